@@ -1,0 +1,41 @@
+"""Backspot finds the module that makes a PyTorch backward pass slow.
+
+    with backspot.instrument(model):
+        ...                                # profile a few steps with torch.profiler
+    print(backspot.locate(prof))           # or a trace's path
+
+Importing this does not import torch: only ``instrument`` needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from backspot._version import __version__
+
+if TYPE_CHECKING:
+    from backspot.errors import BackspotError
+    from backspot.live import Instrumentation, instrument
+    from backspot.locating import locate
+    from backspot.report import Report
+
+__all__ = ["BackspotError", "Instrumentation", "Report", "__version__", "instrument", "locate"]
+
+_HOMES = {
+    "BackspotError": "backspot.errors",
+    "Instrumentation": "backspot.live",
+    "Report": "backspot.report",
+    "instrument": "backspot.live",
+    "locate": "backspot.locating",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the public names have no common type
+    if name not in _HOMES:
+        raise AttributeError(f"module 'backspot' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
