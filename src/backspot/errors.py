@@ -1,8 +1,9 @@
 """What can go wrong, each kind with the exit code that the command line ends with.
 
-Every message is one line that names the input and says what to do. The codes are part of the public
-interface: 0 fine, 1 an error of Backspot's own, 2 usage, 3 not found or not readable, 4 not a trace,
-5 no backward in it, 6 the output exists, 7 an optional part is not installed, 130 interrupted.
+Every message is one line that names the input and says what to do. The codes are part of the
+public interface: 0 fine, 1 an error of Backspot's own, 2 usage, 3 not found or not readable, 4 not
+a trace, 5 no backward in it, 6 the output exists, 7 an optional part is not installed, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class BackspotError(Exception):
 
 
 class UsageError(BackspotError, ValueError):
-    """An argument that cannot be meant: an unknown mode, a negative depth, a thing of the wrong type."""
+    """An argument that cannot be meant: an unknown mode, a negative depth, a wrong type."""
 
     exit_code = 2
 

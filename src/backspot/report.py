@@ -1,14 +1,14 @@
 """The result: frozen data, with the few questions that people ask of it.
 
-Times are integer nanoseconds summed over the recorded steps, so that sums are exact; properties give
-milliseconds, and milliseconds per step where that is what people compare.
+Times are integer nanoseconds summed over the recorded steps, so that sums are exact; properties
+give milliseconds, and milliseconds per step where that is what people compare.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,128 +40,6 @@ StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCost:
-    """One kind of autograd node within one module: what it cost there.
-
-    Attributes:
-        name: the node's name as autograd gives it (``GatherBackward0``), or ``(recompute)`` for
-            forward work that activation checkpointing ran again inside backward.
-        count: how many such nodes ran.
-        wall_ns: clock time, dealt out as the report's ``wall``.
-        gpu_ns: summed durations of the kernels, copies and memsets that they launched.
-        cpu_ns: time the host spent in them, less what is nested in others.
-    """
-
-    name: str
-    count: int
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one module (or one group of modules) costs in the backward.
-
-    The rows of a report partition it: no nanosecond stands in two rows. ``total_*`` adds the modules
-    inside.
-
-    Attributes:
-        path: module path, ``""`` for the root; a group's name where rows were grouped; or what no
-            module owns, in parentheses: ``(outside model)``, ``(autograd engine)``, …
-        class_name: the module's class.
-        root: the path of the outermost instrumented module that this one lies in.
-        is_module: false for what no module owns.
-        calls: forward calls recorded, without those that checkpointing ran again.
-        wall_ns: clock time of the backward that this row is the reason for.
-        gpu_ns: summed durations of the device work that it launched in backward.
-        cpu_ns: time the host spent executing its nodes.
-        forward_ns: clock time of its forward, by the same rule as ``wall_ns``.
-        recompute_ns: the part of ``wall_ns`` that is forward work run again by checkpointing.
-        total_wall_ns: ``wall_ns`` of this module and all inside it; likewise the other totals.
-        nodes: its autograd nodes by name, the heaviest first.
-        wall_ns_by_step: ``wall_ns`` in each recorded step.
-        members: how many modules stand in this row (more than 1 only where rows were grouped).
-    """
-
-    path: str
-    class_name: str
-    root: str
-    is_module: bool
-    calls: int
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
-    forward_ns: int
-    recompute_ns: int
-    total_wall_ns: int
-    total_gpu_ns: int
-    total_cpu_ns: int
-    total_forward_ns: int
-    total_recompute_ns: int
-    nodes: tuple[NodeCost, ...]
-    wall_ns_by_step: tuple[int, ...]
-    members: int = 1
-
-    @property
-    def name(self) -> str:
-        """The path as people say it: the root is called by its class."""
-        return self.path or self.class_name or "(root)"
-
-    @property
-    def label(self) -> str:
-        """Path and class, ``blocks.3.attn (Attention)``: what to search a trace for."""
-        if not self.is_module or not self.class_name or self.class_name == self.name:
-            return self.name
-        return f"{self.name} ({self.class_name})"
-
-    @property
-    def steps(self) -> int:
-        """How many steps were recorded."""
-        return max(1, len(self.wall_ns_by_step))
-
-    @property
-    def wall_us(self) -> float:
-        """``wall_ns`` in microseconds."""
-        return self.wall_ns / 1e3
-
-    @property
-    def gpu_us(self) -> float:
-        """``gpu_ns`` in microseconds."""
-        return self.gpu_ns / 1e3
-
-    @property
-    def cpu_us(self) -> float:
-        """``cpu_ns`` in microseconds."""
-        return self.cpu_ns / 1e3
-
-    @property
-    def wall_ms_per_step(self) -> float:
-        """Clock time in milliseconds, per step."""
-        return self.wall_ns / 1e6 / self.steps
-
-    @property
-    def gpu_ms_per_step(self) -> float:
-        """Device time in milliseconds, per step."""
-        return self.gpu_ns / 1e6 / self.steps
-
-    @property
-    def cpu_ms_per_step(self) -> float:
-        """Host time in milliseconds, per step."""
-        return self.cpu_ns / 1e6 / self.steps
-
-    @property
-    def forward_ms_per_step(self) -> float:
-        """Clock time of the forward in milliseconds, per step."""
-        return self.forward_ns / 1e6 / self.steps
-
-    @property
-    def depth(self) -> int:
-        """How far below its root the module lies: 0 for the root itself."""
-        return _parts(self.path) - _parts(self.root) if self.is_module else 0
-
-
-@dataclass(frozen=True, slots=True)
 class Subtree:
     """A module with all that is inside it, as ``report[path]`` gives it.
 
@@ -181,7 +59,16 @@ class Subtree:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """One kind of autograd node over all modules; ``path`` is the row that pays most of it."""
+    """One kind of autograd node over all modules.
+
+    Attributes:
+        name: the node's name as autograd gives it.
+        count: how many such nodes ran.
+        wall_ns: clock time, dealt out as the report's ``wall``.
+        gpu_ns: summed durations of the device work that they launched.
+        cpu_ns: time the host spent in them, less what is nested in others.
+        path: the row that pays most of it.
+    """
 
     name: str
     count: int
@@ -199,9 +86,9 @@ class Pass:
 
     Attributes:
         start_ns: from the trace's first event.
-        duration_ns: from the first node's start on the host to the later of the host's end and the end
-            of the last device work that its nodes launched. Time that an earlier pass still holds is
-            the earlier one's.
+        duration_ns: from the first node's start on the host to the later of the host's end and the
+            end of the last device work that its nodes launched. Time that an earlier pass still
+            holds is the earlier one's.
         wall_ns: the part that is backward; the rows' ``wall_ns`` sum to it over all passes.
         forward_ns: device work of the forward that was still running then.
         other_ns: device work of neither (the optimizer's, another stream's prefetch).
@@ -224,7 +111,13 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCost:
-    """One device's part of the backward: its own wall and device time by row path."""
+    """One device's part of the backward.
+
+    Attributes:
+        device: the device's index.
+        wall_ns: its own wall time by row path, as if the pass had waited for this device alone.
+        gpu_ns: its device time by row path.
+    """
 
     device: int
     wall_ns: dict[str, int]
@@ -233,7 +126,13 @@ class DeviceCost:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The share (0 to 1) of the backward's wall, gpu and cpu time that has a module as its owner."""
+    """How much of the backward has a module as its owner.
+
+    Attributes:
+        wall: the share (0 to 1) of its wall time.
+        gpu: the share of its device time.
+        cpu: the share of the host's time in it.
+    """
 
     wall: float
     gpu: float
@@ -245,7 +144,8 @@ class Report:
     """Which modules make the backward slow, ranked.
 
     Attributes:
-        modules: rows that partition the backward, most wall time first; those that no module owns too.
+        modules: rows that partition the backward, most wall time first; those that no module owns
+            too.
         operators: the autograd nodes by name, over all modules.
         passes: the backward passes in the order in which they ran.
         devices: per-device costs; empty where the trace has no device work.
@@ -289,7 +189,12 @@ class Report:
         return self.wall_ns / 1e6 / self.steps
 
     def share(self, row: Row, sort: Sort = "wall") -> float:
-        """The row's part (0 to 1) of the backward's wall, gpu or cpu time."""
+        """The row's part (0 to 1) of the backward's wall, gpu or cpu time.
+
+        Raises:
+            UsageError: on an unknown word.
+        """
+        _check("sort", sort, _SORT_KEYS)
         whole = {"wall": self.wall_ns, "gpu": self.gpu_ns, "cpu": self.cpu_ns}[sort]
         return _SORT_KEYS[sort](row) / whole if whole else 0.0
 
@@ -317,10 +222,8 @@ class Report:
             raise UsageError(f"top({n}): give a number of rows of at least 0, or None for all")
         if depth is not None and depth < 0:
             raise UsageError(f"depth={depth}: give a depth of at least 0, or None for all")
-        if sort not in _SORT_KEYS:
-            raise UsageError(f"sort={sort!r}: choose one of {', '.join(_SORT_KEYS)}")
-        if by not in ("path", "class", "pattern"):
-            raise UsageError(f"by={by!r}: choose one of path, class, pattern")
+        _check("sort", sort, _SORT_KEYS)
+        _check("by", by, ("path", "class", "pattern"))
         rows: Sequence[Row] = self.modules
         if depth is not None:
             rows = fold(rows, depth)
@@ -338,7 +241,10 @@ class Report:
         Raises:
             KeyError: where the report has no such module; the message names near ones.
         """
-        rows = {row.path: row for row in self.modules}
+        # A module may be called what no module owns: then the module is meant.
+        rows = {row.path: row for row in self.modules if not row.is_module}
+        modules = {row.path: row for row in self.modules if row.is_module}
+        rows.update(modules)
         if path not in rows:
             import difflib
 
@@ -346,9 +252,8 @@ class Report:
             hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
             raise KeyError(f"no module {path!r} in this report{hint}")
         within: dict[str | None, list[str]] = defaultdict(list)
-        for other in rows.values():
-            if other.is_module:
-                within[_parent(other.path, rows)].append(other.path)
+        for other in modules.values():
+            within[_parent(other, modules)].append(other.path)
 
         def build(at: str) -> Subtree:
             children = sorted(
@@ -411,139 +316,6 @@ _SORT_KEYS: dict[str, Callable[[Row], int]] = {
 }
 
 
-def fold(rows: Iterable[Row], depth: int) -> tuple[Row, ...]:
-    """Fold every row deeper than ``depth`` into its ancestor at that depth."""
-    known = {row.path: row for row in rows if row.is_module}
-    groups: dict[str, list[Row]] = defaultdict(list)
-    others: list[Row] = []
-    for row in rows:
-        if not row.is_module:
-            others.append(row)
-        elif row.depth <= depth:
-            groups[row.path].append(row)
-        else:
-            groups[".".join(row.path.split(".")[: _parts(row.root) + depth])].append(row)
-    folded = [
-        _merge(
-            members,
-            path=path,
-            class_name=known[path].class_name if path in known else "",
-            calls=known[path].calls if path in known else max(row.calls for row in members),
-            members=1,
-        )
-        for path, members in groups.items()
-    ]
-    return (*folded, *others)
-
-
-def _group(rows: Iterable[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]:
-    groups: dict[tuple[bool, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row.is_module, name_of(row) if row.is_module else row.path].append(row)
-    return tuple(
-        members[0]
-        if len(members) == 1 and members[0].path == name
-        else _merge(
-            members,
-            path=name,
-            class_name=_shared_class(members),
-            calls=sum(row.calls for row in members),
-            members=len(members),
-        )
-        for (_, name), members in groups.items()
-    )
-
-
-def _shared_class(rows: Sequence[Row]) -> str:
-    names = {row.class_name for row in rows}
-    return names.pop() if len(names) == 1 else ""
-
-
-def _pattern_of(rows: Iterable[Row]) -> Callable[[Row], str]:
-    """Names paths by their pattern, but leaves alone what has no sibling of the same pattern."""
-    count: dict[str, int] = defaultdict(int)
-    for row in rows:
-        if row.is_module:
-            count[_pattern(row.path)] += 1
-    return lambda row: _pattern(row.path) if count[_pattern(row.path)] > 1 else row.path
-
-
-def _pattern(path: str) -> str:
-    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
-
-
-def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, members: int) -> Row:
-    paths = {row.path for row in rows}
-    # A total holds what is inside already: only the outermost of the group count.
-    outer = [row for row in rows if _parent(row.path, paths) is None]
-    nodes: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for row in rows:
-        for node in row.nodes:
-            sums = nodes[node.name]
-            sums[0] += node.count
-            sums[1] += node.wall_ns
-            sums[2] += node.gpu_ns
-            sums[3] += node.cpu_ns
-    first = rows[0]
-    return replace(
-        first,
-        path=path,
-        class_name=class_name,
-        calls=calls,
-        members=members,
-        wall_ns=sum(row.wall_ns for row in rows),
-        gpu_ns=sum(row.gpu_ns for row in rows),
-        cpu_ns=sum(row.cpu_ns for row in rows),
-        forward_ns=sum(row.forward_ns for row in rows),
-        recompute_ns=sum(row.recompute_ns for row in rows),
-        total_wall_ns=sum(row.total_wall_ns for row in outer),
-        total_gpu_ns=sum(row.total_gpu_ns for row in outer),
-        total_cpu_ns=sum(row.total_cpu_ns for row in outer),
-        total_forward_ns=sum(row.total_forward_ns for row in outer),
-        total_recompute_ns=sum(row.total_recompute_ns for row in outer),
-        nodes=ranked_nodes(NodeCost(name, *sums) for name, sums in nodes.items()),
-        wall_ns_by_step=tuple(
-            sum(column) for column in zip(*(row.wall_ns_by_step for row in rows), strict=True)
-        ),
-    )
-
-
-def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:
-    """The heaviest first; by wall time, then by device and host time."""
-    return tuple(
-        sorted(nodes, key=lambda node: (-node.wall_ns, -node.gpu_ns, -node.cpu_ns, node.name))
-    )
-
-
-def _parts(path: str) -> int:
-    return path.count(".") + 1 if path else 0
-
-
-def _parent(path: str, among: Iterable[str]) -> str | None:
-    """The nearest path in ``among`` that contains ``path``; ``""`` contains all."""
-    while path:
-        path = path.rpartition(".")[0]
-        if path in among:
-            return path
-    return None
-
-
-def add_totals(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Set each row's ``total_*`` from its own costs and those of the modules inside it."""
-    own = {row.path: row for row in rows if row.is_module}
-    fields = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
-    totals: dict[str, list[int]] = {path: [0] * len(fields) for path in own}
-    for path, row in own.items():
-        at: str | None = path
-        while at is not None:
-            if own[at].root == row.root:
-                for index, field in enumerate(fields):
-                    totals[at][index] += getattr(row, field)
-            at = _parent(at, own)
-    result = []
-    for row in rows:
-        sums: Any = totals.get(row.path) if row.is_module else [getattr(row, f) for f in fields]
-        result.append(
-            replace(row, **{f"total_{field}": sums[index] for index, field in enumerate(fields)})
-        )
-    return tuple(result)
+def _check(argument: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{argument}={value!r}: choose one of {', '.join(known)}")

@@ -1,0 +1,398 @@
+"""What each owner costs: ownership becomes nanoseconds, and no nanosecond is lost or counted
+twice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
+from backspot.report import (
+    Coverage,
+    DeviceCost,
+    NodeCost,
+    OperatorCost,
+    Pass,
+    Report,
+    Row,
+    add_totals,
+    fold,
+    ranked_nodes,
+)
+from backspot.timeline import NOTHING, Timeline, first_started, layered, pieces
+from backspot.trace.events import Ints
+
+__all__ = ["account"]
+
+_RECOMPUTE = "(recompute)"
+_TIERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Pieces of time or work of the backward; arrays of equal length.
+
+    ``owner`` indexes the rows, ``node`` the node names (the one after the last is recompute,
+    ``NOTHING`` none), ``run`` the pass, ``amount`` is nanoseconds.
+    """
+
+    run: Ints
+    owner: Ints
+    node: Ints
+    amount: Ints
+
+
+def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...]) -> Report:
+    """Turn ownership into the report.
+
+    ``cpu`` is the host's time in an owner's spans less what is nested in others; ``gpu`` the summed
+    durations of what they launched; ``wall`` the clock time, dealt out moment by moment: to the
+    device work that runs (compute before copies before communication, then what started first);
+    where the device idles before work that is already launched, to that work; where nothing is
+    queued, to what the host executes; else to the engine.
+
+    Args:
+        ownership: a trace with owners.
+        depth: fold deeper modules into their ancestors.
+        warnings: what a reader must know.
+    """
+    return _Accountant(ownership).report(depth, warnings)
+
+
+class _Accountant:
+    def __init__(self, ownership: Ownership) -> None:
+        self.o = ownership
+        spans, work = ownership.spans, ownership.work
+        self.spans, self.work, self.passes = spans, work, ownership.passes
+        self.span_count = len(spans.start)
+        # Timelines hold indices of spans, and after these of device work.
+        self.in_pass = ownership.passes.of_span >= 0
+        self.recompute = self.in_pass & ~spans.is_node
+        self.node = np.where(self.recompute, len(spans.node_names), spans.node)
+        self.host = self._host()
+        self.devices = sorted(set(np.unique(work.device).tolist()))
+        self.clock = {device: self._clock(device) for device in self.devices}
+
+    # Timelines -----------------------------------------------------------------------------------
+
+    def _host(self) -> Timeline:
+        """What the host executes: on the passes' threads first, then forward calls anywhere."""
+        layers = []
+        for keep, threads in (
+            (self.in_pass, self.passes.threads),
+            (~self.in_pass, tuple(self.spans.nesting)),
+        ):
+            for thread in threads:
+                indices, nesting = self.spans.nesting[thread]
+                local = nesting.timeline.where(keep[indices])
+                values = np.where(
+                    local.values >= 0, np.append(indices, NOTHING)[local.values], NOTHING
+                )
+                layers.append(Timeline(local.edges, values))
+        empty = np.empty(0, np.int64)
+        return layered(*layers) if layers else Timeline(empty, empty)
+
+    def _clock(self, device: int) -> Timeline:
+        """Who holds each moment, as one device sees it."""
+        work = self.work
+        mine = np.flatnonzero(work.device == device)
+        busy = layered(
+            *(
+                first_started(work.start[tier], work.end[tier], tier + self.span_count)
+                for tier in (mine[work.tier[mine] == number] for number in range(_TIERS))
+            )
+        )
+        return layered(busy, self._waiting(busy), self.host)
+
+    def _waiting(self, busy: Timeline) -> Timeline:
+        """Idle time before work that is already launched: it is that work's."""
+        idle = np.flatnonzero(busy.values[:-1] == NOTHING)
+        begin, end, following = busy.edges[idle], busy.edges[idle + 1], busy.values[idle + 1]
+        launch = self.work.launch[following - self.span_count]
+        begin = np.where(launch >= 0, np.maximum(begin, launch), end)
+        # Before the first work, too, the device may wait for a kernel that is launched.
+        if len(busy.edges):
+            first = int(busy.values[0])
+            launched = int(self.work.launch[first - self.span_count])
+            if 0 <= launched < busy.edges[0]:
+                begin = np.insert(begin, 0, launched)
+                end = np.insert(end, 0, busy.edges[0])
+                following = np.insert(following, 0, first)
+        return first_started(begin, end, following)
+
+    # Costs ---------------------------------------------------------------------------------------
+
+    def _windows(self) -> tuple[Ints, Ints, Ints]:
+        """Each pass's clock time, and the device that it waits for (-1 for none).
+
+        Where a pass's device work still runs as the next starts, the moment is the earlier's.
+        """
+        begin, end = self.passes.start.copy(), self.passes.end.copy()
+        waits_for = np.full(len(begin), NOTHING, np.int64)
+        work = self.work
+        mine = np.flatnonzero((work.run >= 0) & (work.launch >= 0))
+        for index in mine[np.argsort(work.end[mine], kind="stable")].tolist():
+            run = int(work.run[index])
+            waits_for[run] = work.device[index]
+            end[run] = max(end[run], work.end[index])
+        if len(begin) > 1:
+            begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
+        if self.devices:
+            waits_for[waits_for < 0] = self.devices[0]
+        return begin, np.maximum(begin, end), waits_for
+
+    def _deal(self, value: Ints, run: Ints, amount: Ints) -> tuple[_Piece, Ints, Ints]:
+        """Pieces of the clock by owner; and what in each pass was forward's or another's."""
+        is_work = value >= self.span_count
+        item = np.where(is_work, value - self.span_count, NOTHING)
+        work = self.work
+        span = np.where(is_work, _take(work.span, item), value)
+        launch = _take(work.launch, item)
+        owner = _take(self.o.owner, span, ENGINE)
+        node = _take(self.node, span)
+        backward = _take(self.in_pass, span, False).astype(bool)
+        lost = is_work & (launch < 0)
+        owner[lost], node[lost] = NO_LAUNCH, NOTHING
+        of_engine = is_work & ~lost & (span < 0) & (_take(work.run, item) >= 0)
+        idle = ~is_work & ~backward  # nothing at all, or a forward on another thread
+        owner[idle | of_engine], node[idle | of_engine] = ENGINE, NOTHING
+        kept = backward | lost | of_engine | idle
+        early = ~kept & ((span >= 0) | (launch < self.passes.start[run]))
+        count = len(self.passes.start)
+        return (
+            _Piece(run[kept], owner[kept], node[kept], amount[kept]),
+            _sum(run[early], amount[early], count),
+            _sum(run[~kept & ~early], amount[~kept & ~early], count),
+        )
+
+    def _wall(self, clock: Timeline, chosen: Ints) -> tuple[_Piece, Ints, Ints]:
+        begin, end, _ = self._windows()
+        windows = first_started(begin[chosen], end[chosen], chosen)
+        run, value, amount = pieces(clock, windows)
+        return self._deal(value, run, amount)
+
+    def _cpu(self) -> _Piece:
+        amount = np.zeros(self.span_count, np.int64)
+        for indices, nesting in self.spans.nesting.values():
+            timeline = nesting.timeline
+            if len(timeline.edges):
+                length = np.append(np.diff(timeline.edges), 0)
+                held = timeline.values >= 0
+                np.add.at(amount, indices[timeline.values[held]], length[held])
+        mine = np.flatnonzero(self.in_pass)
+        return _Piece(self.passes.of_span[mine], self.o.owner[mine], self.node[mine], amount[mine])
+
+    def _gpu(self) -> tuple[_Piece, Ints]:
+        work = self.work
+        mine = np.flatnonzero(work.run >= 0)
+        span = work.span[mine]
+        owner, node = _take(self.o.owner, span, ENGINE), _take(self.node, span)
+        lost = work.launch[mine] < 0
+        owner[lost] = NO_LAUNCH
+        piece = _Piece(work.run[mine], owner, node, work.end[mine] - work.start[mine])
+        return piece, work.device[mine]
+
+    def _forward(self, owners: int) -> Ints:
+        """Each owner's forward time, by the same rule as wall."""
+        clock = self.clock[self.devices[0]] if self.devices else self.host
+        if len(self.devices) > 1:
+            clock = layered(*(self.clock[device] for device in self.devices))
+        if not len(clock.edges):
+            return np.zeros(owners, np.int64)
+        value, amount = clock.values[:-1], np.diff(clock.edges)
+        is_work = value >= self.span_count
+        span = np.where(is_work, _take(self.work.span, value - self.span_count), value)
+        begin, end, _ = self._windows()
+        in_window = first_started(begin, end, np.arange(len(begin))).at(clock.edges[:-1]) >= 0
+        forward = (span >= 0) & ~_take(self.in_pass, span, True).astype(bool)
+        forward &= is_work | ~in_window  # on the clock a pass's host time is the pass's
+        return _sum(self.o.owner[span[forward]], amount[forward], owners)
+
+    # The report ----------------------------------------------------------------------------------
+
+    def report(self, depth: int | None, warnings: tuple[str, ...]) -> Report:
+        o = self.o
+        owners = len(SPECIAL) + len(self.spans.modules)
+        begin, end, waits_for = self._windows()
+        count = len(begin)
+        parts = [
+            self._wall(
+                self.clock[device] if device >= 0 else self.host,
+                np.flatnonzero(waits_for == device),
+            )
+            for device in np.unique(waits_for).tolist()
+        ]
+        wall = _joined([piece for piece, _, _ in parts])
+        forward_tail = np.sum([tail for _, tail, _ in parts], axis=0, dtype=np.int64)
+        other = np.sum([rest for _, _, rest in parts], axis=0, dtype=np.int64)
+        cpu = self._cpu()
+        gpu, gpu_device = self._gpu()
+        passes = tuple(
+            Pass(
+                start_ns=int(begin[run]),
+                duration_ns=int(end[run] - begin[run]),
+                wall_ns=int(end[run] - begin[run] - forward_tail[run] - other[run]),
+                forward_ns=int(forward_tail[run]),
+                other_ns=int(other[run]),
+                gpu_ns=int(gpu.amount[gpu.run == run].sum()),
+                cpu_ns=int(cpu.amount[cpu.run == run].sum()),
+                nodes=int((self.passes.of_span[self.spans.is_node] == run).sum()),
+                step=int(o.steps.of_pass[run]),
+            )
+            for run in range(count)
+        )
+        rows = add_totals(self._rows(owners, wall, gpu, cpu))
+        if depth is not None:
+            rows = fold(rows, depth)
+        totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
+        owned = [int(piece.amount[piece.owner >= len(SPECIAL)].sum()) for piece in (wall, gpu, cpu)]
+        shares = [part / whole if whole else 1.0 for part, whole in zip(owned, totals, strict=True)]
+        by_step = _sum(o.steps.of_pass, np.array([p.duration_ns for p in passes]), self._steps())
+        return Report(
+            modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
+            operators=self._operators(wall, gpu, cpu),
+            passes=passes,
+            devices=self._devices(gpu, gpu_device),
+            step_unit=o.steps.unit,
+            step_ns=tuple(
+                int(marked) or int(summed)
+                for marked, summed in zip(o.steps.duration, by_step, strict=True)
+            ),
+            wall_ns=totals[0],
+            gpu_ns=totals[1],
+            cpu_ns=totals[2],
+            coverage=Coverage(*shares),
+            source=self.spans.source,
+            has_gpu=bool(self.devices),
+            warnings=warnings,
+        )
+
+    def _steps(self) -> int:
+        return len(self.o.steps.duration)
+
+    def _rows(self, owners: int, wall: _Piece, gpu: _Piece, cpu: _Piece) -> list[Row]:
+        spans, steps = self.spans, self._steps()
+        sums = [_sum(piece.owner, piece.amount, owners) for piece in (wall, gpu, cpu)]
+        forward = self._forward(owners)
+        recomputed = wall.node == len(spans.node_names)
+        recompute = _sum(wall.owner[recomputed], wall.amount[recomputed], owners)
+        step_of = self.o.steps.of_pass[wall.run]
+        by_step = _sum(wall.owner * steps + step_of, wall.amount, owners * steps)
+        called = spans.module[(spans.module >= 0) & ~self.in_pass]
+        calls = np.bincount(called + len(SPECIAL), minlength=owners)
+        nodes = self._nodes(wall, gpu, cpu)
+        rows = []
+        for owner in range(owners):
+            module = spans.modules[owner - len(SPECIAL)] if owner >= len(SPECIAL) else None
+            costs = [int(column[owner]) for column in sums]
+            if module is None and not any(costs) and not nodes[owner]:
+                continue
+            rows.append(
+                Row(
+                    path=module.path if module else SPECIAL[owner],
+                    class_name=module.class_name if module else "",
+                    root=module.root if module else "",
+                    is_module=module is not None,
+                    calls=int(calls[owner]),
+                    wall_ns=costs[0],
+                    gpu_ns=costs[1],
+                    cpu_ns=costs[2],
+                    forward_ns=int(forward[owner]),
+                    recompute_ns=int(recompute[owner]),
+                    total_wall_ns=0,
+                    total_gpu_ns=0,
+                    total_cpu_ns=0,
+                    total_forward_ns=0,
+                    total_recompute_ns=0,
+                    nodes=ranked_nodes(nodes[owner]),
+                    wall_ns_by_step=tuple(by_step[owner * steps : (owner + 1) * steps].tolist()),
+                )
+            )
+        return rows
+
+    def _nodes(self, wall: _Piece, gpu: _Piece, cpu: _Piece) -> dict[int, list[NodeCost]]:
+        """Each owner's nodes by name."""
+        names = (*self.spans.node_names, _RECOMPUTE)
+        width = len(names)
+        sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        executed = np.flatnonzero(self.in_pass)
+        columns = [(self.o.owner[executed], self.node[executed], np.ones_like(executed))]
+        columns += [(piece.owner, piece.node, piece.amount) for piece in (wall, gpu, cpu)]
+        for column, (owner, node, amount) in enumerate(columns):
+            named = node >= 0
+            keys, inverse = np.unique(owner[named] * width + node[named], return_inverse=True)
+            for key, total in zip(
+                keys.tolist(), _sum(inverse, amount[named], len(keys)).tolist(), strict=True
+            ):
+                sums[key][column] += total
+        nodes: dict[int, list[NodeCost]] = defaultdict(list)
+        for key, (count, *costs) in sums.items():
+            nodes[key // width].append(NodeCost(names[key % width], count, *costs))
+        return nodes
+
+    def _operators(self, wall: _Piece, gpu: _Piece, cpu: _Piece) -> tuple[OperatorCost, ...]:
+        sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        payers: dict[str, tuple[int, int, int, int]] = {}
+        for owner, nodes in self._nodes(wall, gpu, cpu).items():
+            for node in nodes:
+                cost = (node.count, node.wall_ns, node.gpu_ns, node.cpu_ns)
+                sums[node.name] = [a + b for a, b in zip(sums[node.name], cost, strict=True)]
+                key = (node.wall_ns, node.gpu_ns, node.cpu_ns, owner)
+                payers[node.name] = max(payers.get(node.name, key), key)
+        operators = [
+            OperatorCost(name, *cost, path=self._path(payers[name][3]))
+            for name, cost in sums.items()
+        ]
+        return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))
+
+    def _path(self, owner: int) -> str:
+        if owner < len(SPECIAL):
+            return SPECIAL[owner]
+        return self.spans.modules[owner - len(SPECIAL)].path
+
+    def _devices(self, gpu: _Piece, device: Ints) -> tuple[DeviceCost, ...]:
+        """Each device's own table: the passes as it alone would have them."""
+        every = np.arange(len(self.passes.start))
+        costs = []
+        for number in self.devices:
+            mine = device == number
+            wall, _, _ = self._wall(self.clock[number], every)
+            costs.append(
+                DeviceCost(
+                    device=number,
+                    wall_ns=self._by_path(wall.owner, wall.amount),
+                    gpu_ns=self._by_path(gpu.owner[mine], gpu.amount[mine]),
+                )
+            )
+        return tuple(costs)
+
+    def _by_path(self, owner: Ints, amount: Ints) -> dict[str, int]:
+        sums = _sum(owner, amount, len(SPECIAL) + len(self.spans.modules))
+        held = np.flatnonzero(sums)
+        ranked = held[np.argsort(-sums[held], kind="stable")]
+        return {self._path(index): int(sums[index]) for index in ranked.tolist()}
+
+
+def _take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> Ints:
+    """``column[index]``, with ``missing`` where the index is negative."""
+    extended = np.append(column, missing)
+    taken: Ints = extended[np.where(index >= 0, index, len(column))].astype(np.int64)
+    return taken
+
+
+def _sum(key: Ints, amount: Ints, count: int) -> Ints:
+    """Exact integer sums by key; ``np.bincount`` would add them as doubles."""
+    sums = np.zeros(count, np.int64)
+    np.add.at(sums, key, amount)
+    return sums
+
+
+def _joined(parts: list[_Piece]) -> _Piece:
+    return _Piece(
+        *(
+            np.concatenate([getattr(part, field) for part in parts])
+            for field in ("run", "owner", "node", "amount")
+        )
+    )

@@ -1,0 +1,150 @@
+"""Rows added up: into their ancestors, into groups of a kind, and into totals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from backspot.rows import NodeCost, Row, parts
+
+__all__ = ["add_totals", "fold", "group", "parent_of", "pattern_of", "ranked_nodes"]
+
+_COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
+
+
+def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
+    """Fold every row deeper than ``depth`` into its ancestor at that depth."""
+    known = {row.path: row for row in rows if row.is_module}
+    groups: dict[str, list[Row]] = defaultdict(list)
+    others: list[Row] = []
+    for row in rows:
+        if not row.is_module:
+            others.append(row)
+        elif row.depth <= depth:
+            groups[row.path].append(row)
+        else:
+            groups[".".join(row.path.split(".")[: parts(row.root) + depth])].append(row)
+    folded = [
+        _merge(
+            members,
+            path=path,
+            class_name=known[path].class_name if path in known else "",
+            calls=known[path].calls if path in known else max(row.calls for row in members),
+            members=1,
+        )
+        for path, members in groups.items()
+    ]
+    return (*folded, *others)
+
+
+def group(rows: Sequence[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]:
+    groups: dict[tuple[bool, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.is_module, name_of(row) if row.is_module else row.path].append(row)
+    return tuple(
+        members[0]
+        if len(members) == 1 and members[0].path == name
+        else _merge(
+            members,
+            path=name,
+            class_name=_shared_class(members),
+            calls=sum(row.calls for row in members),
+            members=len(members),
+        )
+        for (_, name), members in groups.items()
+    )
+
+
+def _shared_class(rows: Sequence[Row]) -> str:
+    names = {row.class_name for row in rows}
+    return names.pop() if len(names) == 1 else ""
+
+
+def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """Names paths by their pattern, but leaves alone what has no sibling of the same pattern."""
+    count: dict[str, int] = defaultdict(int)
+    for row in rows:
+        if row.is_module:
+            count[_pattern(row.path)] += 1
+    return lambda row: _pattern(row.path) if count[_pattern(row.path)] > 1 else row.path
+
+
+def _pattern(path: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, members: int) -> Row:
+    group = {row.path: row for row in rows}
+    # A total holds what is inside already: only the outermost of the group count.
+    outer = [row for row in rows if parent_of(row, group) is None]
+    nodes: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for row in rows:
+        for node in row.nodes:
+            sums = nodes[node.name]
+            sums[0] += node.count
+            sums[1] += node.wall_ns
+            sums[2] += node.gpu_ns
+            sums[3] += node.cpu_ns
+    first = rows[0]
+    return replace(
+        first,
+        path=path,
+        class_name=class_name,
+        calls=calls,
+        members=members,
+        wall_ns=sum(row.wall_ns for row in rows),
+        gpu_ns=sum(row.gpu_ns for row in rows),
+        cpu_ns=sum(row.cpu_ns for row in rows),
+        forward_ns=sum(row.forward_ns for row in rows),
+        recompute_ns=sum(row.recompute_ns for row in rows),
+        total_wall_ns=sum(row.total_wall_ns for row in outer),
+        total_gpu_ns=sum(row.total_gpu_ns for row in outer),
+        total_cpu_ns=sum(row.total_cpu_ns for row in outer),
+        total_forward_ns=sum(row.total_forward_ns for row in outer),
+        total_recompute_ns=sum(row.total_recompute_ns for row in outer),
+        nodes=ranked_nodes(NodeCost(name, *sums) for name, sums in nodes.items()),
+        wall_ns_by_step=tuple(
+            sum(column) for column in zip(*(row.wall_ns_by_step for row in rows), strict=True)
+        ),
+    )
+
+
+def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:
+    """The heaviest first; by wall time, then by device and host time."""
+    return tuple(
+        sorted(nodes, key=lambda node: (-node.wall_ns, -node.gpu_ns, -node.cpu_ns, node.name))
+    )
+
+
+def parent_of(row: Row, among: Mapping[str, Row]) -> str | None:
+    """The nearest path in ``among`` that contains the row's; ``""`` contains all of its root."""
+    path = row.path
+    while path:
+        path = path.rpartition(".")[0]
+        # "loss" of an instrumented loss does not lie in the model, whose path is "".
+        if path in among and among[path].root == row.root:
+            return path
+    return None
+
+
+def add_totals(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Set each row's ``total_*`` from its own costs and those of the modules inside it."""
+    own = {row.path: row for row in rows if row.is_module}
+    totals = {path: [0] * len(_COSTS) for path in own}
+    for path, row in own.items():
+        costs = [getattr(row, field) for field in _COSTS]
+        at: str | None = path
+        while at is not None:
+            totals[at] = [total + cost for total, cost in zip(totals[at], costs, strict=True)]
+            at = parent_of(own[at], own)
+    result = []
+    for row in rows:
+        sums: Any = totals[row.path] if row.is_module else [getattr(row, field) for field in _COSTS]
+        result.append(
+            replace(
+                row,
+                **{f"total_{field}": sum_ for field, sum_ in zip(_COSTS, sums, strict=True)},
+            )
+        )
+    return tuple(result)

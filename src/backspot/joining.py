@@ -1,0 +1,297 @@
+"""From an autograd node back to the forward operator that made it.
+
+Operator and node share a sequence number, which autograd counts on each thread by itself; a node
+also bears the logical number of the thread that it was built on. An exported trace names threads
+by the operating system's numbers, so the one must first be told from the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.passes import Passes, find_passes
+from backspot.spans import EVALUATE, Spans
+from backspot.timeline import NOTHING
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints
+
+__all__ = ["Join", "join_nodes"]
+
+_ACCUMULATE = "AccumulateGrad"
+_NEAR = 2  # numbers that one operator takes: CopySlices and the view behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """What became of each span that is a node; arrays with one entry a span.
+
+    Attributes:
+        operator: the event index of the forward operator, ``NOTHING`` where none was found.
+        ambiguous: true where it stays open which thread built the node.
+        feeder: for AccumulateGrad, the span of the node that fed it; else ``NOTHING``.
+    """
+
+    operator: Ints
+    ambiguous: np.ndarray
+    feeder: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """One thread's forward operators, by number and then by start."""
+
+    index: Ints
+    sequence: Ints
+    start: Ints
+
+
+def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
+    """Find each node's forward operator, and the passes on the way.
+
+    Args:
+        events: the trace.
+        spans: its spans.
+    """
+    sequence, logical = _numbers(events, spans)
+    operators = _forward_operators(events)
+    threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)
+    passes = find_passes(events, spans, sequence, logical, threads)
+    operator = np.full(len(spans.start), NOTHING, np.int64)
+    for number, thread in threads.items():
+        mine = np.flatnonzero((logical == number) & (sequence >= 0))
+        if thread in operators and len(mine):
+            operator[mine] = _match(
+                operators[thread], sequence[mine], spans.start[mine], passes, mine
+            )
+    join = Join(
+        operator=operator,
+        ambiguous=np.isin(logical, sorted(ambiguous)) & (logical > 0),
+        feeder=_feeders(spans, passes.of_span),
+    )
+    return join, passes
+
+
+def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints]:
+    """Each node's sequence number and logical thread.
+
+    The engine's event around a node loses its number where a hook wrote a label into it; the node's
+    own event, the one of the same name within, keeps it.
+    """
+    sequence = np.full(len(spans.start), NOTHING, np.int64)
+    logical = np.full(len(spans.start), NOTHING, np.int64)
+    operators = events.of(Category.OPERATOR)
+    numbered = operators[(events.forward_thread[operators] > 0) & (events.sequence[operators] >= 0)]
+    name_ids = {name: index for index, name in enumerate(spans.node_names)}
+    node_of_name = np.array(
+        [name_ids.get(name.removeprefix(EVALUATE), NOTHING) for name in events.names], np.int64
+    )
+    for thread in np.unique(events.thread[numbered]).tolist():
+        mine = numbered[events.thread[numbered] == thread]
+        span = spans.at(thread, events.start[mine])
+        fits = (span >= 0) & (spans.node[span] == node_of_name[events.name[mine]])
+        sequence[span[fits]] = events.sequence[mine[fits]]
+        logical[span[fits]] = events.forward_thread[mine[fits]]
+    return sequence, logical
+
+
+def _forward_operators(events: Events) -> dict[int, _Operators]:
+    operators = events.of(Category.OPERATOR)
+    forward = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
+    result = {}
+    for thread in np.unique(events.thread[forward]).tolist():
+        index = forward[events.thread[forward] == thread]
+        index = index[np.lexsort((events.start[index], events.sequence[index]))]
+        result[thread] = _Operators(index, events.sequence[index], events.start[index])
+    return result
+
+
+def _exact(operators: _Operators, sequence: Ints, start: Ints) -> Ints:
+    """Position of the latest operator with this number before ``start``, ``NOTHING`` for none."""
+    low = np.searchsorted(operators.sequence, sequence, side="left")
+    position = np.searchsorted(operators.sequence, sequence, side="right") - 1
+    while True:
+        late = (position >= low) & (operators.start[np.maximum(position, 0)] >= start)
+        if not late.any():
+            return np.where(position >= low, position, NOTHING)
+        position = position - late
+
+
+def _match(operators: _Operators, sequence: Ints, start: Ints, passes: Passes, nodes: Ints) -> Ints:
+    """The forward operator (event index) of each of ``nodes``, exact or by the floor."""
+    position = _exact(operators, sequence, start)
+    missing = np.flatnonzero(position < 0)
+    if len(missing):
+        run, hit = passes.of_span[nodes], position >= 0
+        taken = set(zip(run[hit].tolist(), operators.sequence[position[hit]].tolist(), strict=True))
+        for node in missing.tolist():
+            position[node] = _floor(
+                operators,
+                int(sequence[node]),
+                int(start[node]),
+                int(run[node]),
+                passes,
+                taken,
+            )
+    return np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
+
+
+def _floor(
+    operators: _Operators,
+    number: int,
+    start: int,
+    run: int,
+    passes: Passes,
+    taken: set[tuple[int, int]],
+) -> int:
+    """An operator that builds several nodes bears the first one's number: the greatest below.
+
+    Believed only where the trace shows that the number was taken during recorded forward work:
+    otherwise the node's own forward lies outside the trace, and the greatest number below is some
+    other step's.
+    """
+    position = int(np.searchsorted(operators.sequence, number, side="left")) - 1
+    while position >= 0 and operators.start[position] >= start:
+        position -= 1
+    if position < 0:
+        return NOTHING
+    floor, began = int(operators.sequence[position]), int(operators.start[position])
+    above = int(np.searchsorted(operators.sequence, number, side="right"))
+    if above < len(operators.start) and operators.start[above] < start:
+        return position
+    if (run, floor) in taken:
+        return position
+    own = int(passes.start[run]) if run >= 0 else start
+    pass_since = bool(((passes.start > began) & (passes.start < own)).any())
+    return position if number - floor <= _NEAR and not pass_since else NOTHING
+
+
+def _feeders(spans: Spans, passes: Ints) -> Ints:
+    """For each AccumulateGrad the node that fed it: autograd runs it right after that one."""
+    feeder = np.full(len(spans.start), NOTHING, np.int64)
+    accumulates = np.array([name.endswith(_ACCUMULATE) for name in spans.node_names], bool)
+    nodes = np.flatnonzero(spans.is_node)
+    nodes = nodes[np.argsort(spans.start[nodes], kind="stable")]
+    latest: dict[tuple[int, int], int] = {}
+    anywhere: dict[int, int] = {}
+    for node in nodes.tolist():
+        run = int(passes[node])
+        place = (int(spans.thread[node]), int(spans.parent[node]))
+        if accumulates[spans.node[node]]:
+            # Fed from another thread (a parameter on the CPU in a GPU model): the last to run.
+            found = latest.get(place, anywhere.get(run, NOTHING))
+            feeder[node] = found if found >= 0 and passes[found] == run else NOTHING
+        else:
+            latest[place] = anywhere[run] = node
+    return feeder
+
+
+# Which thread is which ---------------------------------------------------------------------------
+
+
+def _map_threads(
+    events: Events,
+    spans: Spans,
+    sequence: Ints,
+    logical: Ints,
+    operators: dict[int, _Operators],
+) -> tuple[dict[int, int], set[int]]:
+    """Logical thread numbers to recorded threads; and those that stay ambiguous."""
+    wanted = [int(number) for number in np.unique(logical[sequence >= 0]) if number > 0]
+    known = {n: events.logical_threads[n] for n in wanted if n in events.logical_threads}
+    for number, votes in _votes(events, spans, logical).items():
+        if number not in known:
+            thread, most = votes.most_common(1)[0]
+            if 2 * most > sum(votes.values()):
+                known[number] = thread
+    scores: dict[int, dict[int, tuple[int, int]]] = {}
+    for number in wanted:
+        if number not in known:
+            mine = np.flatnonzero((logical == number) & (sequence >= 0))
+            scores[number] = _scores(events, spans, operators, mine, sequence)
+    ambiguous: set[int] = set()
+    while scores:
+        # One recorded thread is one logical thread: what is settled narrows what is left.
+        free = {
+            number: {t: s for t, s in found.items() if t not in known.values()}
+            for number, found in scores.items()
+        }
+        settled = None
+        for number, found in free.items():
+            best = sorted(found.items(), key=lambda item: item[1], reverse=True)
+            if not best:
+                settled = (number, None)
+                break
+            thread, score = best[0]
+            clear = len(best) == 1 or best[1][1] < score
+            rival = any(
+                other != number and found_by.get(thread, (0, 0)) >= score
+                for other, found_by in free.items()
+            )
+            if clear and not rival:
+                settled = (number, thread)
+                break
+        if settled is None:
+            ambiguous = set(free)
+            break
+        number, chosen = settled
+        del scores[number]
+        if chosen is not None:
+            known[number] = chosen
+    return known, ambiguous
+
+
+def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int]]:
+    """What Kineto's arrows say: each leads from a recorded thread to a node of a logical one."""
+    votes: dict[int, Counter[int]] = defaultdict(Counter)
+    flows = events.flows
+    for thread in np.unique(flows.backward_thread).tolist():
+        mine = flows.backward_thread == thread
+        span = spans.at(thread, flows.backward_time[mine])
+        numbers = np.where(span >= 0, logical[span], NOTHING)
+        for number, origin in zip(
+            numbers.tolist(), flows.forward_thread[mine].tolist(), strict=True
+        ):
+            if number > 0:
+                votes[number][origin] += 1
+    return votes
+
+
+def _scores(
+    events: Events,
+    spans: Spans,
+    operators: dict[int, _Operators],
+    nodes: Ints,
+    sequence: Ints,
+) -> dict[int, tuple[int, int]]:
+    """For each recorded thread how many of ``nodes`` it could have built, and by name too."""
+    scores = {}
+    for thread, candidates in operators.items():
+        position = _exact(candidates, sequence[nodes], spans.start[nodes])
+        hit = position >= 0
+        if not hit.any():
+            continue
+        pairs = Counter(
+            zip(
+                spans.node[nodes[hit]].tolist(),
+                events.name[candidates.index[position[hit]]].tolist(),
+                strict=True,
+            )
+        )
+        alike = sum(
+            count
+            for (node, operator), count in pairs.items()
+            if _alike(spans.node_names[node], events.names[operator])
+        )
+        if alike or hit.sum() < 4:
+            scores[thread] = (int(hit.sum()), alike)
+    return scores
+
+
+def _alike(node: str, operator: str) -> bool:
+    """Whether a node bears its operator's name: ``AddmmBackward0`` and ``aten::addmm``."""
+    plain = re.sub(r"[^a-z0-9]", "", operator.rpartition("::")[2].lower())
+    return bool(plain) and node.lower().startswith(plain)

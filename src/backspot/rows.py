@@ -1,0 +1,138 @@
+"""A row of the report: what one module costs in the backward, and by which nodes.
+
+Times are integer nanoseconds summed over the recorded steps, so that sums are exact; properties
+give milliseconds, and milliseconds per step where that is what people compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["NodeCost", "Row", "parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """One kind of autograd node within one module: what it cost there.
+
+    Attributes:
+        name: the node's name as autograd gives it (``GatherBackward0``), or ``(recompute)`` for
+            forward work that activation checkpointing ran again inside backward.
+        count: how many such nodes ran.
+        wall_ns: clock time, dealt out as the report's ``wall``.
+        gpu_ns: summed durations of the kernels, copies and memsets that they launched.
+        cpu_ns: time the host spent in them, less what is nested in others.
+    """
+
+    name: str
+    count: int
+    wall_ns: int
+    gpu_ns: int
+    cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one module (or one group of modules) costs in the backward.
+
+    The rows of a report partition it: no nanosecond stands in two rows. ``total_*`` adds the
+    modules inside.
+
+    Attributes:
+        path: module path, ``""`` for the root; a group's name where rows were grouped; or what no
+            module owns, in parentheses: ``(outside model)``, ``(autograd engine)``, …
+        class_name: the module's class.
+        root: the path of the outermost instrumented module that this one lies in.
+        is_module: false for what no module owns.
+        calls: forward calls recorded, without those that checkpointing ran again.
+        wall_ns: clock time of the backward that this row is the reason for.
+        gpu_ns: summed durations of the device work that it launched in backward.
+        cpu_ns: time the host spent executing its nodes.
+        forward_ns: clock time of its forward, by the same rule as ``wall_ns``.
+        recompute_ns: the part of ``wall_ns`` that is forward work run again by checkpointing.
+        total_wall_ns: ``wall_ns`` of this module and all inside it; likewise the other totals.
+        nodes: its autograd nodes by name, the heaviest first.
+        wall_ns_by_step: ``wall_ns`` in each recorded step.
+        members: how many modules stand in this row (more than 1 only where rows were grouped).
+    """
+
+    path: str
+    class_name: str
+    root: str
+    is_module: bool
+    calls: int
+    wall_ns: int
+    gpu_ns: int
+    cpu_ns: int
+    forward_ns: int
+    recompute_ns: int
+    total_wall_ns: int
+    total_gpu_ns: int
+    total_cpu_ns: int
+    total_forward_ns: int
+    total_recompute_ns: int
+    nodes: tuple[NodeCost, ...]
+    wall_ns_by_step: tuple[int, ...]
+    members: int = 1
+
+    @property
+    def name(self) -> str:
+        """The path as people say it: the root is called by its class."""
+        return self.path or self.class_name or "(root)"
+
+    @property
+    def label(self) -> str:
+        """Path and class, ``blocks.3.attn (Attention)``: what to search a trace for."""
+        if not self.is_module or not self.class_name or self.class_name == self.name:
+            return self.name
+        return f"{self.name} ({self.class_name})"
+
+    @property
+    def steps(self) -> int:
+        """How many steps were recorded."""
+        return max(1, len(self.wall_ns_by_step))
+
+    @property
+    def wall_us(self) -> float:
+        """``wall_ns`` in microseconds."""
+        return self.wall_ns / 1e3
+
+    @property
+    def gpu_us(self) -> float:
+        """``gpu_ns`` in microseconds."""
+        return self.gpu_ns / 1e3
+
+    @property
+    def cpu_us(self) -> float:
+        """``cpu_ns`` in microseconds."""
+        return self.cpu_ns / 1e3
+
+    @property
+    def wall_ms_per_step(self) -> float:
+        """Clock time in milliseconds, per step."""
+        return self.wall_ns / 1e6 / self.steps
+
+    @property
+    def gpu_ms_per_step(self) -> float:
+        """Device time in milliseconds, per step."""
+        return self.gpu_ns / 1e6 / self.steps
+
+    @property
+    def cpu_ms_per_step(self) -> float:
+        """Host time in milliseconds, per step."""
+        return self.cpu_ns / 1e6 / self.steps
+
+    @property
+    def forward_ms_per_step(self) -> float:
+        """Clock time of the forward in milliseconds, per step."""
+        return self.forward_ns / 1e6 / self.steps
+
+    @property
+    def depth(self) -> int:
+        """How far below its root the module lies: 0 for the root itself."""
+        return parts(self.path) - parts(self.root) if self.is_module else 0
+
+
+def parts(path: str) -> int:
+    """How many names a path is made of; the root's has none."""
+    return path.count(".") + 1 if path else 0

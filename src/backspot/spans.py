@@ -1,0 +1,202 @@
+"""The spans on the host that own work: module calls in forward, autograd nodes in backward.
+
+Found by name alone. Whose labels name the modules is decided here, once, for the whole trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.labels import Kind, parse_label
+from backspot.report import LabelSource
+from backspot.timeline import NOTHING, Nesting, innermost
+from backspot.trace import Category, Events
+from backspot.trace.events import MODULE_CALL, Ints
+
+__all__ = ["EVALUATE", "Module", "Spans", "find_spans"]
+
+EVALUATE = "autograd::engine::evaluate_function: "
+"""How autograd's engine names the execution of one node, hooks and summing of gradients
+included."""
+
+_LIGHTNING = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
+_ROUNDING = 2_000  # nanoseconds: old traces are whole microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module that labels name. ``root`` is the path of the outermost one around it."""
+
+    path: str
+    class_name: str
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Module calls and autograd nodes of all threads; arrays with one entry a span.
+
+    Attributes:
+        start: nanoseconds.
+        end: nanoseconds.
+        thread: index into ``Events.threads``.
+        module: index into ``modules`` for a module's call, ``NOTHING`` for a node.
+        node: index into ``node_names`` for a node, ``NOTHING`` for a module's call.
+        parent: the span directly around, ``NOTHING`` for none.
+        modules: the modules that labels name.
+        node_names: names of autograd nodes.
+        nesting: each thread's spans: their indices, and how they nest.
+        source: whose labels these are.
+        unmarked: tensors that the live half could not safely mark.
+    """
+
+    start: Ints
+    end: Ints
+    thread: Ints
+    module: Ints
+    node: Ints
+    parent: Ints
+    modules: tuple[Module, ...]
+    node_names: tuple[str, ...]
+    nesting: dict[int, tuple[Ints, Nesting]]
+    source: LabelSource
+    unmarked: int
+
+    @property
+    def is_node(self) -> np.ndarray:
+        """Whether each span is an autograd node."""
+        return self.node >= 0
+
+    def at(self, thread: int, times: Ints) -> Ints:
+        """The innermost span on ``thread`` at each of ``times``."""
+        if thread not in self.nesting:
+            return np.full(len(times), NOTHING, np.int64)
+        indices, nesting = self.nesting[thread]
+        found = nesting.timeline.at(times)
+        return np.where(found >= 0, np.append(indices, NOTHING)[found], NOTHING)
+
+
+def find_spans(events: Events) -> Spans:
+    """Find the module calls and the autograd nodes of a trace."""
+    source, calls, identity = _module_calls(events)
+    nodes, node_names, node = _nodes(events)
+    index = np.concatenate([calls, nodes])
+    start, end, thread = events.start[index], events.end[index], events.thread[index]
+    parent = np.full(len(index), NOTHING, np.int64)
+    nesting: dict[int, tuple[Ints, Nesting]] = {}
+    for number in np.unique(thread).tolist():
+        mine = np.flatnonzero(thread == number)
+        nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
+        nesting[number] = (mine, nested)
+        parent[mine] = np.where(
+            nested.parent >= 0, np.append(mine, NOTHING)[nested.parent], NOTHING
+        )
+    called = np.concatenate([identity, np.full(len(nodes), NOTHING, np.int64)])
+    modules, called = _modules(events, source, called, parent, start)
+    unmarked = np.array(
+        [
+            (label := parse_label(name)) is not None and label.kind is Kind.UNMARKED
+            for name in events.names
+        ],
+        bool,
+    )
+    return Spans(
+        start=start,
+        end=end,
+        thread=thread,
+        module=called,
+        node=np.concatenate([np.full(len(calls), NOTHING, np.int64), node]),
+        parent=parent,
+        modules=modules,
+        node_names=node_names,
+        nesting=nesting,
+        source=source,
+        unmarked=int(unmarked[events.name].sum()),
+    )
+
+
+def _nodes(events: Events) -> tuple[Ints, tuple[str, ...], Ints]:
+    """The executions of autograd nodes: event indices, names, and each one's name."""
+    operators = events.of(Category.OPERATOR)
+    evaluates = events.name_mask(EVALUATE)
+    index = operators[evaluates[events.name[operators]]]
+    if not len(index):
+        # Before torch 1.9 the engine recorded the nodes alone.
+        index = operators[events.forward_thread[operators] > 0]
+    used, node = np.unique(events.name[index], return_inverse=True)
+    names = tuple(events.names[name].removeprefix(EVALUATE) for name in used.tolist())
+    return index, names, node.astype(np.int64)
+
+
+def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
+    """Whose labels there are; the event indices of the calls; and each one's name index."""
+    ours: Callable[[str], bool] = lambda name: (
+        (label := parse_label(name)) is not None and label.kind is Kind.FORWARD
+    )
+    sources: tuple[tuple[LabelSource, Callable[[str], bool], tuple[Category, ...]], ...] = (
+        ("backspot", ours, (Category.OPERATOR, Category.ANNOTATION)),
+        ("lightning", lambda name: bool(_LIGHTNING.match(name)), (Category.ANNOTATION,)),
+        ("python", lambda name: name.startswith(MODULE_CALL), (Category.MODULE_CALL,)),
+    )
+    for source, is_label, categories in sources:
+        mask = np.fromiter(map(is_label, events.names), bool, len(events.names))
+        if mask.any():
+            candidates = events.of(*categories)
+            index = candidates[mask[events.name[candidates]]]
+            if len(index):
+                return source, index, events.name[index]
+    empty = np.empty(0, np.int64)
+    return "none", empty, empty
+
+
+def _modules(
+    events: Events, source: LabelSource, called: Ints, parent: Ints, start: Ints
+) -> tuple[tuple[Module, ...], Ints]:
+    """Turn the calls' name indices into modules with paths and roots."""
+    order = np.argsort(start, kind="stable").tolist()
+    call_name, enclosing = called.tolist(), parent.tolist()
+    # A call's nearest enclosing call, whatever nodes lie between.
+    outer: dict[int, int] = {}
+    path_of: dict[int, tuple[str, str]] = {}
+    identities: dict[int, tuple[str, str]] = {}
+    root_of: dict[str, str] = {}
+    names: dict[tuple[str, str], int] = {}
+    result = called.copy()
+    for span in order:
+        around = enclosing[span]
+        call_around = around if around < 0 or call_name[around] >= 0 else outer.get(around, NOTHING)
+        outer[span] = call_around
+        name = call_name[span]
+        if name < 0:
+            continue
+        if name not in identities:
+            identities[name] = _identity(
+                events.names[name], source, path_of.get(call_around, ("", ""))[0]
+            )
+        path, class_name = path_of[span] = identities[name]
+        result[span] = names.setdefault((path, class_name), len(names))
+        if call_around >= 0:
+            outermost = root_of.get(path_of[call_around][0], path_of[call_around][0])
+            if outermost == "" or path.startswith(f"{outermost}."):
+                root_of[path] = outermost if path != outermost else root_of.get(path, path)
+    modules = tuple(Module(path, class_name, root_of.get(path, path)) for path, class_name in names)
+    return modules, result
+
+
+def _identity(name: str, source: LabelSource, around: str) -> tuple[str, str]:
+    """Path and class from a label; ``around`` is the path of the call around the first such
+    call.""" if source == "backspot":
+        label = parse_label(name)
+        assert label is not None  # noqa: S101 - only names that parse come here
+        return label.path, label.class_name
+    if source == "lightning":
+        match = _LIGHTNING.match(name)
+        assert match is not None  # noqa: S101 - as above
+        return match["path"], match["class_name"].rpartition(".")[2]
+    instance = name.removeprefix(MODULE_CALL)
+    class_name = instance.rpartition("_")[0] or instance
+    return (f"{around}.{instance}" if around else instance), class_name

@@ -1,0 +1,156 @@
+"""Functions of time that are constant piece by piece: who owns which nanosecond.
+
+A ``Timeline`` says for every moment which one thing (an index, or -1 for nothing) holds it. Spans
+become timelines by a rule for their overlaps; timelines are laid over each other; and the lengths
+of what is left are counted. Every step keeps the line whole, so that sums come out exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.trace.events import Ints
+
+__all__ = ["NOTHING", "Nesting", "Timeline", "first_started", "innermost", "layered", "pieces"]
+
+NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """``values[i]`` holds from ``edges[i]`` until ``edges[i + 1]``; before the first, nothing does.
+
+    Attributes:
+        edges: nanoseconds, strictly increasing; the last value holds for ever (it is ``NOTHING`` in
+            every timeline made of spans).
+        values: what holds, ``NOTHING`` for nothing.
+    """
+
+    edges: Ints
+    values: Ints
+
+    def at(self, times: Ints) -> Ints:
+        """What holds at each of ``times``."""
+        if not len(self.edges):
+            return np.full(len(times), NOTHING, np.int64)
+        index = np.searchsorted(self.edges, times, side="right") - 1
+        return np.where(index < 0, NOTHING, self.values[np.maximum(index, 0)])
+
+    def where(self, keep: Ints | np.ndarray) -> Timeline:
+        """The same timeline with only those values for which ``keep[value]`` is true."""
+        kept = np.where(
+            (self.values >= 0) & np.append(keep, False)[self.values], self.values, NOTHING
+        )
+        return Timeline(self.edges, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """Spans of one thread as a timeline, and each span's parent (an index, or ``NOTHING``)."""
+
+    timeline: Timeline
+    parent: Ints
+
+
+def innermost(start: Ints, end: Ints, *, tolerance: int = 0) -> Nesting:
+    """Nest spans as a call stack does: at each moment the one that was entered last holds.
+
+    Args:
+        start: nanoseconds.
+        end: nanoseconds, not before ``start``.
+        tolerance: by how much (nanoseconds) a clock that was rounded may make a span stick out of
+            its parent, or reach into its next sibling.
+    """
+    count = len(start)
+    parent = np.full(count, NOTHING, np.int64)
+    edges: list[int] = []
+    values: list[int] = []
+
+    def hold(time: int, value: int) -> None:
+        if edges and edges[-1] >= time:
+            values[-1] = value
+        else:
+            edges.append(time)
+            values.append(value)
+
+    starts, ends = start.tolist(), end.tolist()
+    stack: list[int] = []
+
+    def unwind(until: int) -> None:
+        while stack and ends[stack[-1]] <= until:
+            time = ends[stack.pop()]
+            while stack and ends[stack[-1]] <= time:
+                stack.pop()
+            hold(time, stack[-1] if stack else NOTHING)
+
+    for index in np.lexsort((-end, start)).tolist():
+        begin, finish = starts[index], ends[index]
+        unwind(begin)
+        # The one before reaches into this one by no more than rounding: it ends here.
+        while stack and ends[stack[-1]] - begin <= tolerance and finish > ends[stack[-1]]:
+            ends[stack.pop()] = begin
+            hold(begin, stack[-1] if stack else NOTHING)
+        if stack:
+            top = stack[-1]
+            parent[index] = top
+            if ends[top] < finish <= ends[top] + tolerance:
+                ends[index] = finish = ends[top]
+        if finish > begin:
+            stack.append(index)
+            hold(begin, index)
+    if stack:
+        unwind(max(ends[index] for index in stack))
+    return Nesting(_timeline(edges, values), parent)
+
+
+def _timeline(edges: list[int], values: list[int]) -> Timeline:
+    return Timeline(np.array(edges, np.int64), np.array(values, np.int64))
+
+
+def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
+    """Of the spans that overlap, the one that started first holds until it ends.
+
+    A span holds from the latest end among those that started before it: as long as any of these
+    runs, it is the earlier one's time.
+    """
+    order = np.lexsort((end, start))
+    start, end, value = start[order], end[order], value[order]
+    begin = start.copy()
+    if len(begin) > 1:
+        begin[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
+    kept = end > begin
+    begin, end, value = begin[kept], end[kept], value[kept]
+    edges = np.empty(2 * len(begin), np.int64)
+    values = np.full(2 * len(begin), NOTHING, np.int64)
+    edges[0::2], edges[1::2], values[0::2] = begin, end, value
+    # Where one span ends as the next begins, the beginning counts.
+    last = np.append(edges[1:] > edges[:-1], True) if len(edges) else np.empty(0, bool)
+    return Timeline(edges[last], values[last])
+
+
+def layered(*timelines: Timeline) -> Timeline:
+    """Lay timelines over each other: the first that holds anything at a moment decides."""
+    edges = np.unique(np.concatenate([timeline.edges for timeline in timelines]))
+    values = np.full(len(edges), NOTHING, np.int64)
+    for timeline in timelines:
+        free = values == NOTHING
+        values[free] = timeline.at(edges[free])
+    return Timeline(edges, values)
+
+
+def pieces(timeline: Timeline, windows: Timeline) -> tuple[Ints, Ints, Ints]:
+    """Cut ``timeline`` along ``windows``.
+
+    Returns:
+        For each piece that lies in a window: the window's value, the timeline's value (``NOTHING``
+        too) and the length. The lengths of a window's pieces sum to its own.
+    """
+    edges = np.unique(np.concatenate([timeline.edges, windows.edges]))
+    if len(edges) < 2:
+        empty = np.empty(0, np.int64)
+        return empty, empty, empty
+    window, value = windows.at(edges[:-1]), timeline.at(edges[:-1])
+    inside = window != NOTHING
+    return window[inside], value[inside], np.diff(edges)[inside]

@@ -1,0 +1,200 @@
+"""The columns into which a trace is read, one row an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CATEGORIES", "MODULE_CALL", "Category", "Columns", "Events", "Flows", "Ints"]
+
+Ints: TypeAlias = NDArray[np.int64]
+
+MODULE_CALL = "nn.Module: "
+"""How the profiler names a module's call where it records Python (``with_stack=True``)."""
+
+
+class Category(IntEnum):
+    """The kinds of events that matter here, under one name for CUDA, ROCm and old traces."""
+
+    OPERATOR = 0
+    ANNOTATION = 1
+    MODULE_CALL = 2
+    RUNTIME = 3
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+
+
+CATEGORIES: dict[str, Category] = {
+    "cpu_op": Category.OPERATOR,
+    "Operator": Category.OPERATOR,
+    "user_annotation": Category.ANNOTATION,
+    "python_function": Category.MODULE_CALL,
+    **dict.fromkeys(
+        (
+            "cuda_runtime",
+            "cuda_driver",
+            "hip_runtime",
+            "hip_driver",
+            "xpu_runtime",
+            "xpu_driver",
+            "privateuse1_runtime",
+            "privateuse1_driver",
+            "runtime",
+            "Runtime",
+        ),
+        Category.RUNTIME,
+    ),
+    "kernel": Category.KERNEL,
+    "Kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "Memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "Memset": Category.MEMSET,
+}
+"""Kineto's category names, and those that its older versions and ROCm builds write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """Kineto's ``fwdbwd`` arrows: from a forward operator to a backward node.
+
+    Arrays of equal length; an arrow with one end outside the trace is left out.
+
+    Attributes:
+        forward_thread: index into ``Events.threads``.
+        backward_thread: index into ``Events.threads``.
+        backward_time: nanoseconds, on the clock of ``Events.start``.
+    """
+
+    forward_thread: Ints
+    backward_thread: Ints
+    backward_time: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A trace as columns; arrays of equal length, one entry an event, in the order of the trace.
+
+    Attributes:
+        start: nanoseconds from the trace's first event.
+        duration: nanoseconds, never negative.
+        category: a ``Category``.
+        name: index into ``names``.
+        thread: index into ``threads``: the host thread, or the device's queue.
+        sequence: autograd's sequence number, -1 where there is none.
+        forward_thread: autograd's logical number of the thread that built a node: 0 on forward
+            operators, at least 1 on nodes, -1 where there is none.
+        correlation: joins device work with the call that launched it; -1 where there is none.
+        device: index of the device, -1 on the host.
+        names: each distinct name once.
+        threads: (process, thread) as the trace names them.
+        flows: the arrows from forward to backward.
+        logical_threads: autograd's thread numbers that are known for sure (a live profile's), as
+            indices into ``threads``.
+        source: what was read, for people.
+        warnings: what was wrong with the trace.
+    """
+
+    start: Ints
+    duration: Ints
+    category: Ints
+    name: Ints
+    thread: Ints
+    sequence: Ints
+    forward_thread: Ints
+    correlation: Ints
+    device: Ints
+    names: Sequence[str]
+    threads: Sequence[tuple[object, object]]
+    flows: Flows
+    logical_threads: dict[int, int] = field(default_factory=dict)
+    source: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def end(self) -> Ints:
+        """``start + duration``."""
+        return self.start + self.duration
+
+    def of(self, *categories: Category) -> Ints:
+        """The indices of the events of these categories."""
+        return np.flatnonzero(np.isin(self.category, categories))
+
+    def name_mask(self, *prefixes: str) -> NDArray[np.bool_]:
+        """For each distinct name, whether it starts with one of ``prefixes``."""
+        return np.fromiter((n.startswith(prefixes) for n in self.names), bool, len(self.names))
+
+
+class Columns:
+    """Gathers columns piece by piece; the only place where they come to be."""
+
+    FIELDS = (
+        "start",
+        "duration",
+        "category",
+        "name",
+        "thread",
+        "sequence",
+        "forward_thread",
+        "correlation",
+        "device",
+    )
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.threads: dict[tuple[object, object], int] = {}
+        self._pieces: list[tuple[Ints, ...]] = []
+        self._flow_starts: dict[object, int] = {}
+        self._flow_ends: list[tuple[object, int, int]] = []
+        self.logical_threads: dict[int, int] = {}
+
+    def add(self, *columns: Ints) -> None:
+        """Add a piece: arrays of equal length in the order of ``FIELDS``."""
+        if len(columns[0]):
+            self._pieces.append(columns)
+
+    def thread(self, process: object, thread: object) -> int:
+        """The index of a thread, made on first sight."""
+        return self.threads.setdefault((process, thread), len(self.threads))
+
+    def add_flow(self, identity: object, *, forward: bool, thread: int, time: int) -> None:
+        """Add one end of a ``fwdbwd`` arrow (nanoseconds on the clock of ``start``)."""
+        if forward:
+            self._flow_starts[identity] = thread
+        else:
+            self._flow_ends.append((identity, thread, time))
+
+    def __len__(self) -> int:
+        return sum(len(piece[0]) for piece in self._pieces)
+
+    def finish(self, source: str, warnings: Sequence[str] = ()) -> Events:
+        """All pieces as one ``Events``, its clock set to zero at the first event."""
+        arrays = {
+            field: np.concatenate([piece[index] for piece in self._pieces])
+            if self._pieces
+            else np.empty(0, np.int64)
+            for index, field in enumerate(self.FIELDS)
+        }
+        origin = int(arrays["start"].min()) if len(arrays["start"]) else 0
+        arrays["start"] -= origin
+        arrows = [
+            (self._flow_starts[identity], thread, time - origin)
+            for identity, thread, time in self._flow_ends
+            if identity in self._flow_starts
+        ]
+        table = np.array(arrows, np.int64).reshape(-1, 3)
+        return Events(
+            **arrays,
+            names=tuple(self.names),
+            threads=tuple(self.threads),
+            flows=Flows(table[:, 0], table[:, 1], table[:, 2]),
+            logical_threads=dict(self.logical_threads),
+            source=source,
+            warnings=tuple(warnings),
+        )

@@ -1,0 +1,112 @@
+"""Reading a live profiler without using up its one export.
+
+The events that Kineto keeps in memory can be read again and again, before and after the user
+exports them; an export can be had once. The module never imports torch: it asks the objects that
+it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backspot.errors import NoBackwardError, UsageError
+from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Columns, Events
+
+__all__ = ["is_profiler", "read_profiler"]
+
+
+def is_profiler(source: Any) -> bool:  # noqa: ANN401
+    """Whether ``source`` is ``torch.profiler.profile`` or ``torch.autograd.profiler.profile``."""
+    home = type(source).__module__ or ""
+    base_homes = {base.__module__ for base in type(source).__mro__}
+    return (home.startswith("torch") or bool(base_homes & {"torch.profiler.profiler"})) and (
+        hasattr(source, "kineto_results") or hasattr(source, "profiler")
+    )
+
+
+def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
+    """Read the events of a profiler that has stopped.
+
+    Raises:
+        UsageError: where the profiler was never started, still runs, or has thrown its events away.
+        NoBackwardError: where it recorded no CPU activity.
+    """
+    inner = profiler if hasattr(profiler, "kineto_results") else profiler.profiler
+    if inner is None:
+        raise UsageError(
+            "locate(prof): the profiler was never started; run the steps within `with prof:`"
+        )
+    results = inner.kineto_results
+    if results is None:
+        if getattr(inner, "entered", False):
+            raise UsageError(
+                "locate(prof): the profiler is still running; call locate after its `with` block, "
+                "or from on_trace_ready"
+            )
+        raise UsageError(
+            "locate(prof): the profiler holds no recorded step; with a schedule, call locate "
+            "from on_trace_ready"
+        )
+    columns = Columns()
+    rows: list[tuple[int, ...]] = []
+    names, threads = columns.names, columns.threads
+    for event in results.events():
+        category = _category(event)
+        if category is None:
+            continue
+        name = event.name()
+        if category is Category.MODULE_CALL and not name.startswith(MODULE_CALL):
+            continue
+        duration = event.duration_ns()
+        if duration < 0:
+            continue
+        resource, device = event.device_resource_id(), event.device_index()
+        thread = threads.setdefault((device, resource), len(threads))
+        on_host = category <= Category.RUNTIME
+        sequence, forward_thread = -1, -1
+        if category is Category.OPERATOR:
+            sequence, forward_thread = event.sequence_nr(), event.fwd_thread_id()
+            logical = event.start_thread_id()
+            if logical > 0:
+                columns.logical_threads.setdefault(logical, thread)
+        rows.append(
+            (
+                event.start_ns(),
+                duration,
+                category,
+                names.setdefault(name, len(names)),
+                thread,
+                sequence if sequence < 1 << 62 else -1,
+                forward_thread if sequence >= 0 else -1,
+                event.correlation_id() if category >= Category.RUNTIME else -1,
+                -1 if on_host else device,
+            )
+        )
+    table = np.array(rows, np.int64).reshape(-1, len(Columns.FIELDS))
+    if not (table[:, 2] == Category.OPERATOR).any():
+        raise NoBackwardError(
+            "locate(prof): the profile holds no CPU activity, so no backward can be seen in it; "
+            "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    columns.add(*(np.ascontiguousarray(table[:, index]) for index in range(table.shape[1])))
+    return columns.finish("the live profile")
+
+
+def _category(event: Any) -> Category | None:  # noqa: ANN401
+    if hasattr(event, "activity_type"):
+        return CATEGORIES.get(event.activity_type())
+    # torch before 2.7 does not say: the device and the name must tell.
+    name = event.name()
+    if event.device_type().name == "CPU":
+        if name.startswith(("cuda", "hip", "cuLaunch", "cuMem", "cuStream", "cuEvent")):
+            return Category.RUNTIME
+        if event.is_python_function():
+            return Category.MODULE_CALL
+        return Category.ANNOTATION if event.is_user_annotation() else Category.OPERATOR
+    if name.startswith("Memcpy"):
+        return Category.MEMCPY
+    if name.startswith("Memset"):
+        return Category.MEMSET
+    return None if event.is_user_annotation() else Category.KERNEL

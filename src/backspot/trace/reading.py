@@ -1,0 +1,178 @@
+"""From whatever a user has (a file, a folder, a stream, a profiler) to events."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
+from backspot.trace.chrome import ChromeDecoder
+from backspot.trace.events import Events
+from backspot.trace.live import is_profiler, read_profiler
+
+__all__ = ["Progress", "read_events"]
+
+Progress: TypeAlias = Callable[[int, "int | None"], None]
+"""Called while reading with the bytes read and, where it is known, how many there are."""
+
+_GZIP = b"\x1f\x8b"
+_SUFFIXES = (".json", ".json.gz")
+
+
+def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # noqa: ANN401
+    """Read a trace.
+
+    Args:
+        source: the path of a ``.json`` or ``.json.gz`` that ``export_chrome_trace`` wrote; a
+            folder as ``tensorboard_trace_handler`` writes it (its newest trace is read); ``"-"``
+            for standard input; an open binary file; or a ``torch.profiler.profile`` that has
+            stopped.
+        progress: called now and then with what has been read.
+
+    Raises:
+        SourceNotFoundError: where there is nothing to read.
+        NotATraceError: where it is no trace, or is broken beyond use.
+        UsageError: where ``source`` is none of these, or a profiler that cannot be read now.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        if os.fspath(source) == "-":
+            return _read_stream(sys.stdin.buffer, "standard input", None, progress)
+        return _read_path(Path(source), progress)
+    if is_profiler(source):
+        return read_profiler(source)
+    if hasattr(source, "read"):
+        name = getattr(source, "name", None)
+        return _read_stream(source, str(name or "the open file"), None, progress)
+    raise UsageError(
+        f"locate({type(source).__name__}): give a trace's path, an open binary file "
+        "or a torch.profiler.profile"
+    )
+
+
+def _read_path(path: Path, progress: Progress | None) -> Events:
+    try:
+        if path.is_dir():
+            path = _newest(path)
+        with path.open("rb") as file:
+            return _read_stream(file, str(path), os.fstat(file.fileno()).st_size, progress)
+    except SourceNotFoundError:
+        raise
+    except FileNotFoundError:
+        raise SourceNotFoundError(f"{path} is not there: check the trace's path") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, NotATraceError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SourceNotFoundError(f"{path} cannot be read: {reason}") from None
+
+
+def _newest(folder: Path) -> Path:
+    traces = [
+        entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
+    ]
+    if not traces:
+        raise SourceNotFoundError(
+            f"{folder} holds no trace: there is no .json or .json.gz directly in it"
+        )
+    return max(traces, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+
+
+def _read_stream(
+    file: IO[bytes], source: str, total: int | None, progress: Progress | None
+) -> Events:
+    counted = _Counted(file, total, progress)
+    decoder = ChromeDecoder(_plain(counted), source)
+    try:
+        decoder.run()
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise NotATraceError(
+            f"{source} is a broken gzip file ({error}): export or copy it again"
+        ) from None
+    truncated, columns = decoder.truncated, decoder.columns
+    if decoder.malformed and not len(columns):
+        raise NotATraceError(
+            f"{source} is broken beyond use: none of its {decoder.malformed} events can be read"
+        )
+    if not len(columns) and (truncated or not decoder.seen):
+        what = "cut short before its first event" if truncated else "without a single event"
+        raise NotATraceError(f"{source} is {what}: export the trace again")
+    if not len(columns):
+        raise NotATraceError(f"{source} holds trace events, but none that PyTorch's profiler wrote")
+    warnings = []
+    if truncated:
+        warnings.append(
+            f"The trace is cut short: the {len(columns)} complete events before that are used."
+        )
+    if decoder.malformed:
+        warnings.append(f"{decoder.malformed} malformed events were left out.")
+    if decoder.impossible:
+        warnings.append(
+            f"{decoder.impossible} events with impossible times (negative, missing or not a "
+            "number) were left out."
+        )
+    return columns.finish(source, warnings)
+
+
+class _Counted:
+    """A binary stream that tells how far it has been read."""
+
+    def __init__(self, file: IO[bytes], total: int | None, progress: Progress | None) -> None:
+        self._file = file
+        self._total = total
+        self._progress = progress
+        self._done = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        if isinstance(data, str):
+            raise UsageError("locate(an open text file): open the trace in binary mode, 'rb'")
+        self._done += len(data)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+        return data
+
+
+def _plain(file: _Counted) -> Callable[[int], bytes]:
+    """How to read plain bytes from what may be gzip, told by its first two bytes."""
+    head = file.read(2)
+    if head != _GZIP:
+        pending = head
+
+        def read_plain(size: int) -> bytes:
+            nonlocal pending
+            data, pending = pending, b""
+            return data + file.read(size - len(data))
+
+        return read_plain
+
+    inflate = zlib.decompressobj(wbits=31)
+    compressed = head
+    finished = False
+
+    def read_gzip(size: int) -> bytes:
+        nonlocal compressed, finished, inflate
+        pieces: list[bytes] = []
+        while size > 0:
+            if not compressed:
+                compressed = file.read(1 << 20)
+                if not compressed:
+                    break
+            if finished:  # another member, as `cat a.gz b.gz` makes them; or padding
+                if not compressed.startswith(_GZIP):
+                    compressed = b""
+                    break
+                inflate, finished = zlib.decompressobj(wbits=31), False
+            data = inflate.decompress(compressed, size)
+            compressed = inflate.unconsumed_tail
+            if inflate.eof:
+                compressed, finished = inflate.unused_data, True
+            pieces.append(data)
+            size -= len(data)
+        return b"".join(pieces)
+
+    return read_gzip
