@@ -39,6 +39,7 @@ def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
 
 
 def group(rows: Sequence[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]:
+    """Add up the modules that ``name_of`` calls the same; what no module owns stays as it is."""
     groups: dict[tuple[bool, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.is_module, name_of(row) if row.is_module else row.path].append(row)
@@ -140,11 +141,16 @@ def add_totals(rows: Sequence[Row]) -> tuple[Row, ...]:
             at = parent_of(own[at], own)
     result = []
     for row in rows:
-        sums: Any = totals[row.path] if row.is_module else [getattr(row, field) for field in _COSTS]
+        own_costs = [getattr(row, field) for field in _COSTS]
+        wall, gpu, cpu, forward, recompute = totals[row.path] if row.is_module else own_costs
         result.append(
             replace(
                 row,
-                **{f"total_{field}": sum_ for field, sum_ in zip(_COSTS, sums, strict=True)},
+                total_wall_ns=wall,
+                total_gpu_ns=gpu,
+                total_cpu_ns=cpu,
+                total_forward_ns=forward,
+                total_recompute_ns=recompute,
             )
         )
     return tuple(result)

@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from backspot.errors import UsageError
+from backspot.grouping import add_totals, fold, group, parent_of, pattern_of, ranked_nodes
+from backspot.rows import NodeCost, Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
     "SCHEMA",
+    "By",
     "Coverage",
     "DeviceCost",
+    "LabelSource",
     "NodeCost",
     "OperatorCost",
     "Pass",
     "Report",
     "Row",
+    "Sort",
+    "StepUnit",
     "Subtree",
+    "add_totals",
+    "fold",
+    "ranked_nodes",
 ]
 
 SCHEMA = "backspot.report/1"
@@ -228,9 +237,9 @@ class Report:
         if depth is not None:
             rows = fold(rows, depth)
         if by == "class":
-            rows = _group(rows, lambda row: row.class_name or row.name)
+            rows = group(rows, lambda row: row.class_name or row.name)
         elif by == "pattern":
-            rows = _group(rows, _pattern_of(rows))
+            rows = group(rows, pattern_of(rows))
         key = _SORT_KEYS[sort]
         ranked = sorted(rows, key=lambda row: (-key(row), -row.wall_ns, row.path))
         return tuple(ranked[:n])
@@ -253,7 +262,7 @@ class Report:
             raise KeyError(f"no module {path!r} in this report{hint}")
         within: dict[str | None, list[str]] = defaultdict(list)
         for other in modules.values():
-            within[_parent(other, modules)].append(other.path)
+            within[parent_of(other, modules)].append(other.path)
 
         def build(at: str) -> Subtree:
             children = sorted(
