@@ -1,5 +1,4 @@
-"""What each owner costs: ownership becomes nanoseconds, and no nanosecond is lost or counted
-twice."""
+"""What each owner costs: ownership becomes nanoseconds, none lost and none counted twice."""
 
 from __future__ import annotations
 
@@ -225,8 +224,8 @@ class _Accountant:
             for device in np.unique(waits_for).tolist()
         ]
         wall = _joined([piece for piece, _, _ in parts])
-        forward_tail = np.sum([tail for _, tail, _ in parts], axis=0, dtype=np.int64)
-        other = np.sum([rest for _, _, rest in parts], axis=0, dtype=np.int64)
+        forward_tail = sum((tail for _, tail, _ in parts), np.zeros(count, np.int64))
+        other = sum((rest for _, _, rest in parts), np.zeros(count, np.int64))
         cpu = self._cpu()
         gpu, gpu_device = self._gpu()
         passes = tuple(
@@ -342,7 +341,7 @@ class _Accountant:
                 key = (node.wall_ns, node.gpu_ns, node.cpu_ns, owner)
                 payers[node.name] = max(payers.get(node.name, key), key)
         operators = [
-            OperatorCost(name, *cost, path=self._path(payers[name][3]))
+            OperatorCost(name, cost[0], cost[1], cost[2], cost[3], self._path(payers[name][3]))
             for name, cost in sums.items()
         ]
         return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))

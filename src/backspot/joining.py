@@ -219,7 +219,7 @@ def _map_threads(
             number: {t: s for t, s in found.items() if t not in known.values()}
             for number, found in scores.items()
         }
-        settled = None
+        settled: tuple[int, int | None] | None = None
         for number, found in free.items():
             best = sorted(found.items(), key=lambda item: item[1], reverse=True)
             if not best:

@@ -134,9 +134,11 @@ def _nodes(events: Events) -> tuple[Ints, tuple[str, ...], Ints]:
 
 def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
     """Whose labels there are; the event indices of the calls; and each one's name index."""
-    ours: Callable[[str], bool] = lambda name: (
-        (label := parse_label(name)) is not None and label.kind is Kind.FORWARD
-    )
+
+    def ours(name: str) -> bool:
+        label = parse_label(name)
+        return label is not None and label.kind is Kind.FORWARD
+
     sources: tuple[tuple[LabelSource, Callable[[str], bool], tuple[Category, ...]], ...] = (
         ("backspot", ours, (Category.OPERATOR, Category.ANNOTATION)),
         ("lightning", lambda name: bool(_LIGHTNING.match(name)), (Category.ANNOTATION,)),
@@ -188,8 +190,8 @@ def _modules(
 
 
 def _identity(name: str, source: LabelSource, around: str) -> tuple[str, str]:
-    """Path and class from a label; ``around`` is the path of the call around the first such
-    call.""" if source == "backspot":
+    """Path and class from a label; ``around`` is the path of the call around the first one."""
+    if source == "backspot":
         label = parse_label(name)
         assert label is not None  # noqa: S101 - only names that parse come here
         return label.path, label.class_name

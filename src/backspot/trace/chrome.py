@@ -207,15 +207,14 @@ class ChromeDecoder:
         categories: list[int] = []
         for event in events:
             if event.ph == "X":
-                category = CATEGORIES.get(event.cat or "")
-                if category is None or (
-                    category is Category.MODULE_CALL
-                    and not (event.name or "").startswith(MODULE_CALL)
+                kind = CATEGORIES.get(event.cat or "")
+                if kind is None or (
+                    kind is Category.MODULE_CALL and not (event.name or "").startswith(MODULE_CALL)
                 ):
                     continue
                 if _possible(event):
                     kept.append(event)
-                    categories.append(category)
+                    categories.append(kind)
                 else:
                     self.impossible += 1
             elif event.cat == "fwdbwd" and event.ph in ("s", "f") and _possible(event):

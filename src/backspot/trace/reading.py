@@ -128,8 +128,8 @@ class _Counted:
         self._done = 0
 
     def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        if isinstance(data, str):
+        data: object = self._file.read(size)
+        if not isinstance(data, bytes):
             raise UsageError("locate(an open text file): open the trace in binary mode, 'rb'")
         self._done += len(data)
         if self._progress is not None:
