@@ -1,0 +1,215 @@
+"""Which instrumented calls are running on each thread, and which of them made a given graph node.
+
+A thread numbers its autograd nodes one by one. The calls of instrumented modules cut these numbers
+into intervals, each with the innermost call's module as its owner; a node's own number then tells
+who made it, wherever its tensor went afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from bisect import bisect_right
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+from backspot.live import gates
+from backspot.live.owners import Owner, Scope
+from backspot.live.sessions import sessions
+
+__all__ = ["Call", "Thread", "current_thread"]
+
+_INTERVALS = 1 << 16  # some hundred steps of a large model; the oldest half goes first
+
+
+class Call:
+    """One labelled call that has not returned: numbers and its owner, never the module itself.
+
+    Attributes:
+        opened: the range of its forward label.
+        session: the number of the profiler session that the range was opened in.
+        module_id: ``id`` of the module.
+        kwargs_id: ``id`` of the call's keyword arguments, the one object that both hooks of a call
+            share and no other call on the stack has.
+    """
+
+    __slots__ = ("kwargs_id", "module_id", "opened", "owner", "session")
+
+    def __init__(
+        self,
+        owner: Owner,
+        opened: Any,  # noqa: ANN401 - one of two torch classes
+        session: int,
+        module_id: int,
+        kwargs_id: int,
+    ) -> None:
+        self.owner = owner
+        self.opened = opened
+        self.session = session
+        self.module_id = module_id
+        self.kwargs_id = kwargs_id
+
+
+class Thread:
+    """The running calls and the owners of the node numbers of one thread.
+
+    Attributes:
+        calls: the labelled calls that have not returned, outermost first.
+        counts: how often each module was called within the outermost call.
+        unmarked: ids of the tensors that were counted as unmarked within the outermost call.
+    """
+
+    __slots__ = ("_numbers", "_owners", "calls", "counts", "session", "unmarked")
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.counts: dict[Owner, int] = {}
+        self.unmarked: set[int] = set()
+        self.session = -1
+        self._numbers: list[int] = []
+        self._owners: list[Owner | None] = []
+
+    def __del__(self) -> None:
+        # The thread ended within a call; its ranges must not be freed while a profiler records.
+        for call in self.calls:
+            sessions.put_aside(call.opened)
+
+    def enter(self, owner: Owner, module: Any, kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+        """A module call begins, and a profiler records."""
+        calls = self.calls
+        if self.session != sessions.number:
+            self.forget()
+            self.session = sessions.number
+        elif calls and calls[-1].owner not in owner.ancestors:
+            # Not called from within the innermost call's module, as far as names tell: recursion, a
+            # loss, or calls that an interrupt left behind.
+            self.repair(module)
+        counts = self.counts
+        if not calls:
+            counts.clear()
+            self.unmarked.clear()
+        count = counts[owner] = counts.get(owner, 0) + 1
+        opened = gates.open_range(owner.forward if count == 1 else owner.repeated(count))
+        calls.append(Call(owner, opened, self.session, id(module), id(kwargs)))
+        owner.open.append(None)
+        self.change_owner(owner)
+
+    def find(self, owner: Owner, kwargs: dict[str, Any], failed: bool) -> int:
+        """Where the ending call stands in ``calls``, or -1 if its beginning was not recorded."""
+        calls = self.calls
+        kwargs_id = id(kwargs)
+        for index in range(len(calls) - 1, -1, -1):
+            call = calls[index]
+            if call.kwargs_id == kwargs_id and call.owner is owner:
+                return index
+        # Another's hook replaced the keyword arguments. On an exception this could as well be a
+        # call whose own pre-hook never ran, and that on the stack its caller's: leave that alone.
+        if calls and calls[-1].owner is owner and not failed:
+            return len(calls) - 1
+        return -1
+
+    def leave(self, index: int) -> None:
+        """The call at ``index`` ends; what stands above it was left behind by an interrupt."""
+        calls = self.calls
+        while len(calls) > index:
+            _discard(calls.pop())
+        self.change_owner(calls[-1].owner if calls else None)
+
+    def change_owner(self, owner: Owner | None) -> None:
+        """Nodes made from now on belong to ``owner``, or to no module."""
+        if gates.sequence_number is None:
+            return
+        number = gates.sequence_number()
+        numbers = self._numbers
+        if numbers:
+            last = numbers[-1]
+            if number == last:
+                self._owners[-1] = owner
+                return
+            if number < last:  # somebody set it back: the old intervals mean nothing any more
+                numbers.clear()
+                self._owners.clear()
+            elif len(numbers) >= _INTERVALS:
+                del numbers[: _INTERVALS // 2]
+                del self._owners[: _INTERVALS // 2]
+        numbers.append(number)
+        self._owners.append(owner)
+
+    def owner_of(self, number: int) -> Owner | None:
+        """Who made the node with this number; ``None`` if no module did or it can't be told."""
+        index = bisect_right(self._numbers, number) - 1
+        if index < 0:
+            return None
+        if index == len(self._numbers) - 1 and (
+            gates.sequence_number is None or number >= gates.sequence_number()
+        ):
+            return None  # not made on this thread: its number is still to come here
+        return self._owners[index]
+
+    def repair(self, entering: Any) -> None:  # noqa: ANN401 - a torch module
+        """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
+
+        Args:
+            entering: the module whose call is beginning, and is not yet in ``calls``.
+        """
+        running = _running_modules()
+        running[id(entering)] -= 1
+        kept: list[Call] = []
+        for call in self.calls:
+            if running[call.module_id] > 0 and call.owner.scope.active:
+                running[call.module_id] -= 1
+                kept.append(call)
+        self._keep(kept)
+
+    def drop(self, scope: Scope) -> None:
+        """Close the calls of an instrumentation that is being removed."""
+        self._keep([call for call in self.calls if call.owner.scope is not scope])
+
+    def forget(self) -> None:
+        """Start anew: a new session began."""
+        self._keep([])
+        self._numbers.clear()
+        self._owners.clear()
+
+    def _keep(self, kept: list[Call]) -> None:
+        if len(kept) == len(self.calls):
+            return
+        for call in reversed(self.calls):
+            if call not in kept:
+                _discard(call)
+        self.calls[:] = kept
+        if self._owners:
+            # What was made since the last change of owner may be from after the interrupt.
+            self._owners[-1] = None
+        self.change_owner(kept[-1].owner if kept else None)
+
+
+def _discard(call: Call) -> None:
+    if call.owner.open:
+        call.owner.open.pop()
+    sessions.end(call.opened, call.session)
+
+
+def _running_modules() -> Counter[int]:
+    """How often each module stands on this thread's Python stack, by ``id``."""
+    running: Counter[int] = Counter()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is gates.call_code:
+            running[id(frame.f_locals.get("self"))] += 1
+        frame = frame.f_back
+    return running
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.thread = Thread()
+
+
+_local = _Local()
+
+
+def current_thread() -> Thread:
+    """The state of the calling thread."""
+    return _local.thread

@@ -1,0 +1,110 @@
+"""What Backspot leans on in PyTorch, each private part looked for and replaceable.
+
+The gates are asked on every module call, so they are bound here once and called without a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+__all__ = [
+    "call_code",
+    "emit",
+    "ignore_torch_function",
+    "is_compiling",
+    "is_dynamo_compiling",
+    "keep_from_dynamo",
+    "open_range",
+    "profiler_enabled",
+    "sequence_number",
+    "torch_function_mode_enabled",
+    "transform_active",
+]
+
+# Dynamo knows these two by identity and folds them to True while it traces. The first is one plain
+# ``return False`` outside of it, the second also tells non-strict export.
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+# True on a thread whose operators are being recorded, the engine's device threads included.
+profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled
+
+# The code that a module call with hooks runs: by its frames live calls are told from stale ones.
+call_code: CodeType | None = getattr(getattr(torch.nn.Module, "_call_impl", None), "__code__", None)
+
+
+def _find(*path: str) -> Any:  # noqa: ANN401 - a private part of torch, of whatever type it is
+    found = torch
+    for name in path:
+        found = getattr(found, name, None)
+        if found is None:
+            return None
+    return found
+
+
+def _no() -> bool:
+    return False
+
+
+# The number that this thread's next autograd node gets, or None where PyTorch does not tell.
+sequence_number: Callable[[], int] | None = _find("_C", "_autograd", "_get_sequence_nr")
+
+torch_function_mode_enabled: Callable[[], bool] = (
+    _find("_C", "_is_torch_function_mode_enabled") or _no
+)
+# A context without ``__torch_function__``: the user's need not hear that ``.grad_fn`` is read.
+ignore_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
+
+_peek_transform = _find("_C", "_functorch", "peek_interpreter_stack")
+if _peek_transform is None:
+    transform_active: Callable[[], bool] = _no
+else:
+
+    def transform_active() -> bool:
+        """Whether ``torch.func.grad``, ``vmap`` and their like are at work on this thread."""
+        return _peek_transform() is not None
+
+
+# The fast kind costs a tenth of ``record_function`` and is all that a label needs.
+_Range: Callable[[str], Any] = _find("_C", "_profiler", "_RecordFunctionFast") or record_function
+
+
+def open_range(label: str) -> Any:  # noqa: ANN401 - one of two torch classes
+    """Open a range; its ``__exit__`` closes it."""
+    opened = _Range(label)
+    opened.__enter__()
+    return opened
+
+
+def emit(label: str) -> None:
+    """Write a marker: a range that is closed at once, so that nothing can be left open."""
+    marker = _Range(label)
+    marker.__enter__()
+    marker.__exit__(None, None, None)
+
+
+def keep_from_dynamo(*functions: Any) -> None:
+    """Have Dynamo run these frames as they are.
+
+    On a compiled root it would compile a hook as a frame of its own, in which ``is_compiling()`` is
+    true, and the label would vanish. Does not import ``torch._dynamo``, which takes seconds.
+    """
+    frames = _find("_C", "_dynamo", "eval_frame")
+    strategy = getattr(frames, "set_code_exec_strategy", None)
+    skip_code = getattr(frames, "skip_code", None)
+    try:
+        if strategy is not None:
+            action = frames._FrameAction
+            skip = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            for function in functions:
+                strategy(function.__code__, skip)
+        elif skip_code is not None:
+            for function in functions:
+                skip_code(function.__code__)
+    except Exception:  # noqa: S110 - a label less on a compiled root, and nothing worse
+        pass

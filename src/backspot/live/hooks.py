@@ -1,0 +1,182 @@
+"""The hooks that stand on a module. They hold its names, and no module, tensor or node."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from types import FunctionType
+from typing import Any
+
+from backspot.labels import Kind
+from backspot.live import calls, gates, nodes
+from backspot.live.calls import current_thread
+from backspot.live.owners import Marker, Owner, Scope
+from backspot.live.sessions import Sessions
+
+__all__ = ["BackwardEnd", "BackwardStart", "Enter", "Hook", "Leave", "LeaveAndExplain"]
+
+
+class Hook:
+    """What every hook of Backspot on a module is, so that it can be told from others'."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of an instrumented model is a plain model, and loads where Backspot is not installed:
+        # what comes out is a callable of the standard library that takes anything and returns None.
+        return getattr, (nullcontext(), "__exit__")
+
+
+class Enter(Hook):
+    """The forward pre-hook: opens the label of the call and marks the nodes of its inputs."""
+
+    __slots__ = ()
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+        """Do nothing unless a profiler records; never raises."""
+        if gates.is_dynamo_compiling():  # asked first and alone: Dynamo folds it
+            return
+        if not gates.profiler_enabled():
+            return
+        try:
+            _enter(self.owner, module, args, kwargs)
+        except Exception:  # noqa: S110 - a label is never worth a failed forward
+            pass
+
+
+class Leave(Hook):
+    """The forward hook, ``always_call``: closes exactly what the pre-hook of its call opened."""
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        module: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,  # noqa: ANN401
+    ) -> None:
+        """Do nothing unless a call of this module is open; never raises."""
+        if gates.is_dynamo_compiling():
+            return
+        if not self.owner.open:
+            return
+        try:
+            _leave(self.owner, kwargs, output)
+        except Exception:  # noqa: S110
+            pass
+
+
+class LeaveAndExplain(Leave):
+    """As ``Leave``, for ``hooks="module"``: says what to do where full backward hooks fail."""
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        module: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,  # noqa: ANN401
+    ) -> None:
+        """Close the label; on an in-place error of PyTorch's backward hooks, add the way out to it."""
+        if gates.is_dynamo_compiling():
+            return
+        try:
+            if output is None:
+                _explain(self.owner, sys.exc_info()[1])
+            if self.owner.open:
+                _leave(self.owner, kwargs, output)
+        except Exception:  # noqa: S110
+            pass
+
+
+class BackwardStart(Hook):
+    """The full backward pre-hook of ``hooks="module"``."""
+
+    __slots__ = ("_marker",)
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._marker = owner.marker
+
+    def __call__(self, *_: object) -> None:
+        """Mark that autograd starts on the module."""
+        self._marker()
+
+
+class BackwardEnd(Hook):
+    """The full backward hook of ``hooks="module"``."""
+
+    __slots__ = ("_marker",)
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._marker = Marker(owner.scope, owner.label(Kind.BACKWARD_END))
+
+    def __call__(self, *_: object) -> None:
+        """Mark that autograd is through with the module."""
+        self._marker()
+
+
+def _enter(owner: Owner, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+    if gates.is_compiling() or gates.transform_active() or not owner.scope.active:
+        return
+    thread = current_thread()
+    thread.enter(owner, module, kwargs)
+    if owner.scope.marks_nodes:
+        nodes.mark_nodes(thread, owner, args)
+        if kwargs:
+            nodes.mark_nodes(thread, owner, tuple(kwargs.values()))
+
+
+def _leave(owner: Owner, kwargs: dict[str, Any], output: Any) -> None:  # noqa: ANN401
+    thread = current_thread()
+    index = thread.find(owner, kwargs, output is None and sys.exc_info()[0] is not None)
+    if index < 0:
+        return
+    try:
+        if output is not None and owner.scope.marks_nodes and gates.profiler_enabled():
+            nodes.mark_nodes(thread, owner, (output,))
+    finally:
+        thread.leave(index)
+
+
+def _explain(owner: Owner, error: BaseException | None) -> None:
+    if not isinstance(error, RuntimeError) or "BackwardHookFunction" not in str(error):
+        return
+    advice = (
+        f"Backspot: this comes from instrument(..., hooks='module') on {owner.path or 'the model'!r} "
+        f"({owner.class_name}): PyTorch's full backward hooks do not bear in-place operations. "
+        "Use hooks='node' (the default), which leaves the graph as it is."
+    )
+    if "Backspot:" in "".join([str(error), *getattr(error, "__notes__", ())]):
+        return  # told by a module further in, which is nearer to the cause
+    if hasattr(error, "add_note"):
+        error.add_note(advice)
+    else:
+        error.args = (f"{error}\n{advice}", *error.args[1:])
+
+
+def _functions_of(*holders: object) -> list[FunctionType]:
+    return [
+        value
+        for holder in holders
+        for value in vars(holder).values()
+        if isinstance(value, FunctionType) and value.__module__.startswith("backspot.live")
+    ]
+
+
+# Every frame that a hook can open while a profiler records.
+gates.keep_from_dynamo(
+    *_functions_of(
+        gates, nodes, calls, calls.Thread, calls.Call, calls._Local, Owner, Marker, Scope
+    ),
+    *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
+    _enter,
+    _leave,
+    _explain,
+)

@@ -1,0 +1,245 @@
+"""``instrument``: what it takes, what it refuses, and the handle that undoes it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Literal
+
+import torch
+
+from backspot.errors import AlreadyInstrumentedError, UsageError
+from backspot.live.calls import current_thread
+from backspot.live.hooks import BackwardEnd, BackwardStart, Enter, Hook, Leave, LeaveAndExplain
+from backspot.live.owners import Owner, Scope
+from backspot.live.sessions import sessions
+from backspot.live.walking import find_modules, unwrap
+
+__all__ = ["Instrumentation", "instrument"]
+
+_MODES = ("node", "module")
+
+
+class Instrumentation:
+    """The hooks that ``instrument`` put on a model; a context manager that takes them off again.
+
+    Attributes:
+        name: the name that its paths begin with.
+        depth: how many parts a labelled path has at most, or ``None``.
+        hooks: ``"node"`` or ``"module"``.
+        paths: the labelled module paths, parents first.
+        skipped: the paths that could not be labelled, with the reason.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        *,
+        name: str,
+        depth: int | None,
+        hooks: str,
+        paths: tuple[str, ...],
+        skipped: dict[str, str],
+    ) -> None:
+        self.name = name
+        self.depth = depth
+        self.hooks = hooks
+        self.paths = paths
+        self.skipped = skipped
+        self._scope = scope
+        self._handles: list[Any] = []
+        # Modules whose flag is set by registering a full backward hook and not unset by removing it.
+        self._flagged: list[weakref.ref[Any]] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether the hooks are on the model still."""
+        return self._scope.active
+
+    def remove(self) -> None:
+        """Take every hook off the model; it is then as it was. A second call does nothing.
+
+        Works at any time, between a forward and its backward too: what graphs still hold of Backspot
+        does nothing from now on.
+        """
+        if not self._scope.active:
+            return
+        self._scope.active = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for reference in self._flagged:
+            module = reference()
+            if module is not None and not module._backward_hooks:
+                module._is_full_backward_hook = None
+        self._flagged.clear()
+        current_thread().drop(self._scope)
+        sessions.depart(self._scope)
+
+    def __enter__(self) -> Instrumentation:
+        if not self._scope.active:
+            raise UsageError("this instrumentation was removed; call instrument(model) again")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.paths)} modules", f"hooks={self.hooks!r}"]
+        if self.name:
+            parts.append(f"name={self.name!r}")
+        if self.depth is not None:
+            parts.append(f"depth={self.depth}")
+        if self.skipped:
+            parts.append(f"{len(self.skipped)} skipped")
+        if not self.active:
+            parts.append("removed")
+        return f"Instrumentation({', '.join(parts)})"
+
+    def _register(self, owners: list[tuple[Owner, Any]]) -> None:
+        try:
+            for owner, module in owners:
+                self._register_one(owner, module)
+        except BaseException:
+            for handle in self._handles:
+                handle.remove()
+            raise
+
+    def _register_one(self, owner: Owner, module: Any) -> None:  # noqa: ANN401 - a torch module
+        if self.hooks == "module":
+            flag = module._is_full_backward_hook
+            before = BackwardStart(owner)
+            self._handles.append(module.register_full_backward_pre_hook(before))
+            self._handles.append(module.register_full_backward_hook(BackwardEnd(owner)))
+            if flag is None:
+                self._flagged.append(weakref.ref(module))
+        leave = LeaveAndExplain(owner) if self.hooks == "module" else Leave(owner)
+        self._handles.append(
+            module.register_forward_pre_hook(Enter(owner), prepend=True, with_kwargs=True)
+        )
+        self._handles.append(
+            module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+        )
+
+
+def instrument(
+    model: Any,  # noqa: ANN401 - a torch.nn.Module; anything else is refused
+    *,
+    depth: int | None = None,
+    name: str = "",
+    hooks: Literal["node", "module"] = "node",
+) -> Instrumentation:
+    """Have every module of a model label its forward and its backward in a profiler's trace.
+
+    The labels read ``forward: blocks.3.attn (Attention)`` and ``backward: blocks.3.attn (Attention)``.
+    They are written while a profiler records, and at no other time does a hook do more than ask
+    whether one does. Loss and gradients are the same, bit for bit, with labels and without.
+
+    With ``hooks="node"`` the autograd graph stays as it is: a backward label is a marker at the
+    moment when autograd turns to nodes of that module. A view of memory that was changed in place
+    bears no marker, for it is not safe to ask for its node; ``unmarked: …`` counts these. What a
+    marker leaves out costs nothing in the report, which goes by autograd's own sequence numbers.
+
+    With ``hooks="module"`` the markers come from ``register_full_backward_pre_hook`` and
+    ``register_full_backward_hook``, as is the widely published technique. These wrap what goes into
+    and comes out of each module in nodes of their own, so that the graph is another one, in-place
+    operations on such tensors fail (``ReLU(inplace=True)``, ``x += shortcut``), outputs in dicts or
+    dataclasses bear no marker, and a compiled model's graph breaks. It is there for comparison.
+
+    A traced call of a shared module bears its first path. Paths leave out the parts that wrappers
+    add (``torch.compile``, data parallelism, activation checkpointing).
+
+    Args:
+        model: the model, or any ``torch.nn.Module``, a loss function too.
+        depth: how many parts a path may have, counted within ``model``; 0 labels the model alone,
+            ``None`` labels every module.
+        name: what the paths begin with; tells several instrumented modules apart.
+        hooks: ``"node"`` or ``"module"``.
+
+    Returns:
+        A handle with ``remove()``, and a context manager that calls it.
+
+    Raises:
+        UsageError: an argument that cannot be meant, or a path that another instrumented model has.
+        AlreadyInstrumentedError: the model, or a part of it, is instrumented already.
+    """
+    _check_arguments(model, depth, name, hooks)
+    _check_plain(model)
+    found: list[tuple[str, Any, Any]] = []
+    skipped: dict[str, str] = {}
+    for inner_path, module, parent in find_modules(model):
+        parts = inner_path.count(".") + 1 if inner_path else 0
+        if depth is not None and parts > depth:
+            continue
+        path = ".".join(part for part in (name, inner_path) if part)
+        reason = _refusal(module, hooks)
+        if reason:
+            skipped[path] = reason
+        else:
+            found.append((path, module, parent))
+    if not found:
+        raise UsageError(
+            f"{type(model).__name__} is a scripted module, which takes no hooks: "
+            "instrument the model before scripting it"
+        )
+    paths = tuple(path for path, _, _ in found)
+    _check_paths(paths, model)
+
+    scope = Scope(unwrap(model), frozenset(paths), marks_nodes=hooks == "node")
+    owners: dict[int, Owner] = {}
+    for path, module, parent in found:
+        around = owners.get(id(parent))
+        ancestors = around.ancestors | {around} if around else frozenset()
+        owners[id(module)] = Owner(scope, path, type(module).__name__, ancestors)
+    instrumentation = Instrumentation(
+        scope, name=name, depth=depth, hooks=hooks, paths=paths, skipped=skipped
+    )
+    instrumentation._register([(owners[id(module)], module) for _, module, _ in found])
+    sessions.join(scope)
+    return instrumentation
+
+
+def _check_arguments(model: object, depth: object, name: object, hooks: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"instrument() takes a torch.nn.Module, not {type(model).__name__}")
+    if depth is not None and (type(depth) is not int or depth < 0):
+        raise UsageError(f"depth must be None, 0 or a positive int, not {depth!r}")
+    if not isinstance(name, str):
+        raise UsageError(f"name must be a str, not {type(name).__name__}")
+    if name and not all(name.split(".")):
+        raise UsageError(f"name must be a module path such as 'loss' or 'heads.a', not {name!r}")
+    if hooks not in _MODES:
+        raise UsageError(f"hooks must be 'node' or 'module', not {hooks!r}")
+
+
+def _check_plain(model: Any) -> None:  # noqa: ANN401 - a torch module
+    for path, module, _ in find_modules(model):
+        # A scripted module may keep its hooks elsewhere; it cannot bear one of ours.
+        for hook in vars(module).get("_forward_pre_hooks", {}).values():
+            if isinstance(hook, Hook) and hook.owner.scope.active:
+                where = f"its module {path!r}" if path else "it"
+                raise AlreadyInstrumentedError(
+                    f"{type(model).__name__} cannot be instrumented: {where} "
+                    f"({type(module).__name__}) is instrumented already, as "
+                    f"{hook.owner.path!r}; remove() that instrumentation first"
+                )
+
+
+def _check_paths(paths: tuple[str, ...], model: object) -> None:
+    for scope in sessions.live_scopes():
+        shared = scope.paths.intersection(paths)
+        if shared:
+            path = min(shared)
+            called = f"the path {path!r}" if path else "the empty path of a root"
+            raise UsageError(
+                f"{called} is in use by another instrumented model: pass name=, for instance "
+                f"instrument({type(model).__name__.lower()}, name='second')"
+            )
+
+
+def _refusal(module: Any, hooks: str) -> str:  # noqa: ANN401 - a torch module
+    """Why this module cannot bear the hooks; empty if it can."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "scripted modules take no hooks"
+    if hooks == "module" and getattr(module, "_is_full_backward_hook", None) is False:
+        return "it has a backward hook of the old kind, which excludes full backward hooks"
+    return ""

@@ -1,0 +1,123 @@
+"""Markers on boundary nodes: the ``grad_fn`` of what goes into a module call and what comes out.
+
+The autograd graph stays as it is. Reading ``.grad_fn`` is not always harmless: on a view whose base
+was changed in place afterwards it raises, or builds a node. PyTorch does not tell whether a view is
+older than the last change, so every view of changed memory is left alone, and counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from backspot.live import gates
+from backspot.live.calls import Thread
+from backspot.live.owners import Owner
+
+__all__ = ["mark_nodes"]
+
+_KEY = "backspot"  # in node.metadata: this node was looked at
+_DEPTH = 6  # how deep containers are looked into
+_VISITS = 256  # how many things are looked at in one call's inputs or outputs
+
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+
+
+def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
+    """Give each tensor's node the marker of the module that made it.
+
+    Args:
+        thread: the calling thread.
+        caller: whose call the values go into or come out of.
+        values: tensors, or what holds them; anything else is ignored.
+    """
+    if gates.torch_function_mode_enabled():
+        with gates.ignore_torch_function():
+            _mark_all(thread, caller, values)
+    else:
+        _mark_all(thread, caller, values)
+
+
+def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
+    for value in values:
+        if type(value) is _Tensor:
+            _mark(thread, caller, value)
+        elif value is not None and type(value) not in _PLAIN:
+            for tensor in _tensors_in(value):
+                try:
+                    if type(tensor) is _Tensor:
+                        _mark(thread, caller, tensor)
+                    else:
+                        with gates.ignore_torch_function():
+                            _mark(thread, caller, tensor)
+                except Exception:  # noqa: S112 - a subclass may refuse anything
+                    continue
+
+
+def _mark(thread: Thread, caller: Owner, tensor: Any) -> None:  # noqa: ANN401 - a tensor
+    if not tensor.requires_grad:
+        return
+    node = None
+    if not (tensor._is_view() and tensor._version):
+        try:
+            node = tensor.grad_fn
+        except RuntimeError:
+            pass
+        else:
+            if node is None:  # a leaf
+                return
+    if node is None:
+        if id(tensor) not in thread.unmarked:
+            thread.unmarked.add(id(tensor))
+            gates.emit(caller.unmarked)
+        return
+    metadata = node.metadata
+    if _KEY in metadata:
+        return
+    # Kept also where the owner can't be told, lest another thread, on which the number means
+    # something else, takes the node for its own later on.
+    metadata[_KEY] = True
+    owner = thread.owner_of(node._sequence_nr())
+    if owner is not None and owner.scope.active:
+        node.register_prehook(owner.marker)
+
+
+_PLAIN = frozenset(
+    {int, float, bool, str, bytes, torch.Size, torch.dtype, torch.device, _Parameter}
+)
+
+
+def _tensors_in(value: Any) -> list[Any]:  # noqa: ANN401 - whatever a module takes or returns
+    """The tensors in nested tuples, lists, dicts (``ModelOutput`` too) and dataclasses."""
+    found: list[Any] = []
+    visits = _VISITS
+    level = [value]
+    for _ in range(_DEPTH):
+        deeper: list[Any] = []
+        for item in level:
+            visits -= 1
+            if visits < 0:
+                return found
+            if isinstance(item, _Tensor):
+                found.append(item)
+            # The base classes' own iterators: a subclass may compute, or complain, in its own.
+            elif isinstance(item, tuple):
+                deeper.extend(tuple.__iter__(item))
+            elif isinstance(item, list):
+                deeper.extend(list.__iter__(item))
+            elif isinstance(item, dict):
+                deeper.extend(dict.values(item))
+            elif not isinstance(item, type):
+                fields = getattr(type(item), "__dataclass_fields__", None)
+                if fields:
+                    held = getattr(item, "__dict__", None)
+                    deeper.extend(
+                        held.get(name) if held is not None else getattr(item, name, None)
+                        for name in fields
+                    )
+        if not deeper:
+            break
+        level = deeper
+    return found

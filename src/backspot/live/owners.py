@@ -1,0 +1,94 @@
+"""What hooks and graph nodes hold on to: who a module is, and whether its labels are still wanted.
+
+Nothing here refers to a module, a tensor or a node, so that nothing is kept alive by a label.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from backspot.labels import Kind, Label, format_label
+from backspot.live import gates
+
+__all__ = ["Marker", "Owner", "Scope"]
+
+
+class Scope:
+    """One instrumentation, as its hooks see it.
+
+    Attributes:
+        active: false once it was removed; hooks that live graphs still hold then do nothing.
+        marks_nodes: whether boundary nodes bear the backward markers (``hooks="node"``).
+        paths: the module paths that it labels.
+        model: a weak reference to the model.
+    """
+
+    __slots__ = ("active", "marks_nodes", "model", "paths")
+
+    def __init__(self, model: Any, paths: frozenset[str], marks_nodes: bool) -> None:  # noqa: ANN401
+        self.active = True
+        self.marks_nodes = marks_nodes
+        self.paths = paths
+        self.model = weakref.ref(model)
+
+
+class Marker:
+    """The prehook of a boundary node: from here on the engine works for one module."""
+
+    __slots__ = ("label", "scope")
+
+    def __init__(self, scope: Scope, label: str) -> None:
+        self.scope = scope
+        self.label = label
+
+    def __call__(self, *_: object) -> None:
+        """Write the label; never raises, and returns nothing so that gradients stay as they are."""
+        if gates.is_dynamo_compiling():  # compiled autograd traces prehooks
+            return
+        if self.scope.active and gates.profiler_enabled():
+            try:
+                gates.emit(self.label)
+            except Exception:  # noqa: S110 - a label is never worth a failed backward
+                pass
+
+
+class Owner:
+    """One instrumented module by its names, with its labels written beforehand.
+
+    Attributes:
+        ancestors: the owners of the modules around it.
+        open: one entry for each call of it that is labelled and not yet closed, on any thread. Used
+            as a counter, for appending and popping are atomic: a post-hook with nothing to close has
+            this one thing to ask.
+    """
+
+    __slots__ = ("_repeated", "ancestors", "class_name", "forward", "marker", "open", "path", "scope",
+                 "unmarked")  # fmt: skip
+
+    def __init__(
+        self, scope: Scope, path: str, class_name: str, ancestors: frozenset[Owner]
+    ) -> None:
+        self.scope = scope
+        self.path = path
+        self.class_name = class_name
+        self.ancestors = ancestors
+        self.open: list[None] = []
+        self.forward = self.label(Kind.FORWARD)
+        self.unmarked = self.label(Kind.UNMARKED)
+        self.marker = Marker(scope, self.label(Kind.BACKWARD))
+        self._repeated: dict[int, str] = {}
+
+    def label(self, kind: Kind, call: int = 1) -> str:
+        """The label of this kind, as it stands in a trace."""
+        return format_label(Label(kind, self.path, self.class_name, call))
+
+    def repeated(self, call: int) -> str:
+        """The forward label of the second and every later call within one outermost forward."""
+        label = self._repeated.get(call)
+        if label is None:
+            label = self.label(Kind.FORWARD, call)
+            # An RNN cell can be called as often as it likes: what is kept has a bound.
+            if len(self._repeated) < 1024:
+                self._repeated[call] = label
+        return label

@@ -1,0 +1,104 @@
+"""Profiler sessions told apart, so that no range ends in a later session than its own.
+
+Ending or freeing a range while a later session records corrupts the heap: the range writes its end
+into an event that went with its session. So a range is ended in its own session, or while no profiler
+records, when ending it has no effect; what can be neither is put aside until no profiler records.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from atexit import register
+from typing import Any
+
+from torch.autograd import profiler
+
+from backspot.live import gates
+from backspot.live.owners import Scope
+
+__all__ = ["Sessions", "sessions"]
+
+
+class Sessions:
+    """The process's profiler sessions by number, and the ranges that outlived theirs.
+
+    Attributes:
+        number: grows by one whenever a profiler starts, while an instrumentation lives.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._scopes: list[Scope] = []
+        self._aside: list[Any] = []
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def live_scopes(self) -> list[Scope]:
+        """The instrumentations at work: not removed, and their model not gone."""
+        self._scopes = [
+            scope for scope in self._scopes if scope.active and scope.model() is not None
+        ]
+        return self._scopes
+
+    def join(self, scope: Scope) -> None:
+        """Watch the profiler for this instrumentation too."""
+        if not self.live_scopes():
+            self._watch()
+        self._scopes.append(scope)
+        self.dispose()
+
+    def depart(self, scope: Scope) -> None:
+        """This instrumentation was removed; with the last one the watch ends."""
+        scope.active = False
+        if not self.live_scopes():
+            self._unwatch()
+        self.dispose()
+
+    def end(self, opened: Any, number: int) -> None:  # noqa: ANN401 - one of two torch classes
+        """End a range that was opened in the session of this number, or put it aside."""
+        if number == self.number or not gates.profiler_enabled():
+            opened.__exit__(None, None, None)
+        else:
+            self._aside.append(opened)
+
+    def put_aside(self, opened: Any) -> None:  # noqa: ANN401 - one of two torch classes
+        """Keep a range until no profiler records."""
+        self._aside.append(opened)
+
+    def dispose(self) -> None:
+        """Free what was put aside, if no profiler records, on this thread or another."""
+        if self._aside and not self._recording():
+            self._aside.clear()
+
+    def _recording(self) -> bool:
+        return gates.profiler_enabled() or bool(getattr(profiler, "_is_profiler_enabled", False))
+
+    def _watch(self) -> None:
+        # A session may have begun and ended since the last watch.
+        self.number += 1
+        original = getattr(profiler, "_run_on_profiler_start", None)
+        if original is None or self._wrapper is not None:
+            return
+
+        def run_on_profiler_start(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
+            self.number += 1
+            self.dispose()  # the last moment at which nothing records
+            return original(*args, **kwargs)
+
+        self._original, self._wrapper = original, run_on_profiler_start
+        profiler._run_on_profiler_start = run_on_profiler_start
+
+    def _unwatch(self) -> None:
+        # Someone may have wrapped it since: then it stays, counts on, and is taken up again.
+        if getattr(profiler, "_run_on_profiler_start", None) is self._wrapper is not None:
+            profiler._run_on_profiler_start = self._original
+            self._original = self._wrapper = None
+
+    def abandon(self) -> None:
+        """At the end of the process: what cannot be freed safely is left to the system."""
+        if self._aside and self._recording():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._aside))
+
+
+sessions = Sessions()
+register(sessions.abandon)

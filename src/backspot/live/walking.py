@@ -1,0 +1,70 @@
+"""The modules of a model under the paths that users know, through the wrappers around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["find_modules", "unwrap"]
+
+# Wrappers by the name of a class in their ancestry, so that none of them need be imported, and the
+# child that they wrap. They add a part to every path and nothing to the work.
+_WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "ActivationWrapper": "_checkpoint_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+
+
+def unwrap(module: Any) -> Any:  # noqa: ANN401 - torch is not typed here
+    """The module within the wrappers around it; a module that is none is returned as it is."""
+    while True:
+        inner = _wrapped(module)
+        if inner is None:
+            return module
+        module = inner
+
+
+def _wrapped(module: Any) -> Any:  # noqa: ANN401
+    for ancestor in type(module).__mro__:
+        child = _WRAPPERS.get(ancestor.__name__)
+        if child is not None and not ancestor.__module__.startswith("__main__"):
+            inner = _children(module).get(child)
+            if isinstance(inner, torch.nn.Module):
+                return inner
+    return None
+
+
+def _children(module: Any) -> dict[str, Any]:  # noqa: ANN401
+    # Past __getattr__, which wrappers forward to what they wrap.
+    children = vars(module).get("_modules")
+    return children if isinstance(children, dict) else {}
+
+
+def find_modules(model: Any) -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
+    """Every module once, under its first path, with its path, parent first.
+
+    Yields:
+        the path without any wrapper's part, the module, and the module around it (``None`` at first).
+    """
+    seen: set[int] = set()
+    pending: list[tuple[str, Any, Any]] = [("", model, None)]
+    while pending:
+        path, module, parent = pending.pop()
+        module = unwrap(module)
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module, parent
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # what is in it is compiled too
+        pending.extend(
+            (f"{path}.{name}" if path else name, child, module)
+            for name, child in reversed(_children(module).items())
+            if child is not None
+        )
