@@ -88,7 +88,7 @@ def emit(label: str) -> None:
     marker.__exit__(None, None, None)
 
 
-def keep_from_dynamo(*functions: Any) -> None:
+def keep_from_dynamo(*functions: Any) -> None:  # noqa: ANN401 - functions have no common type
     """Have Dynamo run these frames as they are.
 
     On a compiled root it would compile a hook as a frame of its own, in which ``is_compiling()`` is

@@ -25,8 +25,8 @@ class Hook:
         self.owner = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of an instrumented model is a plain model, and loads where Backspot is not installed:
-        # what comes out is a callable of the standard library that takes anything and returns None.
+        # A copy of an instrumented model is a plain model, and loads where Backspot is not
+        # installed: what comes out is the standard library's, takes anything and returns None.
         return getattr, (nullcontext(), "__exit__")
 
 
@@ -43,8 +43,8 @@ class Enter(Hook):
             return
         try:
             _enter(self.owner, module, args, kwargs)
-        except Exception:  # noqa: S110 - a label is never worth a failed forward
-            pass
+        except Exception:
+            return  # a label is never worth a failed forward
 
 
 class Leave(Hook):
@@ -66,8 +66,8 @@ class Leave(Hook):
             return
         try:
             _leave(self.owner, kwargs, output)
-        except Exception:  # noqa: S110
-            pass
+        except Exception:
+            return
 
 
 class LeaveAndExplain(Leave):
@@ -82,7 +82,7 @@ class LeaveAndExplain(Leave):
         kwargs: dict[str, Any],
         output: Any,  # noqa: ANN401
     ) -> None:
-        """Close the label; on an in-place error of PyTorch's backward hooks, add the way out to it."""
+        """Close the label; to an in-place error of PyTorch's backward hooks, add the way out."""
         if gates.is_dynamo_compiling():
             return
         try:
@@ -90,8 +90,8 @@ class LeaveAndExplain(Leave):
                 _explain(self.owner, sys.exc_info()[1])
             if self.owner.open:
                 _leave(self.owner, kwargs, output)
-        except Exception:  # noqa: S110
-            pass
+        except Exception:
+            return
 
 
 class BackwardStart(Hook):
@@ -149,9 +149,9 @@ def _explain(owner: Owner, error: BaseException | None) -> None:
     if not isinstance(error, RuntimeError) or "BackwardHookFunction" not in str(error):
         return
     advice = (
-        f"Backspot: this comes from instrument(..., hooks='module') on {owner.path or 'the model'!r} "
-        f"({owner.class_name}): PyTorch's full backward hooks do not bear in-place operations. "
-        "Use hooks='node' (the default), which leaves the graph as it is."
+        f"Backspot: this comes from instrument(..., hooks='module'), at "
+        f"{owner.path or 'the model'!r} ({owner.class_name}): PyTorch's full backward hooks "
+        "do not bear in-place operations. Use hooks='node' (the default), which leaves the graph as it is."
     )
     if "Backspot:" in "".join([str(error), *getattr(error, "__notes__", ())]):
         return  # told by a module further in, which is nearer to the cause

@@ -47,7 +47,7 @@ class Instrumentation:
         self.skipped = skipped
         self._scope = scope
         self._handles: list[Any] = []
-        # Modules whose flag is set by registering a full backward hook and not unset by removing it.
+        # Modules with a flag that a full backward hook sets and its removal does not unset.
         self._flagged: list[weakref.ref[Any]] = []
 
     @property
@@ -58,8 +58,8 @@ class Instrumentation:
     def remove(self) -> None:
         """Take every hook off the model; it is then as it was. A second call does nothing.
 
-        Works at any time, between a forward and its backward too: what graphs still hold of Backspot
-        does nothing from now on.
+        Works at any time, between a forward and its backward too: what graphs still hold of
+        Backspot does nothing from now on.
         """
         if not self._scope.active:
             return
@@ -130,9 +130,9 @@ def instrument(
 ) -> Instrumentation:
     """Have every module of a model label its forward and its backward in a profiler's trace.
 
-    The labels read ``forward: blocks.3.attn (Attention)`` and ``backward: blocks.3.attn (Attention)``.
-    They are written while a profiler records, and at no other time does a hook do more than ask
-    whether one does. Loss and gradients are the same, bit for bit, with labels and without.
+    The labels read ``forward: blocks.3.attn (Attention)`` and
+    ``backward: blocks.3.attn (Attention)``. They are written while a profiler records, and at no
+    other time does a hook do more than ask whether one does. Loss and gradients are the same, bit for bit, with labels and without.
 
     With ``hooks="node"`` the autograd graph stays as it is: a backward label is a marker at the
     moment when autograd turns to nodes of that module. A view of memory that was changed in place

@@ -22,7 +22,6 @@ _DEPTH = 6  # how deep containers are looked into
 _VISITS = 256  # how many things are looked at in one call's inputs or outputs
 
 _Tensor = torch.Tensor
-_Parameter = torch.nn.Parameter
 
 
 def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
@@ -84,8 +83,9 @@ def _mark(thread: Thread, caller: Owner, tensor: Any) -> None:  # noqa: ANN401 -
         node.register_prehook(owner.marker)
 
 
+# Not worth a look: they hold no tensor, or a leaf.
 _PLAIN = frozenset(
-    {int, float, bool, str, bytes, torch.Size, torch.dtype, torch.device, _Parameter}
+    {int, float, bool, str, bytes, torch.Size, torch.dtype, torch.device, torch.nn.Parameter}
 )
 
 

@@ -49,8 +49,8 @@ class Marker:
         if self.scope.active and gates.profiler_enabled():
             try:
                 gates.emit(self.label)
-            except Exception:  # noqa: S110 - a label is never worth a failed backward
-                pass
+            except Exception:
+                return  # a label is never worth a failed backward
 
 
 class Owner:
@@ -58,13 +58,22 @@ class Owner:
 
     Attributes:
         ancestors: the owners of the modules around it.
-        open: one entry for each call of it that is labelled and not yet closed, on any thread. Used
-            as a counter, for appending and popping are atomic: a post-hook with nothing to close has
+        open: one entry for each labelled call of it that is not yet closed, on any thread. Used as
+            a counter, for appending and popping are atomic: a post-hook with nothing to close has
             this one thing to ask.
     """
 
-    __slots__ = ("_repeated", "ancestors", "class_name", "forward", "marker", "open", "path", "scope",
-                 "unmarked")  # fmt: skip
+    __slots__ = (
+        "_repeated",
+        "ancestors",
+        "class_name",
+        "forward",
+        "marker",
+        "open",
+        "path",
+        "scope",
+        "unmarked",
+    )
 
     def __init__(
         self, scope: Scope, path: str, class_name: str, ancestors: frozenset[Owner]

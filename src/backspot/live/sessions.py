@@ -1,8 +1,8 @@
 """Profiler sessions told apart, so that no range ends in a later session than its own.
 
 Ending or freeing a range while a later session records corrupts the heap: the range writes its end
-into an event that went with its session. So a range is ended in its own session, or while no profiler
-records, when ending it has no effect; what can be neither is put aside until no profiler records.
+into an event that went with its session. So a range is ended in its own session, or while no
+profiler records, when ending it has no effect; what can be neither is put aside until none does.
 """
 
 from __future__ import annotations

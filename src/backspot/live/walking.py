@@ -50,7 +50,8 @@ def find_modules(model: Any) -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
     """Every module once, under its first path, with its path, parent first.
 
     Yields:
-        the path without any wrapper's part, the module, and the module around it (``None`` at first).
+        the path without any wrapper's part, the module, and the module around it (at first
+        ``None``).
     """
     seen: set[int] = set()
     pending: list[tuple[str, Any, Any]] = [("", model, None)]
