@@ -151,7 +151,8 @@ def _explain(owner: Owner, error: BaseException | None) -> None:
     advice = (
         f"Backspot: this comes from instrument(..., hooks='module'), at "
         f"{owner.path or 'the model'!r} ({owner.class_name}): PyTorch's full backward hooks "
-        "do not bear in-place operations. Use hooks='node' (the default), which leaves the graph as it is."
+        "do not bear in-place operations. Use hooks='node' (the default), which leaves the "
+        "graph as it is."
     )
     if "Backspot:" in "".join([str(error), *getattr(error, "__notes__", ())]):
         return  # told by a module further in, which is nearer to the cause

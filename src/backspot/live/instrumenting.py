@@ -132,7 +132,8 @@ def instrument(
 
     The labels read ``forward: blocks.3.attn (Attention)`` and
     ``backward: blocks.3.attn (Attention)``. They are written while a profiler records, and at no
-    other time does a hook do more than ask whether one does. Loss and gradients are the same, bit for bit, with labels and without.
+    other time does a hook do more than ask whether one does. Loss and gradients are the same, bit
+    for bit, with labels and without.
 
     With ``hooks="node"`` the autograd graph stays as it is: a backward label is a marker at the
     moment when autograd turns to nodes of that module. A view of memory that was changed in place
