@@ -137,7 +137,7 @@ def _separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, I
         times = np.sort(events.start[operators[events.thread[operators] == thread]])
         span = spans.at(thread, times)
         # A label within a node belongs to the node: only what has no node around it separates.
-        result[thread] = times[(span < 0) | ~within[span]]
+        result[thread] = times[(span < 0) | ~np.append(within, False)[span]]
     return result
 
 

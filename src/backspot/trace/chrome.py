@@ -52,7 +52,10 @@ class _Event(msgspec.Struct, gc=False):
 
 _NO_ARGS = _Args()
 _DECODER = msgspec.json.Decoder(list[_Event])
-_MOST = 4.0e15  # microseconds beyond which a time cannot be meant: the year 2096
+_LATEST = (
+    2.9e15  # microseconds, in the year 2061: sums of two such still fit 64 bits of nanoseconds
+)
+_EARLIEST = -1.0e12
 _MOST_NUMBER = 1 << 62
 
 
@@ -130,18 +133,18 @@ class ChromeDecoder:
         return True
 
     def _last(self, text: bytes) -> None:
+        """Decode what remains: events, the closing bracket, and keys that follow."""
         if self._close(text):
             return
-        # No closing bracket: the writer died. What is complete is kept.
-        self.truncated = True
-        body = text.strip().rstrip(b",")
-        if not body:
-            return
-        if self._fast(body) or self._lenient(body):
-            return
-        cut = _last_between(body, window=len(body))
-        if cut is not None and not self._fast(body[: cut[0]]):
-            self._one_by_one(body[: cut[0]])
+        # Something is wrong in here, or the writer died before it was done. What is whole is kept.
+        cut = _last_between(text, window=len(text))
+        if cut is not None:
+            whole, text = text[: cut[0]], text[cut[1] :]
+            if not self._fast(whole) and not self._lenient(whole):
+                self._one_by_one(whole)
+        if not self._close(text):
+            self.truncated = True
+            self._fast(text.strip().rstrip(b","))
 
     def _close(self, text: bytes) -> bool:
         """Decode up to the bracket that closes the list of events, if it is in ``text``."""
@@ -250,7 +253,7 @@ class ChromeDecoder:
 
 def _possible(event: _Event) -> bool:
     start, duration = event.ts, event.dur or 0.0
-    return start is not None and 0.0 <= duration < _MOST and -_MOST < start < _MOST
+    return start is not None and 0.0 <= duration < _LATEST and _EARLIEST < start < _LATEST
 
 
 def _nanoseconds(microseconds: list[float]) -> Ints:
