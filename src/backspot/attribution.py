@@ -52,7 +52,8 @@ class DeviceWork:
         end: nanoseconds.
         device: the device's index.
         tier: 0 compute, 1 copies and memsets, 2 communication: who owns the clock where they
-        overlap. launch: when the host launched it, -1 where the trace has no launch record.
+            overlap.
+        launch: when the host launched it, -1 where the trace has no launch record.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
         name: index into ``Events.names``.
@@ -74,13 +75,16 @@ class Ownership:
 
     Attributes:
         spans: module calls and nodes.
+        join: what is known of each node's making.
         owner: for each span: an index into ``SPECIAL``, or that of its module plus
-        ``len(SPECIAL)``. passes: the backward passes.
+            ``len(SPECIAL)``.
+        passes: the backward passes.
         steps: their steps.
         work: what the devices did.
     """
 
     spans: Spans
+    join: Join
     owner: Ints
     passes: Passes
     steps: Steps
@@ -93,6 +97,7 @@ def attribute(events: Events) -> Ownership:
     join, passes = join_nodes(events, spans)
     return Ownership(
         spans=spans,
+        join=join,
         owner=_owners(events, spans, join),
         passes=passes,
         steps=find_steps(events, passes),

@@ -30,11 +30,15 @@ class Join:
     """What became of each span that is a node; arrays with one entry a span.
 
     Attributes:
+        sequence: the node's sequence number, ``NOTHING`` where it has none.
+        builder: the recorded thread that built it, ``NOTHING`` where that is not known.
         operator: the event index of the forward operator, ``NOTHING`` where none was found.
         ambiguous: true where it stays open which thread built the node.
         feeder: for AccumulateGrad, the span of the node that fed it; else ``NOTHING``.
     """
 
+    sequence: Ints
+    builder: Ints
     operator: Ints
     ambiguous: np.ndarray
     feeder: Ints
@@ -61,13 +65,17 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
     threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)
     passes = find_passes(events, spans, sequence, logical, threads)
     operator = np.full(len(spans.start), NOTHING, np.int64)
+    builder = np.full(len(spans.start), NOTHING, np.int64)
     for number, thread in threads.items():
         mine = np.flatnonzero((logical == number) & (sequence >= 0))
+        builder[mine] = thread
         if thread in operators and len(mine):
             operator[mine] = _match(
                 operators[thread], sequence[mine], spans.start[mine], passes, mine
             )
     join = Join(
+        sequence=sequence,
+        builder=builder,
         operator=operator,
         ambiguous=np.isin(logical, sorted(ambiguous)) & (logical > 0),
         feeder=_feeders(spans, passes.of_span),
