@@ -1,0 +1,310 @@
+"""Train with and without Backspot, and know from PyTorch itself who made each node."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import backspot
+from backspot.attribution import SPECIAL, attribute
+from backspot.trace import read_events
+
+ACCUMULATE = "AccumulateGrad"
+tells_creation = hasattr(torch.autograd.graph, "node_creation_hook")
+
+
+def cpu_profile(**options: Any) -> profile:
+    return profile(activities=[ProfilerActivity.CPU], **options)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors that a step returned, for comparison."""
+    if isinstance(value, torch.Tensor):
+        return [value.detach().clone()]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors_of(part)]
+    return []
+
+
+def hooks_on(model: nn.Module) -> list[Any]:
+    """Backspot's hooks that stand on a model."""
+    return [
+        hook
+        for module in model.modules()
+        for kind in vars(module)
+        if kind.endswith("_hooks") and isinstance(vars(module)[kind], dict)
+        for hook in vars(module)[kind].values()
+        if type(hook).__module__.startswith("backspot")
+    ]
+
+
+@dataclass
+class Run:
+    """What a training run gave: its results, and the profile where there was one."""
+
+    model: nn.Module
+    results: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]
+    profiler: profile | None = None
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def report(self) -> backspot.Report:
+        assert self.profiler is not None
+        return backspot.locate(self.profiler)
+
+
+def same(one: Run, other: Run) -> None:
+    """Bit for bit: what the steps returned, and every gradient."""
+    assert len(one.results) == len(other.results)
+    assert all(
+        torch.equal(a, b) or (a.isnan().any() and a.shape == b.shape)
+        for a, b in zip(one.results, other.results, strict=True)
+    )
+    assert one.gradients.keys() == other.gradients.keys()
+    for name, gradient in one.gradients.items():
+        told = other.gradients[name]
+        assert (gradient is None) == (told is None), name
+        assert gradient is None or torch.equal(gradient, told), name
+
+
+def train(
+    make: Callable[[], Any],
+    step: Callable[[Any], Any],
+    *,
+    instrumented: bool = True,
+    steps: int = 2,
+    warm_up: int = 0,
+    around: Callable[[], Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Some training steps from a fixed seed; instrumented ones under a profiler."""
+    torch.manual_seed(0)
+    model = make()
+    results: list[torch.Tensor] = []
+
+    def go(count: int) -> None:
+        for _ in range(count):
+            results.extend(tensors_of(step(model)))
+
+    profiler, said = None, []
+    # Lazy modules and compilation have their say without Backspot too.
+    if not instrumented:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            go(warm_up + steps)
+    else:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            backspot.instrument(model, **options),
+        ):
+            warnings.simplefilter("always")
+            go(warm_up)
+            with ExitStack() as stack:
+                if around is not None:
+                    stack.enter_context(around())
+                profiler = stack.enter_context(cpu_profile())
+                go(steps)
+        said = [str(warning.message) for warning in caught]
+        assert not hooks_on(model)
+    gradients = {
+        name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+    }
+    return Run(model, results, gradients, profiler, said)
+
+
+def check(
+    make: Callable[[], Any], step: Callable[[Any], Any], *, silent: bool = True, **options: Any
+) -> backspot.Report:
+    """Train plainly and instrumented; hand back the report of the second.
+
+    Everything is the same, nobody warns, no hook is left, and the rows sum to the whole.
+    """
+    run = train(make, step, **options)
+    plain = train(
+        make,
+        step,
+        instrumented=False,
+        steps=options.get("steps", 2),
+        warm_up=options.get("warm_up", 0),
+    )
+    same(plain, run)
+    if silent:
+        assert run.said == []
+    report = run.report
+    for kind in ("wall_ns", "cpu_ns", "gpu_ns"):
+        assert sum(getattr(row, kind) for row in report.modules) == getattr(report, kind)
+    return report
+
+
+def owners(report: backspot.Report) -> dict[str, dict[str, int]]:
+    """Path to node name to count; parameters' gradients and recomputation left out."""
+    return {
+        row.path: {
+            node.name: node.count
+            for node in row.nodes
+            if ACCUMULATE not in node.name and node.name != "(recompute)"
+        }
+        for row in report.modules
+        if any(ACCUMULATE not in node.name and node.name != "(recompute)" for node in row.nodes)
+    }
+
+
+# Node for node -----------------------------------------------------------------------------------
+
+
+class Truth:
+    """Who made each node, told by hooks of the test's own and by autograd itself.
+
+    A node made while a module runs is that of the innermost one; a node made inside another node's
+    execution, and in no module, is that of the other.
+    """
+
+    def __init__(self, model: nn.Module, outside: str = SPECIAL[0]) -> None:
+        self.owner: dict[tuple[int, int], str] = {}
+        self.names: dict[tuple[int, int], str] = {}
+        self.outside = outside
+        self._intervals: dict[int, list[tuple[int, str]]] = {}
+        self._local = threading.local()
+        self._handles = []
+        for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            self._handles += [
+                module.register_forward_pre_hook(self._enter(path)),
+                module.register_forward_hook(self._leave, always_call=True),
+            ]
+
+    @property
+    def _stack(self) -> list[tuple[str, int | None]]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        return self._local.stack
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def enter(*_: object) -> None:
+            self._stack.append((path, _executing()))
+            self._note()
+
+        return enter
+
+    def _leave(self, *_: object) -> None:
+        self._stack.pop()
+        self._note()
+
+    def _now(self) -> str:
+        node = _executing()
+        if self._stack and self._stack[-1][1] == node:
+            return self._stack[-1][0]
+        # Inside a node that no module's call lies in: what is made now is that node's owner's.
+        return self.outside if node is None else self.of(threading.get_native_id(), node)
+
+    def _note(self) -> None:
+        """Whoever runs now makes what gets this number and those after it."""
+        number = torch._C._autograd._get_sequence_nr()
+        told = self._intervals.setdefault(threading.get_native_id(), [(0, self.outside)])
+        told.append((number, self._now()))
+
+    def _made(self, node: Any) -> None:
+        if ACCUMULATE not in node.name():
+            key = threading.get_native_id(), node._sequence_nr()
+            self.owner[key] = self._now()
+            self.names[key] = node.name()
+
+    def of(self, thread: int, number: int) -> str:
+        """The owner of a node by the thread that made it and its sequence number."""
+        if (thread, number) in self.owner:
+            return self.owner[thread, number]
+        told = self._intervals.get(thread, [(0, self.outside)])
+        # The last word on this number: several changes can fall on one.
+        return told[bisect_right(told, number, key=lambda entry: entry[0]) - 1][1]
+
+    @contextmanager
+    def listen(self) -> Any:
+        """Hear of every node that this thread makes (torch 2.14 on)."""
+        if tells_creation:
+            with torch.autograd.graph.node_creation_hook(self._made):
+                yield self
+        else:
+            yield self
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _executing() -> int | None:
+    """The number of the node that autograd executes on this thread."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def owners_by_number(trace: Path) -> dict[tuple[int, int, int], tuple[str, str]]:
+    """(thread, sequence number, how many times before) to (node name, owner), of a trace.
+
+    A node without a number, and no AccumulateGrad, has none in the key's stead.
+    """
+    events = read_events(trace)
+    found = attribute(events)
+    paths = [*SPECIAL, *(module.path for module in found.spans.modules)]
+    result: dict[tuple[int, int, int], tuple[str, str]] = {}
+    seen: Counter[tuple[int, int]] = Counter()
+    for span in range(len(found.spans.start)):
+        number, builder = int(found.join.sequence[span]), int(found.join.builder[span])
+        name = found.spans.node_names[found.spans.node[span]]
+        if found.spans.node[span] >= 0 and ACCUMULATE not in name:
+            thread = int(str(events.threads[builder][1])) if builder >= 0 else -1
+            key = (thread, number, seen[thread, number])
+            seen[thread, number] += 1
+            result[key] = name, paths[found.owner[span]]
+    return result
+
+
+def assert_true_owners(
+    model: nn.Module,
+    step: Callable[[], Any],
+    folder: Path,
+    *,
+    least: int,
+) -> dict[str, int]:
+    """Attribution agrees with the truth on every node of a profiled step.
+
+    Args:
+        model: the model.
+        step: one training step.
+        folder: where the trace is written.
+        least: how many nodes there are at least, so that nothing is passed by finding nothing.
+
+    Returns:
+        How many nodes each owner has.
+    """
+    truth = Truth(model)
+    with backspot.instrument(model), cpu_profile() as profiler, truth.listen():
+        step()
+    truth.remove()
+    trace = folder / "trace.json"
+    report = backspot.locate(profiler)
+    profiler.export_chrome_trace(str(trace))
+    assert owners(backspot.locate(trace)) == owners(report), "live and exported must agree"
+    told = owners_by_number(trace)
+    assert len(told) >= least
+    wrong = {
+        (number, name, owner, truth.of(thread, number))
+        for (thread, number, _), (name, owner) in told.items()
+        if owner != truth.of(thread, number)
+    }
+    assert wrong == set()
+    return dict(Counter(owner for _, owner in told.values()))

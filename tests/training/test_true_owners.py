@@ -1,0 +1,206 @@
+"""Node for node: the owner in the report is the module that PyTorch saw making the node."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from helpers.training import assert_true_owners, tells_creation  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+needs_creation = pytest.mark.skipif(
+    not tells_creation, reason="the truth about nodes made within nodes needs torch 2.14"
+)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        y += x
+        return self.act(y)
+
+
+class Slices(nn.Module):
+    """Parts of memory are written in place, by modules and around them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.write = Write()
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.first(x)
+        y[:, :2] = self.second(y * 1)[:, :2]
+        y = self.write(y)
+        left, right = y.chunk(2, dim=1)
+        z = torch.cat([left * 2, right], dim=1)
+        z[0] = 0
+        z[:, 1:3].mul_(3)
+        return self.second(z).sum()
+
+
+class Write(nn.Module):
+    def forward(self, y):
+        y[:, 3].add_(1)
+        view = y.view(-1, 2, 3)
+        view[:, 1].add_((y[:, :3] * 1).tanh())
+        return y
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.rnn = nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x):
+        out, (state, _) = self.rnn(self.embedding(x))
+        return self.head(out[:, -1]).sum() + state.square().mean()
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.cubes = Cubes()
+
+    def forward(self, x):
+        return Cube.apply(self.cubes(self.inner(x))).sum()
+
+
+class Cubes(nn.Module):
+    def forward(self, x):
+        return Cube.apply(x) + Cube.apply(x * 0.5)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.stem = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        # Functional code that runs again, too.
+        return checkpoint(lambda y: (y.tanh() * 2).exp(), x, use_reentrant=self.reentrant).sum()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.GELU()
+
+    def forward(self, x):
+        return x + self.act(self.fc(x)) * 2
+
+
+def loss_of(model, *shape, integers=False):
+    x = torch.randint(0, 7, shape) if integers else torch.randn(shape)
+    return lambda: model(x).sum().backward()
+
+
+MODELS = {
+    "residual": (lambda: nn.Sequential(Residual(), Residual()), (2, 3, 5, 5), 8),
+    "slices": (Slices, (4, 6), 15),
+    "LSTM": (Recurrent, (3, 5), 8),
+    "custom function": (Custom, (3, 4), 7),
+    "reentrant checkpoints": (lambda: Checkpointed(True), (3, 4), 14),
+    "checkpoints": (lambda: Checkpointed(False), (3, 4), 14),
+    "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 3, 8), 15),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_node_belongs_to_the_module_that_made_it(name, tmp_path):
+    make, shape, least = MODELS[name]
+    model = make()
+    if name == "reentrant checkpoints" and not tells_creation:
+        pytest.skip("the truth about nodes made within nodes needs torch 2.14")
+    step = loss_of(model, *shape, integers=name == "LSTM")
+    assert_true_owners(model, step, tmp_path, least=least)
+
+
+@needs_creation
+def test_every_node_of_a_double_backward_belongs_where_its_first_backward_does(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def step():
+        x = torch.randn(5, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (slope.norm(dim=1) - 1).square().mean().backward()
+
+    assert_true_owners(model, step, tmp_path, least=15)
+
+
+class Energy(nn.Module):
+    """Its forward differentiates: forces are a gradient of the inner model."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1))
+        self.scale = nn.Linear(3, 3)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.requires_grad_()
+            energy = self.inner(x).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return self.scale(force)
+
+
+@needs_creation
+def test_a_gradient_taken_within_a_forward_is_told_from_the_backward(tmp_path):
+    model = Energy()
+    assert_true_owners(model, lambda: model(torch.randn(4, 3)).sum().backward(), tmp_path, least=12)
+
+
+@needs_creation
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 32, "patch_drop_rate": 0.5, "depth": 3}),
+        ("resnet18", {}),
+        ("convnext_atto", {}),
+        ("densenet121", {"memory_efficient": True}),
+        ("swin_tiny_patch4_window7_224", {"img_size": 32, "window_size": 2}),
+    ],
+)
+def test_every_node_of_a_real_model_belongs_to_the_module_that_made_it(name, options, tmp_path):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(name, num_classes=3, **options)
+    assert_true_owners(model, loss_of(model, 2, 3, 32, 32), tmp_path, least=50)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_every_node_of_a_checkpointed_vit_belongs_to_the_module_that_made_it(reentrant, tmp_path):
+    timm = pytest.importorskip("timm")
+    from timm.layers import set_reentrant_ckpt
+
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=3)
+    model.set_grad_checkpointing()
+    set_reentrant_ckpt(reentrant)
+    assert_true_owners(model, loss_of(model, 2, 3, 32, 32), tmp_path, least=50)
