@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
 __all__ = [
@@ -20,7 +21,7 @@ __all__ = [
     "is_dynamo_compiling",
     "keep_from_dynamo",
     "open_range",
-    "profiler_enabled",
+    "recording",
     "sequence_number",
     "torch_function_mode_enabled",
     "transform_active",
@@ -30,9 +31,6 @@ __all__ = [
 # ``return False`` outside of it, the second also tells non-strict export.
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
-
-# True on a thread whose operators are being recorded, the engine's device threads included.
-profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled
 
 # The code that a module call with hooks runs: by its frames live calls are told from stale ones.
 call_code: CodeType | None = getattr(getattr(torch.nn.Module, "_call_impl", None), "__code__", None)
@@ -49,6 +47,22 @@ def _find(*path: str) -> Any:  # noqa: ANN401 - a private part of torch, of what
 
 def _no() -> bool:
     return False
+
+
+_enabled_here: Callable[[], bool] = _find("autograd", "_profiler_enabled") or _no
+
+if hasattr(_profiler, "_is_profiler_enabled"):
+
+    def recording() -> bool:
+        """Whether a profiler records: on this thread, or (``profile_all_threads``) on every one.
+
+        PyTorch's own gate says no on all threads where all are profiled. Its Python flag is the
+        process's: on a thread that takes no part, a label is then written for nothing.
+        """
+        return _enabled_here() or _profiler._is_profiler_enabled
+
+else:
+    recording = _enabled_here
 
 
 # The number that this thread's next autograd node gets, or None where PyTorch does not tell.

@@ -25,8 +25,9 @@ class Hook:
         self.owner = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of an instrumented model is a plain model, and loads where Backspot is not
-        # installed: what comes out is the standard library's, takes anything and returns None.
+        # Copies leave our hooks out (copies.py). Should one be copied nevertheless, by a class with
+        # ways of its own, then what comes out is idle, and loads where Backspot is not installed:
+        # it is the standard library's, takes anything and returns None.
         return getattr, (nullcontext(), "__exit__")
 
 
@@ -39,7 +40,7 @@ class Enter(Hook):
         """Do nothing unless a profiler records; never raises."""
         if gates.is_dynamo_compiling():  # asked first and alone: Dynamo folds it
             return
-        if not gates.profiler_enabled():
+        if not gates.recording():
             return
         try:
             _enter(self.owner, module, args, kwargs)
@@ -139,7 +140,7 @@ def _leave(owner: Owner, kwargs: dict[str, Any], output: Any) -> None:  # noqa: 
     if index < 0:
         return
     try:
-        if output is not None and owner.scope.marks_nodes and gates.profiler_enabled():
+        if output is not None and owner.scope.marks_nodes and gates.recording():
             nodes.mark_nodes(thread, owner, (output,))
     finally:
         thread.leave(index)

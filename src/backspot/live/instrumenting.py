@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from backspot.errors import AlreadyInstrumentedError, UsageError
 from backspot.live.calls import current_thread
+from backspot.live.copies import keep_copies_plain
 from backspot.live.hooks import BackwardEnd, BackwardStart, Enter, Hook, Leave, LeaveAndExplain
 from backspot.live.owners import Owner, Scope
 from backspot.live.sessions import sessions
@@ -47,6 +49,7 @@ class Instrumentation:
         self.skipped = skipped
         self._scope = scope
         self._handles: list[Any] = []
+        self._end_copying: Callable[[], Any] | None = None
         # Modules with a flag that a full backward hook sets and its removal does not unset.
         self._flagged: list[weakref.ref[Any]] = []
 
@@ -73,6 +76,8 @@ class Instrumentation:
                 module._is_full_backward_hook = None
         self._flagged.clear()
         current_thread().drop(self._scope)
+        if self._end_copying is not None:
+            self._end_copying()
         sessions.depart(self._scope)
 
     def __enter__(self) -> Instrumentation:
@@ -195,6 +200,9 @@ def instrument(
         scope, name=name, depth=depth, hooks=hooks, paths=paths, skipped=skipped
     )
     instrumentation._register([(owners[id(module)], module) for _, module, _ in found])
+    instrumentation._end_copying = keep_copies_plain(
+        unwrap(model), (type(module) for _, module, _ in found)
+    )
     sessions.join(scope)
     return instrumentation
 

@@ -46,7 +46,7 @@ class Marker:
         """Write the label; never raises, and returns nothing so that gradients stay as they are."""
         if gates.is_dynamo_compiling():  # compiled autograd traces prehooks
             return
-        if self.scope.active and gates.profiler_enabled():
+        if self.scope.active and gates.recording():
             try:
                 gates.emit(self.label)
             except Exception:

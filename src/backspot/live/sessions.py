@@ -7,8 +7,6 @@ profiler records, when ending it has no effect; what can be neither is put aside
 
 from __future__ import annotations
 
-import ctypes
-from atexit import register
 from typing import Any
 
 from torch.autograd import profiler
@@ -56,7 +54,7 @@ class Sessions:
 
     def end(self, opened: Any, number: int) -> None:  # noqa: ANN401 - one of two torch classes
         """End a range that was opened in the session of this number, or put it aside."""
-        if number == self.number or not gates.profiler_enabled():
+        if number == self.number or not gates.recording():
             opened.__exit__(None, None, None)
         else:
             self._aside.append(opened)
@@ -67,11 +65,8 @@ class Sessions:
 
     def dispose(self) -> None:
         """Free what was put aside, if no profiler records, on this thread or another."""
-        if self._aside and not self._recording():
+        if self._aside and not gates.recording():
             self._aside.clear()
-
-    def _recording(self) -> bool:
-        return gates.profiler_enabled() or bool(getattr(profiler, "_is_profiler_enabled", False))
 
     def _watch(self) -> None:
         # A session may have begun and ended since the last watch.
@@ -94,11 +89,5 @@ class Sessions:
             profiler._run_on_profiler_start = self._original
             self._original = self._wrapper = None
 
-    def abandon(self) -> None:
-        """At the end of the process: what cannot be freed safely is left to the system."""
-        if self._aside and self._recording():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._aside))
-
 
 sessions = Sessions()
-register(sessions.abandon)

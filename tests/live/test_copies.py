@@ -1,0 +1,109 @@
+"""A copy of an instrumented model is a plain model."""
+
+import copy
+import copyreg
+import gc
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import backspot
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+
+def others(*_):
+    return None
+
+
+def through_pickle(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def through_torch(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("hooks", ["node", "module"])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, through_pickle, through_torch])
+def test_a_copy_is_a_plain_model(duplicate, hooks, record):
+    model = net()
+    model[1].register_forward_hook(others)
+    with backspot.instrument(model, hooks=hooks):
+        twin = duplicate(model)
+        for module in twin.modules():
+            assert not module._forward_pre_hooks
+            assert not module._forward_pre_hooks_with_kwargs
+            assert not module._forward_hooks_with_kwargs
+            assert not module._forward_hooks_always_called
+            assert not module._backward_hooks
+            assert not module._backward_pre_hooks
+            assert module._is_full_backward_hook is None
+        assert list(twin[1]._forward_hooks.values()) == [others]
+        recording = record(lambda: twin(torch.randn(2, 4)).sum().backward())
+        assert recording.names == []
+        with backspot.instrument(twin, name="twin"):
+            recording = record(lambda: twin(torch.randn(2, 4)).sum().backward())
+        assert "forward: twin.1 (Tanh)" in recording.names
+        # The original is as instrumented as before.
+        assert len(record(lambda: model(torch.randn(2, 4))).forward()) == 3
+    x = torch.randn(2, 4)
+    assert torch.equal(twin(x), model(x))
+
+
+def test_copying_is_pythons_own_again_after_removal():
+    model, other = net(), net()
+    before = dict(copyreg.dispatch_table)
+    with backspot.instrument(model), backspot.instrument(other, name="other"):
+        assert copyreg.dispatch_table != before
+    assert copyreg.dispatch_table == before
+    backspot.instrument(model)
+    del model
+    gc.collect()
+    assert copyreg.dispatch_table == before
+
+
+class Particular(nn.Linear):
+    """Copies itself, attribute by attribute."""
+
+    def __deepcopy__(self, memo):
+        twin = Particular(4, 4)
+        for key, value in vars(self).items():
+            vars(twin)[key] = copy.deepcopy(value, memo)
+        return twin
+
+
+def test_a_class_with_its_own_way_to_copy_gets_idle_hooks(record):
+    model = Particular(4, 4)
+    with backspot.instrument(model):
+        twin = copy.deepcopy(model)
+        assert record(lambda: twin(torch.randn(2, 4)).sum().backward()).names == []
+        with backspot.instrument(twin, name="twin"):
+            pass
+
+
+def test_a_pickle_loads_where_backspot_is_not(tmp_path):
+    model = net()
+    with backspot.instrument(model):
+        path = tmp_path / "model.pickle"
+        path.write_bytes(pickle.dumps(model))
+    script = f"""
+import pickle, sys
+sys.modules["backspot"] = None
+import torch
+with open({str(path)!r}, "rb") as file:
+    model = pickle.load(file)
+model(torch.randn(2, 4)).sum().backward()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

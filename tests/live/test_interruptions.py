@@ -1,0 +1,239 @@
+"""Errors and interrupts in forward and backward: labels close, and the process lives."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import backspot
+
+
+class Acting(nn.Module):
+    """Does once what it is told to."""
+
+    action = None
+
+    def forward(self, x):
+        action, self.action = self.action, None
+        return action(x) if action else torch.relu(x)
+
+
+class RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no gradient today")
+
+
+def raises(x):
+    raise ValueError("no output today")
+
+
+def interrupts(x):
+    raise KeyboardInterrupt
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Acting()), nn.Tanh())
+
+
+def step(model):
+    return lambda: model(torch.randn(3, 4)).sum().backward()
+
+
+def failing(model, action, error):
+    def run():
+        model[1][1].action = action
+        with pytest.raises(error):
+            step(model)()
+
+    return run
+
+
+WHOLE = [
+    "forward: (Sequential)",
+    "forward: 0 (Linear)",
+    "forward: 1 (Sequential)",
+    "forward: 1.0 (Linear)",
+    "forward: 1.1 (Acting)",
+    "forward: 2 (Tanh)",
+    "backward: 2 (Tanh)",
+    "backward: 1.1 (Acting)",
+    "backward: 1.0 (Linear)",
+    "backward: 0 (Linear)",
+]
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (raises, ValueError),
+        (RaisesInBackward.apply, ValueError),
+        (interrupts, KeyboardInterrupt),
+    ],
+)
+def test_the_steps_after_a_failure_are_labelled_rightly(action, error, record):
+    model = net()
+    with backspot.instrument(model):
+        fail = failing(model, action, error)
+        within = record(lambda: (fail(), step(model)()))
+        assert within.names[-len(WHOLE) :] == WHOLE
+        assert within.parent(within.labels[-len(WHOLE)]) is None
+        record(fail)
+        assert record(step(model)).names == WHOLE
+
+
+def test_another_call_after_an_interrupt_does_not_stand_in_the_interrupted_one(record):
+    model, loss = net(), nn.MSELoss()
+
+    def run():
+        failing(model, interrupts, KeyboardInterrupt)()
+        x = torch.randn(3, 4, requires_grad=True)
+        loss(x, torch.zeros(3, 4)).backward()
+
+    with backspot.instrument(model), backspot.instrument(loss, name="loss"):
+        recording = record(run)
+    label = next(x for x in recording.labels if x.name == "forward: loss (MSELoss)")
+    assert recording.parent(label) is None
+
+
+def test_a_failing_hook_of_another_does_not_end_the_callers_label(record):
+    model = net()
+
+    def refuse(*_):
+        raise ValueError("refused")
+
+    def forward(x):
+        with pytest.raises(ValueError):
+            model[1][0](x)
+        return x * 2
+
+    with backspot.instrument(model):
+        handle = model[1][0].register_forward_pre_hook(refuse, prepend=True)
+
+        def run():
+            model[1][1].action = forward
+            handle.remove()
+            x = model[0](torch.randn(3, 4))
+            model[1][0].register_forward_pre_hook(refuse, prepend=True)
+            with pytest.raises(ValueError):
+                model[1](x)
+
+        recording = record(run)
+    assert recording.forward() == ["forward: 0 (Linear)", "forward: 1 (Sequential)"]
+
+
+def test_an_interrupt_before_a_later_backward_keeps_no_label_open(record):
+    model = net()
+    with backspot.instrument(model):
+        record(failing(model, interrupts, KeyboardInterrupt))
+        step(model)()
+    assert record(step(model)).names == []
+
+
+CRASH = """
+    import threading
+    import torch
+    from torch import nn
+    from torch.profiler import ProfilerActivity, profile
+    import backspot
+
+    class Acting(nn.Module):
+        action = None
+        def forward(self, x):
+            action, self.action = self.action, None
+            return action(x) if action else torch.relu(x)
+
+    class InBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, action):
+            ctx.action = action
+            return x.clone()
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.action()
+            return gradient, None
+
+    def fail(error):
+        raise error
+
+    acting = Acting()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), acting), nn.Tanh())
+
+    def step():
+        model(torch.randn(3, 4)).sum().backward()
+
+    def new():
+        return profile(activities=[ProfilerActivity.CPU])
+
+    def labels(profiler):
+        return [e.name for e in profiler.events() if "ward: " in e.name]
+
+    def attempt():
+        try:
+            step()
+        except (ValueError, KeyboardInterrupt):
+            pass
+
+    backspot.instrument(model, hooks=HOOKS)
+    with new() as profiler:
+        step()
+    expected = labels(profiler)
+    assert len(expected) > 6
+
+    for _ in range(3):
+        acting.action = lambda x: InBackward.apply(x, lambda: fail(ValueError()))
+        with new():
+            attempt()
+        acting.action = lambda x: InBackward.apply(x, lambda: fail(KeyboardInterrupt()))
+        with new():
+            attempt()
+        acting.action = lambda x: fail(KeyboardInterrupt())
+        with new():
+            attempt()
+
+        first = new()
+        first.start()
+        acting.action = lambda x: (first.stop(), torch.relu(x))[1]
+        step()
+
+        def stopped_in_backward():
+            # Stopped within a backward, a profiler is never quite off on that thread again.
+            second = new()
+            second.start()
+            acting.action = lambda x: InBackward.apply(x, second.stop)
+            step()
+            step()
+
+        thread = threading.Thread(target=stopped_in_backward)
+        thread.start()
+        thread.join()
+
+        third, fourth = new(), new()
+        third.start()
+        acting.action = lambda x: (third.stop(), fourth.start(), torch.relu(x))[2]
+        step()
+        step()
+        fourth.stop()
+        assert labels(fourth)[-len(expected):] == expected
+
+    for _ in range(50):
+        with new() as profiler:
+            step()
+    assert labels(profiler) == expected, labels(profiler)
+    print("alive")
+"""
+
+
+@pytest.mark.parametrize("hooks", ["node", "module"])
+def test_the_process_survives_ranges_that_outlive_their_session(hooks):
+    script = textwrap.dedent(CRASH).replace("HOOKS", repr(hooks))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("alive")

@@ -1,0 +1,396 @@
+"""Which labels a trace holds, where they stand, and whose they are."""
+
+import threading
+from bisect import bisect_right
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import backspot
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.GELU()
+
+    def forward(self, x):
+        return x + self.act(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.blocks(x) * 2)
+
+
+def step(model, *args):
+    return lambda: model(*args or (torch.randn(3, 4),)).sum().backward()
+
+
+def test_forward_labels_nest_as_the_calls_do(record):
+    model = Net()
+    with backspot.instrument(model):
+        recording = record(step(model))
+    parents = {
+        label.name: recording.parent(label)
+        for label in recording.labels
+        if label.name.startswith("forward: ")
+    }
+    assert parents == {
+        "forward: (Net)": None,
+        "forward: blocks (Sequential)": "forward: (Net)",
+        "forward: blocks.0 (Block)": "forward: blocks (Sequential)",
+        "forward: blocks.0.fc (Linear)": "forward: blocks.0 (Block)",
+        "forward: blocks.0.act (GELU)": "forward: blocks.0 (Block)",
+        "forward: blocks.1 (Block)": "forward: blocks (Sequential)",
+        "forward: blocks.1.fc (Linear)": "forward: blocks.1 (Block)",
+        "forward: blocks.1.act (GELU)": "forward: blocks.1 (Block)",
+        "forward: head (Linear)": "forward: (Net)",
+    }
+
+
+def test_backward_markers_follow_the_engine(record):
+    model = Net()
+    with backspot.instrument(model):
+        assert record(step(model)).backward() == [
+            "backward: head (Linear)",
+            "backward: (Net)",
+            "backward: blocks.1 (Block)",
+            "backward: blocks.1.act (GELU)",
+            "backward: blocks.1.fc (Linear)",
+            "backward: blocks.0 (Block)",
+            "backward: blocks.0.act (GELU)",
+            "backward: blocks.0.fc (Linear)",
+        ]
+
+
+def test_a_marker_stands_in_the_event_of_its_node_and_before_the_node(record):
+    model = Net()
+    with backspot.instrument(model):
+        recording = record(step(model))
+    marker = next(x for x in recording.labels if x.name == "backward: blocks.1.act (GELU)")
+    node = next(x for x in recording.events if x.name == "GeluBackward0")
+    around = [x.name for x in recording.events if x.name.startswith("autograd::engine") and
+              x.contains(marker)]  # fmt: skip
+    assert around == ["autograd::engine::evaluate_function: GeluBackward0"]
+    assert marker.end <= node.start
+
+
+def test_depth_limits_the_parts_of_a_path(record):
+    model = Net()
+    with backspot.instrument(model, depth=1) as instrumentation:
+        assert instrumentation.paths == ("", "blocks", "head")
+        assert record(step(model)).names == [
+            "forward: (Net)",
+            "forward: blocks (Sequential)",
+            "forward: head (Linear)",
+            "backward: head (Linear)",
+            "backward: (Net)",
+            "backward: blocks (Sequential)",
+        ]
+    with backspot.instrument(model, depth=0) as instrumentation:
+        assert instrumentation.paths == ("",)
+
+
+def test_a_name_tells_instrumented_modules_apart(record):
+    model, loss = Net(), nn.MSELoss()
+    with backspot.instrument(model), backspot.instrument(loss, name="loss"):
+        recording = record(lambda: loss(model(torch.randn(3, 4)), torch.zeros(3, 2)).backward())
+    assert recording.forward()[-1] == "forward: loss (MSELoss)"
+    assert recording.backward()[:2] == ["backward: loss (MSELoss)", "backward: head (Linear)"]
+
+
+def test_nothing_is_written_without_a_profiler_and_labels_come_with_the_next(record):
+    model = Net()
+    with backspot.instrument(model):
+        step(model)()
+        assert len(record(step(model)).forward()) == 9
+
+
+def test_a_backward_without_its_forward_in_the_window_has_no_labels(record):
+    model = Net()
+    with backspot.instrument(model):
+        loss = model(torch.randn(3, 4)).sum()
+        assert record(loss.backward).names == []
+
+
+def test_repeated_calls_are_numbered_within_one_outermost_forward(record):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.fc(self.fc(self.fc(x)))
+
+    model = Shared()
+    with backspot.instrument(model):
+        recording = record(lambda: [step(model)() for _ in range(2)])
+    assert recording.forward() == 2 * [
+        "forward: (Shared)",
+        "forward: fc (Linear)",
+        "forward: fc (Linear) #2",
+        "forward: fc (Linear) #3",
+    ]
+
+
+def test_recursion_is_followed(record):
+    class Recursive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x, times=3):
+            x = self.fc(x)
+            return x if times == 1 else self(x, times - 1) * 2
+
+    model = Recursive()
+    with backspot.instrument(model):
+        recording = record(step(model))
+    assert recording.forward() == [
+        "forward: (Recursive)",
+        "forward: fc (Linear)",
+        "forward: (Recursive) #2",
+        "forward: fc (Linear) #2",
+        "forward: (Recursive) #3",
+        "forward: fc (Linear) #3",
+    ]
+    inner = next(x for x in recording.labels if x.name == "forward: (Recursive) #3")
+    assert recording.parent(inner) == "forward: (Recursive) #2"
+    assert recording.backward().count("backward: fc (Linear)") == 3
+
+
+def test_an_identity_does_not_claim_what_it_passes_on(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Tanh(), nn.Identity())
+    with backspot.instrument(model):
+        assert record(step(model)).backward() == ["backward: 2 (Tanh)", "backward: 0 (Linear)"]
+
+
+def test_a_feature_belongs_to_the_module_that_made_it(record):
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.early = nn.Linear(4, 4)
+            self.late = nn.Bilinear(4, 4, 4)
+
+        def forward(self, x):
+            feature = self.early(x)
+            return self.late(torch.relu(feature), feature)
+
+    model = Skips()
+    with backspot.instrument(model):
+        recording = record(step(model))
+    assert recording.backward() == [
+        "backward: late (Bilinear)",
+        "backward: (Skips)",
+        "backward: early (Linear)",
+    ]
+
+
+def test_a_node_made_outside_of_every_module_bears_no_marker(record):
+    model = nn.Tanh()
+
+    def run():
+        x = torch.randn(3, 4, requires_grad=True)
+        model(model(x).exp()).sum().backward()
+
+    with backspot.instrument(model):
+        assert record(run).backward() == 2 * ["backward: (Tanh)"]
+
+
+def test_a_node_made_on_another_thread_bears_no_marker(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    made = []
+
+    def run():
+        for _ in range(5):  # numbers that this thread knows as the model's
+            model(torch.randn(2, 4))
+        thread = threading.Thread(
+            target=lambda: made.append(torch.randn(2, 4, requires_grad=True).exp())
+        )
+        thread.start()
+        thread.join()
+        model(made[0]).sum().backward()
+
+    with backspot.instrument(model):
+        assert record(run).backward()[:2] == ["backward: 1 (Tanh)", "backward: 0 (Linear)"]
+
+
+def test_each_thread_has_its_own_calls(record):
+    model = Net()
+    meet = threading.Barrier(2, timeout=20)
+
+    def interleave(*_):
+        meet.wait()
+
+    model.blocks[0].register_forward_pre_hook(interleave)
+    model.head.register_forward_pre_hook(interleave)
+
+    def run():
+        threads = [threading.Thread(target=step(model)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with backspot.instrument(model):
+        recording = record(run, all_threads=True)
+        assert not any(_open(model))
+    assert recording.forward().count("forward: blocks.0.fc (Linear)") == 2
+    assert not [name for name in recording.names if "#" in name]
+    assert recording.backward().count("backward: blocks.0.fc (Linear)") == 2
+
+
+def _open(model):
+    return [
+        hook.owner.open
+        for module in model.modules()
+        for hook in module._forward_pre_hooks.values()
+        if hasattr(hook, "owner")
+    ]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_are_labelled_again_when_they_run_again(reentrant, record):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    model = Checkpointed()
+    with backspot.instrument(model):
+        recording = record(step(model, torch.randn(3, 4, requires_grad=True)))
+        assert not any(_open(model))
+    assert recording.forward().count("forward: blocks.1 (Block)") == 2
+    assert recording.forward().count("forward: blocks.0.fc (Linear)") == 2
+    assert "backward: blocks.0.act (GELU)" in recording.backward()
+    assert recording.backward()[-1] == "backward: blocks.0.fc (Linear)"
+
+
+def test_no_grad_and_inference_mode_have_forward_labels_only(record):
+    model = Net()
+    with backspot.instrument(model):
+        with torch.no_grad():
+            assert len(record(lambda: model(torch.randn(3, 4))).names) == 9
+        with torch.inference_mode():
+            assert len(record(lambda: model(torch.randn(3, 4))).names) == 9
+
+
+def test_lazy_modules_are_labelled(record):
+    model = nn.Sequential(nn.LazyLinear(3), nn.Tanh())
+    with backspot.instrument(model):
+        assert "backward: 1 (Tanh)" in record(step(model)).names
+        assert model[0].weight.shape == (3, 4)
+
+
+def test_what_wrappers_add_is_left_out_of_paths(record):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    inner = Net()
+    inner.blocks[1] = checkpoint_wrapper(inner.blocks[1])
+    model = nn.DataParallel(inner)
+    with backspot.instrument(model) as instrumentation:
+        assert not model._forward_hooks
+        assert "forward: blocks.1.fc (Linear)" in record(step(model)).names
+    assert instrumentation.paths == tuple(path for path, _ in Net().named_modules())
+
+
+def test_a_scripted_part_is_skipped_and_said_to_be(record):
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Tanh()))
+    with backspot.instrument(model) as instrumentation:
+        assert instrumentation.paths == ("", "0")
+        assert list(instrumentation.skipped) == ["1"]
+        assert "1 skipped" in repr(instrumentation)
+        assert len(record(step(model)).forward()) == 2
+
+
+def test_hooks_of_others_run_in_between(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model[1].register_forward_pre_hook(lambda m, a, k: (a, dict(k)), with_kwargs=True)
+    model[1].register_forward_hook(lambda m, a, out: out * 2)
+    with backspot.instrument(model):
+        recording = record(step(model))
+        assert not any(_open(model))
+    tanh = next(x for x in recording.labels if x.name == "forward: 1 (Tanh)")
+    assert any(x.name == "aten::mul" and tanh.contains(x) for x in recording.events)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "node_creation_hook"), reason="needs torch 2.14"
+)
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto", None])
+def test_every_marker_names_the_module_that_was_running_when_the_node_was_made(name, record):
+    if name is None:
+        model, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 3, 8)
+    else:
+        timm = pytest.importorskip("timm")
+        size = {"img_size": 32} if name.startswith("vit") else {}
+        model, x = timm.create_model(name, **size), torch.randn(2, 3, 32, 32)
+    running, truth, marked = [], {}, {}
+    paths = {module: path for path, module in model.named_modules()}
+    for module in paths:
+        module.register_forward_pre_hook(lambda m, a: running.append(paths[m]))
+        module.register_forward_hook(lambda m, a, o: (running.pop(), None)[1])
+
+    def made(node):
+        if running:
+            truth[node._sequence_nr()] = running[-1]
+
+    def collect(node, seen):
+        pending = [node]
+        while pending:
+            node = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            for hook in getattr(node, "pre_hooks", ()):
+                marked[node._sequence_nr()] = hook
+            pending.extend(child for child, _ in node.next_functions)
+        return seen
+
+    def run():
+        with torch.autograd.graph.node_creation_hook(made):
+            loss = model(x).sum()
+        nodes = collect(loss.grad_fn, set())
+        numbers = sorted(truth)
+        order = sorted(
+            (node for node in nodes if "AccumulateGrad" not in node.name()),
+            key=lambda node: -node._sequence_nr(),
+        )
+
+        def probe(node):
+            # Told at the same moment as the marker: the node after it is this one.
+            at = bisect_right(numbers, node._sequence_nr()) - 1
+            label = torch.profiler.record_function(f"truth: {truth.get(numbers[at], '')}")
+            return lambda *_: label.__enter__() and None or label.__exit__(None, None, None)
+
+        for node in order:
+            node.register_prehook(probe(node))
+        loss.backward()
+
+    with backspot.instrument(model):
+        recording = record(run)
+    told = [
+        event.name for event in recording.events if event.name.startswith(("truth: ", "backward: "))
+    ]
+    pairs = [
+        (told[i].removeprefix("backward: ").split(" ")[0], told[i + 1].removeprefix("truth: "))
+        for i in range(len(told) - 1)
+        if told[i].startswith("backward: ")
+    ]
+    assert len(pairs) > 5
+    assert [p for p in pairs if p[0] != p[1] and not p[0].startswith("(")] == []
+    assert all(real == "" for marker, real in pairs if marker.startswith("("))

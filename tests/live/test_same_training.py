@@ -1,0 +1,242 @@
+"""Instrumented or not: the same loss, the same gradients, the same graph."""
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import backspot
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        shortcut = x
+        x = self.norm(self.conv(x))
+        x += shortcut
+        return self.act(x)
+
+
+class Views(nn.Module):
+    """Views of memory that is changed in place, before and after the view is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.passing = nn.Identity()
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.first(x)
+        left, right = y[:, :3], y[:, 3:]
+        left.mul_(2)
+        y = self.passing(y)
+        right = self.passing(right)
+        parts = y.view(-1, 2, 3).unbind(1)
+        z = self.second(torch.cat([parts[0], right], 1))
+        z[:, 0] = 0
+        z.add_(1)
+        return self.passing(z.view(-1)[2:])
+
+
+class StaleUnbind(nn.Module):
+    """Reading grad_fn of such a part raises once its base has changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.passing = nn.Identity()
+
+    def forward(self, x):
+        y = self.linear(x) * 1
+        parts = y.unbind(0)
+        y.mul_(2)
+        self.passing(parts[0])
+        return y
+
+
+class Held(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        self.feature = self.stem(x)
+        y = self.relu(self.head(self.feature))
+        return self.head(y + self.feature.tanh())
+
+
+class Keyworded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Bilinear(4, 4, 4)
+
+    def forward(self, *, x, y=None):
+        return {"out": self.inner(input1=x, input2=x * 2), "deep": [{"none": y}, (x,)]}
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    hidden: tuple
+
+
+class ReturnsDataclass(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        return Output(hidden.sum(), (hidden, x))
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 4)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]))
+        packed, state = self.rnn(packed)
+        return packed.data.sum() + state[0].sum()
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+class ReturnsNamedTuple(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Pair(self.inner(x), OrderedDict(x=x))
+
+
+def parametrized():
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh())
+
+
+def first_tensor(output):
+    if isinstance(output, torch.Tensor):
+        return output.sum()
+    if isinstance(output, Output):
+        return output.loss
+    if isinstance(output, dict):
+        return output["out"].sum()
+    return output[0].sum()
+
+
+CASES = {
+    "residual": (lambda: nn.Sequential(Residual(), Residual()), (2, 3, 5, 5)),
+    "views": (Views, (4, 6)),
+    "stale unbind": (StaleUnbind, (2, 4)),
+    "held feature": (Held, (2, 4)),
+    "keywords": (Keyworded, (2, 4)),
+    "dataclass": (ReturnsDataclass, (2, 4)),
+    "packed sequence": (Packed, (3, 2, 4)),
+    "named tuple": (ReturnsNamedTuple, (2, 4)),
+    "parametrized": (parametrized, (2, 4)),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        (2, 3, 8),
+    ),
+}
+
+
+def train_once(case, graph_of, around):
+    make, shape = CASES[case]
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(shape)
+
+    def step():
+        loss = first_tensor(model(x=x) if case == "keywords" else model(x))
+        step.graph = graph_of(loss)
+        loss.backward()
+        step.loss = loss.detach()
+
+    around(model, step)
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return step.loss, gradients, step.graph
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_labels_change_neither_loss_nor_gradients_nor_graph(case, graph_of, record):
+    def labelled(model, step):
+        with backspot.instrument(model):
+            assert record(step).names
+
+    loss, gradients, graph = train_once(case, graph_of, lambda model, step: step())
+    loss2, gradients2, graph2 = train_once(case, graph_of, labelled)
+    assert torch.equal(loss, loss2)
+    assert gradients.keys() == gradients2.keys()
+    assert all(torch.equal(gradients[name], gradients2[name]) for name in gradients)
+    assert graph == graph2
+
+
+@pytest.mark.parametrize("case", ["held feature", "transformer", "parametrized", "named tuple"])
+def test_module_hooks_change_neither_loss_nor_gradients(case, graph_of, record):
+    def labelled(model, step):
+        with backspot.instrument(model, hooks="module"):
+            assert record(step).names
+
+    loss, gradients, _ = train_once(case, graph_of, lambda model, step: step())
+    loss2, gradients2, _ = train_once(case, graph_of, labelled)
+    assert torch.equal(loss, loss2)
+    assert all(torch.equal(gradients[name], gradients2[name]) for name in gradients)
+
+
+@pytest.mark.timm
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "convnext_atto"])
+def test_labels_leave_real_models_as_they_are(name, graph_of, record):
+    timm = pytest.importorskip("timm")
+    size = {"img_size": 32} if name.startswith("vit") else {}
+
+    def run(around):
+        torch.manual_seed(0)
+        model = timm.create_model(name, num_classes=3, **size)
+        x = torch.randn(2, 3, 32, 32)
+
+        def step():
+            loss = model(x).square().sum()
+            step.graph = graph_of(loss)
+            loss.backward()
+
+        around(model, step)
+        return [p.grad for p in model.parameters()], step.graph
+
+    def labelled(model, step):
+        with backspot.instrument(model):
+            assert len(record(step).backward()) > 10
+
+    gradients, graph = run(lambda model, step: step())
+    gradients2, graph2 = run(labelled)
+    assert graph == graph2
+    assert all(map(torch.equal, gradients, gradients2))
+
+
+def test_a_stale_view_is_counted_and_not_asked(record):
+    model = StaleUnbind()
+    with backspot.instrument(model):
+        names = record(lambda: model(torch.randn(2, 4)).sum().backward()).names
+    assert names.count("unmarked: passing (Identity)") == 1
+    assert names[-2:] == ["backward: (StaleUnbind)", "backward: linear (Linear)"]
+
+
+def test_state_dict_is_unchanged():
+    model = Residual()
+    before = list(model.state_dict())
+    with backspot.instrument(model):
+        assert list(model.state_dict()) == before
+        model.load_state_dict(model.state_dict())
