@@ -4,9 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from helpers.training import assert_true_owners, tells_creation  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from helpers.training import assert_true_owners, tells_creation  # noqa: E402
 
 needs_creation = pytest.mark.skipif(
     not tells_creation, reason="the truth about nodes made within nodes needs torch 2.14"

@@ -1,0 +1,194 @@
+"""Activation checkpointing: recomputation is shown as such, and owned by what runs again."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+
+from helpers.training import check, owners  # noqa: E402
+
+MODES = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.act = nn.GELU()
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(self.act(self.fc(x))) * 2
+
+
+class Net(nn.Module):
+    """``how(function, x)`` runs each block."""
+
+    def __init__(self, how, around=lambda block: block):
+        super().__init__()
+        self.how = how
+        self.stem = nn.Linear(8, 8)
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.how(self.blocks, x)).sum()
+
+
+def plain(blocks, x):
+    return blocks(x)
+
+
+def each(reentrant):
+    def run(blocks, x):
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=reentrant)
+        return x
+
+    return run
+
+
+def nested(reentrant):
+    def inner(blocks):
+        def run(x):
+            return checkpoint(blocks[1], blocks[0](x), use_reentrant=reentrant)
+
+        return run
+
+    def run(blocks, x):
+        x = checkpoint(inner(blocks), x, use_reentrant=reentrant)
+        return checkpoint(blocks[2], x, use_reentrant=reentrant)
+
+    return run
+
+
+def sequential(reentrant):
+    return lambda blocks, x: checkpoint_sequential(blocks, 2, x, use_reentrant=reentrant)
+
+
+def step(model):
+    loss = model(torch.randn(4, 8))
+    loss.backward()
+    return loss
+
+
+def recomputed(report):
+    return {row.path for row in report.modules if row.recompute_ns}
+
+
+def without_checkpoints(found):
+    """The owners without what only checkpointing adds, each block's own work alone."""
+    kept = {
+        path: {name: n for name, n in nodes.items() if "Checkpoint" not in name}
+        for path, nodes in found.items()
+    }
+    return {path: nodes for path, nodes in kept.items() if nodes}
+
+
+@MODES
+@pytest.mark.parametrize("how", [each, nested, sequential])
+def test_nodes_belong_to_the_modules_that_they_belong_to_without_checkpoints(how, reentrant):
+    expected = owners(check(lambda: Net(plain), step))
+    report = check(lambda: Net(how(reentrant)), step)
+    assert without_checkpoints(owners(report)) == expected
+    assert report.coverage.cpu > 0.5
+
+
+@MODES
+@pytest.mark.parametrize("how", [each, nested])
+def test_what_runs_again_is_recomputation_of_the_module_that_runs(how, reentrant):
+    report = check(lambda: Net(how(reentrant)), step)
+    inside = {f"blocks.{i}{part}" for i in range(3) for part in ("", ".fc", ".act", ".drop")}
+    assert recomputed(report) <= inside
+    # The last operations of a block may be left out: nothing of theirs is needed again.
+    assert {f"blocks.{i}.fc" for i in range(3)} <= recomputed(report)
+    assert {row.calls for row in report.modules if row.path in inside} == {2}
+
+
+def test_without_checkpoints_nothing_is_recomputation():
+    assert recomputed(check(lambda: Net(plain), step)) == set()
+
+
+@MODES
+def test_recomputation_stands_among_the_nodes_of_its_module(reentrant):
+    report = check(lambda: Net(each(reentrant)), step)
+    names = {node.name for node in report["blocks.1.fc"].row.nodes}
+    assert "(recompute)" in names
+
+
+@MODES
+def test_a_module_checkpointed_within_another_backend_keeps_its_path(reentrant):
+    wrappers = pytest.importorskip("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    mode = wrappers.CheckpointImpl.REENTRANT if reentrant else wrappers.CheckpointImpl.NO_REENTRANT
+
+    def make():
+        model = Net(plain)
+        for index in range(3):
+            model.blocks[index] = wrappers.checkpoint_wrapper(
+                model.blocks[index], checkpoint_impl=mode
+            )
+        return model
+
+    report = check(make, step)
+    assert without_checkpoints(owners(report)) == owners(check(lambda: Net(plain), step))
+    assert "blocks.2.fc" in recomputed(report)
+
+
+class Functional(nn.Module):
+    """What is checkpointed is a closure: modules, and code of this module's own around them."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.before = nn.Linear(8, 8)
+        self.fc = nn.Linear(8, 8)
+        self.after = nn.Linear(8, 8)
+
+    def forward(self, x):
+        def run(x):
+            return self.fc((x.exp() - 1).cumsum(1)).cos()
+
+        return self.after(checkpoint(run, self.before(x), use_reentrant=self.reentrant)).sum()
+
+
+@MODES
+def test_functional_code_that_runs_again_belongs_to_the_module_around_it(reentrant):
+    report = check(lambda: Functional(reentrant), step)
+    names = {name.removesuffix("Backward0") for name in owners(report)[""]}
+    assert {"Exp", "Sub", "Cumsum", "Cos"} <= names
+    assert set(owners(report)) == {"", "before", "fc", "after", "(outside model)"} - (
+        set() if "(outside model)" in owners(report) else {"(outside model)"}
+    )
+
+
+@MODES
+def test_a_checkpointed_vit_has_the_owners_of_the_plain_one(reentrant):
+    timm = pytest.importorskip("timm")
+    layers = pytest.importorskip("timm.layers")
+
+    def make(checkpointed):
+        model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=3)
+        if checkpointed:
+            model.set_grad_checkpointing()
+            layers.set_reentrant_ckpt(reentrant)
+        return model
+
+    def run(model):
+        loss = model(torch.randn(2, 3, 32, 32)).square().sum()
+        loss.backward()
+        return loss
+
+    report = check(lambda: make(True), run, steps=1)
+    expected = owners(check(lambda: make(False), run, steps=1))
+    assert without_checkpoints(owners(report)) == expected
+    assert {f"blocks.{i}.attn.qkv" for i in range(3)} <= recomputed(report)
+    assert not {"head", "patch_embed.proj", "norm"} & recomputed(report)
+
+
+@MODES
+def test_a_backward_within_a_checkpoint_is_one_pass(reentrant):
+    report = check(lambda: Net(each(reentrant)), step)
+    assert len(report.passes) == 2
