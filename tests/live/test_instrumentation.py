@@ -164,7 +164,7 @@ def test_nothing_is_kept_alive(hooks, record):
     backspot.instrument(model, hooks=hooks)
     gone = [weakref.ref(model), weakref.ref(model[1][0])]
 
-    def run():
+    def run(model=model):
         x = torch.randn(3, 4)
         out = model(x)
         # A node takes no weak reference; what its metadata holds dies with it.
@@ -174,6 +174,7 @@ def test_nothing_is_kept_alive(hooks, record):
         gone.append(weakref.ref(model(x)))  # a forward without its backward
 
     record(run)
+    run.__defaults__ = ()
     del model
     gc.collect()
     assert [reference() for reference in gone] == [None] * len(gone)

@@ -375,7 +375,12 @@ def test_every_marker_names_the_module_that_was_running_when_the_node_was_made(n
             # Told at the same moment as the marker: the node after it is this one.
             at = bisect_right(numbers, node._sequence_nr()) - 1
             label = torch.profiler.record_function(f"truth: {truth.get(numbers[at], '')}")
-            return lambda *_: label.__enter__() and None or label.__exit__(None, None, None)
+
+            def tell(*_):
+                with label:
+                    pass
+
+            return tell
 
         for node in order:
             node.register_prehook(probe(node))
@@ -394,3 +399,23 @@ def test_every_marker_names_the_module_that_was_running_when_the_node_was_made(n
     assert len(pairs) > 5
     assert [p for p in pairs if p[0] != p[1] and not p[0].startswith("(")] == []
     assert all(real == "" for marker, real in pairs if marker.startswith("("))
+
+
+def test_outputs_of_transformers_are_looked_into(record):
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            hidden = self.fc(x)
+            return outputs.BaseModelOutput(
+                last_hidden_state=hidden.tanh(), hidden_states=(x, hidden)
+            )
+
+    model = Hidden()
+    with backspot.instrument(model):
+        recording = record(lambda: model(torch.randn(2, 4)).last_hidden_state.sum().backward())
+    assert recording.backward() == ["backward: (Hidden)", "backward: fc (Linear)"]

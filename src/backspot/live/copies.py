@@ -1,7 +1,7 @@
 """Copies of an instrumented model, by ``copy``, ``pickle`` or ``torch.save``, are plain models.
 
-While a model is instrumented, its modules' classes are reduced by a function of ours, which hands on
-what PyTorch would and leaves our hooks out. An instance that bears none is reduced as ever.
+While a model is instrumented, its modules' classes are reduced by a function of ours, which hands
+on what PyTorch would and leaves our hooks out. An instance that bears none is reduced as ever.
 """
 
 from __future__ import annotations
