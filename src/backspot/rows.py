@@ -50,7 +50,11 @@ class Row:
         cpu_ns: time the host spent executing its nodes.
         forward_ns: clock time of its forward, by the same rule as ``wall_ns``.
         recompute_ns: the part of ``wall_ns`` that is forward work run again by checkpointing.
-        total_wall_ns: ``wall_ns`` of this module and all inside it; likewise the other totals.
+        total_wall_ns: ``wall_ns`` of this module and all inside it.
+        total_gpu_ns: ``gpu_ns`` of this module and all inside it.
+        total_cpu_ns: ``cpu_ns`` of this module and all inside it.
+        total_forward_ns: ``forward_ns`` of this module and all inside it.
+        total_recompute_ns: ``recompute_ns`` of this module and all inside it.
         nodes: its autograd nodes by name, the heaviest first.
         wall_ns_by_step: ``wall_ns`` in each recorded step.
         members: how many modules stand in this row (more than 1 only where rows were grouped).

@@ -1,0 +1,161 @@
+"""What commands share of the terminal: output, colour, one-line complaints, progress."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+from backspot.render._words import visible
+
+__all__ = [
+    "abandon_output",
+    "complain",
+    "count",
+    "flush_output",
+    "reading",
+    "use_color",
+    "write_bytes",
+    "write_text",
+]
+
+_PATIENCE = 0.5
+"""Seconds that reading may take before it is worth a bar."""
+
+# For terminals and files that know ASCII or little more.
+_PLAIN = str.maketrans(
+    {
+        **dict.fromkeys("█▉▊▋▌", "#"),
+        **dict.fromkeys("▏▎▍", " "),
+        **dict.fromkeys("│├└", "|"),
+        "─": "-",
+        "…": "~",
+        "·": "-",
+        "×": "x",
+        "µ": "u",
+    }
+)
+
+
+def write_text(text: str) -> None:
+    """Write a text to standard output; what its encoding lacks is replaced, never an error."""
+    if sys.stdout is None:
+        return
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    sys.stdout.write(text + "\n")
+
+
+def write_bytes(data: bytes) -> None:
+    """Write a file's content to standard output, byte for byte."""
+    if sys.stdout is None:
+        return
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:  # somebody put a stream of text in its place
+        sys.stdout.write(data.decode())
+        return
+    sys.stdout.flush()
+    buffer.write(data)
+
+
+def flush_output() -> None:
+    """Write what waits in standard output, while an error can still be told."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def abandon_output() -> None:
+    """Let what still waits in standard output go nowhere, instead of failing when Python ends."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def complain(message: str) -> None:
+    """Write one line to standard error; names in it cannot break it or steer the terminal."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(f"backspot: {visible(message)}", file=sys.stderr, flush=True)
+
+
+def use_color(stream: TextIO | Any) -> bool:  # noqa: ANN401 - tests and notebooks replace streams
+    """Whether to write colours: ``NO_COLOR``, then ``FORCE_COLOR``, then what the stream is."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return _is_terminal(stream)
+
+
+def _is_terminal(stream: TextIO | Any) -> bool:  # noqa: ANN401
+    if os.environ.get("TERM") == "dumb":
+        return False
+    return bool(getattr(stream, "isatty", lambda: False)())
+
+
+def count(text: str) -> int:
+    """A whole number of at least 0, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(text)
+
+
+@contextmanager
+def reading(source: str) -> Iterator[Callable[[int, int | None], None] | None]:
+    """Show on standard error how far a long reading is; elsewhere than on a terminal, nothing.
+
+    Yields:
+        What to call with the bytes read and, where known, how many there are.
+    """
+    if not _is_terminal(sys.stderr):
+        yield None
+        return
+    bar = _Bar(source)
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+class _Bar:
+    """A progress bar that appears only once reading turns out to be long."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._since = time.monotonic()
+        self._progress: Any = None
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if self._progress is None:
+            if time.monotonic() - self._since < _PATIENCE:
+                return
+            self._open()
+        self._progress.update(0, completed=done, total=total or None)
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("reading {task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            console=Console(stderr=True, no_color=not use_color(sys.stderr)),
+            transient=True,
+        )
+        name = "standard input" if self._source == "-" else os.path.basename(self._source)  # noqa: PTH119
+        self._progress.add_task(visible(name)[-40:], total=None)
+        self._progress.start()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()

@@ -1,0 +1,41 @@
+"""Write the report of a trace to a file, whose suffix decides the form.
+
+The forms are .json (which backspot.Report.load reads back), .csv and .md.
+
+Example:
+  backspot report trace.json.gz -o report.json
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("trace", metavar="TRACE", help="a trace, a folder of traces, or -")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="where to write the report"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, rank and write."""
+    from backspot.render import renderer_for
+    from backspot.render._writing import check_target
+
+    # A name that cannot serve is told before the trace is read, which can take long.
+    renderer_for(args.output)
+    check_target(args.output, force=args.force)
+
+    from backspot.commands._console import complain, write_text
+    from backspot.commands._source import read
+    from backspot.render._words import visible
+
+    report = read(args.trace)
+    path = report.save(args.output, force=args.force)
+    for warning in report.warnings:
+        complain(f"warning: {warning}")
+    write_text(f"Wrote {visible(str(path))}")
+    return 0

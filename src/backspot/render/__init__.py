@@ -1,0 +1,77 @@
+"""Reports as files: the suffix decides the form.
+
+A renderer is a function that sees a Report and nothing else, and gives the file's bytes. A new form
+is a new file in this folder and a line in ``_FORMS``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backspot.errors import UsageError
+from backspot.render._words import visible
+from backspot.render._writing import writing
+
+if TYPE_CHECKING:
+    from backspot.report import Report
+
+__all__ = ["Renderer", "renderer_for", "save", "suffixes"]
+
+Renderer = Callable[["Report"], bytes]
+
+# Where each form's renderer lives: nothing is imported before it is asked for.
+_FORMS = {
+    ".csv": ("backspot.render.csv", "to_csv"),
+    ".json": ("backspot.render.json", "to_json"),
+    ".md": ("backspot.render.markdown", "to_markdown"),
+}
+
+
+def suffixes() -> tuple[str, ...]:
+    """The suffixes that name a form."""
+    return tuple(sorted(_FORMS))
+
+
+def renderer_for(path: str | os.PathLike[str]) -> Renderer:
+    """The renderer that a file's name asks for; of two suffixes that fit, the longer.
+
+    Raises:
+        UsageError: on a suffix that names no form.
+    """
+    name = os.fspath(path)
+    fitting = [suffix for suffix in _FORMS if name.lower().endswith(suffix)]
+    if not fitting:
+        known = suffixes()
+        raise UsageError(
+            f"{visible(name)}: the name's end decides the form, "
+            f"and this one is none of {', '.join(known[:-1])} or {known[-1]}"
+        )
+    module, function = _FORMS[max(fitting, key=len)]
+    renderer: Renderer = getattr(import_module(module), function)
+    return renderer
+
+
+def save(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write a report in the form that the suffix names; the file appears whole or not at all.
+
+    Args:
+        report: what to write.
+        path: where to.
+        force: overwrite what is there.
+
+    Returns:
+        The path, as a ``Path``.
+
+    Raises:
+        OutputExistsError: where the file exists and ``force`` is false.
+        SourceNotFoundError: where the folder does not exist.
+        UsageError: on a suffix that names no form.
+    """
+    render = renderer_for(path)
+    with writing(path, force=force) as file:
+        file.write(render(report))
+    return Path(path)

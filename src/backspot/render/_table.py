@@ -1,0 +1,162 @@
+"""Fits a table into a given width: which columns, how wide, and where a name is cut.
+
+rich.table would wrap or cut at the end; here the end of a path is what tells paths apart, and a
+column goes as a whole before its numbers become unreadable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.text import Text
+
+__all__ = ["Column", "keep_end", "keep_start", "lay_out"]
+
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        head: its heading; ``wide_head`` stands instead where all columns fit.
+        cells: its cells, one a line of the table.
+        need: how dispensable it is; 0 always stands, columns of one number stand or go together.
+        least: how narrow a column of names can get; ``None`` where nothing may be cut.
+        left: whether it is set to the left.
+        cut_start: whether a name loses its start, because the end is what tells it apart.
+        gap: blanks before it.
+        style: how it is set.
+        bars: lengths of 0 to 1, drawn instead of cells.
+    """
+
+    head: str
+    cells: Sequence[str] = ()
+    need: int = 0
+    least: int | None = None
+    left: bool = False
+    cut_start: bool = False
+    gap: int = 2
+    style: str = ""
+    wide_head: str = ""
+    bars: Sequence[float] = field(default=())
+
+    def natural(self, *, wide: bool) -> int:
+        """The width at which nothing is cut."""
+        if self.bars:
+            return 16
+        head = self.wide_head if wide and self.wide_head else self.head
+        return max(cell_len(head), *(cell_len(cell) for cell in self.cells), 0)
+
+    def narrowest(self, *, wide: bool) -> int:
+        """The width that it cannot do without."""
+        return (
+            self.natural(wide=wide)
+            if self.least is None
+            else min(self.least, self.natural(wide=wide))
+        )
+
+
+def keep_end(text: str, width: int) -> str:
+    """Cut the start where the text is too wide: ``…ks.11.mlp.fc1``."""
+    if cell_len(text) <= width:
+        return text
+    kept = text
+    while kept and cell_len(kept) > width - 1:
+        kept = kept[1:]
+    return "…" + kept
+
+
+def keep_start(text: str, width: int) -> str:
+    """Cut the end where the text is too wide: ``ScaledDotProd…``."""
+    if cell_len(text) <= width:
+        return text
+    kept = text
+    while kept and cell_len(kept) > width - 1:
+        kept = kept[:-1]
+    return kept + "…"
+
+
+def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -> list[Text]:
+    """Set the table; the first line is its head.
+
+    Args:
+        columns: in the order in which they stand.
+        width: how many cells a line may take.
+        styles: a style for each line below the head.
+    """
+    wide = _fits(columns, width, wide=True)
+    kept = _chosen(columns, width, wide=wide)
+    widths = _widths(kept, width, wide=wide)
+    lines = [_line(kept, widths, None, wide=wide)]
+    for index in range(max((len(column.cells) for column in kept), default=0)):
+        line = _line(kept, widths, index, wide=wide)
+        if index < len(styles) and styles[index]:
+            line.stylize(styles[index])
+        lines.append(line)
+    return lines
+
+
+def _chosen(columns: Sequence[Column], width: int, *, wide: bool) -> list[Column]:
+    """The columns that there is room for; a narrow one may stand where a wide one could not."""
+    needs = {0}
+    for need in sorted({column.need for column in columns} - {0}):
+        if _fits([c for c in columns if c.need in needs | {need}], width, wide=wide):
+            needs.add(need)
+    return [column for column in columns if column.need in needs]
+
+
+def _fits(columns: Sequence[Column], width: int, *, wide: bool) -> bool:
+    return _taken(columns, [column.narrowest(wide=wide) for column in columns]) <= width
+
+
+def _taken(columns: Sequence[Column], widths: Sequence[int]) -> int:
+    return sum(widths) + sum(column.gap for column in columns[1:])
+
+
+def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
+    """Deal out what is left, a cell at a time: to all names alike, and to bars only then."""
+    widths = [column.narrowest(wide=wide) for column in columns]
+    wanted = [column.natural(wide=wide) for column in columns]
+    left = width - _taken(columns, widths)
+    for index, column in enumerate(columns):
+        if column.least is not None and left < 0:  # too narrow even for what cannot go
+            less = min(-left, widths[index] - 1)
+            widths[index] -= less
+            left += less
+    while left > 0:
+        growing = [index for index, want in enumerate(wanted) if widths[index] < want]
+        if not growing:
+            break
+        growing = [index for index in growing if not columns[index].bars] or growing
+        for index in growing[:left]:
+            widths[index] += 1
+        left -= len(growing[:left])
+    return widths
+
+
+def _line(columns: Sequence[Column], widths: Sequence[int], row: int | None, *, wide: bool) -> Text:
+    line = Text(no_wrap=True)
+    for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        if index:
+            line.append(" " * column.gap)
+        if row is None:
+            cell, style = (column.wide_head if wide and column.wide_head else column.head), "dim"
+        elif column.bars:
+            cell, style = _bar(column.bars[row], width), column.style
+        else:
+            cell, style = column.cells[row], column.style
+        cell = keep_end(cell, width) if column.cut_start else keep_start(cell, width)
+        blanks = " " * (width - cell_len(cell))
+        line.append(cell + blanks if column.left or column.bars else blanks + cell, style)
+    line.rstrip()
+    return line
+
+
+def _bar(length: float, width: int) -> str:
+    eighths = round(min(1.0, max(0.0, length)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_BLOCKS[rest] if rest else "")

@@ -1,0 +1,159 @@
+"""A report as JSON and back: the form that other programs read.
+
+``docs/json.md`` describes it, ``docs/report.schema.json`` is its JSON Schema, which
+``python -m backspot.render.json > docs/report.schema.json`` writes anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backspot.errors import NotATraceError, SourceNotFoundError
+from backspot.render._words import visible
+from backspot.report import (
+    SCHEMA,
+    Coverage,
+    DeviceCost,
+    NodeCost,
+    OperatorCost,
+    Pass,
+    Report,
+    Row,
+)
+
+__all__ = ["load", "schema", "to_json"]
+
+_FAMILY, _, _VERSION = SCHEMA.partition("/")
+# What a terminal or a page might obey, raw: within JSON it can only stand in strings.
+_UNSAFE = re.compile(r"[^\x20-\x7e\n]")
+
+
+def to_json(report: Report) -> bytes:
+    """The report as JSON in UTF-8, indented; ``load`` gives an equal report back.
+
+    Characters without a shape are written as escapes. Half a surrogate pair, which a module's name
+    may legally hold, is too; only two such halves in a row come back as the character they make.
+    """
+    try:
+        text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+    except UnicodeEncodeError:  # UTF-8 cannot hold half a surrogate pair; an escape can
+        text = json.dumps(msgspec.to_builtins(report), indent=1)
+    return (_UNSAFE.sub(_escaped, text) + "\n").encode()
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    return (
+        character
+        if character.isprintable()
+        else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
+    )
+
+
+class _Head(msgspec.Struct):
+    schema: str = ""
+
+
+def load(path: str | os.PathLike[str]) -> Report:
+    """Read a report that ``to_json`` wrote.
+
+    Raises:
+        SourceNotFoundError: where there is no such file, or it cannot be read.
+        NotATraceError: where it is no report, is broken, or is of a newer schema.
+    """
+    shown = visible(os.fspath(path))
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise SourceNotFoundError(f"{shown}: there is no such file") from None
+    except OSError as error:
+        raise SourceNotFoundError(f"{shown} cannot be read: {error.strerror}") from error
+    try:
+        return _decoded(data, shown)
+    except msgspec.ValidationError as error:
+        raise NotATraceError(
+            f"{shown} is no complete Backspot report: {visible(str(error))}"
+        ) from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        if isinstance(error, NotATraceError):
+            raise
+        raise NotATraceError(f"{shown} is not JSON, or is broken: {visible(str(error))}") from None
+
+
+def _decoded(data: bytes, shown: str) -> Report:
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except msgspec.ValidationError:
+        head = _Head()
+    except msgspec.DecodeError:
+        # msgspec takes no half surrogate pairs; Python's reader does.
+        plain = json.loads(data)
+        _check_schema(plain.get("schema", "") if isinstance(plain, dict) else "", shown)
+        return _checked(msgspec.convert(plain, Report), shown)
+    _check_schema(head.schema, shown)
+    return _checked(msgspec.json.decode(data, type=Report), shown)
+
+
+def _check_schema(found: object, shown: str) -> None:
+    if found == SCHEMA:
+        return
+    family, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
+    if family == _FAMILY and version.isdecimal() and int(version) > int(_VERSION):
+        raise NotATraceError(
+            f"{shown} was written by a newer Backspot (schema {found}; this one reads {SCHEMA}): "
+            "pip install -U backspot"
+        )
+    raise NotATraceError(
+        f"{shown} is no report that Backspot saved (its schema is not {SCHEMA}); "
+        "backspot.locate reads traces"
+    )
+
+
+def _checked(report: Report, shown: str) -> Report:
+    steps = {len(row.wall_ns_by_step) for row in report.modules}
+    if len(steps) > 1:
+        raise NotATraceError(f"{shown}: its rows disagree on how many steps there were")
+    return report
+
+
+def schema() -> bytes:
+    """The JSON Schema of the form; the descriptions are those of the classes."""
+    form: dict[str, Any] = msgspec.json.schema(Report)
+    for kind in (Coverage, DeviceCost, NodeCost, OperatorCost, Pass, Report, Row):
+        definition = form["$defs"][kind.__name__]
+        summary, fields = _described(kind)
+        definition["description"] = summary
+        for name, meaning in fields.items():
+            definition["properties"][name]["description"] = meaning
+    form["$defs"]["Report"]["properties"]["schema"] |= {"const": SCHEMA}
+    form["$defs"]["Report"]["required"].append("schema")
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA,
+        "title": "A Backspot report",
+        **form,
+    }
+    return (json.dumps(whole, indent=2) + "\n").encode()
+
+
+def _described(kind: type) -> tuple[str, dict[str, str]]:
+    """A class's docstring: what it is, and what each attribute means."""
+    summary, _, attributes = cleandoc(kind.__doc__ or "").partition("Attributes:")
+    entries = re.split(r"\n    (?=\w+: )", "\n" + attributes.strip("\n"))
+    fields = (entry.split(": ", 1) for entry in entries if ": " in entry)
+    return " ".join(summary.split()), {
+        name.strip(): " ".join(meaning.split()) for name, meaning in fields
+    }
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.buffer.write(schema())

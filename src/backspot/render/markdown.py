@@ -1,0 +1,139 @@
+"""A report as Markdown, for an issue or a pull request: the answer, the table, what to mistrust."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from backspot.render._story import (
+    Part,
+    answer,
+    by_operator,
+    coverage,
+    heaviest,
+    node_name,
+    notes,
+    operators_by,
+    remedies,
+    select,
+    setting,
+    time_of,
+)
+from backspot.render._words import decimals_for, milliseconds, percent, visible
+from backspot.report import By, NodeCost, OperatorCost, Report, Row, Sort
+
+__all__ = ["to_markdown"]
+
+# What a code span can hold in any reader of Markdown, in a table too.
+_PLAIN = re.compile(r"[\w .,:()*/+#%=^-]+\Z")
+
+
+def to_markdown(
+    report: Report,
+    *,
+    top: int | None = 30,
+    depth: int | None = None,
+    sort: Sort = "wall",
+    by: By = "path",
+) -> bytes:
+    """The report as GitHub's Markdown, in UTF-8; the arguments are those of ``render_text``.
+
+    No name can leave its cell, start a tag or a link, or call upon anybody.
+    """
+    chosen = select(report, top=top, depth=depth, sort=sort, by=by)
+    per = "pass" if report.step_unit == "backward pass" else "step"
+    facts = "; ".join([*setting(report), f"times in ms per {per}"])
+    sentence = "".join(_inline(part) for part in answer(report, depth=depth, sort=sort, by=by))
+    lines = [f"**{sentence}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
+    if by_operator(report):
+        lines += _table(report, [], operators_by(report, sort)[:top], sort, by)
+    else:
+        lines += _table(report, [*chosen.shown, *chosen.unowned], [], sort, by)
+        below = [coverage(report), *notes(report, chosen, sort=sort, by=by)]
+        lines += ["", *map(_text, below)]
+    lines += ["", *(f"- Warning: {_text(text)}" for text in remedies(report))]
+    return ("\n".join(lines).rstrip("\n") + "\n").encode()
+
+
+def _table(
+    report: Report,
+    rows: Sequence[Row],
+    operators: Sequence[OperatorCost],
+    sort: Sort,
+    by: By,
+) -> list[str]:
+    kinds: list[Sort] = [sort, *(kind for kind in _KINDS if kind != sort)]
+    if not report.has_gpu and sort != "gpu":
+        kinds.remove("gpu")
+    costs: Sequence[Row | OperatorCost] = rows or operators
+    decimals = decimals_for(max((time_of(cost, sort) for cost in costs), default=0) / report.steps)
+
+    def times(cost: Row | NodeCost | OperatorCost) -> list[str]:
+        spent = [milliseconds(time_of(cost, kind) / report.steps, decimals) for kind in kinds]
+        return [spent[0], _text(percent(_share(report, cost, sort))), *spent[1:]]
+
+    titles = [f"{_KINDS[kind]} ms" for kind in kinds]
+    titles.insert(1, "share")
+    if not rows:
+        head = ["#", "node", *titles, "count"]
+        body = [
+            [str(rank), _code(node_name(cost.name)), *times(cost), str(cost.count)]
+            for rank, cost in enumerate(operators, 1)
+        ]
+        return _lines(head, body, names={1})
+    head = ["#", "class" if by == "class" else "module", "class", "modules", *titles]
+    head += ["calls", "heaviest node", "its ms"]
+    body = []
+    for rank, row in enumerate(rows, 1):
+        node = heaviest(row, sort)
+        body.append(
+            [
+                str(rank) if row.is_module else "",
+                _code(row.name) if row.is_module else _text(row.name),
+                _code(row.class_name) if row.is_module and row.class_name else "",
+                str(row.members) if row.is_module else "",
+                *times(row),
+                str(row.calls) if row.is_module else "",
+                _code(node_name(node.name)) if node else "",
+                milliseconds(time_of(node, sort) / report.steps, decimals) if node else "",
+            ]
+        )
+    useless = {"path": {3}, "class": {2}, "pattern": set()}[by]
+    keep = [index for index in range(len(head)) if index not in useless]
+    chosen = [[line[index] for index in keep] for line in (head, *body)]
+    names = {place for place, title in enumerate(chosen[0]) if title in _NAMES}
+    return _lines(chosen[0], chosen[1:], names=names)
+
+
+_KINDS: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
+_NAMES = {"module", "class", "heaviest node"}
+
+
+def _share(report: Report, cost: Row | NodeCost | OperatorCost, sort: Sort) -> float:
+    whole = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
+    return time_of(cost, sort) / whole if whole else 0.0
+
+
+def _lines(head: Sequence[str], body: Sequence[Sequence[str]], *, names: set[int]) -> list[str]:
+    rule = ["---" if index in names else "--:" for index in range(len(head))]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *body)]
+
+
+def _inline(part: Part) -> str:
+    kind, text = part
+    return _code(text) if kind in ("name", "node") else _text(text)
+
+
+def _code(name: str) -> str:
+    """A name as code; one that a code span cannot hold everywhere, as text without any markup."""
+    shown = visible(name)
+    if _PLAIN.match(shown) and shown == shown.strip():
+        return f"`{shown}`"
+    return "".join(
+        character if character.isalnum() or character == " " else f"&#{ord(character)};"
+        for character in shown
+    )
+
+
+def _text(text: str) -> str:
+    return re.sub(r"[\\`*_\[\]{}<>&|~@$#!^]", lambda found: f"&#{ord(found[0])};", visible(text))

@@ -1,0 +1,314 @@
+"""Reports for tests, made of numbers that a ViT on a GPU could show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from backspot.report import (
+    Coverage,
+    DeviceCost,
+    NodeCost,
+    OperatorCost,
+    Pass,
+    Report,
+    Row,
+    add_totals,
+    ranked_nodes,
+)
+
+ODD_NAMES = (
+    "</script><img src=x onerror=alert(1)>",
+    "=cmd|' /C calc'!A0",
+    "red \x1b[31malert\x1b[0m\x07",
+    "turned \u202eeman",
+    "tab\tand\nline",
+    "half \ud800 pair",
+    "[bold]markup[/bold] [link=x]",
+    "pipe|tick`star*_under_",
+    "漢字のモジュール",
+    "long." + ".".join(f"level{number}" for number in range(24)) + ".the_distinctive_end",
+)
+
+
+def row(
+    path: str,
+    class_name: str = "Linear",
+    *,
+    wall: int = 0,
+    gpu: int | None = None,
+    cpu: int | None = None,
+    forward: int = 0,
+    recompute: int = 0,
+    calls: int = 3,
+    root: str = "",
+    is_module: bool = True,
+    nodes: tuple[NodeCost, ...] = (),
+    steps: int = 3,
+) -> Row:
+    """A row whose totals are its own costs; ``add_totals`` sets them right."""
+    gpu = wall if gpu is None else gpu
+    cpu = wall // 10 if cpu is None else cpu
+    each = wall // steps
+    return Row(
+        path=path,
+        class_name=class_name,
+        root=root,
+        is_module=is_module,
+        calls=calls if is_module else 0,
+        wall_ns=wall,
+        gpu_ns=gpu,
+        cpu_ns=cpu,
+        forward_ns=forward,
+        recompute_ns=recompute,
+        total_wall_ns=wall,
+        total_gpu_ns=gpu,
+        total_cpu_ns=cpu,
+        total_forward_ns=forward,
+        total_recompute_ns=recompute,
+        nodes=nodes,
+        wall_ns_by_step=(*[each] * (steps - 1), wall - each * (steps - 1)),
+    )
+
+
+def node(name: str, wall: int, *, gpu: int | None = None, count: int = 3) -> NodeCost:
+    return NodeCost(name, count, wall, wall if gpu is None else gpu, wall // 10)
+
+
+def report(
+    rows: list[Row],
+    *,
+    step_ns: tuple[int, ...] = (45_700_000, 45_900_000, 45_500_000),
+    source: str = "backspot",
+    has_gpu: bool = True,
+    warnings: tuple[str, ...] = (),
+    trace: str = "trace.json.gz",
+) -> Report:
+    """A report of these rows: ranked, with totals, operators, passes and coverage that fit them."""
+    rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
+    wall, gpu, cpu = (
+        sum(getattr(one, f"{kind}_ns") for one in rows) for kind in ("wall", "gpu", "cpu")
+    )
+
+    def owned(kind: str, whole: int) -> float:
+        own = sum(getattr(one, f"{kind}_ns") for one in rows if one.is_module)
+        return own / whole if whole else 1.0
+
+    operators: dict[str, list[int]] = {}
+    payers: dict[str, tuple[int, str]] = {}
+    for one in rows:
+        for spent in one.nodes:
+            sums = operators.setdefault(spent.name, [0, 0, 0, 0])
+            for index, value in enumerate((spent.count, spent.wall_ns, spent.gpu_ns, spent.cpu_ns)):
+                sums[index] += value
+            payers[spent.name] = max(payers.get(spent.name, (-1, "")), (spent.wall_ns, one.path))
+    steps = len(step_ns)
+    passes = tuple(
+        Pass(
+            start_ns=step * 50_000_000,
+            duration_ns=wall // steps,
+            wall_ns=wall // steps,
+            forward_ns=0,
+            other_ns=0,
+            gpu_ns=gpu // steps,
+            cpu_ns=cpu // steps,
+            nodes=490,
+            step=step,
+        )
+        for step in range(steps)
+    )
+    device = DeviceCost(
+        0, {one.path: one.wall_ns for one in rows}, {one.path: one.gpu_ns for one in rows}
+    )
+    return Report(
+        modules=tuple(rows),
+        operators=tuple(
+            sorted(
+                (OperatorCost(name, *sums, payers[name][1]) for name, sums in operators.items()),
+                key=lambda operator: (-operator.wall_ns, operator.name),
+            )
+        ),
+        passes=passes,
+        devices=(device,) if has_gpu else (),
+        step_unit="profiler step",
+        step_ns=step_ns,
+        wall_ns=wall,
+        gpu_ns=gpu,
+        cpu_ns=cpu,
+        coverage=Coverage(owned("wall", wall), owned("gpu", gpu), owned("cpu", cpu)),
+        source=source,
+        has_gpu=has_gpu,
+        warnings=warnings,
+        trace=trace,
+    )
+
+
+def vit_rows(*, blocks: int = 12, gpu: bool = True, drop: int = 15_690_000) -> list[Row]:
+    """The rows of a ViT with a patch dropout whose backward takes ``drop`` ns in three steps."""
+
+    def made(path: str, class_name: str, wall: int, name: str = "", **more: int) -> Row:
+        nodes = (node(name, wall - wall // 40, gpu=None if gpu else 0),) if name and wall else ()
+        if nodes:
+            nodes += (node("torch::autograd::AccumulateGrad", wall // 40, gpu=None if gpu else 0),)
+        return row(
+            path,
+            class_name,
+            wall=wall,
+            gpu=wall - wall // 50 if gpu else 0,
+            cpu=wall // 9 if gpu else wall,
+            forward=wall // 2,
+            nodes=ranked_nodes(nodes),
+            **more,
+        )
+
+    rows = [
+        made("", "VisionTransformer", 66_000, "AddBackward0"),
+        made("patch_embed", "PatchEmbed", 31_000, "TransposeBackward0"),
+        made("patch_embed.proj", "Conv2d", 1_893_000, "ConvolutionBackward0"),
+        made("patch_drop", "PatchDropout", drop, "GatherBackward0"),
+        made("norm", "LayerNorm", 405_000, "NativeLayerNormBackward0"),
+        made("head", "Linear", 210_000, "AddmmBackward0"),
+        made("head_drop", "Dropout", 0),
+        made("loss", "CrossEntropyLoss", 96_000, "NllLossBackward0", root="loss"),
+        row("(autograd engine)", "", wall=630_000, gpu=0, cpu=510_000, is_module=False),
+        row(
+            "(outside model)",
+            "",
+            wall=90_000,
+            gpu=0 if not gpu else 84_000,
+            is_module=False,
+            nodes=(node("MeanBackward0", 90_000, gpu=None if gpu else 0),),
+        ),
+    ]
+    for number in range(blocks):
+        at, more = f"blocks.{number}", number * 1_700
+        rows += [
+            made(at, "Block", 240_000 + more, "AddBackward0"),
+            made(f"{at}.norm1", "LayerNorm", 213_000 + more, "NativeLayerNormBackward0"),
+            made(
+                f"{at}.attn",
+                "Attention",
+                804_000 + more,
+                "ScaledDotProductEfficientAttentionBackward0",
+            ),
+            made(f"{at}.attn.qkv", "Linear", 990_000 + more, "AddmmBackward0"),
+            made(f"{at}.attn.proj", "Linear", 360_000 + more, "AddmmBackward0"),
+            made(f"{at}.norm2", "LayerNorm", 213_000 + more, "NativeLayerNormBackward0"),
+            made(f"{at}.mlp.fc1", "Linear", 1_215_000 + more, "AddmmBackward0"),
+            made(f"{at}.mlp.act", "GELU", 273_000 + more, "GeluBackward0"),
+            made(f"{at}.mlp.fc2", "Linear", 1_170_000 + more, "AddmmBackward0"),
+            made(f"{at}.drop_path", "Identity", 0),
+        ]
+    return rows
+
+
+def vit(**more: object) -> Report:
+    """A ViT on a GPU whose patch dropout is the bottleneck."""
+    return report(vit_rows(**more))
+
+
+def vit_on_a_cpu() -> Report:
+    return report(vit_rows(gpu=False), has_gpu=False)
+
+
+def even_vit() -> Report:
+    """A ViT without a bottleneck: no single layer takes much, the repeated ones do together."""
+    return report(vit_rows(drop=150_000))
+
+
+def odd() -> Report:
+    """Names that try to be something else, in a terminal, a page, a table and a spreadsheet."""
+    rows = [
+        row(name, name, wall=9_000_000 - 100_000 * index, nodes=(node(name, 5_000_000),))
+        for index, name in enumerate(ODD_NAMES)
+    ]
+    return report(rows, warnings=("a warning with \x1b[2J in it",), trace="\x1b[2Jtrace.json")
+
+
+def unlabelled() -> Report:
+    """A trace in which nothing names a module."""
+    nodes = ranked_nodes(
+        [
+            node("GatherBackward0", 15_000_000),
+            node("AddmmBackward0", 12_000_000, count=147),
+            node("ScaledDotProductEfficientAttentionBackward0", 9_000_000, count=36),
+            node("torch::autograd::AccumulateGrad", 3_000_000, count=450),
+        ]
+    )
+    outside = row("(outside model)", "", wall=40_000_000, is_module=False, nodes=nodes)
+    return report([outside], source="none")
+
+
+def empty() -> Report:
+    """A backward that took no time at all."""
+    return report([row("", "Model", calls=1), row("fc", calls=1)], step_ns=(0, 0, 0), has_gpu=False)
+
+
+def checkpointed() -> Report:
+    """Half of a block's backward is forward work run again."""
+    block = row(
+        "block",
+        "Block",
+        wall=6_000_000,
+        recompute=3_600_000,
+        nodes=ranked_nodes([node("(recompute)", 3_600_000), node("AddmmBackward0", 2_400_000)]),
+    )
+    return report([block, row("head", wall=900_000, nodes=(node("AddmmBackward0", 900_000),))])
+
+
+SAMPLES = {
+    "vit": vit,
+    "vit_on_a_cpu": vit_on_a_cpu,
+    "even_vit": even_vit,
+    "odd": odd,
+    "unlabelled": unlabelled,
+    "empty": empty,
+    "checkpointed": checkpointed,
+}
+
+
+# Half a surrogate pair is a legal part of a name; two halves in a row are one character in JSON.
+_NAMES = st.text(
+    st.one_of(st.characters(), st.sampled_from("ab01.\x1b\u202e=+-@|`<>&\ud800\udfff")),
+    max_size=12,
+).map(lambda name: name.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"))
+_TIMES = st.integers(0, 10**12)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Report:
+    """Any report that keeps the promise that rows sum to the whole."""
+    steps = draw(st.integers(1, 3))
+    paths = draw(st.lists(st.one_of(_NAMES, _PATHS), unique=True, max_size=8))
+    rows = []
+    for path in paths:
+        wall = draw(_TIMES)
+        names = draw(st.lists(_NAMES, max_size=3, unique=True))
+        parts = [wall // (index + 2) ** 2 for index in range(len(names))]
+        rows.append(
+            row(
+                path,
+                draw(_NAMES),
+                wall=wall,
+                gpu=draw(_TIMES),
+                cpu=draw(_TIMES),
+                forward=draw(_TIMES),
+                calls=draw(st.integers(0, 9)),
+                is_module=draw(st.sampled_from((True, True, False))),
+                nodes=ranked_nodes(map(node, names, parts)),
+                steps=steps,
+            )
+        )
+    made = report(
+        rows,
+        step_ns=tuple(draw(st.lists(_TIMES, min_size=steps, max_size=steps))),
+        source=draw(st.sampled_from(("backspot", "lightning", "python", "none"))),
+        has_gpu=draw(st.booleans()),
+        warnings=tuple(draw(st.lists(_NAMES, max_size=2))),
+        trace=draw(_NAMES),
+    )
+    return replace(made, step_unit=draw(st.sampled_from(("profiler step", "backward pass"))))
+
+
+_PATHS = st.lists(st.sampled_from(("a", "b", "0", "1", "10")), max_size=4).map(".".join)

@@ -1,0 +1,206 @@
+"""Saving: a file appears whole or not at all."""
+
+import csv
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from sample_reports import (
+    ODD_NAMES,
+    SAMPLES,
+    checkpointed,
+    empty,
+    odd,
+    reports,
+    row,
+    unlabelled,
+    vit,
+)
+from sample_reports import report as report_of
+
+from backspot.errors import (
+    BackspotError,
+    MissingDependencyError,
+    OutputExistsError,
+    SourceNotFoundError,
+    UsageError,
+)
+from backspot.render import renderer_for, suffixes
+
+
+@pytest.mark.parametrize("suffix", suffixes())
+def test_the_suffix_decides_the_form(tmp_path, suffix):
+    path = vit().save(tmp_path / f"REPORT{suffix.upper()}")
+    assert path.read_bytes() == renderer_for(f"x{suffix}")(vit())
+
+
+@pytest.mark.parametrize("name", ["report.txt", "report", "json", "report.json.bak"])
+def test_a_suffix_that_names_no_form_is_refused_and_the_known_ones_are_listed(tmp_path, name):
+    with pytest.raises(UsageError, match=r"none of \.csv, \.json or \.md"):
+        vit().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_file_stays_unless_it_is_forced(tmp_path):
+    path = tmp_path / "report.md"
+    path.write_text("precious")
+    with pytest.raises(OutputExistsError, match=r"report\.md is there already.*--force"):
+        vit().save(path)
+    assert path.read_text() == "precious"
+    vit().save(path, force=True)
+    assert path.read_text().startswith("**`patch_drop")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_a_link_that_leads_nowhere_counts_as_there(tmp_path):
+    (tmp_path / "report.md").symlink_to(tmp_path / "elsewhere.md")
+    with pytest.raises(OutputExistsError):
+        vit().save(tmp_path / "report.md")
+
+
+def test_forcing_writes_through_a_link_and_keeps_the_files_permissions(tmp_path):
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    vit().save(link, force=True)
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert real.read_bytes() == renderer_for("x.json")(vit())
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(SourceNotFoundError, match=r"there is no folder .*missing"):
+        vit().save(tmp_path / "missing" / "report.json")
+
+
+def test_a_folder_is_no_output(tmp_path):
+    (tmp_path / "reports.json").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        vit().save(tmp_path / "reports.json", force=True)
+
+
+def test_a_failed_write_leaves_the_old_file_whole_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    path.write_text("precious")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(BackspotError, match=r"report\.json cannot be written: No space left"):
+        vit().save(path, force=True)
+    with pytest.raises(BackspotError, match="No space left"):
+        vit().save(tmp_path / "other.json")
+    assert path.read_text() == "precious"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_file_that_appears_while_ours_is_written_stays(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    monkeypatch.setattr("os.fsync", lambda _: path.write_text("precious"))
+    with pytest.raises(OutputExistsError, match="came into being"):
+        vit().save(path)
+    assert path.read_text() == "precious"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_saving_works_where_files_cannot_be_linked(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("os.link", unsupported)
+    vit().save(tmp_path / "report.csv")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.csv"]
+
+
+@pytest.mark.parametrize("name", ["vit", "odd", "unlabelled", "empty"])
+def test_markdown_reads_as_it_did(golden, name):
+    golden(f"{name}.md", renderer_for("x.md")(SAMPLES[name]()).decode())
+
+
+@pytest.mark.parametrize("name", ["checkpointed", "odd"])
+def test_csv_reads_as_it_did(golden, name):
+    golden(f"{name}.csv", renderer_for("x.csv")(SAMPLES[name]()).decode())
+
+
+def test_csv_has_a_line_for_every_row_whoever_owns_it():
+    lines = list(csv.DictReader(io.StringIO(renderer_for("x.csv")(vit()).decode())))
+    assert [line["path"] for line in lines] == [row.path for row in vit().modules]
+    assert sum(int(line["wall_ns"]) for line in lines) == vit().wall_ns
+    assert sum(float(line["wall_share"]) for line in lines) == pytest.approx(1, abs=1e-3)
+    assert {line["is_module"] for line in lines} == {"true", "false"}
+
+
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n@x", "＝1", "\u00a0=1"]
+)
+def test_csv_never_starts_a_formula(name):
+    lines = list(
+        csv.reader(
+            io.StringIO(renderer_for("x.csv")(report_of([row(name, name, wall=3)])).decode())
+        )
+    )
+    assert lines[1][0].startswith("'")
+    assert lines[1][1].startswith("'")
+
+
+@settings(max_examples=100, deadline=None)
+@given(reports())
+def test_no_csv_cell_of_any_report_runs_or_breaks_its_line(any_report):
+    text = renderer_for("x.csv")(any_report).decode()
+    lines = list(csv.reader(io.StringIO(text)))
+    assert len(text.splitlines()) == len(lines) == 1 + len(any_report.modules)
+    for line in lines:
+        assert len(line) == len(lines[0])
+        assert not [cell for cell in line if cell.lstrip().startswith(tuple("=+-@\t\r"))]
+
+
+@settings(max_examples=100, deadline=None)
+@given(reports())
+def test_no_name_leaves_its_cell_in_markdown(any_report):
+    text = renderer_for("x.md")(any_report).decode()
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len({line.count("|") for line in table}) <= 1
+    assert not re.search(r"<|&(?!#\d+;)", text)
+
+
+def test_markdown_shows_odd_names_as_text():
+    text = renderer_for("x.md")(odd()).decode()
+    assert "<img" not in text
+    assert "&#60;&#47;script&#62;" in text
+    assert "pipe&#124;tick&#96;star&#42;&#95;under&#95;" in text
+
+
+def test_a_frame_has_a_row_a_module_and_raw_names():
+    pytest.importorskip("pandas")
+    frame = odd().to_pandas()
+    assert list(frame["path"]) == list(ODD_NAMES)
+    assert frame["wall_ns"].sum() == odd().wall_ns
+    assert frame["wall_ns"].dtype == "int64"
+    assert frame["heaviest_node"][1] == ODD_NAMES[1]
+
+
+@pytest.mark.parametrize("made", [empty, unlabelled, checkpointed])
+def test_a_frame_and_a_csv_file_share_their_columns(made):
+    pytest.importorskip("pandas")
+    head = next(csv.reader(io.StringIO(renderer_for("x.csv")(made()).decode())))
+    assert list(made().to_pandas().columns) == head
+
+
+def test_without_pandas_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'backspot\[pandas\]'"):
+        vit().to_pandas()
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(reports())
+def test_any_report_can_be_saved_in_every_form(tmp_path, any_report):
+    for suffix in suffixes():
+        any_report.save(Path(tmp_path) / f"report{suffix}", force=True)

@@ -1,0 +1,148 @@
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, report, reports, row, unlabelled, vit
+
+from backspot.errors import UsageError
+from backspot.render.text import render_subtree, render_text
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("color", [False, True], ids=["plain", "color"])
+@pytest.mark.parametrize("width", [60, 80, 160])
+@pytest.mark.parametrize("name", ["vit", "odd"])
+def test_the_text_reads_as_it_did(golden, name, width, color):
+    text = render_text(SAMPLES[name](), width=width, color=color)
+    golden(f"{name}.{width}{'.color' if color else ''}.txt", text + "\n")
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_every_kind_of_report_reads_as_it_did(golden, name):
+    golden(f"{name}.100.txt", render_text(SAMPLES[name](), width=100) + "\n")
+
+
+@pytest.mark.parametrize("by", ["class", "pattern"])
+def test_groups_read_as_they_did(golden, by):
+    golden(f"even_vit.{by}.txt", render_text(even_vit(), width=100, by=by) + "\n")
+
+
+@pytest.mark.parametrize("sort", ["gpu", "cpu"])
+def test_other_rankings_read_as_they_did(golden, sort):
+    golden(f"vit.{sort}.txt", render_text(vit(), width=80, sort=sort, depth=2, top=5) + "\n")
+
+
+def test_a_module_with_its_children_reads_as_it_did(golden):
+    golden("subtree.txt", render_subtree(vit()["blocks.3"], width=100) + "\n")
+
+
+def test_the_first_line_says_the_answer():
+    first = render_text(vit(), width=100).splitlines()[0]
+    assert first == ("patch_drop (PatchDropout) takes 18% of the backward: GatherBackward0, 5.2 ms")
+
+
+def test_layers_that_are_slow_together_are_the_answer_where_no_module_stands_out():
+    first = " ".join(render_text(even_vit(), width=100).splitlines()[:2])
+    assert first.startswith("12 × blocks.*.mlp.fc1 (Linear) take 21% of the backward")
+    assert "no single module takes more than 2.7%" in first
+
+
+def test_time_that_no_module_owns_is_part_of_the_answer_once_it_is_much():
+    slow = [row("fc", wall=6_000_000), row("(outside model)", wall=9_000_000, is_module=False)]
+    assert "60% belongs to no module" in render_text(report(slow), width=200).splitlines()[0]
+
+
+def test_without_labels_nodes_are_ranked_and_the_remedy_is_named():
+    text = render_text(unlabelled(), width=100)
+    assert "The trace names no modules" in text
+    assert "GatherBackward0 takes 38%" in text
+    assert "backspot.instrument(model)" in text
+
+
+def test_what_no_module_owns_stands_below_the_modules_without_a_rank():
+    lines = render_text(vit(), width=80, top=3).splitlines()
+    heading = lines.index("   no module owns:")
+    assert lines[heading - 1].startswith("3  blocks.")
+    assert lines[heading + 1].startswith("   (autograd engine)")
+
+
+def test_a_row_is_one_line_and_the_end_of_a_long_path_stays():
+    path = ".".join(f"level{number}" for number in range(40)) + ".the_end"
+    lines = render_text(report([row(path, wall=9_000_000)]), width=80).splitlines()
+    assert [line for line in lines if line.startswith("1  …") and "the_end" in line]
+
+
+def test_the_rows_left_out_are_counted_and_none_is_when_all_are_shown():
+    assert "112 more modules take 22.1 ms (77%) together: --top 115" in render_text(
+        vit(), width=80, top=3
+    )
+    assert "more module" not in render_text(vit(), width=80, top=None)
+
+
+def test_a_request_that_cannot_be_meant_is_refused():
+    with pytest.raises(UsageError, match="depth=-1"):
+        render_text(vit(), depth=-1)
+    with pytest.raises(UsageError, match="choose one of wall, gpu, cpu"):
+        render_text(vit(), sort="time")
+
+
+def test_ranking_by_gpu_time_without_a_gpu_says_so():
+    first = render_text(SAMPLES["vit_on_a_cpu"](), width=100, sort="gpu").splitlines()[0]
+    assert "no GPU time" in first
+
+
+def test_a_report_prints_at_the_terminals_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")
+    assert str(vit()) == render_text(vit(), width=72)
+    assert str(vit()["blocks.3"]) == render_subtree(vit()["blocks.3"], width=72)
+
+
+def test_the_environment_has_no_say_in_a_given_width_and_colour(monkeypatch):
+    plain, colored = (render_text(vit(), width=80, color=color) for color in (False, True))
+    for name, value in {
+        "FORCE_COLOR": "1",
+        "NO_COLOR": "1",
+        "COLUMNS": "40",
+        "TERM": "dumb",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert render_text(vit(), width=80) == plain
+    assert render_text(vit(), width=80, color=True) == colored
+    assert ESCAPES.sub("", colored) == plain
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_names_cannot_steer_the_terminal(color):
+    text = ESCAPES.sub("", render_text(odd(), width=200, color=color, top=None))
+    assert all(character.isprintable() for line in text.splitlines() for character in line)
+    assert "\\x1b[31malert\\x1b[0m\\x07" in text
+    assert "\\u202eeman" in text
+    assert "[bold]markup[/bold]" in text
+    text.encode()
+    assert len(ODD_NAMES) == len(re.findall(r"^ *\d+  ", text, re.MULTILINE))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    reports(),
+    st.integers(40, 200),
+    st.sampled_from(("wall", "gpu", "cpu")),
+    st.sampled_from(("path", "class", "pattern")),
+    st.none() | st.integers(0, 3),
+)
+def test_any_report_fits_its_width_in_printable_characters(any_report, width, sort, by, depth):
+    text = render_text(any_report, width=width, sort=sort, by=by, depth=depth, top=None)
+    text.encode()
+    for line in text.splitlines():
+        assert line.isprintable()
+        assert cell_len(line) <= width
+        assert line == line.rstrip()
+    colored = render_text(
+        any_report, width=width, sort=sort, by=by, depth=depth, top=None, color=True
+    )
+    assert ESCAPES.sub("", colored) == text
+    for one in any_report.modules:
+        render_subtree(any_report[one.path], width=width).encode()
