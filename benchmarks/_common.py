@@ -115,9 +115,8 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         ]
         print("| " + " | ".join(parts) + " |", flush=True)
         if number == 0:
-            rules = (
-                "-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, numeric, strict=True)
-            )
+            ends = (":" if right else "-" for right in numeric)
+            rules = ("-" * (w - 1) + end for w, end in zip(widths, ends, strict=True))
             print("| " + " | ".join(rules) + " |")
 
 

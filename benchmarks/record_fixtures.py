@@ -110,10 +110,8 @@ def _save(name: str, path: Path, out: Path, expect: dict[str, Any]) -> None:
     target = out / f"{name}.trace.json.gz"
     size = write_trace(trim(document), target)
     write_json(out / f"{name}.expect.json", {**expect, "counted": counted, "bytes": size})
-    print(
-        f"  {target.name}: {counted['events']} events, {size / 1e3:.0f} kB"
-        + (" LARGE" if size > _LARGE else "")
-    )
+    large = " LARGE" if size > _LARGE else ""
+    print(f"  {target.name}: {counted['events']} events, {size / 1e3:.0f} kB{large}")
     try:
         import backspot
 
@@ -138,7 +136,8 @@ def _save(name: str, path: Path, out: Path, expect: dict[str, Any]) -> None:
 def _child(name: str, arguments: argparse.Namespace) -> None:
     import torch
 
-    import _fixture_cases_special  # noqa: F401 - registers its cases
+    import _fixture_cases_host  # noqa: F401 - registers its cases
+    import _fixture_cases_special  # noqa: F401 - as above
     import backspot
     from _fixture_cases import CASES, Context
 
@@ -175,9 +174,7 @@ def _child(name: str, arguments: argparse.Namespace) -> None:
             suffix = f".rank{rank}" if distributed else ""
             if recipe.how == "scheduled":
                 suffix += f".cycle{number}"
-            _save(
-                name + suffix, path, arguments.out, {**expect, "file": path.name.partition(".")[2]}
-            )
+            _save(name + suffix, path, arguments.out, expect)
     for handle in handles:
         handle.remove()
     if distributed:
@@ -189,7 +186,8 @@ def _available(arguments: argparse.Namespace) -> dict[str, str]:
     """Each case, and why it is left out ('' where it is not)."""
     import torch
 
-    import _fixture_cases_special  # noqa: F401 - registers its cases
+    import _fixture_cases_host  # noqa: F401 - registers its cases
+    import _fixture_cases_special  # noqa: F401 - as above
     from _fixture_cases import CASES
 
     gpus = torch.cuda.device_count() if arguments.device == "cuda" else 0
@@ -281,9 +279,7 @@ def _drive(arguments: argparse.Namespace) -> None:
             children.append(Child(name, commands, environments, limit=240))
         run_children(children, jobs=jobs, budget=budget, done=done)
     bad = [name for name, status in results.items() if status not in ("ok", reasons[name])]
-    print(
-        f"{len(results) - len(bad)} of {len(results)} cases fine" + (f"; not: {bad}" if bad else "")
-    )
+    print(f"{len(results) - len(bad)} of {len(results)} fine or left out; not: {bad or 'none'}")
 
 
 def _pack(folder: Path, target: Path) -> None:

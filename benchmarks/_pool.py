@@ -1,0 +1,274 @@
+"""Worker processes that each do many jobs, and a driver that loses one job when one of them dies.
+
+A worker is the same script started with ``--worker``; driver and worker exchange JSON lines. A job
+is a dict with a ``"name"``. A worker that crashes, hangs, or takes too much memory is replaced, and
+its job is tried again in the next, less crowded phase; in the last phase what happened is recorded.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+Job = dict[str, Any]
+Record = dict[str, Any]
+Stage = Callable[[str, Record], None]
+
+_GRACE_S = 20  # for the jobs in flight when the time is up
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def short(error: object, length: int = 300) -> str:
+    """An error on one line."""
+    name = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
+    text = name + " ".join(str(error).split())
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host had too little memory."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate" in text
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the process's device context is beyond use."""
+    text = str(error)
+    return "CUDA error" in text or "AcceleratorError" in type(error).__name__
+
+
+def serve(handle: Callable[[Job, Stage], Record]) -> None:
+    """Be a worker: read jobs from standard input, write records to standard output.
+
+    Args:
+        handle: does one job. It calls its second argument with the name of the stage that it
+            enters and what is known so far, which is what remains if the worker dies there.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not come between
+
+    def stage(name: str, record: Record) -> None:
+        answers.write(json.dumps({"stage": name, "record": record}) + "\n")
+
+    for line in sys.stdin:
+        job = json.loads(line)
+        entered = ["start"]
+
+        def enter(name: str, record: Record, entered: list[str] = entered) -> None:
+            entered[0] = name
+            stage(name, record)
+
+        fatal = False
+        try:
+            done: Record = {"record": handle(job, enter), "end": "done"}
+        except Exception as error:
+            fatal = is_fatal(error)
+            end = "memory" if is_out_of_memory(error) else "crash" if fatal else "error"
+            done = {"end": end, "stage": entered[0], "error": short(error)}
+        answers.write(json.dumps(done) + "\n")
+        if fatal:
+            os._exit(3)
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """How crowded the machine is.
+
+    Attributes:
+        workers: how many at a time.
+        timeout_s: for one job.
+        host_gib: resident memory of one worker at most.
+    """
+
+    workers: int
+    timeout_s: float
+    host_gib: float
+
+
+@dataclass
+class _Worker:
+    command: list[str]
+    log: IO[str] = field(default_factory=lambda: tempfile.TemporaryFile("w+", errors="replace"))
+    process: subprocess.Popen[bytes] | None = None
+    buffer: bytes = b""
+
+    def do(self, job: Job, phase: Phase, deadline: float) -> Record | None:
+        """Do a job; ``None`` if the time is up."""
+        if self.process is None or self.process.poll() is not None:
+            self.log.truncate(0)
+            self.buffer = b""
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log
+            )
+        began = time.monotonic()
+        stage, record = "start", {}
+        try:
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            return self._ended("crash", stage, record)
+        while True:
+            line = self._line()
+            if line is not None:
+                answer = json.loads(line)
+                if answer.get("end") == "done":
+                    return answer["record"] | {"end": "done"}
+                if "end" in answer:
+                    return record | answer
+                stage, record = answer["stage"], answer["record"]
+            elif self.process.poll() is not None:
+                return self._ended("crash", stage, record)
+            elif time.monotonic() - began > phase.timeout_s:
+                return self._ended("timeout", stage, record)
+            elif self._resident() > phase.host_gib * 2**30:
+                return self._ended("memory", stage, record)
+            elif time.monotonic() > deadline + _GRACE_S:
+                self.close()
+                return None
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def _line(self) -> bytes | None:
+        if b"\n" not in self.buffer:
+            descriptor = self.process.stdout.fileno()
+            if not select.select([descriptor], [], [], 0.2)[0]:
+                return None
+            self.buffer += os.read(descriptor, 1 << 20)
+        line, found, rest = self.buffer.partition(b"\n")
+        if not found:
+            return None
+        self.buffer = rest
+        return line
+
+    def _resident(self) -> int:
+        try:
+            return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE
+        except (OSError, IndexError):
+            return 0
+
+    def _ended(self, end: str, stage: str, record: Record) -> Record:
+        code = self.process.poll()
+        self.close()
+        size = self.log.seek(0, os.SEEK_END)
+        self.log.seek(max(0, size - 2000))
+        tail = " ".join(self.log.read().split())[-240:]
+        said = {"timeout": "took too long", "memory": "took too much host memory"}
+        error = said.get(end) or f"exit {code}: …{tail}"
+        return record | {"end": end, "stage": stage, "error": error}
+
+
+def run(
+    jobs: Iterable[Job],
+    command: Callable[[int], list[str]],
+    phases: list[Phase],
+    out: Path,
+    *,
+    seconds: float,
+    late: Callable[[Job], bool] = lambda _: False,
+) -> int:
+    """Do the jobs whose names ``out`` does not hold yet, and append a line for each.
+
+    Args:
+        jobs: what to do.
+        command: the command of a worker, given how many there are.
+        phases: from crowded to lonely.
+        out: the JSON lines.
+        seconds: when to stop; what is in flight then gets a little longer.
+        late: which jobs wait for the second phase.
+
+    Returns:
+        How many jobs are left to do.
+    """
+    started = time.monotonic()
+    deadline = started + seconds
+    done = {record["name"] for record in read_records([out])}
+    todo = [job for job in jobs if job["name"] not in done]
+    first = [job for job in todo if len(phases) == 1 or not late(job)]
+    again = [job for job in todo if job not in first]
+    lock = threading.Lock()
+    count = [0]
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(job: Job, record: Record) -> None:
+        line = json.dumps({"name": job["name"]} | record, allow_nan=True)
+        with out.open("a") as file:
+            file.write(line + "\n")
+        count[0] += 1
+        end = record["end"] if record["end"] == "done" else f"{record['end']}: {record['error']}"
+        print(
+            f"[{time.monotonic() - started:6.1f} s, {count[0]}/{len(todo)}] {job['name']} {end}",
+            flush=True,
+        )
+
+    def work(phase: Phase, queue: list[Job], unfinished: list[Job], is_last: bool) -> None:
+        worker = _Worker(command(phase.workers))
+        try:
+            while time.monotonic() < deadline:
+                with lock:
+                    if not queue:
+                        break
+                    job = queue.pop(0)
+                record = worker.do(job, phase, deadline)
+                with lock:
+                    if record is None or (
+                        not is_last and record["end"] in ("crash", "timeout", "memory")
+                    ):
+                        unfinished.append(job)
+                    else:
+                        write(job, record)
+        finally:
+            worker.close()
+
+    left: list[Job] = []
+    for number, phase in enumerate(phases):
+        queue, unfinished = first + left, []
+        first, left = again, []
+        again = []
+        threads = [
+            threading.Thread(
+                target=work, args=(phase, queue, unfinished, number == len(phases) - 1)
+            )
+            for _ in range(min(phase.workers, len(queue)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        left = queue + unfinished
+    print(f"{count[0]} done, {len(left)} left, {time.monotonic() - started:.0f} s", flush=True)
+    return len(left)
+
+
+def read_records(paths: Iterable[Path]) -> list[Record]:
+    """The records in these files, the last one of each name; a line cut short is left out."""
+    records: dict[str, Record] = {}
+    for path in paths:
+        if not path.exists():
+            continue
+        for line in path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            records[record["name"]] = record
+    return list(records.values())
