@@ -62,10 +62,8 @@ class Case:
                     number += 1
         for position, number in numbers:
             _, start, end = self.nodes[position]
-            trace.node(
-                "MulBackward0", start * TICK, end * TICK, seq=number, thread=BACKWARD_THREAD
-            )
-        for kernel in self.kernels:
+            trace.node("MulBackward0", start * TICK, end * TICK, seq=number, thread=BACKWARD_THREAD)
+        for stream, kernel in enumerate(self.kernels):
             if kernel.launch is None:
                 launch, thread = None, 0
             else:
@@ -78,6 +76,7 @@ class Case:
                 launch_thread=thread,
                 name="ncclDevKernel_AllReduce" if kernel.communication else "gemm",
                 cat="gpu_memcpy" if kernel.copy else "kernel",
+                stream=stream,
             )
         return trace
 
@@ -156,7 +155,7 @@ def by_hand(case: Case) -> tuple[dict[str, int], dict[str, int], dict[str, int]]
     gpu: dict[str, int] = defaultdict(int)
     for kernel in case.kernels:
         name = owner(kernel)
-        if name and (kernel.launch is not None or begin <= kernel.start < host_end):
+        if name and (kernel.launch is not None or begin <= kernel.start < end):
             gpu[name] += kernel.end - kernel.start
     cpu: dict[str, int] = defaultdict(int)
     for number, start, stop in case.nodes:
@@ -250,9 +249,7 @@ def test_passes_that_overlap_on_the_device_count_each_moment_once() -> None:
         trace.operator("aten::mul", at + TICK, at + 2 * TICK, seq=step)
         trace.node("MulBackward0", at + 10 * TICK, at + 20 * TICK, seq=step)
         # The device is far behind the host.
-        trace.kernel(
-            at + 30 * TICK, at + 130 * TICK, launch=at + 12 * TICK, name=f"kernel {step}"
-        )
+        trace.kernel(at + 30 * TICK, at + 130 * TICK, launch=at + 12 * TICK, name=f"kernel {step}")
     report = report_of(trace)
     first, second = report.passes
     assert first.start_ns + first.duration_ns == second.start_ns
@@ -275,3 +272,25 @@ def test_depth_folds_what_is_deeper() -> None:
     assert [r.path for r in folded.modules if r.is_module] == ["block", ""]
     assert folded["block"].row.wall_ns == 9 * TICK
     assert folded["block"].row.calls == 1
+
+
+def test_a_launch_that_the_profiler_missed_is_told_by_the_queues_order() -> None:
+    trace = Case([(2, 20, 25), (1, 25, 30)], []).trace()
+    trace.kernel(15 * TICK, 22 * TICK, launch=None, name="of the step before")
+    trace.kernel(22 * TICK, 24 * TICK, launch=5 * TICK, launch_thread=FORWARD_THREAD)
+    trace.kernel(24 * TICK, 26 * TICK, launch=21 * TICK)
+    trace.kernel(26 * TICK, 31 * TICK, launch=None, name="between two of the same node")
+    trace.kernel(31 * TICK, 32 * TICK, launch=23 * TICK)
+    trace.kernel(32 * TICK, 35 * TICK, launch=None, name="between two of different nodes")
+    trace.kernel(35 * TICK, 36 * TICK, launch=27 * TICK)
+    report = report_of(trace)
+    assert {row.path: row.gpu_ns // TICK for row in report.modules if row.gpu_ns} == {
+        "c": 2 + 5 + 1,
+        "b": 1,
+        "(no launch record)": 3,
+    }
+    assert report.passes[0].forward_ns == 4 * TICK
+    trace.kernel(28 * TICK, 29 * TICK, launch=None, stream=8, name="alone in its queue")
+    report = report_of(trace)
+    assert report["(no launch record)"].row.gpu_ns == 4 * TICK
+    assert any("no launch record" in w for w in report.warnings)

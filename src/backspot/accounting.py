@@ -123,25 +123,6 @@ class _Accountant:
 
     # Costs ---------------------------------------------------------------------------------------
 
-    def _windows(self) -> tuple[Ints, Ints, Ints]:
-        """Each pass's clock time, and the device that it waits for (-1 for none).
-
-        Where a pass's device work still runs as the next starts, the moment is the earlier's.
-        """
-        begin, end = self.passes.start.copy(), self.passes.end.copy()
-        waits_for = np.full(len(begin), NOTHING, np.int64)
-        work = self.work
-        mine = np.flatnonzero((work.run >= 0) & (work.launch >= 0))
-        for index in mine[np.argsort(work.end[mine], kind="stable")].tolist():
-            run = int(work.run[index])
-            waits_for[run] = work.device[index]
-            end[run] = max(end[run], work.end[index])
-        if len(begin) > 1:
-            begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
-        if self.devices:
-            waits_for[waits_for < 0] = self.devices[0]
-        return begin, np.maximum(begin, end), waits_for
-
     def _deal(self, value: Ints, run: Ints, amount: Ints) -> tuple[_Piece, Ints, Ints]:
         """Pieces of the clock by owner; and what in each pass was forward's or another's."""
         is_work = value >= self.span_count
@@ -167,9 +148,9 @@ class _Accountant:
         )
 
     def _wall(self, clock: Timeline, chosen: Ints) -> tuple[_Piece, Ints, Ints]:
-        begin, end, _ = self._windows()
-        windows = first_started(begin[chosen], end[chosen], chosen)
-        run, value, amount = pieces(clock, windows)
+        windows = self.o.windows
+        cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
+        run, value, amount = pieces(clock, cut)
         return self._deal(value, run, amount)
 
     def _cpu(self) -> _Piece:
@@ -203,8 +184,9 @@ class _Accountant:
         value, amount = clock.values[:-1], np.diff(clock.edges)
         is_work = value >= self.span_count
         span = np.where(is_work, _take(self.work.span, value - self.span_count), value)
-        begin, end, _ = self._windows()
-        in_window = first_started(begin, end, np.arange(len(begin))).at(clock.edges[:-1]) >= 0
+        windows = self.o.windows
+        every = np.arange(len(windows.start))
+        in_window = first_started(windows.start, windows.end, every).at(clock.edges[:-1]) >= 0
         forward = (span >= 0) & ~_take(self.in_pass, span, True).astype(bool)
         forward &= is_work | ~in_window  # on the clock a pass's host time is the pass's
         return _sum(self.o.owner[span[forward]], amount[forward], owners)
@@ -214,7 +196,7 @@ class _Accountant:
     def report(self, depth: int | None, warnings: tuple[str, ...]) -> Report:
         o = self.o
         owners = len(SPECIAL) + len(self.spans.modules)
-        begin, end, waits_for = self._windows()
+        begin, end, waits_for = o.windows.start, o.windows.end, o.windows.device
         count = len(begin)
         parts = [
             self._wall(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.joining import Join, join_nodes
-from backspot.passes import Passes, Steps, find_passes, find_steps
+from backspot.passes import Passes, Steps, find_steps
+from backspot.recomputing import NO_CALLER, find_recomputation
 from backspot.spans import Spans, find_spans
 from backspot.timeline import NOTHING
 from backspot.trace import Category, Events
@@ -27,7 +28,6 @@ __all__ = [
     "DeviceWork",
     "Ownership",
     "attribute",
-    "find_passes",
 ]
 
 SPECIAL = (
@@ -70,6 +70,21 @@ class DeviceWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """The clock time of each pass; arrays with one entry a pass.
+
+    Attributes:
+        start: nanoseconds; where an earlier pass's device work still runs, its end.
+        end: nanoseconds, the later of the host's end and that of the last work launched.
+        device: the device whose work ends last, the one the pass waits for; ``NOTHING`` for none.
+    """
+
+    start: Ints
+    end: Ints
+    device: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Ownership:
     """A trace with an owner for everything in its backward.
 
@@ -79,6 +94,7 @@ class Ownership:
         owner: for each span: an index into ``SPECIAL``, or that of its module plus
             ``len(SPECIAL)``.
         passes: the backward passes.
+        windows: their clock time.
         steps: their steps.
         work: what the devices did.
     """
@@ -87,21 +103,27 @@ class Ownership:
     join: Join
     owner: Ints
     passes: Passes
+    windows: Windows
     steps: Steps
     work: DeviceWork
 
 
 def attribute(events: Events) -> Ownership:
     """Give everything that a trace's backward did its owner."""
-    spans = find_spans(events)
+    spans = find_recomputation(events, find_spans(events))
     join, passes = join_nodes(events, spans)
+    work = _device_work(events, spans, passes)
+    windows = _windows(passes, work)
+    lost = work.launch == NOTHING
+    work.run[lost] = _run_at(windows, work.start[lost])
     return Ownership(
         spans=spans,
         join=join,
         owner=_owners(events, spans, join),
         passes=passes,
+        windows=windows,
         steps=find_steps(events, passes),
-        work=_device_work(events, spans, passes),
+        work=work,
     )
 
 
@@ -121,6 +143,10 @@ def _owners(events: Events, spans: Spans, join: Join) -> Ints:
         around[mine] = spans.at(thread, events.start[operator[mine]])
     owner[joined[around < 0]] = OUTSIDE
     hangs_on[joined] = around
+    again = ~called & ~spans.is_node
+    hangs_on[again] = np.where(spans.caller >= 0, spans.caller, spans.parent)[again]
+    unowned = again & (spans.caller == NO_CALLER)
+    owner[unowned], hangs_on[unowned] = OUTSIDE, NOTHING
     # A node can hang on a node (double backward, AccumulateGrad), which started before it did.
     rest = np.flatnonzero((hangs_on >= 0) & ~called)
     for span in rest[np.argsort(spans.start[rest], kind="stable")].tolist():
@@ -147,10 +173,9 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         span[mine] = spans.at(number, launch[mine])
         if number in passes.threads:
             run[mine] = _run_at(passes, launch[mine])
+    _infer_launches(events, index, spans, passes, (launch, thread, span))
     within = span >= 0
     run[within] = passes.of_span[span[within]]
-    lost = launch < 0
-    run[lost] = _run_at(passes, events.start[index[lost]])
     return DeviceWork(
         start=events.start[index],
         end=events.end[index],
@@ -181,8 +206,59 @@ def _launches(events: Events, work: Ints) -> tuple[Ints, Ints]:
     return launch, thread
 
 
-def _run_at(passes: Passes, times: Ints) -> Ints:
-    """The pass whose host part contains each time."""
+def _infer_launches(
+    events: Events,
+    work: Ints,
+    spans: Spans,
+    passes: Passes,
+    columns: tuple[Ints, Ints, Ints],
+) -> None:
+    """Fill in launches that the profiler missed, where only one answer is possible.
+
+    A queue runs its work in the order of the launches. So work without a launch record was launched
+    between its neighbours in the queue, or before the profiler started. Where the host was in
+    one and the same span all that time, that span launched it; where no pass ran, none did.
+    """
+    launch, thread, span = columns
+    queue = events.thread[work]
+    for number in np.unique(queue[launch < 0]).tolist():
+        mine = np.flatnonzero(queue == number)
+        known = mine[launch[mine] >= 0]
+        for item in mine[launch[mine] < 0].tolist():
+            after = int(np.searchsorted(known, item))
+            if after == len(known):
+                continue
+            behind = int(known[after])
+            before = int(known[after - 1]) if after else NOTHING
+            low = int(launch[before]) if after else -1
+            high = int(launch[behind])
+            if not ((passes.start < high) & (passes.end > low)).any():
+                launch[item] = high
+            elif (
+                before >= 0
+                and span[before] == span[behind] != NOTHING
+                and not spans.any_starts(int(thread[before]), low, high)
+            ):
+                launch[item], thread[item], span[item] = low, thread[before], span[before]
+
+
+def _windows(passes: Passes, work: DeviceWork) -> Windows:
+    begin, end = passes.start.copy(), passes.end.copy()
+    device = np.full(len(begin), NOTHING, np.int64)
+    mine = np.flatnonzero(work.run >= 0)
+    mine = mine[np.argsort(work.end[mine], kind="stable")]
+    device[work.run[mine]] = work.device[mine]  # the last assignment stays: the latest end
+    np.maximum.at(end, work.run[mine], work.end[mine])
+    # Each moment counts once: what an earlier pass still holds is the earlier one's.
+    if len(begin) > 1:
+        begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
+    if len(work.device):
+        device[device < 0] = work.device.min()
+    return Windows(begin, np.maximum(begin, end), device)
+
+
+def _run_at(passes: Passes | Windows, times: Ints) -> Ints:
+    """The pass whose host part, or window, contains each time."""
     if not len(passes.start):
         return np.full(len(times), NOTHING, np.int64)
     at = np.searchsorted(passes.start, times, side="right") - 1

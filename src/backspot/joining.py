@@ -100,7 +100,9 @@ def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     for thread in np.unique(events.thread[numbered]).tolist():
         mine = numbered[events.thread[numbered] == thread]
         span = spans.at(thread, events.start[mine])
-        fits = (span >= 0) & (np.append(spans.node, NOTHING)[span] == node_of_name[events.name[mine]])
+        fits = (span >= 0) & (
+            np.append(spans.node, NOTHING)[span] == node_of_name[events.name[mine]]
+        )
         sequence[span[fits]] = events.sequence[mine[fits]]
         logical[span[fits]] = events.forward_thread[mine[fits]]
     return sequence, logical

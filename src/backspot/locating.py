@@ -54,6 +54,12 @@ def locate(
 
 
 def _no_backward(events: Events) -> str:
+    calls = events.of(Category.RUNTIME)
+    if events.name_mask("cudaGraphLaunch", "hipGraphLaunch")[events.name[calls]].any():
+        return (
+            f"{events.source} holds no backward pass but replays of a captured graph, in which no "
+            "autograd node runs: profile the step without graph capture"
+        )
     if not len(events.of(Category.OPERATOR)):
         return (
             f"{events.source} holds no CPU activity, so no backward can be seen in it: "

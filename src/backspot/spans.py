@@ -17,7 +17,7 @@ from backspot.timeline import NOTHING, Nesting, innermost
 from backspot.trace import Category, Events
 from backspot.trace.events import MODULE_CALL, Ints
 
-__all__ = ["EVALUATE", "Module", "Spans", "find_spans"]
+__all__ = ["EVALUATE", "Module", "Spans", "find_spans", "nest"]
 
 EVALUATE = "autograd::engine::evaluate_function: "
 """How autograd's engine names the execution of one node, hooks and summing of gradients
@@ -40,12 +40,15 @@ class Module:
 class Spans:
     """Module calls and autograd nodes of all threads; arrays with one entry a span.
 
+    A span that is neither is a stretch of code that checkpointing runs again.
+
     Attributes:
         start: nanoseconds.
         end: nanoseconds.
         thread: index into ``Events.threads``.
         module: index into ``modules`` for a module's call, ``NOTHING`` for a node.
         node: index into ``node_names`` for a node, ``NOTHING`` for a module's call.
+        caller: for a stretch of code that runs again, the module's call that checkpointed it.
         parent: the span directly around, ``NOTHING`` for none.
         modules: the modules that labels name.
         node_names: names of autograd nodes.
@@ -59,6 +62,7 @@ class Spans:
     thread: Ints
     module: Ints
     node: Ints
+    caller: Ints
     parent: Ints
     modules: tuple[Module, ...]
     node_names: tuple[str, ...]
@@ -79,6 +83,12 @@ class Spans:
         found = nesting.timeline.at(times)
         return np.where(found >= 0, np.append(indices, NOTHING)[found], NOTHING)
 
+    def any_starts(self, thread: int, after: int, before: int) -> bool:
+        """Whether a span starts on ``thread`` between two times, neither included."""
+        edges = self.nesting[thread][1].timeline.edges
+        low = np.searchsorted(edges, after, side="right")
+        return bool(np.searchsorted(edges, before, side="left") > low)
+
 
 def find_spans(events: Events) -> Spans:
     """Find the module calls and the autograd nodes of a trace."""
@@ -86,15 +96,7 @@ def find_spans(events: Events) -> Spans:
     nodes, node_names, node = _nodes(events)
     index = np.concatenate([calls, nodes])
     start, end, thread = events.start[index], events.end[index], events.thread[index]
-    parent = np.full(len(index), NOTHING, np.int64)
-    nesting: dict[int, tuple[Ints, Nesting]] = {}
-    for number in np.unique(thread).tolist():
-        mine = np.flatnonzero(thread == number)
-        nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
-        nesting[number] = (mine, nested)
-        parent[mine] = np.where(
-            nested.parent >= 0, np.append(mine, NOTHING)[nested.parent], NOTHING
-        )
+    parent, nesting = nest(start, end, thread)
     called = np.concatenate([identity, np.full(len(nodes), NOTHING, np.int64)])
     modules, called = _modules(events, source, called, parent, start)
     unmarked = np.array(
@@ -110,6 +112,7 @@ def find_spans(events: Events) -> Spans:
         thread=thread,
         module=called,
         node=np.concatenate([np.full(len(calls), NOTHING, np.int64), node]),
+        caller=np.full(len(index), NOTHING, np.int64),
         parent=parent,
         modules=modules,
         node_names=node_names,
@@ -117,6 +120,20 @@ def find_spans(events: Events) -> Spans:
         source=source,
         unmarked=int(unmarked[events.name].sum()),
     )
+
+
+def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[Ints, Nesting]]]:
+    """Each span's parent; and for each thread its spans' indices and how they nest."""
+    parent = np.full(len(start), NOTHING, np.int64)
+    nesting: dict[int, tuple[Ints, Nesting]] = {}
+    for number in np.unique(thread).tolist():
+        mine = np.flatnonzero(thread == number)
+        nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
+        nesting[number] = (mine, nested)
+        parent[mine] = np.where(
+            nested.parent >= 0, np.append(mine, NOTHING)[nested.parent], NOTHING
+        )
+    return parent, nesting
 
 
 def _nodes(events: Events) -> tuple[Ints, tuple[str, ...], Ints]:

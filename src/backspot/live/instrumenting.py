@@ -14,7 +14,7 @@ from backspot.live.copies import keep_copies_plain
 from backspot.live.hooks import BackwardEnd, BackwardStart, Enter, Hook, Leave, LeaveAndExplain
 from backspot.live.owners import Owner, Scope
 from backspot.live.sessions import sessions
-from backspot.live.walking import find_modules, unwrap
+from backspot.live.walking import class_name, find_modules, unwrap
 
 __all__ = ["Instrumentation", "instrument"]
 
@@ -195,7 +195,7 @@ def instrument(
     for path, module, parent in found:
         around = owners.get(id(parent))
         ancestors = around.ancestors | {around} if around else frozenset()
-        owners[id(module)] = Owner(scope, path, type(module).__name__, ancestors)
+        owners[id(module)] = Owner(scope, path, class_name(module), ancestors)
     instrumentation = Instrumentation(
         scope, name=name, depth=depth, hooks=hooks, paths=paths, skipped=skipped
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["find_modules", "unwrap"]
+__all__ = ["class_name", "find_modules", "unwrap"]
 
 # Wrappers by the name of a class in their ancestry, so that none of them need be imported, and the
 # child that they wrap. They add a part to every path and nothing to the work.
@@ -33,11 +33,27 @@ def unwrap(module: Any) -> Any:  # noqa: ANN401 - torch is not typed here
 def _wrapped(module: Any) -> Any:  # noqa: ANN401
     for ancestor in type(module).__mro__:
         child = _WRAPPERS.get(ancestor.__name__)
-        if child is not None and not ancestor.__module__.startswith("__main__"):
+        if child is not None:
             inner = _children(module).get(child)
             if isinstance(inner, torch.nn.Module):
                 return inner
     return None
+
+
+def class_name(module: Any) -> str:  # noqa: ANN401
+    """The name of a module's class as its author knows it.
+
+    Sharding and parametrization put a class of their own in its place (``FSDPLinear``,
+    ``ParametrizedLinear``), and a lazy module is the other class from its first call on.
+    """
+    cls = getattr(module, "cls_to_become", None) or type(module)
+    while True:
+        for base in cls.__bases__:
+            if cls.__name__ in (f"FSDP{base.__name__}", f"Parametrized{base.__name__}"):
+                cls = base
+                break
+        else:
+            return str(cls.__name__)
 
 
 def _children(module: Any) -> dict[str, Any]:  # noqa: ANN401

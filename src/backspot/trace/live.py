@@ -7,6 +7,7 @@ it is given.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -94,19 +95,30 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
     return columns.finish("the live profile")
 
 
+# Frames of Python that with_stack=True records: "file.py(12): step", "<built-in method …>".
+_PYTHON_FRAME = re.compile(r".*\.py\(\d+\): |<built-in ")
+_DRIVER_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
+
+
 def _category(event: Any) -> Category | None:  # noqa: ANN401
     if hasattr(event, "activity_type"):
         return CATEGORIES.get(event.activity_type())
-    # torch before 2.7 does not say: the device and the name must tell.
+    # Before torch 2.12 an event does not say what it is: device and name must tell.
     name = event.name()
     if event.device_type().name == "CPU":
-        if name.startswith(("cuda", "hip", "cuLaunch", "cuMem", "cuStream", "cuEvent")):
+        if _DRIVER_CALL.match(name):
             return Category.RUNTIME
-        if event.is_python_function():
+        if name.startswith(MODULE_CALL):
             return Category.MODULE_CALL
-        return Category.ANNOTATION if event.is_user_annotation() else Category.OPERATOR
+        if _PYTHON_FRAME.match(name):
+            return None
+        return Category.ANNOTATION if _is_annotation(event) else Category.OPERATOR
     if name.startswith("Memcpy"):
         return Category.MEMCPY
     if name.startswith("Memset"):
         return Category.MEMSET
-    return None if event.is_user_annotation() else Category.KERNEL
+    return None if _is_annotation(event) else Category.KERNEL
+
+
+def _is_annotation(event: Any) -> bool:  # noqa: ANN401
+    return hasattr(event, "is_user_annotation") and bool(event.is_user_annotation())

@@ -1,0 +1,155 @@
+"""Recomputation: the stretches of forward code that activation checkpointing runs inside a node.
+
+Modules that run again bear their labels. The code around them, the checkpointed function's own,
+bears none, and would pass for the work of whichever node happened to need the first tensor. It is
+told by its operators: they number autograd nodes, as operators in a forward do and those of a
+backward do not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from backspot.labels import parse_label
+from backspot.spans import EVALUATE, Spans, nest
+from backspot.timeline import NOTHING
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints
+
+__all__ = ["NO_CALLER", "find_recomputation"]
+
+NO_CALLER = -2
+"""The caller of a stretch whose function was checkpointed outside of every module."""
+
+_NEIGHBOURS = 8
+_REENTRANT = "CheckpointFunction"
+
+
+def find_recomputation(events: Events, spans: Spans) -> Spans:
+    """Add a span for each stretch of code that runs again around modules, or without any.
+
+    Args:
+        events: the trace.
+        spans: its module calls and nodes.
+    """
+    operators, node = _operators(events, spans)
+    numbered = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
+    recomputing = _recomputing(spans, node, numbered)
+    kept = numbered & np.isin(node, recomputing)
+    if not kept.any():
+        return spans
+    start, end = events.start[operators[kept]], events.end[operators[kept]]
+    pieces: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for at, (begin, finish) in zip(
+        node[kept].tolist(), zip(start.tolist(), end.tolist(), strict=True), strict=True
+    ):
+        pieces[at].append((begin, finish, NOTHING))
+    for span in np.flatnonzero(np.isin(spans.parent, recomputing)).tolist():
+        pieces[int(spans.parent[span])].append((int(spans.start[span]), int(spans.end[span]), span))
+    stretches = [
+        (begin, finish, int(spans.thread[at]), _caller(spans, at, calls))
+        for at, found in pieces.items()
+        for begin, finish, calls in _stretches(spans, sorted(found))
+    ]
+    added = np.array(stretches, np.int64).reshape(-1, 4)
+    if not len(added):
+        return spans
+    nothing = np.full(len(added), NOTHING, np.int64)
+    begin = np.concatenate([spans.start, added[:, 0]])
+    finish = np.concatenate([spans.end, added[:, 1]])
+    thread = np.concatenate([spans.thread, added[:, 2]])
+    parent, nesting = nest(begin, finish, thread)
+    return replace(
+        spans,
+        start=begin,
+        end=finish,
+        thread=thread,
+        module=np.concatenate([spans.module, nothing]),
+        node=np.concatenate([spans.node, nothing]),
+        caller=np.concatenate([spans.caller, added[:, 3]]),
+        parent=parent,
+        nesting=nesting,
+    )
+
+
+def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
+    """The operators directly in a node, not in another operator, and the span of that node."""
+    label = np.array([parse_label(name) is not None for name in events.names], bool)
+    plain = ~label & ~events.name_mask(EVALUATE)
+    operators = events.of(Category.OPERATOR)
+    operators = operators[plain[events.name[operators]] & (events.forward_thread[operators] <= 0)]
+    is_node = np.append(spans.is_node, False)
+    found, nodes = [], []
+    for thread in np.unique(spans.thread[spans.is_node]).tolist():
+        mine = operators[events.thread[operators] == thread]
+        span = spans.at(thread, events.start[mine])
+        mine, span = mine[is_node[span]], span[is_node[span]]
+        order = np.lexsort((-events.end[mine], events.start[mine]))
+        mine, span = mine[order], span[order]
+        if len(mine):
+            before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
+            outermost = events.start[mine] >= before
+            found.append(mine[outermost])
+            nodes.append(span[outermost])
+    empty = np.empty(0, np.int64)
+    return np.concatenate([empty, *found]), np.concatenate([empty, *nodes])
+
+
+def _recomputing(spans: Spans, node: Ints, numbered: np.ndarray) -> Ints:
+    """The nodes with numbered operators where their neighbours have none.
+
+    With ``create_graph=True`` every node's operators are numbered; then none of them recomputes as
+    far as can be told.
+    """
+    nodes = np.unique(node)
+    nodes = nodes[np.lexsort((spans.start[nodes], spans.thread[nodes]))]
+    does = np.isin(nodes, node[numbered])
+    summed = np.concatenate([[0], np.cumsum(does)])
+    place = np.arange(len(nodes))
+    low = np.maximum(place - _NEIGHBOURS, 0)
+    high = np.minimum(place + _NEIGHBOURS + 1, len(nodes))
+    around = summed[high] - summed[low]
+    rare: Ints = nodes[does & (2 * around <= high - low)]
+    return rare
+
+
+def _stretches(
+    spans: Spans, pieces: list[tuple[int, int, int]]
+) -> list[tuple[int, int, list[int]]]:
+    """Runs of operators and module calls, cut where a node runs: begin, end, and the calls."""
+    result: list[tuple[int, int, list[int]]] = []
+    run: list[tuple[int, int, int]] = []
+    for piece in [*pieces, (0, 0, NO_CALLER)]:
+        if piece[2] == NO_CALLER or (piece[2] >= 0 and spans.node[piece[2]] >= 0):
+            if any(span == NOTHING for _, _, span in run):
+                calls = [span for _, _, span in run if span >= 0]
+                result.append((run[0][0], max(finish for _, finish, _ in run), calls))
+            run = []
+        else:
+            run.append(piece)
+    return result
+
+
+def _caller(spans: Spans, node: int, calls: list[int]) -> int:
+    """The call that the function was checkpointed in, told by the modules that it calls.
+
+    Their first run, in the forward, lies directly in it. ``NOTHING`` means the owner of the node:
+    without modules in it the function is the node's owner's own code; and a reentrant checkpoint
+    has a node of its own, made by the caller.
+    """
+    if _REENTRANT in spans.node_names[spans.node[node]]:
+        return NOTHING
+    for call in calls:
+        same = np.flatnonzero(
+            (spans.module == spans.module[call]) & (spans.start < spans.start[node])
+        )
+        for first in same[np.argsort(-spans.start[same], kind="stable")].tolist():
+            around = int(spans.parent[first])
+            if around < 0:
+                return NO_CALLER
+            if spans.module[around] >= 0:
+                return around
+    return NOTHING
