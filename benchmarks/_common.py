@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import platform
@@ -11,22 +10,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "RESULTS",
     "Budget",
-    "Child",
     "add_common_arguments",
-    "exclusive",
     "interleaved",
     "machine",
     "print_table",
-    "run_children",
     "spread",
     "synchronize",
     "write_json",
@@ -60,6 +54,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, seconds: int, out: 
     parser.add_argument("--list", action="store_true", help="print the cases and end")
     parser.add_argument("--seconds", type=float, default=seconds, help="time for the whole run")
     parser.add_argument("--out", type=Path, default=RESULTS / out, help="where the results go")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that prepare at a time")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
 
 
@@ -179,84 +174,3 @@ def interleaved(
         if budget.left <= 0 and number >= 2:
             break
     return times
-
-
-# Processes ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Child:
-    """One case in processes of its own: a CUDA error poisons no other."""
-
-    name: str
-    commands: list[list[str]]
-    environments: list[dict[str, str]]
-    limit: float
-
-
-@contextmanager
-def exclusive(lock: Path) -> Iterator[None]:
-    """One process at a time; the others may import and wait."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def run_children(
-    children: Sequence[Child], *, jobs: int, budget: Budget, done: Callable[[str, str, str], None]
-) -> None:
-    """Run each child's commands, ``jobs`` children at a time.
-
-    ``done(name, status, output)`` is called as each ends; status is ``ok``, ``failed`` or a reason.
-    """
-    waiting = list(children)
-    running: list[tuple[Child, list[subprocess.Popen[str]], list[Any], float]] = []
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            child = waiting.pop(0)
-            if budget.left < 10:
-                done(child.name, "no time left", "")
-                continue
-            logs = [_temporary() for _ in child.commands]
-            processes = [
-                subprocess.Popen(
-                    command,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment},
-                    text=True,
-                )
-                for command, environment, log in zip(
-                    child.commands, child.environments, logs, strict=True
-                )
-            ]
-            running.append((child, processes, logs, time.monotonic()))
-        time.sleep(0.1)
-        for entry in list(running):
-            child, processes, logs, began = entry
-            codes = [process.poll() for process in processes]
-            late = time.monotonic() - began > child.limit or budget.left <= 0
-            failed = any(code not in (None, 0) for code in codes)
-            if None in codes and not late and not failed:
-                continue
-            if None in codes and failed and not late:
-                time.sleep(3)  # the other ranks may have something to say
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
-            running.remove(entry)
-            output = ""
-            for log in logs:
-                log.seek(0)
-                output += log.read()
-                log.close()
-            status = "out of time" if late else "failed" if failed else "ok"
-            done(child.name, status, output)
-
-
-def _temporary() -> Any:  # noqa: ANN401 - tempfile's type is private
-    import tempfile
-
-    return tempfile.TemporaryFile("w+", errors="replace")

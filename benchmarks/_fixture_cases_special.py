@@ -81,15 +81,22 @@ def python_stack(context: Context) -> Recipe:
 # Compiled and graphed ----------------------------------------------------------------------------
 
 
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(self.linear(self.norm(x)))
+
+
 class _Stack(nn.Module):
-    """Blocks of a norm and an MLP, and a head."""
+    """Blocks of a norm and a linear layer, and a head."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-            for _ in range(depth)
-        )
+        self.blocks = nn.ModuleList(_Block(width) for _ in range(depth))
         self.head = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

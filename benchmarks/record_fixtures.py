@@ -22,15 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _common import (
-    Budget,
-    Child,
-    add_common_arguments,
-    exclusive,
-    machine,
-    run_children,
-    write_json,
-)
+from _common import Budget, add_common_arguments, machine, write_json
+from _processes import Child, choose, resolve_device, run_children, turn
 from trim_trace import read_trace, trim, write_trace
 
 if TYPE_CHECKING:
@@ -216,22 +209,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_common_arguments(parser, seconds=520, out="fixtures")
     parser.add_argument("--tar", type=Path, help="also pack all of it into this file, as it grows")
-    parser.add_argument("--jobs", type=int, default=3, help="processes that prepare at a time")
     arguments = parser.parse_args()
-    if not arguments.device:
-        import torch
-
-        arguments.device = "cuda" if torch.cuda.device_count() else "cpu"
+    resolve_device(arguments)
     if arguments.child:
         arguments.out.mkdir(parents=True, exist_ok=True)
         if "RANK" in os.environ:
             _child(arguments.child, arguments)
         else:
-            # Imports are slow and may overlap; what uses the GPU does not.
-            import torch
-            import torch._dynamo
-
-            with exclusive(Path(tempfile.gettempdir()) / f"record-{os.getppid()}.lock"):
+            with turn(("torch", "torch._dynamo", "torchvision")):
                 _child(arguments.child, arguments)
         return
     _drive(arguments)
@@ -240,11 +225,7 @@ def main() -> None:
 def _drive(arguments: argparse.Namespace) -> None:
     budget = Budget(arguments.seconds)
     reasons = _available(arguments)
-    wanted = arguments.cases.split(",") if arguments.cases else list(reasons)
-    unknown = sorted(set(wanted) - set(reasons))
-    if unknown or arguments.list:
-        print("cases:", ", ".join(reasons))
-        sys.exit(f"no such case: {', '.join(unknown)}" if unknown else 0)
+    wanted = choose(arguments, list(reasons))
     arguments.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, str] = {}
     began = time.monotonic()
