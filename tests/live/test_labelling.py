@@ -292,8 +292,20 @@ def test_no_grad_and_inference_mode_have_forward_labels_only(record):
 def test_lazy_modules_are_labelled(record):
     model = nn.Sequential(nn.LazyLinear(3), nn.Tanh())
     with backspot.instrument(model):
-        assert "backward: 1 (Tanh)" in record(step(model)).names
+        names = record(step(model)).names
+        assert {"forward: 0 (Linear)", "backward: 1 (Tanh)"} <= {*names}
         assert model[0].weight.shape == (3, 4)
+
+
+def test_a_parametrized_module_keeps_the_name_of_its_class(record):
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+    with backspot.instrument(model):
+        names = record(step(model)).names
+    assert {
+        "forward: 0 (Linear)",
+        "forward: 0.parametrizations.weight (ParametrizationList)",
+        "backward: 0.parametrizations.weight.0 (_WeightNorm)",
+    } <= {*names}
 
 
 def test_what_wrappers_add_is_left_out_of_paths(record):
