@@ -2,7 +2,8 @@
 
 A worker is the same script started with ``--worker``; driver and worker exchange JSON lines. A job
 is a dict with a ``"name"``. A worker that crashes, hangs, or takes too much memory is replaced, and
-its job is tried again in the next, less crowded phase; in the last phase what happened is recorded.
+a job that failed is tried again in the next, less crowded phase; the last phase records what
+happened.
 """
 
 from __future__ import annotations
@@ -100,10 +101,14 @@ class Phase:
     host_gib: float
 
 
+def _temporary() -> IO[str]:
+    return tempfile.TemporaryFile("w+", errors="replace")
+
+
 @dataclass
 class _Worker:
     command: list[str]
-    log: IO[str] = field(default_factory=lambda: tempfile.TemporaryFile("w+", errors="replace"))
+    log: IO[str] = field(default_factory=_temporary)
     process: subprocess.Popen[bytes] | None = None
     buffer: bytes = b""
 
@@ -230,9 +235,7 @@ def run(
                     job = queue.pop(0)
                 record = worker.do(job, phase, deadline)
                 with lock:
-                    if record is None or (
-                        not is_last and record["end"] in ("crash", "timeout", "memory")
-                    ):
+                    if record is None or (not is_last and record["end"] != "done"):
                         unfinished.append(job)
                     else:
                         write(job, record)

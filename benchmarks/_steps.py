@@ -1,29 +1,22 @@
-"""Models with random weights, one training step of them, and what machine this is."""
+"""Models with random weights, and one training step of them."""
 
 from __future__ import annotations
 
-import os
-import platform
 import random
-import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+from _common import synchronize  # first: it sets the environment that PyTorch reads
 
-import numpy as np
-import torch
+import numpy as np  # isort: skip
+import torch  # isort: skip
 from torch.profiler import ProfilerActivity, profile
 
 BATCH = 2
 _SIZES = (32, 64, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 768, 1024)
-
-Step = Callable[[], torch.Tensor]
 
 
 def set_up(device: str, memory_fraction: float) -> None:
@@ -45,24 +38,18 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def synchronize(device: str) -> None:
-    """Wait for the device."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 @contextmanager
 def profiling(device: str) -> Iterator[Any]:
     """A profiler of host and device that ends when the device is through."""
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, acc_events=True) as prof:
+    with profile(activities=activities) as prof:
         yield prof
         synchronize(device)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - what a model returns
     """The tensors in nested containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -77,7 +64,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, name, None))
 
 
-def loss_of(output: Any) -> torch.Tensor:
+def loss_of(output: Any) -> torch.Tensor:  # noqa: ANN401 - what a model returns
     """The mean square over all differentiable outputs."""
     parts = [
         part.float().square().mean()
@@ -160,32 +147,26 @@ def names_of_nodes(loss: torch.Tensor) -> Counter[str]:
     return names
 
 
-def machine(device: str) -> dict[str, str]:
-    """The hardware and the versions that a summary states."""
-    import timm
+def same_bits(one: list[torch.Tensor | None], other: list[torch.Tensor | None]) -> bool:
+    """Whether tensors are equal bit for bit, not-a-numbers too."""
+    kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+    differs = []
+    for a, b in zip(one, other, strict=True):
+        if (a is None) != (b is None) or (a is not None and a.shape != b.shape):
+            return False
+        if a is not None:
+            a, b = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (a, b))
+            kind = kinds[a.element_size()]
+            differs.append((a.contiguous().view(kind) != b.contiguous().view(kind)).any())
+    return not differs or not bool(torch.stack(differs).any())
 
-    found = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
-        "device": "cpu",
-    }
-    try:
-        import transformers
 
-        found["transformers"] = transformers.__version__
-    except ImportError:
-        pass
-    if device == "cuda":
-        import subprocess
-
-        found["device"] = torch.cuda.get_device_name()
-        found["cuda"] = str(torch.version.cuda)
-        try:
-            command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-            found["driver"] = said.stdout.split()[0]
-        except (OSError, IndexError, subprocess.SubprocessError):
-            found["driver"] = "unknown"
-    return found
+def hooks_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """What hooks each module has, and whether it takes others."""
+    return [
+        (
+            getattr(module, "_is_full_backward_hook", None),
+            *(len(v) for k, v in sorted(vars(module).items()) if "_hooks" in k and v is not None),
+        )
+        for module in model.modules()
+    ]
