@@ -72,7 +72,8 @@ def find_passes(
         logical: each span's logical thread.
         threads: recorded threads of logical ones.
     """
-    order = np.argsort(spans.start, kind="stable").tolist()
+    # A span that starts with the one inside it comes first.
+    order = np.lexsort((-spans.end, spans.start)).tolist()
     top = _top_nodes(spans, order)
     roots = [span for span in order if top[span] == span]
     separators = _separators(events, spans, np.array(top, np.int64) >= 0)

@@ -98,7 +98,7 @@ def find_spans(events: Events) -> Spans:
     start, end, thread = events.start[index], events.end[index], events.thread[index]
     parent, nesting = nest(start, end, thread)
     called = np.concatenate([identity, np.full(len(nodes), NOTHING, np.int64)])
-    modules, called = _modules(events, source, called, parent, start)
+    modules, called = _modules(events, source, called, parent, start, end)
     unmarked = np.array(
         [
             (label := parse_label(name)) is not None and label.kind is Kind.UNMARKED
@@ -173,10 +173,10 @@ def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
 
 
 def _modules(
-    events: Events, source: LabelSource, called: Ints, parent: Ints, start: Ints
+    events: Events, source: LabelSource, called: Ints, parent: Ints, start: Ints, end: Ints
 ) -> tuple[tuple[Module, ...], Ints]:
     """Turn the calls' name indices into modules with paths and roots."""
-    order = np.argsort(start, kind="stable").tolist()
+    order = np.lexsort((-end, start)).tolist()
     call_name, enclosing = called.tolist(), parent.tolist()
     # A call's nearest enclosing call, whatever nodes lie between.
     outer: dict[int, int] = {}
