@@ -1,0 +1,406 @@
+"""The command line, from its arguments to its exit code."""
+
+import csv
+import io
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import backspot.commands
+from backspot import Report, __version__, locate
+from backspot.commands import VERBS, main
+from backspot.render.text import render_text
+from synthetic import Trace
+
+DATA = Path(__file__).parents[1] / "data"
+PROGRAM = [sys.executable, "-m", "backspot"]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Two steps of a model with a slow and a fast module, and a name that tries to be an order."""
+    made = Trace()
+    modules = [("\x1b[2J", "=1+1", 9_000), ("head", "Linear", 90_000), ("stem", "Slow", 900_000)]
+    for step in range(2):
+        at = step * 2_000_000
+        made.annotation(f"ProfilerStep#{step}", at, at + 1_900_000)
+        since = at + 50_000
+        for index, (path, class_name, lasting) in enumerate(modules):
+            begin = at + (2 - index) * 10_000
+            made.forward(path, class_name, begin, begin + 9_000)
+            made.operator("aten::addmm", begin + 1_000, begin + 8_000, seq=step * 3 + 2 - index)
+            made.node("AddmmBackward0", since, since + lasting, seq=step * 3 + 2 - index)
+            since += lasting
+    return made.save(tmp_path / "trace.json.gz")
+
+
+def program(*arguments, **more):
+    environment = {**os.environ, **more.pop("env", {})}
+    return subprocess.run(
+        [*PROGRAM, *map(str, arguments)], capture_output=True, check=False, env=environment, **more
+    )
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "BACKSPOT_DEBUG", "TERM", "PYTHONIOENCODING"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def one_line(text: str) -> str:
+    assert text.startswith("backspot: error: ")
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    return text
+
+
+# What it prints.
+
+
+def test_show_prints_the_ranked_list(trace, capsys):
+    assert main(["show", str(trace)]) == 0
+    out, err = capsys.readouterr()
+    assert out == render_text(locate(trace), width=80) + "\n"
+    assert out.startswith("stem (Slow) takes 90% of the backward: AddmmBackward0, 0.90 ms\n")
+    assert not err
+
+
+def test_show_passes_its_options_on(trace, capsys):
+    options = ["--top", "1", "--depth", "1", "--by", "class", "--sort", "cpu"]
+    assert main(["show", str(trace), *options]) == 0
+    expected = render_text(locate(trace), width=80, top=1, depth=1, by="class", sort="cpu")
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_show_prints_json_that_loads_to_the_same_report(trace, tmp_path, capsysbinary):
+    assert main(["show", str(trace), "--format", "json"]) == 0
+    (tmp_path / "report.json").write_bytes(capsysbinary.readouterr().out)
+    assert Report.load(tmp_path / "report.json") == locate(trace)
+
+
+def test_show_keeps_the_rows_that_were_asked_for_and_what_no_module_owns(trace, capsysbinary):
+    assert main(["show", str(trace), "--format", "json", "--top", "1"]) == 0
+    rows = json.loads(capsysbinary.readouterr().out)["modules"]
+    assert [row["path"] for row in rows if row["is_module"]] == ["stem"]
+    unowned = [row.path for row in locate(trace).modules if not row.is_module]
+    assert [row["path"] for row in rows if not row["is_module"]] == unowned
+
+
+def test_show_prints_csv_and_markdown(trace, capsysbinary):
+    assert main(["show", str(trace), "--format", "csv"]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode())))
+    assert [line["path"] for line in lines] == [
+        row.path.replace("\x1b", "\\x1b") for row in locate(trace).modules
+    ]
+    assert "'=1+1" in {line["class_name"] for line in lines}
+    assert main(["show", str(trace), "--format", "md", "--top", "1"]) == 0
+    assert capsysbinary.readouterr().out.startswith(b"**`stem (Slow)` takes 90%")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "md"])
+def test_no_name_steers_the_terminal_whatever_the_form(trace, form, capsysbinary):
+    assert main(["show", str(trace), "--format", form]) == 0
+    assert b"\x1b" not in capsysbinary.readouterr().out
+
+
+def test_report_writes_the_form_that_the_suffix_names(trace, tmp_path, capsys):
+    path = tmp_path / "report.json"
+    assert main(["report", str(trace), "-o", str(path)]) == 0
+    assert Report.load(path) == locate(trace)
+    assert capsys.readouterr().out == f"Wrote {path}\n"
+
+
+def test_report_overwrites_only_by_force(trace, tmp_path, capsys):
+    path = tmp_path / "report.md"
+    path.write_text("precious")
+    assert main(["report", str(trace), "-o", str(path)]) == 6
+    assert "--force" in one_line(capsys.readouterr().err)
+    assert path.read_text() == "precious"
+    assert main(["report", str(trace), "-o", str(path), "--force"]) == 0
+    assert path.read_text().startswith("**`stem (Slow)`")
+
+
+def test_an_output_that_cannot_be_is_told_before_the_trace_is_read(tmp_path, capsys):
+    there = tmp_path / "report.json"
+    there.write_text("precious")
+    for output, code in [(there, 6), (tmp_path / "report.txt", 2), (tmp_path / "no" / "a.md", 3)]:
+        assert main(["report", str(tmp_path / "missing.json"), "-o", str(output)]) == code
+        assert output.name in one_line(capsys.readouterr().err)
+
+
+def test_a_folder_serves_its_newest_trace_and_says_which(trace, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    shutil.copy(trace, runs / "new.json.gz")
+    shutil.copy(DATA / "tracelens_qwen_forward_only.json.gz", runs / "old.json.gz")
+    os.utime(runs / "old.json.gz", (1, 1))
+    assert main(["show", str(runs)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("stem (Slow)")
+    assert err == f"backspot: read {runs / 'new.json.gz'}, the newest trace in {runs}\n"
+
+
+def test_a_trace_comes_through_standard_input_packed_or_not(trace):
+    import gzip
+
+    packed = trace.read_bytes()
+    for data in (packed, gzip.decompress(packed)):
+        done = program("show", "-", input=data)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.startswith(b"stem (Slow) takes 90%")
+
+
+def test_a_real_trace_without_labels_is_ranked_by_node(capsys):
+    assert main(["show", str(DATA / "hta_resnet.json.gz")]) == 0
+    assert "of its autograd nodes ConvolutionBackward0 takes" in capsys.readouterr().out
+
+
+# What it says of itself.
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"backspot {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_every_help_holds_an_example_and_the_exit_codes(verb, capsys):
+    assert main([*([verb] if verb else []), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "example:\n  backspot " in out
+    assert "exit codes:\n  0    fine" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_python_dash_m_is_the_same_program():
+    done = program("--version")
+    assert (done.returncode, done.stdout.decode()) == (0, f"backspot {__version__}\n")
+
+
+def test_without_a_verb_the_help_says_what_there_is(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("usage: backspot")
+
+
+# How it fails.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tell"], "invalid choice: 'tell'"),
+        (["show"], "the following arguments are required: TRACE"),
+        (["show", "a", "--top", "-1"], "'-1' is no whole number of at least 0"),
+        (["show", "a", "--depth", "deep"], "'deep' is no whole number of at least 0"),
+        (["show", "a", "--by", "name"], "invalid choice: 'name'"),
+        (["show", "a", "--form", "json"], "unrecognized arguments: --form json"),
+        (["report", "a"], "the following arguments are required: -o/--output"),
+        (["report", "a", "-o", "report.html5"], "none of .csv, .json or .md"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert complaint in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("missing.json", None, 3),
+        ("empty.json", b"", 4),
+        ("page.json", b"<!DOCTYPE html><html></html>", 4),
+        ("other.json", b'{"a": [1, 2]}', 4),
+        ("broken.json.gz", b"\x1f\x8b\x08\x00rubbish", 4),
+        ("report.json", b'{"schema": "backspot.report/1"}', 4),
+        ("odd\x1b[2J\nname.json", None, 3),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_one_line_and_its_exit_code(
+    tmp_path, name, content, code, capsys
+):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert main(["show", str(tmp_path / name)]) == code
+    out, err = capsys.readouterr()
+    assert not out
+    assert "\x1b" not in one_line(err)
+
+
+def test_a_trace_without_a_backward_has_its_own_exit_code(capsys):
+    assert main(["show", str(DATA / "tracelens_qwen_forward_only.json.gz")]) == 5
+    assert "no backward pass" in one_line(capsys.readouterr().err)
+
+
+def test_a_folder_without_traces_has_the_exit_code_of_what_is_not_found(tmp_path, capsys):
+    assert main(["show", str(tmp_path)]) == 3
+    one_line(capsys.readouterr().err)
+
+
+def broken(monkeypatch, error: BaseException) -> None:
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("backspot.commands.show.run", fail)
+
+
+def test_an_error_of_our_own_asks_for_a_report_and_keeps_the_traceback_to_itself(
+    monkeypatch, capsys
+):
+    broken(monkeypatch, ZeroDivisionError("division\nby zero"))
+    assert main(["show", "a"]) == 1
+    line = one_line(capsys.readouterr().err)
+    assert "ZeroDivisionError: division\\nby zero" in line
+    assert "BACKSPOT_DEBUG=1" in line
+    monkeypatch.setenv("BACKSPOT_DEBUG", "1")
+    assert main(["show", "a"]) == 1
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_an_interrupt_is_quiet_and_has_its_own_exit_code(monkeypatch, capsys):
+    broken(monkeypatch, KeyboardInterrupt())
+    assert main(["show", "a"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_ends_a_running_program_quietly():
+    running = subprocess.Popen(
+        [*PROGRAM, "show", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    running.stdin.write(b'{"traceEvents": [')
+    running.stdin.flush()
+    time.sleep(1.5)  # it waits for the rest of the trace
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=30)
+    assert (running.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_closed_pipe_is_no_error(trace):
+    running = subprocess.Popen(
+        [*PROGRAM, "show", str(trace), "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    running.stdout.close()
+    assert running.stderr.read() == b""
+    assert running.wait(30) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_one_line(trace):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "show", str(trace)], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in one_line(done.stderr.decode())
+
+
+# What the terminal has to do with it.
+
+
+def on_a_terminal(*arguments, **environment) -> tuple[bytes, bytes]:
+    """What the program writes to a terminal of its own: standard output, standard error."""
+    texts = []
+    for stream in ("stdout", "stderr"):
+        ours, theirs = pty.openpty()
+        other = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(
+            [*PROGRAM, *map(str, arguments)],
+            **{**other, stream: theirs},
+            env={**os.environ, "TERM": "xterm", **environment},
+            check=False,
+        )
+        os.set_blocking(ours, False)
+        try:
+            texts.append(os.read(ours, 1_000_000))
+        except BlockingIOError:
+            texts.append(b"")
+        os.close(ours)
+        os.close(theirs)
+    return texts[0], texts[1]
+
+
+def test_colour_goes_to_a_terminal_only(trace):
+    assert b"\x1b[" in on_a_terminal("show", trace)[0]
+    assert b"\x1b" not in program("show", trace).stdout
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colour_can_be_refused(trace, environment):
+    assert b"\x1b" not in on_a_terminal("show", trace, **environment)[0]
+
+
+def test_colour_can_be_forced_and_refusing_it_wins(trace):
+    assert b"\x1b[" in program("show", trace, env={"FORCE_COLOR": "1"}).stdout
+    both = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
+    assert b"\x1b" not in program("show", trace, env=both).stdout
+
+
+def test_a_short_reading_shows_no_progress(trace):
+    assert on_a_terminal("show", trace)[1] == b""
+
+
+def test_a_long_reading_shows_its_progress_on_a_terminal(monkeypatch, capsys):
+    from backspot.commands import _console
+
+    monkeypatch.setattr(_console, "_PATIENCE", 0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with _console.reading("runs/[red]trace\x1b[2J.json") as progress:
+        progress(1_000_000, 4_000_000)
+        progress(4_000_000, 4_000_000)
+    err = capsys.readouterr().err
+    assert "reading [red]trace\\x1b[2J.json" in err
+    with _console.reading("-") as progress:
+        progress(1_000_000, None)
+
+
+def test_a_terminal_that_knows_only_ascii_gets_ascii(trace):
+    done = program("show", trace, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "120"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"##" in done.stdout
+    assert done.stdout.isascii()
+
+
+# What it costs.
+
+
+def test_the_commands_import_neither_torch_nor_what_is_optional(trace):
+    code = (
+        "import sys; from backspot.commands import main; "
+        f"assert main(['show', {str(trace)!r}]) == 0; "
+        "heavy = {'torch', 'pandas', 'hypothesis', 'timm', 'matplotlib'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_help_does_without_numpy_and_rich():
+    code = (
+        "import sys; from backspot.commands import main; main(['--help']); "
+        "assert not {'numpy', 'rich', 'msgspec'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_every_verb_is_a_module_with_its_two_functions():
+    folder = Path(backspot.commands.__file__).parent
+    modules = {path.stem for path in folder.glob("[!_]*.py")}
+    assert modules == set(VERBS)
