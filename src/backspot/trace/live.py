@@ -120,5 +120,10 @@ def _category(event: Any) -> Category | None:  # noqa: ANN401
     return None if _is_annotation(event) else Category.KERNEL
 
 
+_USER_SCOPE = 7  # torch's RecordScope.USER_SCOPE: what record_function opens
+
+
 def _is_annotation(event: Any) -> bool:  # noqa: ANN401
-    return hasattr(event, "is_user_annotation") and bool(event.is_user_annotation())
+    if hasattr(event, "is_user_annotation"):
+        return bool(event.is_user_annotation())
+    return bool(event.scope() == _USER_SCOPE)
