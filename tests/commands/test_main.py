@@ -244,6 +244,16 @@ def test_a_trace_without_a_backward_has_its_own_exit_code(capsys):
     assert "no backward pass" in one_line(capsys.readouterr().err)
 
 
+def test_a_standard_input_that_cannot_be_read_has_that_exit_code_too(tmp_path, monkeypatch, capsys):
+    with (tmp_path / "output").open("wb") as only_written:
+        done = program("show", "-", stdin=only_written)
+    assert done.returncode == 3
+    assert "standard input cannot be read: Bad file descriptor" in one_line(done.stderr.decode())
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["show", "-"]) == 3
+    assert "standard input is closed" in one_line(capsys.readouterr().err)
+
+
 def test_a_folder_without_traces_has_the_exit_code_of_what_is_not_found(tmp_path, capsys):
     assert main(["show", str(tmp_path)]) == 3
     one_line(capsys.readouterr().err)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backspot.commands._console import complain, reading
+from backspot.errors import BackspotError, SourceNotFoundError
 from backspot.locating import locate
 
 if TYPE_CHECKING:
@@ -16,8 +18,16 @@ __all__ = ["read"]
 
 def read(source: str) -> Report:
     """Read a trace with a progress bar, and say which one where the name left it open."""
-    with reading(source) as progress:
-        report = locate(source, progress=progress)
+    if source == "-" and sys.stdin is None:
+        raise SourceNotFoundError("standard input is closed: there is no trace to read")
+    try:
+        with reading(source) as progress:
+            report = locate(source, progress=progress)
+    except OSError as error:
+        if isinstance(error, BackspotError):
+            raise
+        name = "standard input" if source == "-" else source
+        raise SourceNotFoundError(f"{name} cannot be read: {error.strerror or error}") from error
     if source != "-" and Path(source).is_dir():
         complain(f"read {report.trace}, the newest trace in {source}")
     return report
