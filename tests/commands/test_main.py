@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import pty
 import shutil
 import signal
 import subprocess
@@ -13,47 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from program import PROGRAM, program
 
 import backspot.commands
 from backspot import Report, __version__, locate
 from backspot.commands import VERBS, main
 from backspot.render.text import render_text
-from synthetic import Trace
 
 DATA = Path(__file__).parents[1] / "data"
-PROGRAM = [sys.executable, "-m", "backspot"]
-
-
-@pytest.fixture
-def trace(tmp_path):
-    """Two steps of a model with a slow and a fast module, and a name that tries to be an order."""
-    made = Trace()
-    modules = [("\x1b[2J", "=1+1", 9_000), ("head", "Linear", 90_000), ("stem", "Slow", 900_000)]
-    for step in range(2):
-        at = step * 2_000_000
-        made.annotation(f"ProfilerStep#{step}", at, at + 1_900_000)
-        since = at + 50_000
-        for index, (path, class_name, lasting) in enumerate(modules):
-            begin = at + (2 - index) * 10_000
-            made.forward(path, class_name, begin, begin + 9_000)
-            made.operator("aten::addmm", begin + 1_000, begin + 8_000, seq=step * 3 + 2 - index)
-            made.node("AddmmBackward0", since, since + lasting, seq=step * 3 + 2 - index)
-            since += lasting
-    return made.save(tmp_path / "trace.json.gz")
-
-
-def program(*arguments, **more):
-    environment = {**os.environ, **more.pop("env", {})}
-    return subprocess.run(
-        [*PROGRAM, *map(str, arguments)], capture_output=True, check=False, env=environment, **more
-    )
-
-
-@pytest.fixture(autouse=True)
-def plain(monkeypatch):
-    for name in ("NO_COLOR", "FORCE_COLOR", "BACKSPOT_DEBUG", "TERM", "PYTHONIOENCODING"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 def one_line(text: str) -> str:
@@ -319,72 +285,6 @@ def test_a_full_disk_is_one_line(trace):
         )
     assert done.returncode == 1
     assert "No space left on device" in one_line(done.stderr.decode())
-
-
-# What the terminal has to do with it.
-
-
-def on_a_terminal(*arguments, **environment) -> tuple[bytes, bytes]:
-    """What the program writes to a terminal of its own: standard output, standard error."""
-    texts = []
-    for stream in ("stdout", "stderr"):
-        ours, theirs = pty.openpty()
-        other = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(
-            [*PROGRAM, *map(str, arguments)],
-            **{**other, stream: theirs},
-            env={**os.environ, "TERM": "xterm", **environment},
-            check=False,
-        )
-        os.set_blocking(ours, False)
-        try:
-            texts.append(os.read(ours, 1_000_000))
-        except BlockingIOError:
-            texts.append(b"")
-        os.close(ours)
-        os.close(theirs)
-    return texts[0], texts[1]
-
-
-def test_colour_goes_to_a_terminal_only(trace):
-    assert b"\x1b[" in on_a_terminal("show", trace)[0]
-    assert b"\x1b" not in program("show", trace).stdout
-
-
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colour_can_be_refused(trace, environment):
-    assert b"\x1b" not in on_a_terminal("show", trace, **environment)[0]
-
-
-def test_colour_can_be_forced_and_refusing_it_wins(trace):
-    assert b"\x1b[" in program("show", trace, env={"FORCE_COLOR": "1"}).stdout
-    both = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
-    assert b"\x1b" not in program("show", trace, env=both).stdout
-
-
-def test_a_short_reading_shows_no_progress(trace):
-    assert on_a_terminal("show", trace)[1] == b""
-
-
-def test_a_long_reading_shows_its_progress_on_a_terminal(monkeypatch, capsys):
-    from backspot.commands import _console
-
-    monkeypatch.setattr(_console, "_PATIENCE", 0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with _console.reading("runs/[red]trace\x1b[2J.json") as progress:
-        progress(1_000_000, 4_000_000)
-        progress(4_000_000, 4_000_000)
-    err = capsys.readouterr().err
-    assert "reading [red]trace\\x1b[2J.json" in err
-    with _console.reading("-") as progress:
-        progress(1_000_000, None)
-
-
-def test_a_terminal_that_knows_only_ascii_gets_ascii(trace):
-    done = program("show", trace, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "120"})
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"##" in done.stdout
-    assert done.stdout.isascii()
 
 
 # What it costs.
