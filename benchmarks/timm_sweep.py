@@ -220,7 +220,7 @@ def summarize(records: list[Record], about: dict[str, Any]) -> Record:
         groups[outcome(record)].append(record)
     measured = groups["measured"]
     reproducible = [r for r in measured if r["reproducible_gradients"] and r["reproducible_loss"]]
-    tried = [r for r in measured if "module_mode" in r or r.get("stage") == "module"]
+    tried = [r for r in measured if "module_mode" in r or r["end"] == "crash"]
     failed = [r for r in tried if not r.get("module_mode", {}).get("ok")]
     kinds = Counter(
         r.get("module_mode", r).get("error", "").split(" Backspot:")[0][:110] for r in failed
