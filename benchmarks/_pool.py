@@ -137,6 +137,8 @@ class _Worker:
                 if answer.get("end") == "done":
                     return answer["record"] | {"end": "done"}
                 if "end" in answer:
+                    if answer["end"] == "crash":
+                        self.close()  # it is about to end, and must not take another job along
                     return record | answer
                 stage, record = answer["stage"], answer["record"]
             elif self.process.poll() is not None:
