@@ -15,6 +15,7 @@ import argparse
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     # cuBLAS reads this when it starts; without it deterministic algorithms refuse to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     console = Console(highlight=False)
-    with _deterministic(torch):
+    with _deterministic(torch), warnings.catch_warnings():
+        # torch 2.8 to 2.11 say at every profile that events of earlier cycles are gone.
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
         _story(_Case(torch, timm, "cuda" if on_gpu else "cpu"), folder, args.force, console)
     return 0
 

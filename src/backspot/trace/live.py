@@ -69,9 +69,10 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
         sequence, forward_thread = -1, -1
         if category is Category.OPERATOR:
             sequence, forward_thread = event.sequence_nr(), event.fwd_thread_id()
+            # Only numbered operators: the profiler's own overhead bears made-up threads.
             logical = event.start_thread_id()
-            if logical > 0:
-                columns.logical_threads.setdefault(logical, thread)
+            if sequence >= 0 and logical > 0:
+                columns.logical_threads[logical] = thread
         rows.append(
             (
                 event.start_ns(),
