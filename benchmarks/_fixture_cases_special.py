@@ -9,10 +9,10 @@ from torch import nn
 
 from _fixture_cases import Context, Mlp, Recipe, case, sgd_step
 
-__all__: list[str] = []
+__all__ = ["TwoStreams"]
 
 
-class _TwoStreams(nn.Module):
+class TwoStreams(nn.Module):
     """Two branches, the second on a stream of its own; autograd keeps to these in backward."""
 
     def __init__(self, width: int, depth: int, device: str) -> None:
@@ -37,7 +37,7 @@ class _TwoStreams(nn.Module):
 @case("cuda")
 def two_streams(context: Context) -> Recipe:
     width = context.pick(1024, 16)
-    model = _TwoStreams(width, 4, context.device).to(context.device)
+    model = TwoStreams(width, 4, context.device).to(context.device)
     inputs = context.randn(context.pick(1024, 4), width)
     expect = {"backward_streams": 2, "node_counts": {"AddmmBackward0": 16}}
     return Recipe([(model, "")], sgd_step(model, lambda: model(inputs).square().mean()), expect)
