@@ -20,6 +20,11 @@ __all__ = ["Instrumentation", "instrument"]
 
 _MODES = ("node", "module")
 
+# Our hooks' key in every module's dictionaries of hooks. PyTorch would give each hook a number of
+# its own, and Dynamo's code for a block asks for that number: then no block could use the code that
+# was compiled for its like, and a model compiled block by block would run into the recompile limit.
+_KEY = -0xBAC5
+
 
 class Instrumentation:
     """The hooks that ``instrument`` put on a model; a context manager that takes them off again.
@@ -118,12 +123,28 @@ class Instrumentation:
             if flag is None:
                 self._flagged.append(weakref.ref(module))
         leave = LeaveAndExplain(owner) if self.hooks == "module" else Leave(owner)
-        self._handles.append(
-            module.register_forward_pre_hook(Enter(owner), prepend=True, with_kwargs=True)
+        enters = module.register_forward_pre_hook(Enter(owner), prepend=True, with_kwargs=True)
+        leaves = module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+        self._handles += [enters, leaves]
+        _rename(
+            enters, module._forward_pre_hooks, getattr(module, "_forward_pre_hooks_with_kwargs", {})
         )
-        self._handles.append(
-            module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+        module._forward_pre_hooks.move_to_end(enters.id, last=False)
+        _rename(
+            leaves,
+            module._forward_hooks,
+            getattr(module, "_forward_hooks_with_kwargs", {}),
+            getattr(module, "_forward_hooks_always_called", {}),
         )
+
+
+def _rename(handle: Any, *dictionaries: dict[int, Any]) -> None:  # noqa: ANN401 - torch's handle
+    """Put a hook under the key that all modules share."""
+    for dictionary in dictionaries:
+        if handle.id in dictionary:
+            dictionary.pop(_KEY, None)  # an idle one that came with a copy
+            dictionary[_KEY] = dictionary.pop(handle.id)
+    handle.id = _KEY
 
 
 def instrument(

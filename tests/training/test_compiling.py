@@ -1,0 +1,254 @@
+"""Compiled models: instrumenting breaks no graph, recompiles nothing, and keeps the owners."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import backspot  # noqa: E402
+from helpers.training import check, cpu_profile, owners, same, train  # noqa: E402
+
+EAGER = {"backend": "aot_eager"}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+        self.act = nn.GELU()
+
+    def forward(self, x):
+        return x + self.act(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Broken(Net):
+    def forward(self, x):
+        x = self.stem(x)
+        torch._dynamo.graph_break()
+        return self.head(self.blocks[0](x))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def step(model):
+    loss = model(torch.randn(3, 6)).square().sum()
+    loss.backward()
+    return loss
+
+
+def counted(kind):
+    return dict(torch._dynamo.utils.counters[kind])
+
+
+def whole(**options):
+    return lambda: torch.compile(Net(), **EAGER, **options)
+
+
+def in_place():
+    model = Net()
+    model.compile(**EAGER)
+    return model
+
+
+def parts():
+    model = Net()
+    for block in model.blocks:
+        block.compile(**EAGER, fullgraph=True)
+    return model
+
+
+def wrapped_parts():
+    model = Net()
+    for index in range(2):
+        model.blocks[index] = torch.compile(model.blocks[index], **EAGER)
+    return model
+
+
+KINDS = {
+    "whole": whole(),
+    "whole, one graph": whole(fullgraph=True),
+    "in place": in_place,
+    "parts in place": parts,
+    "parts": wrapped_parts,
+    "graph break": lambda: torch.compile(Broken(), **EAGER),
+}
+compiled = pytest.mark.parametrize("kind", KINDS)
+
+
+@compiled
+def test_results_are_the_same_and_nobody_warns(kind):
+    report = check(KINDS[kind], step, warm_up=1)
+    assert report.coverage.cpu > 0.3
+
+
+@compiled
+def test_no_graph_breaks_that_did_not_break_before(kind):
+    train(KINDS[kind], step, instrumented=False)
+    plain = counted("stats"), counted("graph_break")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    train(KINDS[kind], step, warm_up=1)
+    assert (counted("stats").get("unique_graphs"), counted("graph_break")) == (
+        plain[0].get("unique_graphs"),
+        plain[1],
+    )
+
+
+@compiled
+def test_no_step_compiles_again_with_the_profiler_on_or_off(kind):
+    model = KINDS[kind]()
+    with backspot.instrument(model):
+        step(model)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            step(model)
+            for _ in range(2):
+                with cpu_profile():
+                    step(model)
+                step(model)
+
+
+@compiled
+def test_a_compiled_model_can_be_instrumented_late_and_go_on_afterwards(kind):
+    model = KINDS[kind]()
+    step(model)
+    with backspot.instrument(model), cpu_profile() as profiler:
+        step(model)
+        step(model)
+    assert backspot.locate(profiler).coverage.cpu > 0.3
+    step(model)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        step(model)
+
+
+@pytest.mark.parametrize("kind", ["parts in place", "parts"])
+def test_a_compiled_part_owns_its_backward_under_its_own_path(kind):
+    found = owners(check(KINDS[kind], step, warm_up=1))
+    for path in ("blocks.0", "blocks.1"):
+        assert "CompiledFunctionBackward" in found[path]
+    assert "AddmmBackward0" in found["head"]
+    assert not any("_orig_mod" in path for path in found)
+
+
+@pytest.mark.parametrize("kind", ["whole", "whole, one graph", "in place", "graph break"])
+def test_a_compiled_model_owns_its_backward(kind):
+    found = owners(check(KINDS[kind], step, warm_up=1))
+    assert found[""].keys() == {"CompiledFunctionBackward"}
+    assert found.keys() <= {"", "(outside model)"}
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(12)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_blocks_go_on_sharing_what_was_compiled_for_one_of_them(late):
+    model = Deep()
+    for block in model.blocks:
+        block.compile(**EAGER, fullgraph=True)
+    if late:
+        step(model)
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    with backspot.instrument(model):
+        step(model)
+        with cpu_profile() as profiler, torch._dynamo.config.patch(error_on_recompile=True):
+            step(model)
+    # One for an input that needs a gradient, one for an input that needs none.
+    assert counted("stats")["unique_graphs"] == 2
+    found = owners(backspot.locate(profiler))
+    assert all("CompiledFunctionBackward" in found[f"blocks.{i}"] for i in range(12))
+
+
+def test_instrumented_first_and_compiled_then():
+    model = Net()
+    with backspot.instrument(model), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quick = torch.compile(model, **EAGER, fullgraph=True)
+        step(quick)
+        with cpu_profile() as profiler, torch._dynamo.config.patch(error_on_recompile=True):
+            step(quick)
+    assert counted("graph_break") == {}
+    assert owners(backspot.locate(profiler)).keys() <= {"", "(outside model)"}
+    assert "CompiledFunctionBackward" in owners(backspot.locate(profiler))[""]
+
+
+def test_a_compiled_function_around_an_instrumented_model():
+    model = Net()
+    with backspot.instrument(model):
+
+        @torch.compile(**EAGER, fullgraph=True)
+        def loss_of(x):
+            return model(x).square().sum()
+
+        loss_of(torch.randn(3, 6)).backward()
+        with cpu_profile() as profiler, torch._dynamo.config.patch(error_on_recompile=True):
+            loss_of(torch.randn(3, 6)).backward()
+    report = backspot.locate(profiler)
+    # No module's hook runs here, so no module may be named.
+    assert {row.path for row in report.modules if row.cpu_ns and row.is_module} == set()
+
+
+def test_compiled_autograd_still_works():
+    autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
+    reference = train(Net, step, instrumented=False, steps=3)
+    torch.manual_seed(0)
+    model = Net()
+    with backspot.instrument(model):
+        for profiled in (False, True, True):
+            enable = autograd._enable(torch.compile(backend="eager"))
+            with enable:
+                if profiled:
+                    with cpu_profile():
+                        step(model)
+                else:
+                    step(model)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, reference.gradients[name])
+
+
+def test_a_model_compiled_with_inductor():
+    def make():
+        return torch.compile(Block(), backend="inductor")
+
+    def small(model):
+        loss = model(torch.randn(3, 6)).sum()
+        loss.backward()
+        return loss
+
+    try:
+        plain = train(make, small, instrumented=False)
+    except Exception as error:
+        pytest.skip(f"inductor does not work here: {str(error).splitlines()[0][:80]}")
+    run = train(make, small)
+    same(plain, run)
+    assert "CompiledFunctionBackward" in owners(run.report)[""]
