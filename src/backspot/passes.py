@@ -16,7 +16,7 @@ from backspot.timeline import NOTHING
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
-__all__ = ["Passes", "Steps", "find_passes", "find_steps"]
+__all__ = ["Passes", "Steps", "find_passes", "find_steps", "separators", "top_nodes"]
 
 _STEP = "ProfilerStep#"
 _OPTIMIZER = "Optimizer.step#"
@@ -72,11 +72,10 @@ def find_passes(
         logical: each span's logical thread.
         threads: recorded threads of logical ones.
     """
-    # A span that starts with the one inside it comes first.
     order = np.lexsort((-spans.end, spans.start)).tolist()
-    top = _top_nodes(spans, order)
+    top = top_nodes(spans)
     roots = [span for span in order if top[span] == span]
-    separators = _separators(events, spans, np.array(top, np.int64) >= 0)
+    between = separators(events, spans, np.array(top, np.int64) >= 0)
     steps = np.sort(events.start[_named(events, Category.ANNOTATION, *_BETWEEN_PASSES)])
     starts, ends = spans.start.tolist(), spans.end.tolist()
     host, numbers, origin = spans.thread.tolist(), sequence.tolist(), logical.tolist()
@@ -95,7 +94,7 @@ def find_passes(
                 _any_between(times, finish[-1], start)
                 for times in (
                     steps,
-                    *(separators[t] for t in involved | last_threads if t in separators),
+                    *(between[t] for t in involved | last_threads if t in between),
                 )
             )
         if new:
@@ -117,11 +116,12 @@ def find_passes(
     )
 
 
-def _top_nodes(spans: Spans, order: list[int]) -> list[int]:
+def top_nodes(spans: Spans) -> list[int]:
     """For each span the outermost node around it (itself included), ``NOTHING`` for none."""
     parent, is_node = spans.parent.tolist(), spans.is_node.tolist()
     top = [NOTHING] * len(parent)
-    for span in order:
+    # A span that starts with the one inside it comes first.
+    for span in np.lexsort((-spans.end, spans.start)).tolist():
         around = parent[span]
         if around >= 0 and top[around] >= 0:
             top[span] = top[around]
@@ -130,8 +130,14 @@ def _top_nodes(spans: Spans, order: list[int]) -> list[int]:
     return top
 
 
-def _separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, Ints]:
-    """On each thread the starts of the operators that no node contains, sorted."""
+def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, Ints]:
+    """On each thread the starts of the operators that no node contains, sorted.
+
+    Args:
+        events: the trace.
+        spans: its spans.
+        within: whether each span lies in a node, or is one.
+    """
     operators = events.of(Category.OPERATOR)
     result = {}
     for thread in np.unique(events.thread[operators]).tolist():

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from backspot.labels import parse_label
+from backspot.passes import separators, top_nodes
 from backspot.spans import EVALUATE, Spans, nest
 from backspot.timeline import NOTHING
 from backspot.trace import Category, Events
@@ -37,7 +38,7 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
     """
     operators, node = _operators(events, spans)
     numbered = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
-    recomputing = _recomputing(spans, node, numbered)
+    recomputing = _recomputing(events, spans, node, numbered)
     kept = numbered & np.isin(node, recomputing)
     if not kept.any():
         return spans
@@ -98,22 +99,28 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     return np.concatenate([empty, *found]), np.concatenate([empty, *nodes])
 
 
-def _recomputing(spans: Spans, node: Ints, numbered: np.ndarray) -> Ints:
-    """The nodes with numbered operators where their neighbours have none.
+def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray) -> Ints:
+    """The nodes with numbered operators where their neighbours in the pass have none.
 
     With ``create_graph=True`` every node's operators are numbered; then none of them recomputes as
     far as can be told.
     """
     nodes = np.unique(node)
-    nodes = nodes[np.lexsort((spans.start[nodes], spans.thread[nodes]))]
-    does = np.isin(nodes, node[numbered])
-    summed = np.concatenate([[0], np.cumsum(does)])
-    place = np.arange(len(nodes))
-    low = np.maximum(place - _NEIGHBOURS, 0)
-    high = np.minimum(place + _NEIGHBOURS + 1, len(nodes))
-    around = summed[high] - summed[low]
-    rare: Ints = nodes[does & (2 * around <= high - low)]
-    return rare
+    between = separators(events, spans, np.array(top_nodes(spans), np.int64) >= 0)
+    rare = []
+    for thread in np.unique(spans.thread[nodes]).tolist():
+        mine = nodes[spans.thread[nodes] == thread]
+        mine = mine[np.argsort(spans.start[mine], kind="stable")]
+        times = between.get(thread, np.empty(0, np.int64))
+        run = np.searchsorted(times, spans.start[mine])
+        does = np.isin(mine, node[numbered])
+        summed = np.concatenate([[0], np.cumsum(does)])
+        place = np.arange(len(mine))
+        low = np.maximum(place - _NEIGHBOURS, np.searchsorted(run, run, side="left"))
+        high = np.minimum(place + _NEIGHBOURS + 1, np.searchsorted(run, run, side="right"))
+        around = summed[high] - summed[low]
+        rare.append(mine[does & (2 * around <= high - low)])
+    return np.concatenate([np.empty(0, np.int64), *rare])
 
 
 def _stretches(
