@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +71,8 @@ def machine(device: str) -> dict[str, Any]:
         "device": "cpu",
     }
     for name in ("timm", "torchvision", "transformers"):
-        module = sys.modules.get(name)
-        if module is not None:
-            described[name] = getattr(module, "__version__", "")
+        with suppress(PackageNotFoundError):
+            described[name] = version(name)
     if device.startswith("cuda"):
         described["device"] = torch.cuda.get_device_name()
         described["gpus"] = torch.cuda.device_count()

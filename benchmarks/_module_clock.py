@@ -31,12 +31,16 @@ class Tracker:
         self._numbers: list[int] = []
         self._paths: list[str] = []
         self._stack: list[str] = []
-        seen: set[int] = set()
+        compiled: set[str] = set()
         for path, module in model.named_modules():
-            if id(module) not in seen:
-                seen.add(id(module))
-                module.register_forward_pre_hook(self._enter(path))
-                module.register_forward_hook(self._leave)
+            if any(path.startswith(f"{around}.") for around in compiled):
+                continue
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                compiled.add(path)  # hooks would be compiled along, and see nothing
+                module._compiled_call_impl = self._around(path, module._compiled_call_impl)
+                continue
+            module.register_forward_pre_hook(self._enter(path))
+            module.register_forward_hook(self._leave)
 
     def _note(self) -> None:
         import torch
@@ -44,20 +48,27 @@ class Tracker:
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._paths.append(self._stack[-1] if self._stack else "(outside model)")
 
-    def _enter(self, path: str) -> Callable[..., None]:
-        import torch
+    def _around(self, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        enter = self._enter(path)
 
+        def inner(*args: object, **kwargs: object) -> object:
+            enter()
+            result = call(*args, **kwargs)
+            self._leave()
+            return result
+
+        return inner
+
+    def _enter(self, path: str) -> Callable[..., None]:
         def enter(*_: object) -> None:
-            if not torch.compiler.is_compiling() and self.active:
+            if self.active:
                 self._stack.append(path)
                 self._note()
 
         return enter
 
     def _leave(self, *_: object) -> None:
-        import torch
-
-        if not torch.compiler.is_compiling() and self.active:
+        if self.active:
             self._stack.pop()
             self._note()
 

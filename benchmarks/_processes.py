@@ -145,7 +145,7 @@ def run_cases(
     # A process of its own: this one must not hold the GPU.
     described = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(script).parent)!r}); "
-         f"import json, _common, timm, torchvision; "
+         f"import json, _common; "
          f"print(json.dumps(_common.machine({arguments.device!r})))"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -166,8 +166,9 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str,
     )
     heavy = [row for row in report.modules if row.wall_ns >= _HEAVY * report.wall_ns]
     result: dict[str, Any] = {
-        "bound": "gpu" if gpu_bound else "launch",
+        "bound": "host" if device == "cpu" else "gpu" if gpu_bound else "launch",
         "busy": occupied,
+        "kernel_ms": report.gpu_ns / 1e6 / max(1, len(report.step_ns)),
         "depth": build.depth,
         "backward_ms": {"backspot": wall / 1e6, "events": None},
         "modules": [],
