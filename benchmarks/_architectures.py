@@ -119,7 +119,7 @@ _SEQ2SEQ = {
     "decoder_start_token_id": 2,
     "max_position_embeddings": 64,
 }
-_STAGES = {"depths": [1, 1, 2, 1], "embed_dim": 24, "num_heads": [1, 2, 4, 8]}
+_STAGES = {"depths": [1, 1, 2], "embed_dim": 24, "num_heads": [1, 2, 4]}
 
 # Class of the configuration, class of the model, what the configuration says, what goes in.
 _HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any], str]] = {
