@@ -142,6 +142,9 @@ def _owners(events: Events, spans: Spans, join: Join) -> Ints:
         mine = events.thread[operator] == thread
         around[mine] = spans.at(thread, events.start[operator[mine]])
     owner[joined[around < 0]] = OUTSIDE
+    # Made by no recorded operator, but the live half saw whose it is.
+    told = (spans.marked >= 0) & (join.operator < 0)
+    owner[told] = spans.marked[told] + len(SPECIAL)
     hangs_on[joined] = around
     again = ~called & ~spans.is_node
     hangs_on[again] = np.where(spans.caller >= 0, spans.caller, spans.parent)[again]

@@ -22,6 +22,8 @@ from backspot.trace.events import Ints
 __all__ = ["Join", "join_nodes"]
 
 _ACCUMULATE = "AccumulateGrad"
+# Nodes that an operator of another name builds beside its own.
+_BESIDE = ("CopySlices", "AsStridedBackward0")
 _NEAR = 2  # numbers that one operator takes: CopySlices and the view behind it
 
 
@@ -70,9 +72,7 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
         mine = np.flatnonzero((logical == number) & (sequence >= 0))
         builder[mine] = thread
         if thread in operators and len(mine):
-            operator[mine] = _match(
-                operators[thread], sequence[mine], spans.start[mine], passes, mine
-            )
+            operator[mine] = _match(events, spans, operators[thread], sequence[mine], passes, mine)
     join = Join(
         sequence=sequence,
         builder=builder,
@@ -130,23 +130,49 @@ def _exact(operators: _Operators, sequence: Ints, start: Ints) -> Ints:
         position = position - late
 
 
-def _match(operators: _Operators, sequence: Ints, start: Ints, passes: Passes, nodes: Ints) -> Ints:
+def _match(
+    events: Events,
+    spans: Spans,
+    operators: _Operators,
+    sequence: Ints,
+    passes: Passes,
+    nodes: Ints,
+) -> Ints:
     """The forward operator (event index) of each of ``nodes``, exact or by the floor."""
+    start = spans.start[nodes]
     position = _exact(operators, sequence, start)
     missing = np.flatnonzero(position < 0)
     if len(missing):
         run, hit = passes.of_span[nodes], position >= 0
         taken = set(zip(run[hit].tolist(), operators.sequence[position[hit]].tolist(), strict=True))
         for node in missing.tolist():
-            position[node] = _floor(
-                operators,
-                int(sequence[node]),
-                int(start[node]),
-                int(run[node]),
-                passes,
-                taken,
-            )
+            number, began = int(sequence[node]), int(start[node])
+            found = _floor(operators, number, began, int(run[node]), passes, taken)
+            if found >= 0 and _made(events, spans, operators, found, number, int(nodes[node])):
+                position[node] = found
     return np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
+
+
+def _made(
+    events: Events, spans: Spans, operators: _Operators, floor: int, number: int, node: int
+) -> bool:
+    """Whether the operator with the greatest number below the node's is the one that made it.
+
+    What PyTorch builds without a recorded operator (a scripted graph) takes a number too, and may
+    do so in another module. Then the node's name does not fit; a marker may name its owner; and
+    only where the next operator runs in the same module's call it is certain that the node's did.
+    """
+    if spans.marked[node] >= 0:
+        return False
+    name, index = spans.node_names[spans.node[node]], operators.index[floor]
+    if name.endswith(_BESIDE) or _alike(name, events.names[events.name[index]]):
+        return True
+    above = int(np.searchsorted(operators.sequence, number, side="right"))
+    if above >= len(operators.start) or operators.start[above] >= spans.start[node]:
+        return False
+    times = np.array([operators.start[floor], operators.start[above]], np.int64)
+    here, there = spans.at(int(events.thread[index]), times).tolist()
+    return bool(here == there)
 
 
 def _floor(

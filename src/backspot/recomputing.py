@@ -70,6 +70,7 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
         thread=thread,
         module=np.concatenate([spans.module, nothing]),
         node=np.concatenate([spans.node, nothing]),
+        marked=np.concatenate([spans.marked, nothing]),
         caller=np.concatenate([spans.caller, added[:, 3]]),
         parent=parent,
         nesting=nesting,

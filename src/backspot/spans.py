@@ -48,6 +48,7 @@ class Spans:
         thread: index into ``Events.threads``.
         module: index into ``modules`` for a module's call, ``NOTHING`` for a node.
         node: index into ``node_names`` for a node, ``NOTHING`` for a module's call.
+        marked: for a node, the module that a marker in it names, else ``NOTHING``.
         caller: for a stretch of code that runs again, the module's call that checkpointed it.
         parent: the span directly around, ``NOTHING`` for none.
         modules: the modules that labels name.
@@ -62,6 +63,7 @@ class Spans:
     thread: Ints
     module: Ints
     node: Ints
+    marked: Ints
     caller: Ints
     parent: Ints
     modules: tuple[Module, ...]
@@ -106,12 +108,13 @@ def find_spans(events: Events) -> Spans:
         ],
         bool,
     )
-    return Spans(
+    spans = Spans(
         start=start,
         end=end,
         thread=thread,
         module=called,
         node=np.concatenate([np.full(len(calls), NOTHING, np.int64), node]),
+        marked=np.full(len(index), NOTHING, np.int64),
         caller=np.full(len(index), NOTHING, np.int64),
         parent=parent,
         modules=modules,
@@ -120,6 +123,32 @@ def find_spans(events: Events) -> Spans:
         source=source,
         unmarked=int(unmarked[events.name].sum()),
     )
+    _mark(events, spans)
+    return spans
+
+
+def _mark(events: Events, spans: Spans) -> None:
+    """Note for each node the module that a marker directly in it names."""
+    known = {(m.path, m.class_name): index for index, m in enumerate(spans.modules)}
+    labels = [parse_label(name) for name in events.names]
+    named = np.array(
+        [
+            known.get((label.path, label.class_name), NOTHING)
+            if label is not None and label.kind is Kind.BACKWARD
+            else NOTHING
+            for label in labels
+        ],
+        np.int64,
+    )
+    if not (named >= 0).any():
+        return
+    markers = events.of(Category.OPERATOR, Category.ANNOTATION)
+    markers = markers[named[events.name[markers]] >= 0]
+    for thread in np.unique(events.thread[markers]).tolist():
+        mine = markers[events.thread[markers] == thread]
+        span = spans.at(thread, events.start[mine])
+        at = (span >= 0) & np.append(spans.is_node, False)[span]
+        spans.marked[span[at]] = named[events.name[mine[at]]]
 
 
 def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[Ints, Nesting]]]:
