@@ -71,9 +71,7 @@ class Trace:
             common = {"cat": "fwdbwd", "name": "fwdbwd", "id": identity, "pid": 1}
             origin, time = flow_from
             self.events.append({"ph": "s", **common, "tid": origin, "ts": time / 1000})
-            self.events.append(
-                {"ph": "f", "bp": "e", **common, "tid": thread, "ts": start / 1000}
-            )
+            self.events.append({"ph": "f", "bp": "e", **common, "tid": thread, "ts": start / 1000})
 
     def kernel(
         self,

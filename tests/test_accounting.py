@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import Trace
 
 import backspot
 from backspot import Report
+from synthetic import Trace
 
 TICK = 10_000  # nanoseconds: well above what is taken for a clock's rounding
 FORWARD_THREAD, BACKWARD_THREAD = 1, 2
@@ -294,3 +294,16 @@ def test_a_launch_that_the_profiler_missed_is_told_by_the_queues_order() -> None
     report = report_of(trace)
     assert report["(no launch record)"].row.gpu_ns == 4 * TICK
     assert any("no launch record" in w for w in report.warnings)
+
+
+def test_idle_time_after_a_wait_is_the_waiting_modules() -> None:
+    trace = Case([(2, 20, 30), (1, 30, 40)], []).trace()
+    trace.kernel(21 * TICK, 26 * TICK, launch=21 * TICK)
+    # The host waits until the queue has run empty, goes on to the next node, and launches late.
+    trace.event("cuda_runtime", "cudaStreamSynchronize", 22 * TICK, 27 * TICK, 2)
+    trace.kernel(38 * TICK, 41 * TICK, launch=37 * TICK)
+    report = report_of(trace)
+    assert {row.path: row.wall_ns // TICK for row in report.modules if row.wall_ns} == {
+        "c": 1 + 5 + 11,  # host, kernel, and idle until the next launch
+        "b": 1 + 3,  # the launch under way, and the kernel
+    }

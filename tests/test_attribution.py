@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import Trace
 
 import backspot
 from backspot import Report
+from synthetic import Trace
 
 TICK = 10_000
 
@@ -199,9 +199,7 @@ KINDS = ("mul", "add", "relu", "gather", "cumsum")
 @st.composite
 def threaded(draw: st.DrawFn) -> tuple[list[list[str]], bool, int]:
     forwards = draw(
-        st.lists(
-            st.lists(st.sampled_from(KINDS), min_size=1, max_size=8), min_size=1, max_size=4
-        )
+        st.lists(st.lists(st.sampled_from(KINDS), min_size=1, max_size=8), min_size=1, max_size=4)
     )
     return forwards, draw(st.booleans()), draw(st.integers(0, 2**16))
 

@@ -56,7 +56,15 @@ def test_any_other_text_is_no_label_or_a_whole_one(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "forward", "forward: ", "forward: a b", "forward: x (Y) #0", "backward: x (%FF)", "aten::mm"],
+    [
+        "",
+        "forward",
+        "forward: ",
+        "forward: a b",
+        "forward: x (Y) #0",
+        "backward: x (%FF)",
+        "aten::mm",
+    ],
 )
 def test_what_is_no_label_is_told_apart(text: str) -> None:
     assert parse_label(text) is None

@@ -200,7 +200,7 @@ def test_a_profiler_that_cannot_be_read_says_why() -> None:
 
 
 def test_the_old_profiler_of_autograd_is_read_too() -> None:
-    model, loss, step = training()
+    model, _, step = training()
     with (
         backspot.instrument(model),
         torch.autograd.profiler.profile(use_kineto=True) as profiler,

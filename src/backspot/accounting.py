@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
+from backspot.clock import device_clock, host_clock
 from backspot.report import (
     Coverage,
     DeviceCost,
@@ -26,7 +27,6 @@ from backspot.trace.events import Ints
 __all__ = ["account"]
 
 _RECOMPUTE = "(recompute)"
-_TIERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,60 +66,12 @@ class _Accountant:
         spans, work = ownership.spans, ownership.work
         self.spans, self.work, self.passes = spans, work, ownership.passes
         self.span_count = len(spans.start)
-        # Timelines hold indices of spans, and after these of device work.
         self.in_pass = ownership.passes.of_span >= 0
         self.recompute = self.in_pass & ~spans.is_node
         self.node = np.where(self.recompute, len(spans.node_names), spans.node)
-        self.host = self._host()
+        self.host = host_clock(ownership)
         self.devices = sorted(set(np.unique(work.device).tolist()))
-        self.clock = {device: self._clock(device) for device in self.devices}
-
-    # Timelines -----------------------------------------------------------------------------------
-
-    def _host(self) -> Timeline:
-        """What the host executes: on the passes' threads first, then forward calls anywhere."""
-        layers = []
-        for keep, threads in (
-            (self.in_pass, self.passes.threads),
-            (~self.in_pass, tuple(self.spans.nesting)),
-        ):
-            for thread in threads:
-                indices, nesting = self.spans.nesting[thread]
-                local = nesting.timeline.where(keep[indices])
-                values = np.where(
-                    local.values >= 0, np.append(indices, NOTHING)[local.values], NOTHING
-                )
-                layers.append(Timeline(local.edges, values))
-        empty = np.empty(0, np.int64)
-        return layered(*layers) if layers else Timeline(empty, empty)
-
-    def _clock(self, device: int) -> Timeline:
-        """Who holds each moment, as one device sees it."""
-        work = self.work
-        mine = np.flatnonzero(work.device == device)
-        busy = layered(
-            *(
-                first_started(work.start[tier], work.end[tier], tier + self.span_count)
-                for tier in (mine[work.tier[mine] == number] for number in range(_TIERS))
-            )
-        )
-        return layered(busy, self._waiting(busy), self.host)
-
-    def _waiting(self, busy: Timeline) -> Timeline:
-        """Idle time before work that is already launched: it is that work's."""
-        idle = np.flatnonzero(busy.values[:-1] == NOTHING)
-        begin, end, following = busy.edges[idle], busy.edges[idle + 1], busy.values[idle + 1]
-        launch = self.work.launch[following - self.span_count]
-        begin = np.where(launch >= 0, np.maximum(begin, launch), end)
-        # Before the first work, too, the device may wait for a kernel that is launched.
-        if len(busy.edges):
-            first = int(busy.values[0])
-            launched = int(self.work.launch[first - self.span_count])
-            if 0 <= launched < busy.edges[0]:
-                begin = np.insert(begin, 0, launched)
-                end = np.insert(end, 0, busy.edges[0])
-                following = np.insert(following, 0, first)
-        return first_started(begin, end, following)
+        self.clock = {device: device_clock(ownership, device, self.host) for device in self.devices}
 
     # Costs ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ belongs to what the host was in when it launched it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,10 @@ SPECIAL = (
 """What owns the time that no module owns, as rows name it; modules come after these."""
 OUTSIDE, UNRECORDED, AMBIGUOUS, ENGINE, NO_LAUNCH = range(len(SPECIAL))
 
+_WAITING = re.compile(
+    r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
+)
+_PAGEABLE = "Pageable"  # in a copy's name: its call returns when the copy is done
 _COMMUNICATION = ("nccl", "rccl", "mscclpp", "nvshmem", "oneccl")
 
 
@@ -70,6 +75,21 @@ class DeviceWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """Calls in which the host waits for a device, by start; those that no span contains left out.
+
+    Attributes:
+        start: nanoseconds.
+        end: nanoseconds.
+        span: the host's innermost span at the call.
+    """
+
+    start: Ints
+    end: Ints
+    span: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Windows:
     """The clock time of each pass; arrays with one entry a pass.
 
@@ -97,6 +117,7 @@ class Ownership:
         windows: their clock time.
         steps: their steps.
         work: what the devices did.
+        waits: where the host waited for them.
     """
 
     spans: Spans
@@ -106,6 +127,7 @@ class Ownership:
     windows: Windows
     steps: Steps
     work: DeviceWork
+    waits: Waits
 
 
 def attribute(events: Events) -> Ownership:
@@ -124,6 +146,7 @@ def attribute(events: Events) -> Ownership:
         windows=windows,
         steps=find_steps(events, passes),
         work=work,
+        waits=_waits(events, spans),
     )
 
 
@@ -189,6 +212,23 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         run=run,
         name=events.name[index],
     )
+
+
+def _waits(events: Events, spans: Spans) -> Waits:
+    calls = events.of(Category.RUNTIME)
+    waiting = np.array([_WAITING.match(name) is not None for name in events.names], bool)
+    pageable = np.array([_PAGEABLE in name for name in events.names], bool)
+    copies = events.of(Category.MEMCPY)
+    blocking = events.correlation[copies[pageable[events.name[copies]]]]
+    kept = waiting[events.name[calls]] | np.isin(events.correlation[calls], blocking[blocking > 0])
+    calls = calls[kept]
+    calls = calls[np.argsort(events.start[calls], kind="stable")]
+    span = np.full(len(calls), NOTHING, np.int64)
+    for thread in np.unique(events.thread[calls]).tolist():
+        mine = np.flatnonzero(events.thread[calls] == thread)
+        span[mine] = spans.at(thread, events.start[calls[mine]])
+    calls, span = calls[span >= 0], span[span >= 0]
+    return Waits(events.start[calls], events.end[calls], span)
 
 
 def _launches(events: Events, work: Ints) -> tuple[Ints, Ints]:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import Trace
 
 import backspot
 from backspot.errors import (
@@ -23,6 +22,7 @@ from backspot.errors import (
     SourceNotFoundError,
     UsageError,
 )
+from synthetic import Trace
 
 TICK = 10_000
 DATA = Path(__file__).parent.parent / "data"
@@ -139,7 +139,17 @@ BROKEN: dict[str, tuple[bytes, type[BackspotError], str]] = {
     "only nonsense": (b'{"traceEvents": [{"ph": 1}, 5, "x"]}', NotATraceError, "broken beyond use"),
     "forward only": (
         json.dumps(
-            [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 1}]
+            [
+                {
+                    "ph": "X",
+                    "cat": "cpu_op",
+                    "name": "aten::mm",
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": 1,
+                    "dur": 1,
+                }
+            ]
         ).encode(),
         NoBackwardError,
         "no backward",

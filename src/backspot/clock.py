@@ -1,0 +1,83 @@
+"""Who holds each moment: the host's and the devices' work as timelines.
+
+The values of these timelines are *holders*: indices of spans, and after these of device work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.attribution import Ownership
+from backspot.timeline import NOTHING, Timeline, first_started, layered
+from backspot.trace.events import Ints
+
+__all__ = ["device_clock", "host_clock"]
+
+_TIERS = 3
+
+
+def host_clock(ownership: Ownership) -> Timeline:
+    """What the host executes: on the passes' threads first, then forward calls anywhere."""
+    spans, passes = ownership.spans, ownership.passes
+    in_pass = passes.of_span >= 0
+    layers = []
+    for keep, threads in ((in_pass, passes.threads), (~in_pass, tuple(spans.nesting))):
+        for thread in threads:
+            indices, nesting = spans.nesting[thread]
+            local = nesting.timeline.where(keep[indices])
+            values = np.where(local.values >= 0, np.append(indices, NOTHING)[local.values], NOTHING)
+            layers.append(Timeline(local.edges, values))
+    empty = np.empty(0, np.int64)
+    return layered(*layers) if layers else Timeline(empty, empty)
+
+
+def device_clock(ownership: Ownership, device: int, host: Timeline) -> Timeline:
+    """Who holds each moment, as one device sees it.
+
+    First what runs on it: compute before copies before communication, then what started first.
+    Where it idles, its next work if that is already launched: it waits for a dependency, or for the
+    launch itself. Where nothing is queued: a call that waited for the device until it ran empty,
+    for what comes after is its doing; else what the host executes.
+
+    Args:
+        ownership: a trace with owners.
+        device: its index.
+        host: the host's clock.
+    """
+    work, count = ownership.work, len(ownership.spans.start)
+    mine = np.flatnonzero(work.device == device)
+    busy = layered(
+        *(
+            first_started(work.start[tier], work.end[tier], tier + count)
+            for tier in (mine[work.tier[mine] == number] for number in range(_TIERS))
+        )
+    )
+    begin, end, following = _gaps(busy)
+    launch = work.launch[following - count]
+    queued = np.clip(np.where(launch >= 0, launch, end), begin, end)
+    waiting = first_started(queued, end, following)
+    drained = _drained(ownership, begin, queued)
+    return layered(busy, waiting, drained, host)
+
+
+def _gaps(busy: Timeline) -> tuple[Ints, Ints, Ints]:
+    """Idle time between work, and before the first: begin, end, and what comes next."""
+    if not len(busy.edges):
+        empty = np.empty(0, np.int64)
+        return empty, empty, empty
+    idle = np.flatnonzero(busy.values[:-1] == NOTHING)
+    begin = np.append(np.iinfo(np.int64).min // 4, busy.edges[idle])
+    end = np.append(busy.edges[0], busy.edges[idle + 1])
+    return begin, end, np.append(busy.values[0], busy.values[idle + 1])
+
+
+def _drained(ownership: Ownership, begin: Ints, end: Ints) -> Timeline:
+    """Idle time that a waiting call caused: the device ran empty while the host waited for it."""
+    waits = ownership.waits
+    at = np.searchsorted(waits.start, begin, side="right") - 1
+    wait = np.maximum(at, 0)
+    if not len(waits.start):
+        empty = np.empty(0, np.int64)
+        return Timeline(empty, empty)
+    caused = (at >= 0) & (waits.end[wait] >= begin)
+    return first_started(begin[caused], end[caused], waits.span[wait[caused]])
