@@ -180,7 +180,8 @@ class _Accountant:
         if depth is not None:
             rows = fold(rows, depth)
         totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
-        owned = [int(piece.amount[piece.owner >= len(SPECIAL)].sum()) for piece in (wall, gpu, cpu)]
+        modular = np.array([False] * len(SPECIAL) + [not m.is_region for m in self.spans.modules])
+        owned = [int(piece.amount[modular[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
         shares = [part / whole if whole else 1.0 for part, whole in zip(owned, totals, strict=True)]
         by_step = _sum(o.steps.of_pass, np.array([p.duration_ns for p in passes]), self._steps())
         return Report(
@@ -220,14 +221,15 @@ class _Accountant:
         for owner in range(owners):
             module = spans.modules[owner - len(SPECIAL)] if owner >= len(SPECIAL) else None
             costs = [int(column[owner]) for column in sums]
-            if module is None and not any(costs) and not nodes[owner]:
+            named = module is not None and not module.is_region
+            if not named and not any(costs) and not nodes[owner]:
                 continue
             rows.append(
                 Row(
                     path=module.path if module else SPECIAL[owner],
                     class_name=module.class_name if module else "",
-                    root=module.root if module else "",
-                    is_module=module is not None,
+                    root=module.root if module and named else "",
+                    is_module=named,
                     calls=int(calls[owner]),
                     wall_ns=costs[0],
                     gpu_ns=costs[1],

@@ -81,7 +81,14 @@ def _warnings(events: Events, ownership: Ownership) -> tuple[str, ...]:
     )
     warnings = list(events.warnings)
     nodes = int(spans.is_node.sum())
-    if spans.source == "none":
+    regions = sum(module.is_region for module in spans.modules)
+    if regions:
+        warnings.append(
+            f"{regions} compiled regions bear no module's label, for their hooks were compiled "
+            "away; they stand under the profiler's names. Compile parts of the model, or a module "
+            "of a class of your own, to have them named."
+        )
+    if spans.source == "none" and not regions:
         warnings.append(
             "The trace names no modules: run the steps within backspot.instrument(model) "
             "while profiling. Nodes are ranked by name instead."

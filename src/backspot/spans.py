@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,16 +24,25 @@ EVALUATE = "autograd::engine::evaluate_function: "
 included."""
 
 _LIGHTNING = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
+_REGION = "Torch-Compiled Region: "
 _ROUNDING = 2_000  # nanoseconds: old traces are whole microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module that labels name. ``root`` is the path of the outermost one around it."""
+    """A module that labels name, or a compiled region that no label stands around.
+
+    Attributes:
+        path: the module's path; the region's name as the profiler writes it.
+        class_name: the module's class.
+        root: the path of the outermost module around it.
+        is_region: true for a compiled region: no module is known for it.
+    """
 
     path: str
     class_name: str
     root: str
+    is_region: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,44 @@ def find_spans(events: Events) -> Spans:
         unmarked=int(unmarked[events.name].sum()),
     )
     _mark(events, spans)
-    return spans
+    return _with_regions(events, spans)
+
+
+def _with_regions(events: Events, spans: Spans) -> Spans:
+    """Add the compiled regions that no module's call and no node stands around.
+
+    Where a whole call is compiled, hooks and all, no label can be written in it.
+    """
+    operators = events.of(Category.OPERATOR, Category.ANNOTATION)
+    regions = operators[events.name_mask(_REGION)[events.name[operators]]]
+    alone = [
+        mine[spans.at(thread, events.start[mine]) < 0]
+        for thread in np.unique(events.thread[regions]).tolist()
+        for mine in (regions[events.thread[regions] == thread],)
+    ]
+    index = np.concatenate([np.empty(0, np.int64), *alone])
+    if not len(index):
+        return spans
+    names, which = np.unique(events.name[index], return_inverse=True)
+    added = tuple(Module(events.names[name], "", events.names[name], True) for name in names)
+    nothing = np.full(len(index), NOTHING, np.int64)
+    start = np.concatenate([spans.start, events.start[index]])
+    end = np.concatenate([spans.end, events.end[index]])
+    thread = np.concatenate([spans.thread, events.thread[index]])
+    parent, nesting = nest(start, end, thread)
+    return replace(
+        spans,
+        start=start,
+        end=end,
+        thread=thread,
+        module=np.concatenate([spans.module, which + len(spans.modules)]),
+        node=np.concatenate([spans.node, nothing]),
+        marked=np.concatenate([spans.marked, nothing]),
+        caller=np.concatenate([spans.caller, nothing]),
+        parent=parent,
+        modules=spans.modules + added,
+        nesting=nesting,
+    )
 
 
 def _mark(events: Events, spans: Spans) -> None:

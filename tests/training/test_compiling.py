@@ -213,9 +213,36 @@ def test_a_compiled_function_around_an_instrumented_model():
         loss_of(torch.randn(3, 6)).backward()
         with cpu_profile() as profiler, torch._dynamo.config.patch(error_on_recompile=True):
             loss_of(torch.randn(3, 6)).backward()
-    report = backspot.locate(profiler)
-    # No module's hook runs here, so no module may be named.
-    assert {row.path for row in report.modules if row.cpu_ns and row.is_module} == set()
+    stands_in_a_row_of_its_own(backspot.locate(profiler))
+
+
+def stands_in_a_row_of_its_own(report):
+    """No hook runs there, so no module may be named: the region bears the profiler's name."""
+    (path,) = (
+        path for path, nodes in owners(report).items() if "CompiledFunctionBackward" in nodes
+    )
+    assert path.startswith("Torch-Compiled Region: ")
+    assert not any(row.is_module for row in report.modules if row.path == path)
+    assert report.coverage.cpu < 0.9
+    assert any("no module's label" in warning for warning in report.warnings)
+
+
+def test_a_compiled_module_of_pytorchs_own_classes_is_no_other_modules():
+    def make():
+        return torch.compile(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), **EAGER)
+
+    stands_in_a_row_of_its_own(check(make, step, warm_up=1))
+
+
+def test_such_a_part_belongs_to_the_module_that_calls_it():
+    def make():
+        model = Net()
+        model.blocks[1] = torch.compile(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), **EAGER)
+        return model
+
+    found = owners(check(make, step, warm_up=1))
+    assert "CompiledFunctionBackward" in found[""]
+    assert found["head"].keys() == found["stem"].keys() == {"AddmmBackward0", "TBackward0"}
 
 
 def test_compiled_autograd_still_works():
