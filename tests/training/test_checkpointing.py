@@ -96,7 +96,6 @@ def test_nodes_belong_to_the_modules_that_they_belong_to_without_checkpoints(how
     expected = owners(check(lambda: Net(plain), step))
     report = check(lambda: Net(how(reentrant)), step)
     assert without_checkpoints(owners(report)) == expected
-    assert report.coverage.cpu > 0.5
 
 
 @MODES

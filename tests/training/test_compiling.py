@@ -100,8 +100,9 @@ compiled = pytest.mark.parametrize("kind", KINDS)
 
 @compiled
 def test_results_are_the_same_and_nobody_warns(kind):
-    report = check(KINDS[kind], step, warm_up=1)
-    assert report.coverage.cpu > 0.3
+    found = owners(check(KINDS[kind], step, warm_up=1))
+    assert any("CompiledFunctionBackward" in nodes for nodes in found.values())
+    assert "CompiledFunctionBackward" not in found["(outside model)"]
 
 
 @compiled
@@ -137,7 +138,7 @@ def test_a_compiled_model_can_be_instrumented_late_and_go_on_afterwards(kind):
     with backspot.instrument(model), cpu_profile() as profiler:
         step(model)
         step(model)
-    assert backspot.locate(profiler).coverage.cpu > 0.3
+    assert "CompiledFunctionBackward" not in owners(backspot.locate(profiler))["(outside model)"]
     step(model)
     with torch._dynamo.config.patch(error_on_recompile=True):
         step(model)
@@ -223,7 +224,6 @@ def stands_in_a_row_of_its_own(report):
     )
     assert path.startswith("Torch-Compiled Region: ")
     assert not any(row.is_module for row in report.modules if row.path == path)
-    assert report.coverage.cpu < 0.9
     assert any("no module's label" in warning for warning in report.warnings)
 
 

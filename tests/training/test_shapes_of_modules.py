@@ -211,7 +211,6 @@ def test_packed_sequences_and_recurrent_nets(kind):
     report, own = found_in(lambda: Packed(kind), run)
     assert set(own) <= {"", "rnn", "head"}
     assert {"rnn", "head"} <= set(own)
-    assert report.coverage.cpu > 0.9
 
 
 def test_frozen_parts_own_what_runs_through_them_and_nothing_else():
@@ -270,10 +269,8 @@ def test_a_scripted_part_belongs_to_the_module_around_it():
     assert set(own) <= {"", "before", "after"}
     linear = {"AddmmBackward0", "TBackward0"}
     assert (own["before"], own["after"]) == (linear, linear)
-    assert report.coverage.cpu > 0.5
 
 
 def test_data_parallelism_without_devices_passes_through():
     report, own = found_in(lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
     assert set(own) == {"0", "1"}
-    assert report.coverage.cpu > 0.5

@@ -193,7 +193,6 @@ def test_validation_between_training_steps(mode):
 
     report = check(Net, step)
     assert of_modules(report) == times(2)
-    assert report.coverage.cpu > 0.5
 
 
 def test_validation_alone_is_no_backward():
