@@ -208,7 +208,7 @@ def test_packed_sequences_and_recurrent_nets(kind):
         loss.backward()
         return loss
 
-    report, own = found_in(lambda: Packed(kind), run)
+    _, own = found_in(lambda: Packed(kind), run)
     assert set(own) <= {"", "rnn", "head"}
     assert {"rnn", "head"} <= set(own)
 
@@ -265,12 +265,12 @@ def test_a_scripted_part_belongs_to_the_module_around_it():
             loss.backward()
         return loss
 
-    report, own = found_in(Scripted, run)
+    _, own = found_in(Scripted, run)
     assert set(own) <= {"", "before", "after"}
     linear = {"AddmmBackward0", "TBackward0"}
     assert (own["before"], own["after"]) == (linear, linear)
 
 
 def test_data_parallelism_without_devices_passes_through():
-    report, own = found_in(lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
+    _, own = found_in(lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
     assert set(own) == {"0", "1"}
