@@ -30,7 +30,7 @@ class Passes:
     Attributes:
         of_span: for each span the pass that it runs in, ``NOTHING`` for none.
         start: nanoseconds, when the host starts the pass's first node.
-        end: nanoseconds, when the host ends its last.
+        end: nanoseconds, when the host ends its last, or what the engine calls after it.
         threads: threads that ran nodes, those that ran the most first.
     """
 
@@ -108,12 +108,37 @@ def find_passes(
         of_root[span] = len(begin) - 1
     of_span = np.array([of_root.get(root, NOTHING) for root in top], np.int64)
     busiest, count = np.unique(spans.thread[np.array(roots, np.int64)], return_counts=True)
+    start, end = np.array(begin, np.int64), np.array(finish, np.int64)
     return Passes(
         of_span=of_span,
-        start=np.array(begin, np.int64),
-        end=np.array(finish, np.int64),
+        start=start,
+        end=_with_callbacks(events, start, end, {t: between.get(t) for t in busiest.tolist()}),
         threads=tuple(busiest[np.argsort(-count, kind="stable")].tolist()),
     )
+
+
+def _with_callbacks(
+    events: Events, start: Ints, end: Ints, between: dict[int, Ints | None]
+) -> Ints:
+    """When each pass ends, with the callbacks that the engine runs after the last node.
+
+    Data-parallel wrappers end their communication there. They are told from what a program does
+    after its backward only on a thread that is the engine's own.
+    """
+    ends: Ints = end.copy()
+    operators = events.of(Category.OPERATOR)
+    forward = (events.sequence[operators] >= 0) & (events.forward_thread[operators] <= 0)
+    marks = events.thread[_named(events, Category.ANNOTATION, *_BETWEEN_PASSES)]
+    for thread, times in between.items():
+        mine = operators[events.thread[operators] == thread]
+        made = events.start[operators[forward & (events.thread[operators] == thread)]]
+        if times is None or thread in marks or np.isin(made, times).any():
+            continue
+        after = mine[np.isin(events.start[mine], times)]
+        run = np.searchsorted(start, events.start[after], side="right") - 1
+        after, run = after[run >= 0], run[run >= 0]
+        np.maximum.at(ends, run, events.end[after])
+    return ends
 
 
 def top_nodes(spans: Spans) -> list[int]:

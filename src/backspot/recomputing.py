@@ -108,12 +108,14 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     """
     nodes = np.unique(node)
     between = separators(events, spans, np.array(top_nodes(spans), np.int64) >= 0)
+    # What starts a pass, or ends one, runs where the forward does.
+    times = [between[thread] for thread in spans.nesting if thread in between]
+    starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
     rare = []
     for thread in np.unique(spans.thread[nodes]).tolist():
         mine = nodes[spans.thread[nodes] == thread]
         mine = mine[np.argsort(spans.start[mine], kind="stable")]
-        times = between.get(thread, np.empty(0, np.int64))
-        run = np.searchsorted(times, spans.start[mine])
+        run = np.searchsorted(starts, spans.start[mine])
         does = np.isin(mine, node[numbered])
         summed = np.concatenate([[0], np.cumsum(does)])
         place = np.arange(len(mine))
