@@ -54,7 +54,8 @@ def embedding_one_hot(context: Context, after: bool) -> Side:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             hot = x.unsqueeze(-1) == torch.arange(16, device=x.device)
-            return hot.to(self.weight.dtype) @ self.weight
+            # In the type that an embedding gives, lest what follows runs in another one.
+            return (hot.to(self.weight.dtype) @ self.weight).to(self.weight.dtype)
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -205,7 +205,7 @@ def _occupied(report: Any, trace: Path) -> float:  # noqa: ANN401 - a Report
     if not report.has_gpu:
         return 0.0
     plain = read_plain(read_trace(trace))
-    return busy(plain.intervals) / max(1, plain.backward)
+    return busy(plain.intervals) / max(1, report.wall_ns)
 
 
 def _rows(

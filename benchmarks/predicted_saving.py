@@ -65,7 +65,7 @@ def _profile(side: Side, device: str, path: Path, steps: int) -> dict[str, Any]:
         "steps": len(report.step_ns),
         "profiled_step_ms": statistics.median(report.step_ns) / 1e6,
         "backward_ms": report.wall_ns / 1e6 / max(1, len(report.step_ns)),
-        "busy": busy(plain.intervals) / max(1, plain.backward),
+        "busy": busy(plain.intervals) / max(1, report.wall_ns),
         "lost": plain.lost,
         "coverage": report.coverage.wall,
         "warnings": list(report.warnings),

@@ -12,6 +12,7 @@ from backspot.clock import device_clock, host_clock
 from backspot.report import (
     Coverage,
     DeviceCost,
+    KernelCost,
     NodeCost,
     OperatorCost,
     Pass,
@@ -19,6 +20,7 @@ from backspot.report import (
     Row,
     add_totals,
     fold,
+    ranked_kernels,
     ranked_nodes,
 )
 from backspot.timeline import NOTHING, Timeline, first_started, layered, pieces
@@ -117,6 +119,7 @@ class _Accountant:
         return _Piece(self.passes.of_span[mine], self.o.owner[mine], self.node[mine], amount[mine])
 
     def _gpu(self) -> tuple[_Piece, Ints]:
+        """Device work by owner; and which work each piece is."""
         work = self.work
         mine = np.flatnonzero(work.run >= 0)
         span = work.span[mine]
@@ -124,7 +127,7 @@ class _Accountant:
         lost = work.launch[mine] < 0
         owner[lost] = NO_LAUNCH
         piece = _Piece(work.run[mine], owner, node, work.end[mine] - work.start[mine])
-        return piece, work.device[mine]
+        return piece, mine
 
     def _forward(self, owners: int) -> Ints:
         """Each owner's forward time, by the same rule as wall."""
@@ -161,7 +164,10 @@ class _Accountant:
         forward_tail = sum((tail for _, tail, _ in parts), np.zeros(count, np.int64))
         other = sum((rest for _, _, rest in parts), np.zeros(count, np.int64))
         cpu = self._cpu()
-        gpu, gpu_device = self._gpu()
+        gpu, launched = self._gpu()
+        gpu_of, cpu_of = (_sum(piece.run, piece.amount, count) for piece in (gpu, cpu))
+        executed = self.passes.of_span[self.spans.is_node & self.in_pass]
+        nodes_of = np.bincount(executed, minlength=count)
         passes = tuple(
             Pass(
                 start_ns=int(begin[run]),
@@ -169,14 +175,14 @@ class _Accountant:
                 wall_ns=int(end[run] - begin[run] - forward_tail[run] - other[run]),
                 forward_ns=int(forward_tail[run]),
                 other_ns=int(other[run]),
-                gpu_ns=int(gpu.amount[gpu.run == run].sum()),
-                cpu_ns=int(cpu.amount[cpu.run == run].sum()),
-                nodes=int((self.passes.of_span[self.spans.is_node] == run).sum()),
+                gpu_ns=int(gpu_of[run]),
+                cpu_ns=int(cpu_of[run]),
+                nodes=int(nodes_of[run]),
                 step=int(o.steps.of_pass[run]),
             )
             for run in range(count)
         )
-        rows = add_totals(self._rows(owners, wall, gpu, cpu))
+        rows = add_totals(self._rows(owners, wall, gpu, cpu, self._kernels(gpu.owner, launched)))
         if depth is not None:
             rows = fold(rows, depth)
         totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
@@ -188,7 +194,7 @@ class _Accountant:
             modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
             operators=self._operators(wall, gpu, cpu),
             passes=passes,
-            devices=self._devices(gpu, gpu_device),
+            devices=self._devices(gpu, self.work.device[launched]),
             step_unit=o.steps.unit,
             step_ns=tuple(
                 int(marked) or int(summed)
@@ -206,7 +212,14 @@ class _Accountant:
     def _steps(self) -> int:
         return len(self.o.steps.duration)
 
-    def _rows(self, owners: int, wall: _Piece, gpu: _Piece, cpu: _Piece) -> list[Row]:
+    def _rows(
+        self,
+        owners: int,
+        wall: _Piece,
+        gpu: _Piece,
+        cpu: _Piece,
+        kernels: dict[int, list[KernelCost]],
+    ) -> list[Row]:
         spans, steps = self.spans, self._steps()
         sums = [_sum(piece.owner, piece.amount, owners) for piece in (wall, gpu, cpu)]
         forward = self._forward(owners)
@@ -242,10 +255,23 @@ class _Accountant:
                     total_forward_ns=0,
                     total_recompute_ns=0,
                     nodes=ranked_nodes(nodes[owner]),
+                    kernels=ranked_kernels(kernels[owner]),
                     wall_ns_by_step=tuple(by_step[owner * steps : (owner + 1) * steps].tolist()),
                 )
             )
         return rows
+
+    def _kernels(self, owner: Ints, launched: Ints) -> dict[int, list[KernelCost]]:
+        """Each owner's device work by name."""
+        work = self.work
+        width = len(work.names)
+        keys, inverse = np.unique(owner * width + work.name[launched], return_inverse=True)
+        spent = _sum(inverse, work.end[launched] - work.start[launched], len(keys))
+        count = np.bincount(inverse, minlength=len(keys))
+        kernels: dict[int, list[KernelCost]] = defaultdict(list)
+        for key, times, total in zip(keys.tolist(), count.tolist(), spent.tolist(), strict=True):
+            kernels[key // width].append(KernelCost(work.names[key % width], times, total))
+        return kernels
 
     def _nodes(self, wall: _Piece, gpu: _Piece, cpu: _Piece) -> dict[int, list[NodeCost]]:
         """Each owner's nodes by name."""

@@ -7,6 +7,7 @@ belongs to what the host was in when it launched it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,8 @@ class DeviceWork:
         launch: when the host launched it, -1 where the trace has no launch record.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
-        name: index into ``Events.names``.
+        name: index into ``names``.
+        names: the trace's names.
     """
 
     start: Ints
@@ -72,6 +74,7 @@ class DeviceWork:
     span: Ints
     run: Ints
     name: Ints
+    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,7 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         span=span,
         run=run,
         name=events.name[index],
+        names=events.names,
     )
 
 

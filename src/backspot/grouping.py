@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from backspot.rows import NodeCost, Row, parts
+from backspot.rows import KernelCost, NodeCost, Row, parts
 
 __all__ = ["add_totals", "fold", "group", "parent_of", "pattern_of", "ranked_nodes"]
 
@@ -105,6 +105,7 @@ def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, membe
         total_forward_ns=sum(row.total_forward_ns for row in outer),
         total_recompute_ns=sum(row.total_recompute_ns for row in outer),
         nodes=ranked_nodes(NodeCost(name, *sums) for name, sums in nodes.items()),
+        kernels=ranked_kernels(kernel for row in rows for kernel in row.kernels),
         wall_ns_by_step=tuple(
             sum(column) for column in zip(*(row.wall_ns_by_step for row in rows), strict=True)
         ),
@@ -116,6 +117,16 @@ def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:
     return tuple(
         sorted(nodes, key=lambda node: (-node.wall_ns, -node.gpu_ns, -node.cpu_ns, node.name))
     )
+
+
+def ranked_kernels(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
+    """Kernels of one name added up, the most device time first."""
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for kernel in kernels:
+        sums[kernel.name][0] += kernel.count
+        sums[kernel.name][1] += kernel.gpu_ns
+    added = (KernelCost(name, count, spent) for name, (count, spent) in sums.items())
+    return tuple(sorted(added, key=lambda kernel: (-kernel.gpu_ns, kernel.name)))
 
 
 def parent_of(row: Row, among: Mapping[str, Row]) -> str | None:

@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from backspot.errors import UsageError
-from backspot.grouping import add_totals, fold, group, parent_of, pattern_of, ranked_nodes
-from backspot.rows import NodeCost, Row
+from backspot.grouping import (
+    add_totals,
+    fold,
+    group,
+    parent_of,
+    pattern_of,
+    ranked_kernels,
+    ranked_nodes,
+)
+from backspot.rows import KernelCost, NodeCost, Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +33,7 @@ __all__ = [
     "By",
     "Coverage",
     "DeviceCost",
+    "KernelCost",
     "LabelSource",
     "NodeCost",
     "OperatorCost",
@@ -36,6 +45,7 @@ __all__ = [
     "Subtree",
     "add_totals",
     "fold",
+    "ranked_kernels",
     "ranked_nodes",
 ]
 

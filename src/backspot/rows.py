@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["NodeCost", "Row", "parts"]
+__all__ = ["KernelCost", "NodeCost", "Row", "parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,21 @@ class NodeCost:
     wall_ns: int
     gpu_ns: int
     cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """One kernel, copy or memset that a module's nodes launched, by name.
+
+    Attributes:
+        name: the name that the device's profiler gives it.
+        count: how often it ran.
+        gpu_ns: summed durations.
+    """
+
+    name: str
+    count: int
+    gpu_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ class Row:
         nodes: its autograd nodes by name, the heaviest first.
         wall_ns_by_step: ``wall_ns`` in each recorded step.
         members: how many modules stand in this row (more than 1 only where rows were grouped).
+        kernels: what its nodes launched on devices, by name, the most device time first.
     """
 
     path: str
@@ -78,6 +94,7 @@ class Row:
     nodes: tuple[NodeCost, ...]
     wall_ns_by_step: tuple[int, ...]
     members: int = 1
+    kernels: tuple[KernelCost, ...] = ()
 
     @property
     def name(self) -> str:

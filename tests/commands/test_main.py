@@ -257,6 +257,8 @@ def test_ctrl_c_ends_a_running_program_quietly():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A runner in the background may have handed down that interrupts are ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     running.stdin.write(b'{"traceEvents": [')
     running.stdin.flush()

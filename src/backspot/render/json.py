@@ -21,6 +21,7 @@ from backspot.report import (
     SCHEMA,
     Coverage,
     DeviceCost,
+    KernelCost,
     NodeCost,
     OperatorCost,
     Pass,
