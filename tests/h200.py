@@ -20,6 +20,12 @@ WITH_BACKWARD = tuple(name for name in NAMES if name != "cuda_graph_step")
 EVALUATE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
+_OF_LINEAR = (
+    "AddmmBackward0",
+    "TBackward0",
+    "RegisterPostBackwardFunctionBackward",
+    ACCUMULATE,
+)
 _WORK = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 1}
 Interval = tuple[int, int]
 
@@ -60,7 +66,7 @@ class Work:
     stream: int
     launch: int
     launched_by: str
-    thread: int
+    thread: int | None
     node: Node | None
 
     @property
@@ -91,9 +97,9 @@ class Plain:
         by_number = {e["args"].get("correlation"): e for e in self.calls}
         self.work = sorted(
             (
-                self._work(e, by_number[e["args"]["correlation"]])
+                self._work(e, by_number.get(e["args"]["correlation"]))
                 for e in self.events
-                if e["cat"] in _WORK and e["args"]["correlation"] in by_number
+                if e["cat"] in _WORK
             ),
             key=lambda work: (work.start, work.end),
         )
@@ -105,7 +111,8 @@ class Plain:
                 return node
         return None
 
-    def _work(self, event: dict[str, Any], call: dict[str, Any]) -> Work:
+    def _work(self, event: dict[str, Any], call: dict[str, Any] | None) -> Work:
+        call = call or {"start": -1, "name": "", "tid": None}  # launched before the recording
         return Work(
             name=event["name"],
             start=event["start"],
@@ -132,7 +139,7 @@ class Plain:
             layer = sum(n.name == "AddmmBackward0" for n in mine)
             for node in mine:
                 layer -= node.name == "AddmmBackward0"
-                linear = node.name in ("AddmmBackward0", "TBackward0", ACCUMULATE)
+                linear = node.name in _OF_LINEAR
                 owners[node] = f"layers.{layer}" if linear else ""
         return owners
 
@@ -140,6 +147,10 @@ class Plain:
 @cache
 def plain_of(name: str) -> Plain:
     return Plain(name)
+
+
+def spans_of(work: Iterable[Work]) -> list[Interval]:
+    return [(w.start, w.end) for w in work]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -162,6 +173,15 @@ def clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     """Their parts inside ``window``."""
     parts = ((max(start, window[0]), min(end, window[1])) for start, end in intervals)
     return [(start, end) for start, end in parts if end > start]
+
+
+def passes_of(name: str) -> list[list[Node]]:
+    """Each pass's nodes, of as many as the report counts in it."""
+    nodes, at, passes = plain_of(name).nodes, 0, []
+    for run in report_of(name).passes:
+        passes.append(nodes[at : at + run.nodes])
+        at += run.nodes
+    return passes
 
 
 def windows(report: Report) -> list[Interval]:
