@@ -158,9 +158,10 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
         with backspot.instrument(trial.model):
             report = backspot.locate(trial.profile())
         record |= {"node": trial.plant.node_name, "coverage_wall": report.coverage.wall}
-        first = report.top(1)[0]
-        record["backspot"] = _verdict([first.path] if first.is_module else [], path)
-        record["rows"] = [[r.label, round(r.wall_ms_per_step, 3)] for r in report.top(3)]
+        # As the list shows them: what no module owns stands below, not among the modules.
+        ranked = [row for row in report.top() if row.is_module]
+        record["backspot"] = _verdict([row.path for row in ranked[:1]], path)
+        record["rows"] = [[r.label, round(r.wall_ms_per_step, 3)] for r in ranked[:3]]
         stage("ranges", record)
         record["ranges"] = _ask_ranges(trial, path)
         stage("names", record)

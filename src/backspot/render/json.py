@@ -127,7 +127,7 @@ def _checked(report: Report, shown: str) -> Report:
 def schema() -> bytes:
     """The JSON Schema of the form; the descriptions are those of the classes."""
     form: dict[str, Any] = msgspec.json.schema(Report)
-    for kind in (Coverage, DeviceCost, NodeCost, OperatorCost, Pass, Report, Row):
+    for kind in (Coverage, DeviceCost, KernelCost, NodeCost, OperatorCost, Pass, Report, Row):
         definition = form["$defs"][kind.__name__]
         summary, fields = _described(kind)
         definition["description"] = summary
