@@ -105,6 +105,13 @@ class Plain:
         )
         self.backward = [work for work in self.work if work.node]
 
+    def in_optimizer(self, work: Work) -> bool:
+        """Whether an optimizer's step launched it."""
+        return any(
+            e["start"] <= work.launch < e["end"] and e["tid"] == work.thread
+            for e in self.named("Optimizer.")
+        )
+
     def node_at(self, thread: int, time: int) -> Node | None:
         for node in reversed(self.nodes[: bisect_right(self._starts, time)]):
             if node.thread == thread and node.end > time:

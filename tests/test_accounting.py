@@ -217,8 +217,8 @@ def test_two_devices_each_have_a_table_and_the_later_one_decides() -> None:
     assert report.devices[0].gpu_ns == {"c": 18 * TICK}
     assert report.devices[1].gpu_ns == {"b": 33 * TICK}
     rows = {row.path: row.wall_ns // TICK for row in report.modules}
-    assert rows["b"] == 35, "device 1 ends last: its kernel, and the wait for it after its launch"
-    assert rows["c"] == 5
+    assert rows["b"] == 33, "device 1 ends last: its kernel"
+    assert rows["c"] == 7, "the host, and the kernel on device 0 while device 1 idles"
     assert report.passes[0].duration_ns == 40 * TICK
 
 
@@ -308,3 +308,13 @@ def test_idle_time_after_a_wait_is_the_waiting_modules() -> None:
         "c": 1 + 5 + 11,  # host, kernel, and idle until the next launch
         "b": 1 + 3,  # the launch under way, and the kernel
     }
+
+
+def test_an_optimizer_that_still_runs_is_neither_backward_nor_forward() -> None:
+    trace = Case([(2, 20, 30)], []).trace()
+    trace.annotation("Optimizer.step#SGD.step", -9 * TICK, -5 * TICK)
+    trace.kernel(-6 * TICK, 22 * TICK, launch=-8 * TICK, launch_thread=FORWARD_THREAD)
+    trace.kernel(22 * TICK, 23 * TICK, launch=15 * TICK, launch_thread=FORWARD_THREAD)
+    trace.kernel(23 * TICK, 31 * TICK, launch=21 * TICK)
+    (run,) = report_of(trace).passes
+    assert (run.other_ns // TICK, run.forward_ns // TICK, run.wall_ns // TICK) == (2, 1, 8)

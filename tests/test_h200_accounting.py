@@ -92,7 +92,7 @@ def test_every_moment_has_the_owner_that_the_rule_says(name: str) -> None:
         for moment, until in pairwise(edges):
             holder = clock.holder(moment, threads)
             if isinstance(holder, Work) and holder.node is None:
-                before = holder.launch < nodes[0].start
+                before = holder.launch < nodes[0].start and not clock.plain.in_optimizer(holder)
                 engine = holder.thread in threads
                 what = "forward" if before else "engine" if engine else "other"
             else:
@@ -151,7 +151,14 @@ def test_the_forward_that_still_runs_is_not_the_backwards(name: str) -> None:
     for window, nodes, run in zip(windows(report), passes_of(name), report.passes, strict=True):
         mine = {*nodes}
         first = min(w.start for w in plain.backward if w.node in mine and w.tier == 0)
-        late = [w for w in plain.work if not w.node and w.launch < nodes[0].start and w.tier == 0]
+        late = [
+            w
+            for w in plain.work
+            if not w.node
+            and w.launch < nodes[0].start
+            and w.tier == 0
+            and not plain.in_optimizer(w)
+        ]
         running = length(clipped(spans_of(late), (window[0], first)))
         assert run.forward_ns >= running > 500_000
 
@@ -168,7 +175,9 @@ def test_the_optimizer_may_start_before_the_backward_ends() -> None:
     optimizers = plain.named("Optimizer.step#")
     for (_, end), optimizer in zip(windows(report), optimizers, strict=True):
         assert optimizer["start"] < end, "the host is ahead"
-    assert sum(run.other_ns for run in report.passes) == 0, "it runs after, on the same stream"
+    first, second = report.passes
+    assert first.other_ns == 0, "it runs after its own step's backward, on the same stream"
+    assert second.other_ns > 0, "and into the next step's"
     assert report.gpu_ns == sum(w.duration for w in plain.backward)
 
 

@@ -132,7 +132,6 @@ def test_a_pass_over_two_devices_ends_with_the_later_one() -> None:
         assert end == last.end
 
 
-@pytest.mark.xfail(reason="a device that waits for another's work takes that work's time")
 def test_halves_that_do_the_same_work_cost_the_same() -> None:
     report = report_of("model_parallel")
     left, right = report["left"].row, report["right"].row

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
-from backspot.clock import device_clock, host_clock
+from backspot.clock import device_busy, device_clock, host_clock
 from backspot.report import (
     Coverage,
     DeviceCost,
@@ -94,12 +94,20 @@ class _Accountant:
         owner[idle | of_engine], node[idle | of_engine] = ENGINE, NOTHING
         kept = backward | lost | of_engine | idle
         early = ~kept & ((span >= 0) | (launch < self.passes.start[run]))
+        early &= ~_take(work.optimizer, item, False).astype(bool)
         count = len(self.passes.start)
         return (
             _Piece(run[kept], owner[kept], node[kept], amount[kept]),
             _sum(run[early], amount[early], count),
             _sum(run[~kept & ~early], amount[~kept & ~early], count),
         )
+
+    def _pass_clock(self, device: int) -> Timeline:
+        """The clock of the passes that wait for ``device``: while it idles, others may work."""
+        others = [device_busy(self.o, other) for other in self.devices if other != device]
+        if not others:
+            return self.clock[device]
+        return layered(device_busy(self.o, device), *others, self.clock[device])
 
     def _wall(self, clock: Timeline, chosen: Ints) -> tuple[_Piece, Ints, Ints]:
         windows = self.o.windows
@@ -155,7 +163,7 @@ class _Accountant:
         count = len(begin)
         parts = [
             self._wall(
-                self.clock[device] if device >= 0 else self.host,
+                self._pass_clock(device) if device >= 0 else self.host,
                 np.flatnonzero(waits_for == device),
             )
             for device in np.unique(waits_for).tolist()

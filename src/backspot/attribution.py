@@ -16,7 +16,7 @@ from backspot.joining import Join, join_nodes
 from backspot.passes import Passes, Steps, find_steps
 from backspot.recomputing import NO_CALLER, find_recomputation
 from backspot.spans import Spans, find_spans
-from backspot.timeline import NOTHING
+from backspot.timeline import NOTHING, first_started
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -62,6 +62,7 @@ class DeviceWork:
         launch: when the host launched it, -1 where the trace has no launch record.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
+        optimizer: whether an optimizer's step launched it.
         name: index into ``names``.
         names: the trace's names.
     """
@@ -73,6 +74,7 @@ class DeviceWork:
     launch: Ints
     span: Ints
     run: Ints
+    optimizer: np.ndarray
     name: Ints
     names: Sequence[str]
 
@@ -213,6 +215,7 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         launch=launch,
         span=span,
         run=run,
+        optimizer=_in_optimizer(events, launch, thread),
         name=events.name[index],
         names=events.names,
     )
@@ -251,6 +254,19 @@ def _launches(events: Events, work: Ints) -> tuple[Ints, Ints]:
     launch[known] = events.start[call[known]]
     thread[known] = events.thread[call[known]]
     return launch, thread
+
+
+def _in_optimizer(events: Events, launch: Ints, thread: Ints) -> np.ndarray:
+    """Whether each launch lies in an annotation of PyTorch's optimizers on its thread."""
+    marks = events.of(Category.ANNOTATION)
+    marks = marks[events.name_mask("Optimizer.")[events.name[marks]]]
+    inside = np.zeros(len(launch), bool)
+    for number in np.unique(events.thread[marks]).tolist():
+        mine = marks[events.thread[marks] == number]
+        steps = first_started(events.start[mine], events.end[mine], mine)
+        here = thread == number
+        inside[here] = steps.at(launch[here]) >= 0
+    return inside
 
 
 def _infer_launches(

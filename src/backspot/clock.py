@@ -11,7 +11,7 @@ from backspot.attribution import Ownership
 from backspot.timeline import NOTHING, Timeline, first_started, layered
 from backspot.trace.events import Ints
 
-__all__ = ["device_clock", "host_clock"]
+__all__ = ["device_busy", "device_clock", "host_clock"]
 
 _TIERS = 3
 
@@ -31,6 +31,18 @@ def host_clock(ownership: Ownership) -> Timeline:
     return layered(*layers) if layers else Timeline(empty, empty)
 
 
+def device_busy(ownership: Ownership, device: int) -> Timeline:
+    """What runs on a device: compute, then copies, then communication; what started first."""
+    work, count = ownership.work, len(ownership.spans.start)
+    mine = np.flatnonzero(work.device == device)
+    return layered(
+        *(
+            first_started(work.start[tier], work.end[tier], tier + count)
+            for tier in (mine[work.tier[mine] == number] for number in range(_TIERS))
+        )
+    )
+
+
 def device_clock(ownership: Ownership, device: int, host: Timeline) -> Timeline:
     """Who holds each moment, as one device sees it.
 
@@ -45,13 +57,7 @@ def device_clock(ownership: Ownership, device: int, host: Timeline) -> Timeline:
         host: the host's clock.
     """
     work, count = ownership.work, len(ownership.spans.start)
-    mine = np.flatnonzero(work.device == device)
-    busy = layered(
-        *(
-            first_started(work.start[tier], work.end[tier], tier + count)
-            for tier in (mine[work.tier[mine] == number] for number in range(_TIERS))
-        )
-    )
+    busy = device_busy(ownership, device)
     begin, end, following = _gaps(busy)
     launch = work.launch[following - count]
     queued = np.clip(np.where(launch >= 0, launch, end), begin, end)
