@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -22,6 +23,7 @@ Progress: TypeAlias = Callable[[int, "int | None"], None]
 
 _GZIP = b"\x1f\x8b"
 _SUFFIXES = (".json", ".json.gz")
+_REPORT = re.compile(rb'\{\s*"modules"\s*:')
 
 
 def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # noqa: ANN401
@@ -42,6 +44,8 @@ def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # 
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "-":
             return _read_stream(sys.stdin.buffer, "standard input", None, progress)
+        if not os.fspath(source):  # which a Path would take for the folder that one is in
+            raise SourceNotFoundError("an empty path names no trace: give a file or a folder")
         return _read_path(Path(source), progress)
     if is_profiler(source):
         return read_profiler(source)
@@ -73,13 +77,26 @@ def _read_path(path: Path, progress: Progress | None) -> Events:
 
 def _newest(folder: Path) -> Path:
     traces = [
-        entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
+        entry
+        for entry in folder.iterdir()
+        if entry.name.endswith(_SUFFIXES) and entry.is_file() and not _is_report(entry)
     ]
     if not traces:
         raise SourceNotFoundError(
             f"{folder} holds no trace: there is no .json or .json.gz directly in it"
         )
-    return max(traces, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+    # Reports and other JSON may lie beside them; what PyTorch's handlers write is called a trace.
+    named = [entry for entry in traces if "trace" in entry.name] or traces
+    return max(named, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+
+
+def _is_report(path: Path) -> bool:
+    """Whether this is what ``Report.save`` wrote, next to the trace as often as not."""
+    try:
+        with path.open("rb") as file:
+            return _REPORT.match(file.read(64)) is not None
+    except OSError:
+        return False
 
 
 def _read_stream(
