@@ -23,6 +23,7 @@ Progress: TypeAlias = Callable[[int, "int | None"], None]
 
 _GZIP = b"\x1f\x8b"
 _SUFFIXES = (".json", ".json.gz")
+_SMALL = 1 << 20
 _REPORT = re.compile(rb'\{\s*"modules"\s*:')
 
 
@@ -77,26 +78,26 @@ def _read_path(path: Path, progress: Progress | None) -> Events:
 
 def _newest(folder: Path) -> Path:
     traces = [
-        entry
-        for entry in folder.iterdir()
-        if entry.name.endswith(_SUFFIXES) and entry.is_file() and not _is_report(entry)
+        entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
     ]
     if not traces:
         raise SourceNotFoundError(
             f"{folder} holds no trace: there is no .json or .json.gz directly in it"
         )
-    # Reports and other JSON may lie beside them; what PyTorch's handlers write is called a trace.
-    named = [entry for entry in traces if "trace" in entry.name] or traces
-    return max(named, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+    # Reports and settings may lie beside them, and newer; if nothing else does, one is refused.
+    likely = [entry for entry in traces if not _is_other_json(entry)] or traces
+    return max(likely, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
 
 
-def _is_report(path: Path) -> bool:
-    """Whether this is what ``Report.save`` wrote, next to the trace as often as not."""
+def _is_other_json(path: Path) -> bool:
+    """Whether this is a saved report, or a small and complete JSON object that is no trace."""
     try:
         with path.open("rb") as file:
-            return _REPORT.match(file.read(64)) is not None
+            head = file.read(_SMALL).strip()
+            complete = not file.read(1) and head.startswith(b"{") and head.endswith(b"}")
     except OSError:
         return False
+    return _REPORT.match(head) is not None or (complete and b'"traceEvents"' not in head)
 
 
 def _read_stream(
