@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -112,7 +113,7 @@ def main() -> None:
     print("  ".join(f"{key:>10}" for key in ("steps", "hooks", "rss KiB", "objects", "nodes")))
     gathered = []
     for kind in ("none", "node"):
-        target = Path(f"{options.json or '/tmp/leaks'}.{kind}")
+        target = Path(f"{options.json or Path(tempfile.mkdtemp()) / 'leaks'}.{kind}")
         command = [sys.executable, __file__, "--hooks", kind, "--json", str(target)]
         command += ["--steps", str(options.steps), "--every", str(options.every)]
         subprocess.run(command, check=True)

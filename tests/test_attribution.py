@@ -80,6 +80,14 @@ def test_a_forward_outside_the_trace_is_not_mistaken_for_an_earlier_one(locate) 
     assert any("no forward operator in the trace" in w for w in report.warnings)
 
 
+def test_a_profile_that_starts_after_the_forward_says_so_and_asks_for_no_labels(locate) -> None:
+    trace = Trace()
+    trace.operator("aten::ones_like", 50 * TICK, 51 * TICK)
+    trace.node("MulBackward0", 60 * TICK, 61 * TICK, seq=40)
+    (warning,) = locate(trace).warnings
+    assert "start the profiler before the forward" in warning
+
+
 def test_accumulate_grad_belongs_to_the_node_that_fed_it(locate) -> None:
     trace = two_modules()
     trace.operator("aten::mul", 2 * TICK, 3 * TICK, seq=5)

@@ -88,7 +88,9 @@ def _warnings(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "away; they stand under the profiler's names. Compile parts of the model, or a module "
             "of a class of your own, to have them named."
         )
-    if spans.source == "none" and not regions:
+    unrecorded = int((spans.is_node & (ownership.owner == UNRECORDED)).sum())
+    # Without any forward there is nothing that labels could stand around.
+    if spans.source == "none" and not regions and unrecorded < nodes:
         warnings.append(
             "The trace names no modules: run the steps within backspot.instrument(model) "
             "while profiling. Nodes are ranked by name instead."
@@ -98,7 +100,6 @@ def _warnings(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "Modules are named by class and counter (Linear_0), as with_stack=True records them; "
             "backspot.instrument(model) gives their paths."
         )
-    unrecorded = int((spans.is_node & (ownership.owner == UNRECORDED)).sum())
     if unrecorded:
         warnings.append(
             f"{unrecorded} of {nodes} backward nodes have no forward operator in the trace: start "
