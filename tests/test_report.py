@@ -48,7 +48,10 @@ def test_equal_rows_are_ranked_by_path_so_that_two_runs_agree():
     ("request_", "complaint"),
     [
         ({"n": -1}, "top\\(-1\\)"),
+        ({"n": "3"}, "top\\('3'\\)"),
+        ({"n": True}, "top\\(True\\)"),
         ({"depth": -2}, "depth=-2"),
+        ({"depth": 1.5}, "depth=1.5"),
         ({"sort": "time"}, "sort='time': choose one of wall, gpu, cpu"),
         ({"by": "name"}, "by='name': choose one of path, class, pattern"),
     ],
@@ -115,6 +118,32 @@ def test_a_number_without_a_sibling_is_no_pattern():
     assert [one.path for one in report([row("blocks.0.fc", wall=5)]).top(by="pattern")] == [
         "blocks.0.fc"
     ]
+
+
+def test_a_pattern_keeps_the_unlike_layers_of_a_sequential_apart():
+    rows = [
+        row("f.0", "Conv2d", wall=9),
+        row("f.1", "ReLU", wall=3),
+        row("f.2", "Conv2d", wall=7),
+        row("f.3", "MaxPool2d", wall=1),
+    ]
+    grouped = report(rows).top(by="pattern")
+    assert [(one.path, one.class_name, one.members, one.wall_ns) for one in grouped] == [
+        ("f.*", "Conv2d", 2, 16),
+        ("f.1", "ReLU", 1, 3),
+        ("f.3", "MaxPool2d", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("path", [0, None])
+def test_a_report_is_asked_by_path(path):
+    with pytest.raises(UsageError, match=r"report\.top\(\)"):
+        vit()[path]
+
+
+def test_a_report_is_no_sequence_and_says_where_its_rows_are():
+    with pytest.raises(UsageError, match=r"report\.top\(\)"):
+        list(vit())
 
 
 def test_a_groups_total_counts_a_module_within_another_of_the_group_once():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -39,36 +39,37 @@ def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
 
 
 def group(rows: Sequence[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]:
-    """Add up the modules that ``name_of`` calls the same; what no module owns stays as it is."""
-    groups: dict[tuple[bool, str], list[Row]] = defaultdict(list)
+    """Add up modules of one class that ``name_of`` calls the same; no other row changes."""
+    groups: dict[tuple[bool, str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row.is_module, name_of(row) if row.is_module else row.path].append(row)
+        name = name_of(row) if row.is_module else row.path
+        groups[row.is_module, row.class_name, name].append(row)
     return tuple(
         members[0]
         if len(members) == 1 and members[0].path == name
         else _merge(
             members,
             path=name,
-            class_name=_shared_class(members),
+            class_name=class_name,
             calls=sum(row.calls for row in members),
             members=len(members),
         )
-        for (_, name), members in groups.items()
+        for (_, class_name, name), members in groups.items()
     )
 
 
-def _shared_class(rows: Sequence[Row]) -> str:
-    names = {row.class_name for row in rows}
-    return names.pop() if len(names) == 1 else ""
-
-
 def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """Names paths by their pattern, but leaves alone what has no sibling of the same pattern."""
-    count: dict[str, int] = defaultdict(int)
-    for row in rows:
-        if row.is_module:
-            count[_pattern(row.path)] += 1
-    return lambda row: _pattern(row.path) if count[_pattern(row.path)] > 1 else row.path
+    """Names paths by their pattern, but leaves alone what has no like among the rows.
+
+    What a ``Sequential`` holds bears numbers too: layers repeat only where their class does.
+    """
+    count = Counter((_pattern(row.path), row.class_name) for row in rows if row.is_module)
+
+    def name(row: Row) -> str:
+        pattern = _pattern(row.path)
+        return pattern if count[pattern, row.class_name] > 1 else row.path
+
+    return name
 
 
 def _pattern(path: str) -> str:

@@ -6,8 +6,8 @@ One grammar serves both halves, so that a trace recorded on one machine means th
     forward: blocks.3.attn (Attention) #2       the second call within one outermost forward
     backward: blocks.3.attn (Attention)         from here on autograd works for this module
     backward end: blocks.3.attn (Attention)     written by ``hooks="module"`` only
-    unmarked: blocks.3.attn (Attention)         a tensor here bears no marker (it was not safe to
-    ask) forward: (VisionTransformer)                the root: its path is empty
+    unmarked: blocks.3.attn (Attention)         a tensor here bears no marker: not safe to ask
+    forward: (VisionTransformer)                the root: its path is empty
 
 Characters that the grammar uses, that JSON writers get wrong (quotes, backslashes) or that no
 viewer can show are percent-encoded (as UTF-8) in names; everything else, in any script, stays as

@@ -232,15 +232,16 @@ class Report:
             depth: fold everything deeper than this into its ancestor; 0 is the root itself.
             sort: by which time the rows are ranked.
             by: ``"path"`` gives a row a module; ``"class"`` groups by class; ``"pattern"`` groups
-                repeated layers, whose paths differ in numbers only: ``blocks.*.mlp.fc1``.
+                repeated layers, of one class and with paths that differ in numbers only:
+                ``blocks.*.mlp.fc1``.
 
         Raises:
-            UsageError: on a negative number or an unknown word.
+            UsageError: on what is no whole number of at least 0, or an unknown word.
         """
-        if n is not None and n < 0:
-            raise UsageError(f"top({n}): give a number of rows of at least 0, or None for all")
-        if depth is not None and depth < 0:
-            raise UsageError(f"depth={depth}: give a depth of at least 0, or None for all")
+        if not _is_count(n):
+            raise UsageError(f"top({n!r}): give a number of rows of at least 0, or None for all")
+        if not _is_count(depth):
+            raise UsageError(f"depth={depth!r}: give a depth of at least 0, or None for all")
         _check("sort", sort, _SORT_KEYS)
         _check("by", by, ("path", "class", "pattern"))
         rows: Sequence[Row] = self.modules
@@ -259,7 +260,11 @@ class Report:
 
         Raises:
             KeyError: where the report has no such module; the message names near ones.
+            UsageError: where ``path`` is no text. A loop over the report itself ends here too:
+                ``modules`` and ``top()`` hold its rows.
         """
+        if not isinstance(path, str):
+            raise UsageError(f"report[{path!r}]: give a module's path; report.top() has the rows")
         # A module may be called what no module owns: then the module is meant.
         rows = {row.path: row for row in self.modules if not row.is_module}
         modules = {row.path: row for row in self.modules if row.is_module}
@@ -336,6 +341,10 @@ _SORT_KEYS: dict[str, Callable[[Row], int]] = {
     "gpu": lambda row: row.gpu_ns,
     "cpu": lambda row: row.cpu_ns,
 }
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 def _check(argument: str, value: str, known: Iterable[str]) -> None:

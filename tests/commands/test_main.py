@@ -115,6 +115,38 @@ def test_a_folder_serves_its_newest_trace_and_says_which(trace, tmp_path, capsys
     assert err == f"backspot: read {runs / 'new.json.gz'}, the newest trace in {runs}\n"
 
 
+def test_a_report_saved_beside_its_trace_is_not_taken_for_one(trace, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    shutil.copy(trace, runs / "steps.json.gz")
+    os.utime(runs / "steps.json.gz", (1, 1))
+    assert main(["report", str(trace), "-o", str(runs / "report.json")]) == 0
+    capsys.readouterr()
+    assert main(["show", str(runs)]) == 0
+    assert str(runs / "steps.json.gz") in capsys.readouterr().err
+
+
+def test_the_newest_trace_is_the_newest_whatever_it_is_called(trace, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    shutil.copy(trace, runs / "step9.json.gz")
+    shutil.copy(trace, runs / "old_trace.json.gz")
+    os.utime(runs / "old_trace.json.gz", (1, 1))
+    (runs / "config.json").write_text('{"lr": 0.1}')
+    assert main(["show", str(runs)]) == 0
+    assert str(runs / "step9.json.gz") in capsys.readouterr().err
+    # A trace that broke while it was written is not passed over for an older one.
+    (runs / "torn.json").write_text('{"schemaVersion": 1, ')
+    assert main(["show", str(runs)]) == 4
+    assert "torn.json" in one_line(capsys.readouterr().err)
+
+
+def test_an_empty_path_is_not_the_folder_one_is_in(trace, capsys, monkeypatch):
+    monkeypatch.chdir(trace.parent)
+    assert main(["show", ""]) == 3
+    assert "empty path" in one_line(capsys.readouterr().err)
+
+
 def test_a_trace_comes_through_standard_input_packed_or_not(trace):
     import gzip
 

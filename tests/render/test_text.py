@@ -7,6 +7,7 @@ from rich.cells import cell_len
 from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, report, reports, row, unlabelled, vit
 
 from backspot.errors import UsageError
+from backspot.render._words import milliseconds
 from backspot.render.text import render_subtree, render_text
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -23,6 +24,11 @@ def test_the_text_reads_as_it_did(golden, name, width, color):
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_every_kind_of_report_reads_as_it_did(golden, name):
     golden(f"{name}.100.txt", render_text(SAMPLES[name](), width=100) + "\n")
+
+
+@pytest.mark.parametrize(("ns", "shown"), [(0, "0"), (1, "0.0"), (499_999, "0.0"), (600_000, "1")])
+def test_very_little_is_told_apart_from_nothing(ns, shown):
+    assert milliseconds(ns, 0) == shown
 
 
 @pytest.mark.parametrize("by", ["class", "pattern"])

@@ -71,6 +71,7 @@ def test_streams_and_folders_are_read_too(tmp_path: Path) -> None:
     newer = training_step(3).save(tmp_path / "b.pt.trace.json.gz")
     os.utime(older, (1, 1))
     (tmp_path / "notes.txt").write_text("not a trace")
+    (tmp_path / "report.json").write_text("{}")  # newer than both
     report = backspot.locate(tmp_path)
     assert report.trace == str(newer)
     assert report.steps == 3

@@ -172,6 +172,8 @@ def instrument(
     operations on such tensors fail (``ReLU(inplace=True)``, ``x += shortcut``), outputs in dicts or
     dataclasses bear no marker, and a compiled model's graph breaks. It is there for comparison.
 
+    ``torch.jit.script`` refuses a model while it is instrumented: ``remove()`` before scripting.
+
     A traced call of a shared module bears its first path. Paths leave out the parts that wrappers
     add (``torch.compile``, data parallelism, activation checkpointing).
 

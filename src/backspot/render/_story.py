@@ -252,9 +252,9 @@ def _repeats(chosen: Selection) -> bool:
     for row in (*chosen.shown, *chosen.hidden):
         if any(part.isdecimal() for part in row.path.split(".")):
             pattern = tuple("*" if part.isdecimal() else part for part in row.path.split("."))
-            if pattern in seen:
+            if (pattern, row.class_name) in seen:
                 return True
-            seen.add(pattern)
+            seen.add((pattern, row.class_name))
     return False
 
 

@@ -50,7 +50,8 @@ def decimals_for(largest_ns: float) -> int:
 
 def milliseconds(ns: float, decimals: int) -> str:
     """A time within a column; nothing at all is a bare ``0``, told apart from very little."""
-    return f"{ns / 1e6:.{decimals}f}" if ns else "0"
+    shown = f"{ns / 1e6:.{decimals}f}"
+    return "0" if not ns else "0.0" if shown == "0" else shown
 
 
 def percent(share: float) -> str:

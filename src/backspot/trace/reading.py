@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ Progress: TypeAlias = Callable[[int, "int | None"], None]
 
 _GZIP = b"\x1f\x8b"
 _SUFFIXES = (".json", ".json.gz")
+_SMALL = 1 << 20
+_REPORT = re.compile(rb'\{\s*"modules"\s*:')
 
 
 def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # noqa: ANN401
@@ -43,6 +46,8 @@ def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # 
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "-":
             return _read_stream(sys.stdin.buffer, "standard input", None, progress)
+        if not os.fspath(source):  # which a Path would take for the folder that one is in
+            raise SourceNotFoundError("an empty path names no trace: give a file or a folder")
         return _read_path(Path(source), progress)
     if is_profiler(source):
         return read_profiler(source)
@@ -81,7 +86,20 @@ def newest(folder: Path) -> Path:
         raise SourceNotFoundError(
             f"{folder} holds no trace: there is no .json or .json.gz directly in it"
         )
-    return max(traces, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+    # Reports and settings may lie beside them, and newer; if nothing else does, one is refused.
+    likely = [entry for entry in traces if not _is_other_json(entry)] or traces
+    return max(likely, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+
+
+def _is_other_json(path: Path) -> bool:
+    """Whether this is a saved report, or a small and complete JSON object that is no trace."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SMALL).strip()
+            complete = not file.read(1) and head.startswith(b"{") and head.endswith(b"}")
+    except OSError:
+        return False
+    return _REPORT.match(head) is not None or (complete and b'"traceEvents"' not in head)
 
 
 def _read_stream(
