@@ -64,6 +64,7 @@ class DeviceWork:
         run: the pass that launched it, ``NOTHING`` for none.
         optimizer: whether an optimizer's step launched it.
         name: index into ``names``.
+        queue: index into ``Events.threads``: the queue that executed it.
         names: the trace's names.
     """
 
@@ -76,6 +77,7 @@ class DeviceWork:
     run: Ints
     optimizer: np.ndarray
     name: Ints
+    queue: Ints
     names: Sequence[str]
 
 
@@ -217,6 +219,7 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         run=run,
         optimizer=_in_optimizer(events, launch, thread),
         name=events.name[index],
+        queue=events.thread[index],
         names=events.names,
     )
 

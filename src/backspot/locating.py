@@ -14,7 +14,7 @@ from backspot.report import Report
 from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
 
-__all__ = ["locate"]
+__all__ = ["locate", "no_backward", "warnings_of"]
 
 
 def locate(
@@ -48,12 +48,13 @@ def locate(
     events = read_events(source, progress=progress)
     ownership = attribute(events)
     if not len(ownership.passes.start):
-        raise NoBackwardError(_no_backward(events))
-    report = account(ownership, depth=depth, warnings=_warnings(events, ownership))
+        raise NoBackwardError(no_backward(events))
+    report = account(ownership, depth=depth, warnings=warnings_of(events, ownership))
     return replace(report, trace=events.source)
 
 
-def _no_backward(events: Events) -> str:
+def no_backward(events: Events) -> str:
+    """Why a trace holds no backward pass, and what to do."""
     calls = events.of(Category.RUNTIME)
     if events.name_mask("cudaGraphLaunch", "hipGraphLaunch")[events.name[calls]].any():
         return (
@@ -71,7 +72,7 @@ def _no_backward(events: Events) -> str:
     )
 
 
-def _warnings(events: Events, ownership: Ownership) -> tuple[str, ...]:
+def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     """What a reader must know before trusting the numbers."""
     spans, passes, steps, work = (
         ownership.spans,

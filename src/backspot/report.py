@@ -294,7 +294,10 @@ class Report:
         return render_text(self)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the report; the suffix decides the form (``.json``, ``.csv``, ``.md``).
+        """Write the report; the suffix decides the form.
+
+        ``.json`` is what ``load`` reads; ``.csv`` and ``.md`` are tables; ``.speedscope.json`` and
+        ``.folded`` are flame graphs.
 
         The file appears whole or not at all.
 

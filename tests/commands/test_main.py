@@ -204,7 +204,10 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["show", "a", "--by", "name"], "invalid choice: 'name'"),
         (["show", "a", "--form", "json"], "unrecognized arguments: --form json"),
         (["report", "a"], "the following arguments are required: -o/--output"),
-        (["report", "a", "-o", "report.html5"], "none of .csv, .json or .md"),
+        (
+            ["report", "a", "-o", "report.html5"],
+            "none of .csv, .folded, .json, .md or .speedscope.json",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):

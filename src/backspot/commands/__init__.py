@@ -19,7 +19,7 @@ from backspot.errors import BackspotError, UsageError
 
 __all__ = ["main"]
 
-VERBS = ("demo", "show", "report")
+VERBS = ("demo", "show", "report", "annotate")
 """In the order in which the help lists them; each is a module of this package."""
 
 _ABOUT = """\

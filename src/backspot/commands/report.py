@@ -1,6 +1,7 @@
 """Write the report of a trace to a file, whose suffix decides the form.
 
-The forms are .json (which backspot.Report.load reads back), .csv and .md.
+The forms are .json (which backspot.Report.load reads back), .csv, .md, and for
+flame graphs .speedscope.json and .folded.
 
 Example:
   backspot report trace.json.gz -o report.json

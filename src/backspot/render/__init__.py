@@ -26,8 +26,10 @@ Renderer = Callable[["Report"], bytes]
 # Where each form's renderer lives: nothing is imported before it is asked for.
 _FORMS = {
     ".csv": ("backspot.render.csv", "to_csv"),
+    ".folded": ("backspot.render.folded", "to_folded"),
     ".json": ("backspot.render.json", "to_json"),
     ".md": ("backspot.render.markdown", "to_markdown"),
+    ".speedscope.json": ("backspot.render.speedscope", "to_speedscope"),
 }
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from backspot.errors import NotATraceError
 from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Columns, Ints
 
-__all__ = ["ChromeDecoder"]
+__all__ = ["ChromeDecoder", "split_head"]
 
 _PIECE = 4 << 20
 _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -83,7 +83,7 @@ class ChromeDecoder:
             NotATraceError: where the text is no trace at all.
         """
         with _without_garbage_collection():
-            rest = self._skip_head()
+            _, rest = split_head(self._read, self._source)
             while True:
                 block = self._read(_PIECE)
                 buffer = rest + block
@@ -99,29 +99,6 @@ class ChromeDecoder:
                     return
 
     # The parts of the text ---------------------------------------------------------------------
-
-    def _skip_head(self) -> bytes:
-        text = self._read(_PIECE).removeprefix(b"\xef\xbb\xbf")
-        stripped = text.lstrip()
-        if not stripped:
-            raise NotATraceError(f"{self._source} is empty: export the trace again")
-        if stripped[:1] == b"[":
-            return stripped[1:]
-        if stripped[:1] != b"{":
-            what = "HTML" if stripped[:1] == b"<" else "not JSON"
-            raise NotATraceError(
-                f"{self._source} is no Kineto trace: it is {what}; "
-                "give a file that export_chrome_trace wrote"
-            )
-        while (match := _HEAD.search(text)) is None:
-            more = self._read(_PIECE)
-            if not more:
-                raise NotATraceError(
-                    f"{self._source} is no Kineto trace: it has no traceEvents; "
-                    "give a file that export_chrome_trace wrote"
-                )
-            text += more
-        return text[match.end() :]
 
     def _piece(self, text: bytes) -> bool:
         """Decode events that more will follow; false where the list of events ended within."""
@@ -249,6 +226,34 @@ class ChromeDecoder:
             _numbers([a.correlation for a in args]),
             device,
         )
+
+
+def split_head(read: Callable[[int], bytes], source: str) -> tuple[bytes, bytes]:
+    """Read as far as the first event, or further: the bytes before it, and those read behind.
+
+    Raises:
+        NotATraceError: where the text is no trace at all.
+    """
+    text = read(_PIECE)
+    stripped = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not stripped:
+        raise NotATraceError(f"{source} is empty: export the trace again")
+    if stripped[:1] == b"[":
+        return text[: len(text) - len(stripped) + 1], stripped[1:]
+    if stripped[:1] != b"{":
+        what = "HTML" if stripped[:1] == b"<" else "not JSON"
+        raise NotATraceError(
+            f"{source} is no Kineto trace: it is {what}; give a file that export_chrome_trace wrote"
+        )
+    while (match := _HEAD.search(text)) is None:
+        more = read(_PIECE)
+        if not more:
+            raise NotATraceError(
+                f"{source} is no Kineto trace: it has no traceEvents; "
+                "give a file that export_chrome_trace wrote"
+            )
+        text += more
+    return text[: match.end()], text[match.end() :]
 
 
 def _possible(event: _Event) -> bool:

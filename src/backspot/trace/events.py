@@ -99,6 +99,8 @@ class Events:
             indices into ``threads``.
         source: what was read, for people.
         warnings: what was wrong with the trace.
+        origin_ns: the trace's own time at which ``start`` is 0.
+        truncated: whether the trace is cut short.
     """
 
     start: Ints
@@ -116,6 +118,8 @@ class Events:
     logical_threads: dict[int, int] = field(default_factory=dict)
     source: str = ""
     warnings: tuple[str, ...] = ()
+    origin_ns: int = 0
+    truncated: bool = False
 
     @property
     def end(self) -> Ints:
@@ -173,7 +177,9 @@ class Columns:
     def __len__(self) -> int:
         return sum(len(piece[0]) for piece in self._pieces)
 
-    def finish(self, source: str, warnings: Sequence[str] = ()) -> Events:
+    def finish(
+        self, source: str, warnings: Sequence[str] = (), *, truncated: bool = False
+    ) -> Events:
         """All pieces as one ``Events``, its clock set to zero at the first event."""
         arrays = {
             field: np.concatenate([piece[index] for piece in self._pieces])
@@ -197,4 +203,6 @@ class Columns:
             logical_threads=dict(self.logical_threads),
             source=source,
             warnings=tuple(warnings),
+            origin_ns=origin,
+            truncated=truncated,
         )

@@ -7,16 +7,17 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
-from backspot.trace.chrome import ChromeDecoder
+from backspot.trace.chrome import ChromeDecoder, split_head
 from backspot.trace.events import Events
 from backspot.trace.live import is_profiler, read_profiler
 
-__all__ = ["Progress", "read_events"]
+__all__ = ["Progress", "newest", "read_events", "trace_bytes"]
 
 Progress: TypeAlias = Callable[[int, "int | None"], None]
 """Called while reading with the bytes read and, where it is known, how many there are."""
@@ -62,7 +63,7 @@ def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # 
 def _read_path(path: Path, progress: Progress | None) -> Events:
     try:
         if path.is_dir():
-            path = _newest(path)
+            path = newest(path)
         with path.open("rb") as file:
             return _read_stream(file, str(path), os.fstat(file.fileno()).st_size, progress)
     except SourceNotFoundError:
@@ -76,7 +77,8 @@ def _read_path(path: Path, progress: Progress | None) -> Events:
         raise SourceNotFoundError(f"{path} cannot be read: {reason}") from None
 
 
-def _newest(folder: Path) -> Path:
+def newest(folder: Path) -> Path:
+    """The newest trace directly in a folder."""
     traces = [
         entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
     ]
@@ -133,7 +135,22 @@ def _read_stream(
             f"{decoder.impossible} events with impossible times (negative, missing or not a "
             "number) were left out."
         )
-    return columns.finish(source, warnings)
+    return columns.finish(source, warnings, truncated=truncated)
+
+
+@contextmanager
+def trace_bytes(path: Path) -> Iterator[tuple[bytes, Callable[[int], bytes]]]:
+    """The text of a trace, unpacked: up to the bracket before its first event, and how to go on."""
+    with path.open("rb") as file:
+        read = _plain(_Counted(file, None, None))
+        head, rest = split_head(read, str(path))
+
+        def following(size: int) -> bytes:
+            nonlocal rest
+            data, rest = (rest, b"") if rest else (read(size), b"")
+            return data
+
+        yield head, following
 
 
 class _Counted:

@@ -1,0 +1,42 @@
+"""Copy a trace and add tracks that show which module's backward runs when.
+
+Below each thread that ran autograd, and each GPU stream that worked for it, a
+track of nested spans "backward: PATH (CLASS)"; arrows lead there from forward.
+Nothing of the original is lost. Open the copy in ui.perfetto.dev.
+
+Example:
+  backspot annotate trace.json.gz -o labelled.json.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("trace", metavar="TRACE", help="a trace, or a folder of traces")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="where to: .json or .json.gz"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, attribute and copy."""
+    from backspot.annotating import write_annotated
+    from backspot.commands._console import complain, reading, write_text
+    from backspot.render._words import visible
+    from backspot.trace.reading import newest
+
+    source = Path(args.trace)
+    if source.is_dir():
+        source = newest(source)
+        complain(f"reading {source}, the newest trace in {args.trace}")
+    with reading(str(source)) as progress:
+        warnings = write_annotated(source, args.output, force=args.force, progress=progress)
+    for warning in warnings:
+        complain(f"warning: {warning}")
+    write_text(f"Wrote {visible(args.output)}")
+    return 0

@@ -1,0 +1,111 @@
+"""Flame graphs: speedscope's form and folded stacks."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from sample_reports import ODD_NAMES, SAMPLES, node, reports, row, vit, vit_on_a_cpu
+from sample_reports import report as report_of
+
+from backspot.render import renderer_for
+from h200 import WITH_BACKWARD
+from h200 import report_of as recorded
+
+COSTS = {"wall": "wall_ns", "gpu": "gpu_ns", "cpu": "cpu_ns"}
+
+
+def speedscope(report):
+    """The file, held against the structure that speedscope publishes as its schema."""
+    file = json.loads(renderer_for("x.speedscope.json")(report))
+    assert file["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    assert set(file) <= {"$schema", "name", "exporter", "activeProfileIndex", "shared", "profiles"}
+    assert isinstance(file["name"], str)
+    assert file["exporter"].startswith("backspot@")
+    assert set(file["shared"]) == {"frames"}
+    frames = file["shared"]["frames"]
+    assert all(set(frame) == {"name"} and isinstance(frame["name"], str) for frame in frames)
+    assert 0 <= file["activeProfileIndex"] < len(file["profiles"])
+    for profile in file["profiles"]:
+        assert set(profile) == {
+            *("type", "name", "unit", "startValue", "endValue", "samples", "weights"),
+        }
+        assert (profile["type"], profile["unit"]) == ("sampled", "nanoseconds")
+        assert profile["startValue"] == 0
+        assert profile["endValue"] == sum(profile["weights"])
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert all(type(weight) is int and weight > 0 for weight in profile["weights"])
+        for stack in profile["samples"]:
+            assert stack
+            assert all(type(index) is int and 0 <= index < len(frames) for index in stack)
+    return file
+
+
+def folded(report):
+    lines = renderer_for("x.folded")(report).decode().splitlines()
+    return {stack: int(weight) for stack, _, weight in (line.rpartition(" ") for line in lines)}
+
+
+def named(file, profile):
+    frames = [frame["name"] for frame in file["shared"]["frames"]]
+    found = next(p for p in file["profiles"] if p["name"] == profile)
+    stacks = [";".join(frames[index] for index in stack) for stack in found["samples"]]
+    assert len(set(stacks)) == len(stacks)
+    return dict(zip(stacks, found["weights"], strict=True))
+
+
+def test_a_stack_is_the_modules_from_the_root_down_and_then_the_node():
+    found = folded(vit())
+    assert found["VisionTransformer;blocks;3;attn;ScaledDotProductEfficientAttentionBackward0"]
+    assert found["VisionTransformer;AddBackward0"]
+    assert found["loss;NllLossBackward0"]  # instrumented on its own: no part of the model
+    assert found["(outside model);MeanBackward0"] == 90_000
+    assert found["(autograd engine)"] == 630_000
+    assert named(speedscope(vit()), "wall") == found
+
+
+def check_sums(report):
+    file = speedscope(report)
+    assert [p["name"] for p in file["profiles"]] == [
+        n for n in COSTS if n != "gpu" or report.has_gpu
+    ]
+    for profile in file["profiles"]:
+        total = sum(getattr(r, COSTS[profile["name"]]) for r in report.modules)
+        assert profile["endValue"] == total
+    assert sum(folded(report).values()) == sum(r.wall_ns for r in report.modules)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_weights_sum_to_the_rows(name):
+    check_sums(SAMPLES[name]())
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
+def test_the_weights_sum_to_the_report_of_a_real_trace(name):
+    report = recorded(name)
+    check_sums(report)
+    file = speedscope(report)
+    for profile in file["profiles"]:
+        assert profile["endValue"] == getattr(report, COSTS[profile["name"]])
+
+
+@given(reports())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_report_can_be_written(report):
+    speedscope(report)
+    renderer_for("x.folded")(report)
+
+
+def test_without_a_gpu_there_is_no_gpu_profile():
+    assert [p["name"] for p in speedscope(vit_on_a_cpu())["profiles"]] == ["wall", "cpu"]
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, "a;b 7", "a\nb 9", "\x1b[2J", "\ud800"])
+def test_a_name_cannot_break_a_stack(name):
+    path = name.replace(".", "_")
+    report = report_of([row(path, "C", wall=7, nodes=(node(name, 7),))])
+    (line,) = renderer_for("x.folded")(report).decode().split("\n")[:-1]
+    stack, _, weight = line.rpartition(" ")
+    assert weight == "7"
+    assert line.isprintable()
+    assert stack.count(";") == 2 - bool(report.modules[0].root)
+    speedscope(report)
