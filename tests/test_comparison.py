@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,6 +217,14 @@ def test_a_layer_renamed_in_every_block_is_one_move():
     found = compare(vit(), report(rows))
     assert found.moves == (Move("*.qkv", "*.to_qkv", 12),)
     assert found["blocks.3.attn.to_qkv"].before_path == "blocks.3.attn.qkv"
+
+
+def test_a_wrapped_model_of_two_thousand_modules_is_told_at_once():
+    rows = vit_rows(blocks=200)
+    since = time.process_time()
+    found = compare(report(rows), report(wrapped(rows)))
+    assert time.process_time() - since < 10
+    assert [move.modules for move in found.moves] == [2007]
 
 
 def test_twins_are_not_guessed_at():

@@ -18,6 +18,9 @@ from backspot.rows import Row
 __all__ = ["Move", "aligned", "moves_between"]
 
 _Path = tuple[str, ...]
+_Likeness = tuple[str, frozenset[str]]
+
+_MANY_PAIRS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +107,38 @@ class _Vote:
 def _votes(
     gone: Mapping[str, Row], new: Mapping[str, Row]
 ) -> dict[tuple[_Path, _Path], list[_Vote]]:
-    likes: dict[tuple[str, frozenset[str]], list[str]] = defaultdict(list)
-    for path, row in new.items():
-        likes[_likeness(row)].append(path)
+    old_likes, likes = _by_likeness(gone), _by_likeness(new)
+    by_number: dict[tuple[_Likeness, _Path], list[str]] = defaultdict(list)
+    for like, paths in likes.items():
+        for path in paths:
+            by_number[like, _numbers(path)].append(path)
     votes: dict[tuple[_Path, _Path], list[_Vote]] = defaultdict(list)
     for path, row in gone.items():
         if not row.nodes:  # nothing but a class in common is no likeness
             continue
-        for other in likes[_likeness(row)]:
+        like = _likeness(row)
+        # Of layers that repeat by the hundred, those of the same number are enough to tell.
+        many = len(old_likes[like]) * len(likes.get(like, ())) > _MANY_PAIRS
+        others = by_number.get((like, _numbers(path)), ()) if many else likes.get(like, ())
+        for other in others:
             if other != path:
                 place, change = _change(_parts(path), _parts(other))
                 votes[change].append(_Vote((path, other), place))
     return votes
 
 
-def _likeness(row: Row) -> tuple[str, frozenset[str]]:
+def _by_likeness(rows: Mapping[str, Row]) -> dict[_Likeness, list[str]]:
+    likes: dict[_Likeness, list[str]] = defaultdict(list)
+    for path, row in rows.items():
+        likes[_likeness(row)].append(path)
+    return likes
+
+
+def _numbers(path: str) -> _Path:
+    return tuple(part for part in _parts(path) if part.isdecimal())
+
+
+def _likeness(row: Row) -> _Likeness:
     return row.class_name, frozenset(node.name for node in row.nodes)
 
 

@@ -1,8 +1,8 @@
 """Compare two traces or saved reports: what got slower, and what is only noise.
 
-BEFORE and AFTER are traces, as for show, or reports that backspot saved as .json.
-With --fail-above the exit code is 8 where the whole backward got slower beyond the
-noise and by more than PERCENT; with a single step on a side that is never claimed.
+BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
+With --fail-above the exit code is 8 where the whole backward got slower beyond
+the noise and by more than PERCENT; with one step on a side that is not claimed.
 
 Example:
   backspot diff before.json.gz after.json.gz --fail-above 5
@@ -27,8 +27,8 @@ _SNIFFED = 4096
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("before", metavar="BEFORE", help="a trace or a saved report (.json), or -")
-    parser.add_argument("after", metavar="AFTER", help="the same, of what it is compared with")
+    parser.add_argument("before", metavar="BEFORE", help="a trace, a saved report (.json), or -")
+    parser.add_argument("after", metavar="AFTER", help="the same, of what came of it")
     parser.add_argument(
         "--top",
         type=count,
