@@ -15,17 +15,29 @@ from typing import TYPE_CHECKING, Any
 from backspot._version import __version__
 
 if TYPE_CHECKING:
+    from backspot.comparison import Comparison, compare
     from backspot.errors import BackspotError
     from backspot.live import Instrumentation, instrument
     from backspot.locating import locate
     from backspot.report import Report
 
-__all__ = ["BackspotError", "Instrumentation", "Report", "__version__", "instrument", "locate"]
+__all__ = [
+    "BackspotError",
+    "Comparison",
+    "Instrumentation",
+    "Report",
+    "__version__",
+    "compare",
+    "instrument",
+    "locate",
+]
 
 _HOMES = {
     "BackspotError": "backspot.errors",
+    "Comparison": "backspot.comparison",
     "Instrumentation": "backspot.live",
     "Report": "backspot.report",
+    "compare": "backspot.comparison",
     "instrument": "backspot.live",
     "locate": "backspot.locating",
 }

@@ -2,8 +2,8 @@
 
 Every message is one line that names the input and says what to do. The codes are part of the
 public interface: 0 fine, 1 an error of Backspot's own, 2 usage, 3 not found or not readable, 4 not
-a trace, 5 no backward in it, 6 the output exists, 7 an optional part is not installed, 130
-interrupted.
+a trace, 5 no backward in it, 6 the output exists, 7 an optional part is not installed, 8
+slower than `diff --fail-above` allows, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __all__ = [
     "NoBackwardError",
     "NotATraceError",
     "OutputExistsError",
+    "SlowerError",
     "SourceNotFoundError",
     "UsageError",
 ]
@@ -68,3 +69,9 @@ class MissingDependencyError(BackspotError, ImportError):
     """An optional part is not installed."""
 
     exit_code = 7
+
+
+class SlowerError(BackspotError):
+    """The backward got slower than ``diff --fail-above`` allows."""
+
+    exit_code = 8

@@ -19,7 +19,7 @@ from backspot.errors import BackspotError, UsageError
 
 __all__ = ["main"]
 
-VERBS = ("demo", "show", "report", "annotate")
+VERBS = ("demo", "show", "report", "annotate", "diff")
 """In the order in which the help lists them; each is a module of this package."""
 
 _ABOUT = """\
@@ -38,6 +38,7 @@ exit codes:
   5    a trace without a backward pass
   6    the output exists
   7    an optional part is not installed
+  8    slower than diff --fail-above allows
   130  interrupted
 """
 _EXAMPLE = """\

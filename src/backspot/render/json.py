@@ -29,7 +29,7 @@ from backspot.report import (
     Row,
 )
 
-__all__ = ["load", "schema", "to_json"]
+__all__ = ["encoded", "load", "schema", "to_json"]
 
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 # What a terminal or a page might obey, raw: within JSON it can only stand in strings.
@@ -42,10 +42,15 @@ def to_json(report: Report) -> bytes:
     Characters without a shape are written as escapes. Half a surrogate pair, which a module's name
     may legally hold, is too; only two such halves in a row come back as the character they make.
     """
+    return encoded(report)
+
+
+def encoded(result: object) -> bytes:
+    """Any frozen result as JSON, by the rules of ``to_json``."""
     try:
-        text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+        text = msgspec.json.format(msgspec.json.encode(result), indent=1).decode()
     except UnicodeEncodeError:  # UTF-8 cannot hold half a surrogate pair; an escape can
-        text = json.dumps(msgspec.to_builtins(report), indent=1)
+        text = json.dumps(msgspec.to_builtins(result), indent=1)
     return (_UNSAFE.sub(_escaped, text) + "\n").encode()
 
 

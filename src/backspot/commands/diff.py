@@ -1,0 +1,125 @@
+"""Compare two traces or saved reports: what got slower, and what is only noise.
+
+BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
+With --fail-above the exit code is 8 where the whole backward got slower beyond
+the noise and by more than PERCENT; with one step on a side that is not claimed.
+
+Example:
+  backspot diff before.json.gz after.json.gz --fail-above 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backspot.commands._console import count
+
+if TYPE_CHECKING:
+    from backspot.comparison import Comparison
+    from backspot.report import Report
+
+_TOP = 15
+_SNIFFED = 4096
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("before", metavar="BEFORE", help="a trace, a saved report (.json), or -")
+    parser.add_argument("after", metavar="AFTER", help="the same, of what came of it")
+    parser.add_argument(
+        "--top",
+        type=count,
+        metavar="N",
+        help=f"how many of the largest changes to show (table: {_TOP}, else all)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("table", "json", "csv"),
+        default="table",
+        help="the form of the output (default: table)",
+    )
+    parser.add_argument(
+        "--fail-above",
+        type=_percent,
+        metavar="PERCENT",
+        help="exit with 8 where the backward got slower by more, beyond the noise",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read both, compare and print."""
+    from backspot.commands._console import complain, flush_output
+    from backspot.comparison import compare
+    from backspot.errors import SlowerError, UsageError
+
+    if args.before == args.after == "-":
+        raise UsageError("only one of BEFORE and AFTER can come through standard input")
+    comparison = compare(_read(args.before), _read(args.after))
+    _print(comparison, args)
+    if args.fail_above is None:
+        return 0
+    whole = comparison.whole
+    if comparison.slower_than(args.fail_above):
+        flush_output()
+        change = "" if whole.percent is None else f" by {whole.percent:.1f}%"
+        limit = f"--fail-above {args.fail_above:g}"
+        raise SlowerError(f"the backward got slower{change}, which {limit} does not allow")
+    if whole.verdict == "undecided":
+        complain("warning: --fail-above could not decide: record several steps on both sides")
+    return 0
+
+
+def _read(source: str) -> Report:
+    from backspot.commands._source import read
+    from backspot.report import Report
+
+    return Report.load(source) if _is_report(source) else read(source)
+
+
+def _is_report(source: str) -> bool:
+    """Whether a file is a saved report, told by its start and its end; a trace may be huge."""
+    path = Path(source)
+    if source == "-" or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(_SNIFFED)
+            file.seek(max(0, path.stat().st_size - _SNIFFED))
+            end = file.read()
+    except OSError:  # whoever reads it in earnest says what is wrong
+        return False
+    return b'"traceEvents"' not in start and b'"backspot.report/' in start + end
+
+
+def _print(comparison: Comparison, args: argparse.Namespace) -> None:
+    import sys
+    from dataclasses import replace
+
+    from backspot.commands._console import complain, use_color, write_bytes, write_text
+    from backspot.render.comparison import render_text, to_csv, to_json
+
+    if args.format == "table":
+        top = _TOP if args.top is None else args.top
+        write_text(render_text(comparison, top=top, color=use_color(sys.stdout)))
+        return
+    if args.top is not None:
+        comparison = replace(comparison, changes=comparison.changes[: args.top])
+    if args.format == "json":
+        write_bytes(to_json(comparison))
+        return
+    write_bytes(to_csv(comparison))
+    for note in comparison.notes:  # the other forms hold them
+        complain(f"warning: {note}")
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage of at least 0")
+    return value

@@ -1,0 +1,102 @@
+"""``backspot diff``, from its arguments to its exit code."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from sample_reports import report, row, vit
+
+from backspot import compare, locate
+from backspot.commands import main
+from backspot.render.comparison import render_text
+
+DATA = Path(__file__).parents[1] / "data"
+CONTROL, TEST = (str(DATA / f"hta_recommender_{name}.json.gz") for name in ("control", "test"))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Two saved reports: the second is slower by about a fifth."""
+    paths = tmp_path / "before.json", tmp_path / "after.json"
+    for path, drop in zip(paths, (1_500_000, 15_690_000), strict=True):
+        vit(drop=drop).save(path)
+    return [str(path) for path in paths]
+
+
+def test_it_prints_the_comparison_of_two_saved_reports(saved, capsys):
+    assert main(["diff", *saved, "--top", "4"]) == 0
+    out, err = capsys.readouterr()
+    expected = compare(vit(drop=1_500_000), vit())
+    assert out == render_text(expected, width=80, top=4) + "\n"
+    assert not err
+
+
+def test_a_trace_and_its_saved_report_are_the_same(trace, tmp_path, capsysbinary):
+    path = locate(trace).save(tmp_path / "report.json")
+    assert main(["diff", str(trace), str(path), "--format", "json"]) == 0
+    found = json.loads(capsysbinary.readouterr().out)
+    assert {c["verdict"] for c in (found["whole"], *found["changes"])} == {"within the noise"}
+
+
+def test_a_report_whose_keys_were_sorted_is_still_a_report(saved, capsys):
+    path = Path(saved[0])
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert main(["diff", *saved]) == 0
+
+
+def test_csv_keeps_to_top_and_tells_its_notes_beside(saved, capsys):
+    assert main(["diff", *saved, "--format", "csv", "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert [line["path"] for line in lines] == ["", "patch_drop"]
+    assert err.startswith("backspot: warning: With two or three steps")
+
+
+def test_a_slower_backward_fails_above_the_limit_and_the_table_stands(saved, capsys):
+    assert main(["diff", *saved, "--fail-above", "5"]) == 8
+    out, err = capsys.readouterr()
+    assert out.startswith("The backward got slower by")
+    assert err.startswith("backspot: error: the backward got slower by")
+    assert "--fail-above 5" in err
+    assert err.count("\n") == 1
+
+
+def test_below_the_limit_or_faster_or_the_same_is_fine(saved):
+    assert main(["diff", *saved, "--fail-above", "90%"]) == 0
+    assert main(["diff", *reversed(saved), "--fail-above", "0"]) == 0
+    assert main(["diff", saved[0], saved[0], "--fail-above", "0"]) == 0
+
+
+def test_a_single_step_never_fails_and_says_why(tmp_path, capsys):
+    paths = []
+    for name, wall in (("a", 1_000), ("b", 9_000)):
+        made = report([row("fc", wall=wall, steps=1)], step_ns=(9_999,))
+        paths.append(str(made.save(tmp_path / f"{name}.json")))
+    assert main(["diff", *paths, "--fail-above", "0"]) == 0
+    assert "record several steps on both sides" in capsys.readouterr().err
+
+
+def test_real_traces_without_labels_fail_by_their_whole(capsys):
+    assert main(["diff", CONTROL, TEST, "--fail-above", "50"]) == 8
+    assert main(["diff", CONTROL, TEST, "--fail-above", "70"]) == 0
+    assert "CompiledFunctionBackward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("percent", ["much", "-1", "nan", "inf", ""])
+def test_a_limit_that_is_no_percentage_is_refused(saved, percent, capsys):
+    assert main(["diff", *saved, f"--fail-above={percent}"]) == 2
+    assert "no percentage" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_has_its_own_code(saved, tmp_path, capsys):
+    assert main(["diff", saved[0], str(tmp_path / "missing.json")]) == 3
+    newer = tmp_path / "newer.json"
+    newer.write_text('{"schema": "backspot.report/2"}')
+    assert main(["diff", saved[0], str(newer)]) == 4
+    assert main(["diff", "-", "-"]) == 2
+    assert "newer Backspot" in capsys.readouterr().err
