@@ -19,6 +19,7 @@ __all__ = ["mark_nodes"]
 
 _KEY = "backspot"  # in node.metadata: this node was looked at
 _DEPTH = 6  # how deep containers are looked into
+_JOINS = frozenset({"CatBackward0", "StackBackward0"})
 _VISITS = 256  # how many things are looked at in one call's inputs or outputs
 
 _Tensor = torch.Tensor
@@ -72,15 +73,27 @@ def _mark(thread: Thread, caller: Owner, tensor: Any) -> None:  # noqa: ANN401 -
             thread.unmarked.add(id(tensor))
             gates.emit(caller.unmarked)
         return
+    owner = _mark_node(thread, node)
+    if owner is not None and type(node).__name__ in _JOINS:
+        # The work lies in what was joined: there, too, people look for the module's name.
+        for joined, _ in node.next_functions:
+            if joined is not None and thread.owner_of(joined._sequence_nr()) is owner:
+                _mark_node(thread, joined)
+
+
+def _mark_node(thread: Thread, node: Any) -> Owner | None:  # noqa: ANN401 - a graph node
+    """Mark a node that nobody looked at before; gives its owner if it is marked now."""
     metadata = node.metadata
     if _KEY in metadata:
-        return
+        return None
     # Kept also where the owner can't be told, lest another thread, on which the number means
     # something else, takes the node for its own later on.
     metadata[_KEY] = True
     owner = thread.owner_of(node._sequence_nr())
-    if owner is not None and owner.scope.active:
-        node.register_prehook(owner.marker)
+    if owner is None or not owner.scope.active:
+        return None
+    node.register_prehook(owner.marker)
+    return owner
 
 
 # Not worth a look: they hold no tensor, or a leaf.
