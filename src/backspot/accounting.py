@@ -72,7 +72,7 @@ class _Accountant:
         self.recompute = self.in_pass & ~spans.is_node
         self.node = np.where(self.recompute, len(spans.node_names), spans.node)
         self.host = host_clock(ownership)
-        self.devices = sorted(set(np.unique(work.device).tolist()))
+        self.devices = np.unique(work.device).tolist()
         self.clock = {device: device_clock(ownership, device, self.host) for device in self.devices}
 
     # Costs ---------------------------------------------------------------------------------------
@@ -190,7 +190,9 @@ class _Accountant:
             )
             for run in range(count)
         )
-        rows = add_totals(self._rows(owners, wall, gpu, cpu, self._kernels(gpu.owner, launched)))
+        nodes = self._nodes(wall, gpu, cpu)
+        kernels = self._kernels(gpu.owner, launched)
+        rows = add_totals(self._rows(owners, (wall, gpu, cpu), nodes, kernels))
         if depth is not None:
             rows = fold(rows, depth)
         totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
@@ -200,7 +202,7 @@ class _Accountant:
         by_step = _sum(o.steps.of_pass, np.array([p.duration_ns for p in passes]), self._steps())
         return Report(
             modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
-            operators=self._operators(wall, gpu, cpu),
+            operators=self._operators(nodes),
             passes=passes,
             devices=self._devices(gpu, self.work.device[launched]),
             step_unit=o.steps.unit,
@@ -223,13 +225,13 @@ class _Accountant:
     def _rows(
         self,
         owners: int,
-        wall: _Piece,
-        gpu: _Piece,
-        cpu: _Piece,
+        costs_of: tuple[_Piece, _Piece, _Piece],
+        nodes: dict[int, list[NodeCost]],
         kernels: dict[int, list[KernelCost]],
     ) -> list[Row]:
         spans, steps = self.spans, self._steps()
-        sums = [_sum(piece.owner, piece.amount, owners) for piece in (wall, gpu, cpu)]
+        wall, _, _ = costs_of
+        sums = [_sum(piece.owner, piece.amount, owners) for piece in costs_of]
         forward = self._forward(owners)
         recomputed = wall.node == len(spans.node_names)
         recompute = _sum(wall.owner[recomputed], wall.amount[recomputed], owners)
@@ -237,7 +239,6 @@ class _Accountant:
         by_step = _sum(wall.owner * steps + step_of, wall.amount, owners * steps)
         called = spans.module[(spans.module >= 0) & ~self.in_pass]
         calls = np.bincount(called + len(SPECIAL), minlength=owners)
-        nodes = self._nodes(wall, gpu, cpu)
         rows = []
         for owner in range(owners):
             module = spans.modules[owner - len(SPECIAL)] if owner >= len(SPECIAL) else None
@@ -301,10 +302,10 @@ class _Accountant:
             nodes[key // width].append(NodeCost(names[key % width], count, *costs))
         return nodes
 
-    def _operators(self, wall: _Piece, gpu: _Piece, cpu: _Piece) -> tuple[OperatorCost, ...]:
+    def _operators(self, nodes_of: dict[int, list[NodeCost]]) -> tuple[OperatorCost, ...]:
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         payers: dict[str, tuple[int, int, int, int]] = {}
-        for owner, nodes in self._nodes(wall, gpu, cpu).items():
+        for owner, nodes in nodes_of.items():
             for node in nodes:
                 cost = (node.count, node.wall_ns, node.gpu_ns, node.cpu_ns)
                 sums[node.name] = [a + b for a, b in zip(sums[node.name], cost, strict=True)]

@@ -167,10 +167,7 @@ def _owners(events: Events, spans: Spans, join: Join) -> Ints:
     hangs_on = join.feeder.copy()
     joined = np.flatnonzero(join.operator >= 0)
     operator = join.operator[joined]
-    around = np.full(len(joined), NOTHING, np.int64)
-    for thread in np.unique(events.thread[operator]).tolist():
-        mine = events.thread[operator] == thread
-        around[mine] = spans.at(thread, events.start[operator[mine]])
+    around = spans.around(events.thread[operator], events.start[operator])
     owner[joined[around < 0]] = OUTSIDE
     # Made by no recorded operator, but the live half saw whose it is.
     told = (spans.marked >= 0) & (join.operator < 0)
@@ -233,10 +230,7 @@ def _waits(events: Events, spans: Spans) -> Waits:
     kept = waiting[events.name[calls]] | np.isin(events.correlation[calls], blocking[blocking > 0])
     calls = calls[kept]
     calls = calls[np.argsort(events.start[calls], kind="stable")]
-    span = np.full(len(calls), NOTHING, np.int64)
-    for thread in np.unique(events.thread[calls]).tolist():
-        mine = np.flatnonzero(events.thread[calls] == thread)
-        span[mine] = spans.at(thread, events.start[calls[mine]])
+    span = spans.around(events.thread[calls], events.start[calls])
     calls, span = calls[span >= 0], span[span >= 0]
     return Waits(events.start[calls], events.end[calls], span)
 

@@ -94,6 +94,14 @@ class Spans:
         found = nesting.timeline.at(times)
         return np.where(found >= 0, np.append(indices, NOTHING)[found], NOTHING)
 
+    def around(self, threads: Ints, times: Ints) -> Ints:
+        """The innermost span at each of ``times``, each on its own of ``threads``."""
+        found = np.full(len(times), NOTHING, np.int64)
+        for thread in np.unique(threads).tolist():
+            mine = threads == thread
+            found[mine] = self.at(thread, times[mine])
+        return found
+
     def any_starts(self, thread: int, after: int, before: int) -> bool:
         """Whether a span starts on ``thread`` between two times, neither included."""
         edges = self.nesting[thread][1].timeline.edges

@@ -13,7 +13,6 @@ import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
 from backspot.spans import Module
-from backspot.timeline import NOTHING
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
@@ -91,10 +90,7 @@ def find_arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> li
     spans, of_span = ownership.spans, ownership.passes.of_span
     nodes = np.flatnonzero(spans.is_node & (of_span >= 0) & (ownership.join.operator >= 0))
     operator = ownership.join.operator[nodes]
-    around = np.full(len(nodes), NOTHING, np.int64)
-    for thread in np.unique(events.thread[operator]).tolist():
-        mine = events.thread[operator] == thread
-        around[mine] = spans.at(thread, events.start[operator[mine]])
+    around = spans.around(events.thread[operator], events.start[operator])
     parent, module, run_of = spans.parent.tolist(), spans.module.tolist(), of_span.tolist()
     made: set[tuple[int, int]] = set()
     for call, run in set(zip(around.tolist(), of_span[nodes].tolist(), strict=True)):

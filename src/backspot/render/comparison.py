@@ -15,9 +15,9 @@ from backspot.errors import UsageError
 from backspot.render._table import Column, keep_end, lay_out
 from backspot.render._words import counted, decimals_for, duration, visible
 from backspot.render._writing import writing
-from backspot.render.csv import _cell
+from backspot.render.csv import cell
 from backspot.render.json import encoded
-from backspot.render.text import _width, _written
+from backspot.render.text import width_of, written
 
 __all__ = ["render_text", "save", "to_csv", "to_json"]
 
@@ -44,7 +44,7 @@ def render_text(
     """The comparison for a terminal: the answer in a sentence, then the largest changes."""
     if top is not None and top < 0:
         raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
-    width = _width(width)
+    width = width_of(width)
     changes = [c for c in comparison.changes if c.before_ms or c.after_ms]
     shown, hidden = (changes, []) if top is None else (changes[:top], changes[top:])
     before, after = comparison.before, comparison.after
@@ -80,7 +80,7 @@ def render_text(
     if len(comparison.moves) > 5:
         lines.append(Text(f"{counted(len(comparison.moves) - 5, 'more move')}.", "dim"))
     lines += [Text("! " + visible(note), "yellow") for note in comparison.notes]
-    return _written(lines, width, color=color)
+    return written(lines, width, color=color)
 
 
 def _answer(comparison: Comparison) -> str:
@@ -182,7 +182,7 @@ def to_csv(comparison: Comparison) -> bytes:
     writer.writerow(_COLUMNS)
     for change in (comparison.whole, *comparison.changes):
         values = [getattr(change, column) for column in _COLUMNS]
-        writer.writerow(["" if value is None else _cell(value) for value in values])
+        writer.writerow(["" if value is None else cell(value) for value in values])
     return file.getvalue().encode()
 
 

@@ -9,7 +9,7 @@ from backspot.render._records import COLUMNS, record
 from backspot.render._words import visible
 from backspot.report import Report
 
-__all__ = ["to_csv"]
+__all__ = ["cell", "to_csv"]
 
 # What a spreadsheet takes for the start of a formula, full-width forms included.
 _FORMULA = tuple("=+-@\t\r＝＋－＠")
@@ -26,11 +26,12 @@ def to_csv(report: Report) -> bytes:
     writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in report.modules:
-        writer.writerow([_cell(value) for value in record(report, row)])
+        writer.writerow([cell(value) for value in record(report, row)])
     return file.getvalue().encode()
 
 
-def _cell(value: str | float) -> str | int | float:
+def cell(value: str | float) -> str | int | float:
+    """A value as a spreadsheet takes it: text that would run as a formula is defused."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -27,7 +27,7 @@ from backspot.render._table import Column, keep_end, keep_start, lay_out
 from backspot.render._words import counted, decimals_for, duration, milliseconds, percent, visible
 from backspot.report import By, OperatorCost, Report, Row, Sort, Subtree
 
-__all__ = ["render_subtree", "render_text"]
+__all__ = ["render_subtree", "render_text", "width_of", "written"]
 
 _NARROWEST = 40
 _STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
@@ -58,7 +58,7 @@ def render_text(
     Raises:
         UsageError: on what ``Report.top`` would not take either.
     """
-    width = _width(width)
+    width = width_of(width)
     chosen = select(report, top=top, depth=depth, sort=sort, by=by)
     lines = [_sentence(answer(report, depth=depth, sort=sort, by=by), width)]
     per = "pass" if report.step_unit == "backward pass" else "step"
@@ -75,12 +75,12 @@ def render_text(
         lines += [Text(), Text(coverage(report))]
         lines += [Text(note, "dim") for note in notes(report, chosen, sort=sort, by=by)]
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
-    return _written(lines, width, color=color)
+    return written(lines, width, color=color)
 
 
 def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = False) -> str:
     """A module with what is inside it, as a tree; shares are of the module's own total."""
-    width = _width(width)
+    width = width_of(width)
     placed = [(visible(subtree.row.name), subtree.row), *_placed(subtree)]
     rows = [row for _, row in placed]
     steps, whole = subtree.row.steps, subtree.row.total_wall_ns
@@ -114,7 +114,7 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
         f"{duration(subtree.row.wall_ns / steps)} of it its own"
     )
     lines = [Text(what, "bold"), Text(), *lay_out(columns, width)]
-    return _written(lines, width, color=color)
+    return written(lines, width, color=color)
 
 
 def _placed(subtree: Subtree, lead: str = "") -> Iterator[tuple[str, Row]]:
@@ -286,11 +286,12 @@ def _sentence(parts: Sequence[Part], width: int) -> Text:
     return sentence
 
 
-def _width(width: int | None) -> int:
+def width_of(width: int | None) -> int:
+    """How many cells a line may take: the terminal's where ``width`` is ``None``."""
     return max(_NARROWEST, shutil.get_terminal_size().columns if width is None else width)
 
 
-def _written(lines: Sequence[Text], width: int, *, color: bool) -> str:
+def written(lines: Sequence[Text], width: int, *, color: bool) -> str:
     """Lines as a string; nothing of the environment has a say in it."""
     file = io.StringIO()
     console = Console(
