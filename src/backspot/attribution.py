@@ -255,8 +255,7 @@ def _launches(events: Events, work: Ints) -> tuple[Ints, Ints]:
 
 def _in_optimizer(events: Events, launch: Ints, thread: Ints) -> np.ndarray:
     """Whether each launch lies in an annotation of PyTorch's optimizers on its thread."""
-    marks = events.of(Category.ANNOTATION)
-    marks = marks[events.name_mask("Optimizer.")[events.name[marks]]]
+    marks = events.named(Category.ANNOTATION, "Optimizer.")
     inside = np.zeros(len(launch), bool)
     for number in np.unique(events.thread[marks]).tolist():
         mine = marks[events.thread[marks] == number]

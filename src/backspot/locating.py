@@ -55,8 +55,7 @@ def locate(
 
 def no_backward(events: Events) -> str:
     """Why a trace holds no backward pass, and what to do."""
-    calls = events.of(Category.RUNTIME)
-    if events.name_mask("cudaGraphLaunch", "hipGraphLaunch")[events.name[calls]].any():
+    if len(events.named(Category.RUNTIME, "cudaGraphLaunch", "hipGraphLaunch")):
         return (
             f"{events.source} holds no backward pass but replays of a captured graph, in which no "
             "autograd node runs: profile the step without graph capture"

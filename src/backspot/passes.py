@@ -76,7 +76,7 @@ def find_passes(
     top = top_nodes(spans)
     roots = [span for span in order if top[span] == span]
     between = separators(events, spans, np.array(top, np.int64) >= 0)
-    steps = np.sort(events.start[_named(events, Category.ANNOTATION, *_BETWEEN_PASSES)])
+    steps = np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])
     starts, ends = spans.start.tolist(), spans.end.tolist()
     host, numbers, origin = spans.thread.tolist(), sequence.tolist(), logical.tolist()
     of_root: dict[int, int] = {}
@@ -128,7 +128,7 @@ def _with_callbacks(
     ends: Ints = end.copy()
     operators = events.of(Category.OPERATOR)
     forward = (events.sequence[operators] >= 0) & (events.forward_thread[operators] <= 0)
-    marks = events.thread[_named(events, Category.ANNOTATION, *_BETWEEN_PASSES)]
+    marks = events.thread[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)]
     for thread, times in between.items():
         mine = operators[events.thread[operators] == thread]
         made = events.start[operators[forward & (events.thread[operators] == thread)]]
@@ -178,12 +178,6 @@ def _any_between(times: Ints, after: int, before: int) -> bool:
     return bool(high > low)
 
 
-def _named(events: Events, category: Category, *prefixes: str) -> Ints:
-    index = events.of(category)
-    found: Ints = index[events.name_mask(*prefixes)[events.name[index]]]
-    return found
-
-
 def find_steps(events: Events, passes: Passes) -> Steps:
     """Tell which step each pass belongs to.
 
@@ -191,8 +185,8 @@ def find_steps(events: Events, passes: Passes) -> Steps:
     each optimizer step ends a step; with neither, each pass is one.
     """
     count = len(passes.start)
-    marks = _named(events, Category.ANNOTATION, _STEP)
-    optimizers = np.sort(events.start[_named(events, Category.ANNOTATION, _OPTIMIZER)])
+    marks = events.named(Category.ANNOTATION, _STEP)
+    optimizers = np.sort(events.start[events.named(Category.ANNOTATION, _OPTIMIZER)])
     if len(marks):
         marks = marks[np.argsort(events.start[marks], kind="stable")]
         inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1

@@ -130,6 +130,12 @@ class Events:
         """The indices of the events of these categories."""
         return np.flatnonzero(np.isin(self.category, categories))
 
+    def named(self, category: Category, *prefixes: str) -> Ints:
+        """The indices of the events of a category whose names start with one of ``prefixes``."""
+        index = self.of(category)
+        found: Ints = index[self.name_mask(*prefixes)[self.name[index]]]
+        return found
+
     def name_mask(self, *prefixes: str) -> NDArray[np.bool_]:
         """For each distinct name, whether it starts with one of ``prefixes``."""
         return np.fromiter((n.startswith(prefixes) for n in self.names), bool, len(self.names))
