@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from backspot.diagnosis import Finding, Phase, Place
 from backspot.errors import UsageError
 from backspot.grouping import (
     add_totals,
@@ -33,11 +34,14 @@ __all__ = [
     "By",
     "Coverage",
     "DeviceCost",
+    "Finding",
     "KernelCost",
     "LabelSource",
     "NodeCost",
     "OperatorCost",
     "Pass",
+    "Phase",
+    "Place",
     "Report",
     "Row",
     "Sort",
@@ -178,6 +182,9 @@ class Report:
         has_gpu: whether the trace holds device work.
         warnings: what a reader must know before trusting the numbers.
         trace: what was read: a file's name, ``live profile``, …
+        phases: where the steps' clock time goes, in the order of a step; empty where the trace
+            does not tell the steps' extent. They sum to ``step_ns``.
+        findings: what makes the step slower than it need be, the most expensive first.
         schema: version of this form.
     """
 
@@ -195,6 +202,8 @@ class Report:
     has_gpu: bool
     warnings: tuple[str, ...]
     trace: str = ""
+    phases: tuple[Phase, ...] = ()
+    findings: tuple[Finding, ...] = ()
     schema: str = SCHEMA
 
     @property

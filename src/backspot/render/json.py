@@ -21,16 +21,32 @@ from backspot.report import (
     SCHEMA,
     Coverage,
     DeviceCost,
+    Finding,
     KernelCost,
     NodeCost,
     OperatorCost,
     Pass,
+    Phase,
+    Place,
     Report,
     Row,
 )
 
 __all__ = ["encoded", "load", "schema", "to_json"]
 
+_KINDS = (
+    Coverage,
+    DeviceCost,
+    Finding,
+    KernelCost,
+    NodeCost,
+    OperatorCost,
+    Pass,
+    Phase,
+    Place,
+    Report,
+    Row,
+)
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 # What a terminal or a page might obey, raw: within JSON it can only stand in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]")
@@ -132,7 +148,7 @@ def _checked(report: Report, shown: str) -> Report:
 def schema() -> bytes:
     """The JSON Schema of the form; the descriptions are those of the classes."""
     form: dict[str, Any] = msgspec.json.schema(Report)
-    for kind in (Coverage, DeviceCost, KernelCost, NodeCost, OperatorCost, Pass, Report, Row):
+    for kind in _KINDS:
         definition = form["$defs"][kind.__name__]
         summary, fields = _described(kind)
         definition["description"] = summary
