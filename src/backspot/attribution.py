@@ -60,11 +60,14 @@ class DeviceWork:
         tier: 0 compute, 1 copies and memsets, 2 communication: who owns the clock where they
             overlap.
         launch: when the host launched it, -1 where the trace has no launch record.
+        thread: index into ``Events.threads``: the host thread that launched it, ``NOTHING`` where
+            nobody knows.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
         optimizer: whether an optimizer's step launched it.
         name: index into ``names``.
         queue: index into ``Events.threads``: the queue that executed it.
+        event: index into ``Events``.
         names: the trace's names.
     """
 
@@ -73,11 +76,13 @@ class DeviceWork:
     device: Ints
     tier: Ints
     launch: Ints
+    thread: Ints
     span: Ints
     run: Ints
     optimizer: np.ndarray
     name: Ints
     queue: Ints
+    event: Ints
     names: Sequence[str]
 
 
@@ -89,11 +94,13 @@ class Waits:
         start: nanoseconds.
         end: nanoseconds.
         span: the host's innermost span at the call.
+        event: index into ``Events``.
     """
 
     start: Ints
     end: Ints
     span: Ints
+    event: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +219,13 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         device=events.device[index],
         tier=tier,
         launch=launch,
+        thread=thread,
         span=span,
         run=run,
         optimizer=_in_optimizer(events, launch, thread),
         name=events.name[index],
         queue=events.thread[index],
+        event=index,
         names=events.names,
     )
 
@@ -232,7 +241,7 @@ def _waits(events: Events, spans: Spans) -> Waits:
     calls = calls[np.argsort(events.start[calls], kind="stable")]
     span = spans.around(events.thread[calls], events.start[calls])
     calls, span = calls[span >= 0], span[span >= 0]
-    return Waits(events.start[calls], events.end[calls], span)
+    return Waits(events.start[calls], events.end[calls], span, calls)
 
 
 def _launches(events: Events, work: Ints) -> tuple[Ints, Ints]:

@@ -36,6 +36,8 @@ class _Args(msgspec.Struct, gc=False):
     forward_thread: int | None = msgspec.field(name="Fwd thread id", default=None)
     correlation: int | None = None
     device: int | None = None
+    bytes: int | None = None
+    blocks: float | None = msgspec.field(name="blocks per SM", default=None)
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -225,6 +227,7 @@ class ChromeDecoder:
             _numbers([a.forward_thread for a in args]),
             _numbers([a.correlation for a in args]),
             device,
+            _sizes(args),
         )
 
 
@@ -270,6 +273,15 @@ def _nanoseconds(microseconds: list[float]) -> Ints:
     values = np.array(microseconds, np.float64)
     whole = np.floor(values)
     return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+
+
+def _sizes(args: list[_Args]) -> Ints:
+    return _numbers(
+        [
+            a.bytes if a.blocks is None else round(a.blocks * 1000) if a.blocks < _LATEST else None
+            for a in args
+        ]
+    )
 
 
 def _numbers(values: list[int | None]) -> Ints:

@@ -92,6 +92,8 @@ class Events:
             operators, at least 1 on nodes, -1 where there is none.
         correlation: joins device work with the call that launched it; -1 where there is none.
         device: index of the device, -1 on the host.
+        size: of a copy or memset, its bytes; of a kernel, the thread blocks that it starts for each
+            multiprocessor, in thousandths; -1 where the trace does not say.
         names: each distinct name once.
         threads: (process, thread) as the trace names them.
         flows: the arrows from forward to backward.
@@ -112,6 +114,7 @@ class Events:
     forward_thread: Ints
     correlation: Ints
     device: Ints
+    size: Ints
     names: Sequence[str]
     threads: Sequence[tuple[object, object]]
     flows: Flows
@@ -154,6 +157,7 @@ class Columns:
         "forward_thread",
         "correlation",
         "device",
+        "size",
     )
 
     def __init__(self) -> None:

@@ -84,6 +84,7 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
                 forward_thread if sequence >= 0 else -1,
                 event.correlation_id() if category >= Category.RUNTIME else -1,
                 -1 if on_host else device,
+                -1,
             )
         )
     table = np.array(rows, np.int64).reshape(-1, len(Columns.FIELDS))
