@@ -19,11 +19,11 @@ from backspot.attribution import SPECIAL, Ownership, attribute
 from backspot.errors import BackspotError, NoBackwardError, NotATraceError, UsageError
 from backspot.labels import Kind, Label, format_label
 from backspot.locating import no_backward, warnings_of
-from backspot.render._words import visible
 from backspot.render._writing import check_target, writing
 from backspot.trace import Events, Progress, read_events
 from backspot.trace.reading import newest, trace_bytes
 from backspot.tracks import Arrow, Track, find_arrows, find_tracks
+from backspot.words import visible
 
 __all__ = ["CATEGORY", "write_annotated"]
 

@@ -7,8 +7,8 @@ from rich.cells import cell_len
 from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, report, reports, row, unlabelled, vit
 
 from backspot.errors import UsageError
-from backspot.render._words import milliseconds
 from backspot.render.text import render_subtree, render_text
+from backspot.words import milliseconds
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 

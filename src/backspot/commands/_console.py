@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from backspot.render._words import visible
+from backspot.words import visible
 
 __all__ = [
     "abandon_output",

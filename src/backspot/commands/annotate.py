@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """Read, attribute and copy."""
     from backspot.annotating import write_annotated
     from backspot.commands._console import complain, reading, write_text
-    from backspot.render._words import visible
     from backspot.trace.reading import newest
+    from backspot.words import visible
 
     source = Path(args.trace)
     if source.is_dir():

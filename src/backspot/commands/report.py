@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     from backspot.commands._console import complain, write_text
     from backspot.commands._source import read
-    from backspot.render._words import visible
+    from backspot.words import visible
 
     report = read(args.trace)
     path = report.save(args.output, force=args.force)

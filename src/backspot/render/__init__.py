@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backspot.errors import UsageError
-from backspot.render._words import visible
 from backspot.render._writing import writing
+from backspot.words import visible
 
 if TYPE_CHECKING:
     from backspot.report import Report

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from backspot.render._words import visible
 from backspot.report import Report, Row
+from backspot.words import visible
 
 __all__ = ["Stack", "stacks"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from backspot.render._words import counted, duration, percent
 from backspot.report import By, NodeCost, OperatorCost, Report, Row, Sort
+from backspot.words import counted, duration, percent
 
 __all__ = [
     "Part",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from backspot.errors import BackspotError, OutputExistsError, SourceNotFoundError, UsageError
-from backspot.render._words import visible
+from backspot.words import visible
 
 __all__ = ["check_target", "writing"]
 

@@ -13,11 +13,11 @@ from rich.text import Text
 from backspot.comparison import Change, Comparison
 from backspot.errors import UsageError
 from backspot.render._table import Column, keep_end, lay_out
-from backspot.render._words import counted, decimals_for, duration, visible
 from backspot.render._writing import writing
 from backspot.render.csv import cell
 from backspot.render.json import encoded
 from backspot.render.text import width_of, written
+from backspot.words import counted, decimals_for, duration, visible
 
 __all__ = ["render_text", "save", "to_csv", "to_json"]
 

@@ -6,8 +6,8 @@ import csv
 import io
 
 from backspot.render._records import COLUMNS, record
-from backspot.render._words import visible
 from backspot.report import Report
+from backspot.words import visible
 
 __all__ = ["cell", "to_csv"]
 

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from backspot.errors import NotATraceError, SourceNotFoundError
-from backspot.render._words import visible
 from backspot.report import (
     SCHEMA,
     Coverage,
@@ -31,6 +30,7 @@ from backspot.report import (
     Report,
     Row,
 )
+from backspot.words import visible
 
 __all__ = ["encoded", "load", "schema", "to_json"]
 

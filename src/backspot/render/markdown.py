@@ -19,8 +19,8 @@ from backspot.render._story import (
     setting,
     time_of,
 )
-from backspot.render._words import decimals_for, milliseconds, percent, visible
 from backspot.report import By, NodeCost, OperatorCost, Report, Row, Sort
+from backspot.words import decimals_for, milliseconds, percent, visible
 
 __all__ = ["to_markdown"]
 

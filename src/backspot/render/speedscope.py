@@ -8,8 +8,8 @@ import msgspec
 
 from backspot._version import __version__
 from backspot.render._stacks import Stack, stacks
-from backspot.render._words import visible
 from backspot.report import Report
+from backspot.words import visible
 
 __all__ = ["to_speedscope"]
 

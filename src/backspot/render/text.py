@@ -24,8 +24,8 @@ from backspot.render._story import (
     time_of,
 )
 from backspot.render._table import Column, keep_end, keep_start, lay_out
-from backspot.render._words import counted, decimals_for, duration, milliseconds, percent, visible
 from backspot.report import By, OperatorCost, Report, Row, Sort, Subtree
+from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
 
 __all__ = ["render_subtree", "render_text", "width_of", "written"]
 
