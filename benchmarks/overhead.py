@@ -1,0 +1,272 @@
+"""What Backspot costs on a training step, with the profiler off and on.
+
+    python benchmarks/overhead.py [--device cuda] [--seconds 270] [--cases vit,gpt2] [--quick]
+
+Every variant runs in every round, in an order drawn anew, so that whatever else the machine does
+meets all alike. In a round a variant is put on the model, takes one step to warm up, and then a few
+timed steps, each between two synchronisations; with the profiler on they share a session of their
+own that starts and stops outside the timed steps. A round's number is the median of its steps, and
+compared are the numbers of one round: the median ratio to the plain step of the same round, with a
+95% interval from resampling the rounds. All rounds without profiler run before the first session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from _common import RESULTS, Budget, machine, print_table, spread, synchronize, write_json
+
+import numpy as np  # isort: skip
+import torch  # isort: skip
+from _overhead_models import CASES, PLAIN, VARIANTS, Case, Training, Variant  # isort: skip
+from torch.profiler import ProfilerActivity, profile  # isort: skip
+
+_RESAMPLES = 4000
+_FEWEST_ROUNDS = 3
+_SHARE_OFF = 0.35  # of a case's time: rounds without profiler are the shorter ones
+# A percentage of the plain step that a variant may add, by what decides the step's time.
+_TARGETS = {"off": {"gpu": 1.0, "host": 3.0}, "on": {"gpu": 4.0, "host": 12.0}}
+_OURS = ("instrument", "instrument(depth=2)")
+# Pairs of variants of which the first should be no dearer than the second, profiler on.
+_ORDER = (
+    ("instrument", 'hooks="module"'),
+    ("instrument(depth=2)", 'hooks="module"'),
+    ("instrument(depth=2)", "with_stack=True"),
+)
+
+
+def ratio_interval(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """The median of paired ratios, in percent beyond 1, with its 95% interval by bootstrap."""
+    ratios = (np.asarray(one) / np.asarray(other) - 1.0) * 100.0
+    draw = np.random.default_rng(0).integers(0, len(ratios), (_RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[draw], axis=1), [2.5, 97.5])
+    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
+
+
+def session(variant: Variant, device: str, recorded: bool) -> AbstractContextManager[Any]:
+    if not recorded:
+        return nullcontext()
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, **variant.profiler)
+
+
+def timed_steps(
+    training: Training, variant: Variant, device: str, *, recorded: bool, steps: int
+) -> list[float]:
+    """Milliseconds of each timed step of a variant."""
+    times = []
+    with variant.around(training.model), session(variant, device, recorded):
+        training.step()
+        synchronize(device)
+        gc.disable()  # a collection hits one step in many, and whichever it likes
+        try:
+            for _ in range(steps):
+                begin = time.perf_counter()
+                training.step()
+                synchronize(device)
+                times.append((time.perf_counter() - begin) * 1e3)
+        finally:
+            gc.enable()
+    return times
+
+
+def measure(
+    training: Training, device: str, *, recorded: bool, seconds: float, rounds: int, steps: int
+) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
+    """For each variant the steps of every round, and why those that failed did."""
+    rotation = [name for name, v in VARIANTS.items() if recorded or v.without_profiler]
+    times: dict[str, list[list[float]]] = {name: [] for name in rotation}
+    failed: dict[str, str] = {}
+    for name in list(rotation):  # a first round that does not count: caches fill, failures show
+        try:
+            timed_steps(training, VARIANTS[name], device, recorded=recorded, steps=1)
+        except Exception as error:
+            if name == PLAIN:
+                raise
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            rotation.remove(name)
+            del times[name]
+    gc.collect()
+    gc.freeze()
+    budget = Budget(seconds)
+    order = random.Random(0)
+    try:
+        for done in range(rounds):
+            if budget.left <= 0 and done >= _FEWEST_ROUNDS:
+                break
+            order.shuffle(rotation)
+            for name in rotation:
+                times[name].append(
+                    timed_steps(training, VARIANTS[name], device, recorded=recorded, steps=steps)
+                )
+            gc.collect()
+    finally:
+        gc.unfreeze()
+    return times, failed
+
+
+def judge(case: Case, mode: str, times: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Each variant's times, and what it adds to the plain step of the same round."""
+    rounds = {name: [statistics.median(each) for each in of] for name, of in times.items()}
+    variants: dict[str, Any] = {}
+    for name, numbers in rounds.items():
+        added = ratio_interval(numbers, rounds[PLAIN]) if name != PLAIN else None
+        variants[name] = {
+            "step_ms": spread([step for each in times[name] for step in each]),
+            "round_ms": [round(number, 4) for number in numbers],
+            "added_percent": added,
+        }
+        if name in _OURS and added is not None:
+            target = _TARGETS[mode][case.bound]
+            variants[name]["target_percent"] = target
+            variants[name]["met"] = added["median"] <= target
+    compared = {}
+    if mode == "on":
+        for one, other in _ORDER:
+            if one in rounds and other in rounds:
+                compared[f"{one} against {other}"] = ratio_interval(rounds[one], rounds[other])
+    return {"variants": variants, "compared": compared}
+
+
+def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    budget = Budget(seconds)
+    training = case.build(options.quick)
+    for _ in range(5):
+        training.step()
+    synchronize(case.device)
+    result: dict[str, Any] = {
+        "what": case.what,
+        "bound": case.bound,
+        "modules": len(list(training.model.modules())),
+    }
+    share = {"off": _SHARE_OFF, "on": 1.0}
+    for mode in ("off", "on"):
+        times, failed = measure(
+            training,
+            case.device,
+            recorded=mode == "on",
+            seconds=budget.left * share[mode],
+            rounds=options.rounds,
+            steps=options.steps,
+        )
+        result[mode] = {**judge(case, mode, times), "failed": failed}
+        result[mode]["rounds"] = len(times[PLAIN])
+    return result
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    print(f"\n{name}: {result.get('what', '')}, {result.get('modules', 0)} modules")
+    if "error" in result:
+        print(f"failed: {result['error']}")
+        return
+    rows = []
+    for variant in VARIANTS:
+        row: list[Any] = [variant]
+        for mode in ("off", "on"):
+            row += _cells(variant, result[mode])
+        rows.append(row)
+    head = []
+    for mode in ("off", "on"):
+        head += [f"{mode}: ms", "quartiles", "added % (95%)", "target"]
+    print_table(["variant", *head], rows)
+    print(f"rounds: {result['off']['rounds']} off, {result['on']['rounds']} on")
+    for pair, ratio in result["on"]["compared"].items():
+        print(f"{pair}, on: {_percent(ratio)}")
+
+
+def _cells(variant: str, mode: dict[str, Any]) -> list[str]:
+    if variant in mode["failed"]:
+        return ["failed", "", "", ""]
+    found = mode["variants"].get(variant)
+    if found is None:
+        return ["—", "", "", ""]
+    step, target = found["step_ms"], ""
+    if "met" in found:
+        verdict = "met" if found["met"] else "missed"
+        target = f"≤ {found['target_percent']:g}: {verdict}"
+    return [
+        f"{step['median']:.2f}",
+        f"{step['low']:.2f}–{step['high']:.2f}",
+        _percent(found["added_percent"]) if found["added_percent"] else "",
+        target,
+    ]
+
+
+def _percent(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:+.1f} ({ratio['low']:+.1f} to {ratio['high']:+.1f})"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="", help="cuda or cpu (default: cuda where there is)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    parser.add_argument("--cases", default="", help="comma-separated names (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the cases and end")
+    parser.add_argument("--seconds", type=float, default=270, help="time for the whole run")
+    parser.add_argument("--rounds", type=int, default=400, help="at most so many rounds a case")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps a variant and round")
+    parser.add_argument("--out", type=Path, help="where the results go")
+    options = parser.parse_args()
+    if not options.device:
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.quick:
+        options.rounds, options.seconds = min(options.rounds, 3), min(options.seconds, 60)
+    if options.out is None:
+        suffix = "-quick" if options.quick else ""
+        options.out = RESULTS / f"overhead_{options.device}{suffix}.json"
+    return options
+
+
+def main() -> None:
+    options = parse()
+    everything = Budget(options.seconds)
+    names = [name for name, case in CASES.items() if case.device == options.device]
+    if options.cases:
+        wanted = options.cases.split(",")
+        unknown = sorted(set(wanted) - set(names))
+        if unknown:
+            raise SystemExit(f"no such case on {options.device}: {', '.join(unknown)}")
+        names = [name for name in names if name in wanted]
+    if options.list:
+        for name in names:
+            print(f"{name:12}{CASES[name].what}")
+        return
+    warnings.filterwarnings("ignore")
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    document: dict[str, Any] = {
+        "machine": machine(options.device),
+        "quick": options.quick,
+        "steps": options.steps,
+        "cases": {},
+    }
+    for number, name in enumerate(names):
+        seconds = everything.left / (len(names) - number)
+        try:
+            result = run_case(CASES[name], options, seconds)
+        except Exception as error:
+            traceback.print_exc()
+            result = {"what": CASES[name].what, "error": f"{type(error).__name__}: {error}"}
+        document["cases"][name] = result
+        write_json(options.out, document)
+        show(name, result)
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    print(f"\nwritten: {options.out}")
+
+
+if __name__ == "__main__":
+    main()
