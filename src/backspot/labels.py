@@ -7,6 +7,7 @@ One grammar serves both halves, so that a trace recorded on one machine means th
     backward: blocks.3.attn (Attention)         from here on autograd works for this module
     backward end: blocks.3.attn (Attention)     written by ``hooks="module"`` only
     unmarked: blocks.3.attn (Attention)         a tensor here bears no marker: not safe to ask
+    unused gradient: blocks.3.attn (Attention)  no optimizer holds parameters of its that have one
     forward: (VisionTransformer)                the root: its path is empty
 
 Characters that the grammar uses, that JSON writers get wrong (quotes, backslashes) or that no
@@ -32,6 +33,7 @@ class Kind(str, Enum):
     BACKWARD = "backward"
     BACKWARD_END = "backward end"
     UNMARKED = "unmarked"
+    UNUSED = "unused gradient"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Label:
 
 _RESERVED = frozenset(" %\"'\\()#")
 _PATTERN = re.compile(
-    r"(?P<kind>forward|backward|backward end|unmarked): "
+    r"(?P<kind>forward|backward|backward end|unmarked|unused gradient): "
     r"(?:(?P<path>[^ ()#]+) )?\((?P<class_name>[^ ()#]*)\)(?: #(?P<call>[1-9][0-9]{0,8}))?\Z"
 )
 

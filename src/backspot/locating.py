@@ -10,6 +10,7 @@ import numpy as np
 from backspot.accounting import account
 from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
 from backspot.errors import NoBackwardError, UsageError
+from backspot.findings import Evidence, find_all
 from backspot.report import Report
 from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
@@ -50,7 +51,8 @@ def locate(
     if not len(ownership.passes.start):
         raise NoBackwardError(no_backward(events))
     report = account(ownership, depth=depth, warnings=warnings_of(events, ownership))
-    return replace(report, trace=events.source)
+    findings = find_all(Evidence(events, ownership, report))
+    return replace(report, trace=events.source, findings=findings)
 
 
 def no_backward(events: Events) -> str:

@@ -213,7 +213,7 @@ def instrument(
     paths = tuple(path for path, _, _ in found)
     _check_paths(paths, model)
 
-    scope = Scope(unwrap(model), frozenset(paths), marks_nodes=hooks == "node")
+    scope = Scope(unwrap(model), frozenset(paths), marks_nodes=hooks == "node", name=name)
     owners: dict[int, Owner] = {}
     for path, module, parent in found:
         around = owners.get(id(parent))

@@ -20,15 +20,23 @@ class Scope:
     Attributes:
         active: false once it was removed; hooks that live graphs still hold then do nothing.
         marks_nodes: whether boundary nodes bear the backward markers (``hooks="node"``).
+        name: what the paths begin with.
         paths: the module paths that it labels.
         model: a weak reference to the model.
     """
 
-    __slots__ = ("active", "marks_nodes", "model", "paths")
+    __slots__ = ("active", "marks_nodes", "model", "name", "paths")
 
-    def __init__(self, model: Any, paths: frozenset[str], marks_nodes: bool) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401 - a torch module
+        paths: frozenset[str],
+        marks_nodes: bool,
+        name: str = "",
+    ) -> None:
         self.active = True
         self.marks_nodes = marks_nodes
+        self.name = name
         self.paths = paths
         self.model = weakref.ref(model)
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch.autograd import profiler
 
 from backspot.live import gates
+from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owners import Scope
 
 __all__ = ["Sessions", "sessions"]
@@ -30,6 +31,7 @@ class Sessions:
         self._aside: list[Any] = []
         self._original: Any = None
         self._wrapper: Any = None
+        self._optimizers = OptimizerWatch(self.live_scopes)
 
     def live_scopes(self) -> list[Scope]:
         """The instrumentations at work: not removed, and their model not gone."""
@@ -71,6 +73,7 @@ class Sessions:
     def _watch(self) -> None:
         # A session may have begun and ended since the last watch.
         self.number += 1
+        self._optimizers.start()
         original = getattr(profiler, "_run_on_profiler_start", None)
         if original is None or self._wrapper is not None:
             return
@@ -84,6 +87,7 @@ class Sessions:
         profiler._run_on_profiler_start = run_on_profiler_start
 
     def _unwatch(self) -> None:
+        self._optimizers.stop()
         # Someone may have wrapped it since: then it stays, counts on, and is taken up again.
         if getattr(profiler, "_run_on_profiler_start", None) is self._wrapper is not None:
             profiler._run_on_profiler_start = self._original

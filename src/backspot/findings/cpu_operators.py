@@ -1,0 +1,92 @@
+"""Operators that compute on the CPU while the GPU has nothing to do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.diagnosis import Finding
+from backspot.findings.evidence import Evidence, Mask
+from backspot.labels import parse_label
+from backspot.timeline import Timeline, first_started, layered, pieces
+from backspot.trace import Category
+from backspot.trace.events import Ints
+
+__all__ = ["find", "spans_with"]
+
+_LONG = 200_000  # nanoseconds: no operator takes this long only to launch a kernel
+_NOT_COMPUTE = ("autograd::", "DataLoader", "enumerate(", "Optimizer", "ProfilerStep")
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find long operators without any call to the driver, in the model's forward or backward."""
+    if not evidence.report.has_gpu:
+        return None
+    index = _computing(evidence)
+    span = evidence.spans.around(evidence.events.thread[index], evidence.events.start[index])
+    index, span = index[span >= 0], span[span >= 0]
+    cost = _while_idle(evidence, index)
+    index, span, cost = index[cost > 0], span[cost > 0], cost[cost > 0]
+    if not len(index):
+        return None
+    names = evidence.top_operators(index, cost)
+    return evidence.finding(
+        "cpu-operators",
+        title="Operators of a GPU model run on the CPU",
+        seen=(
+            f"{evidence.per_step(len(index), 'operator')} ({', '.join(names)}) compute on the host "
+            f"for {evidence.ms(int(cost.sum()))} while the GPU has nothing to do."
+        ),
+        remedy=(
+            "Create the tensors on the device (torch.arange(…, device=x.device)), register "
+            "constants as buffers so that .to() moves them, and keep NumPy out of forward and "
+            "backward."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
+        places=evidence.places(evidence.ownership.owner[span], cost),
+        operators=names,
+    )
+
+
+def spans_with(evidence: Evidence) -> Mask:
+    """Whether each span contains such an operator."""
+    index = _computing(evidence)
+    span = evidence.spans.around(evidence.events.thread[index], evidence.events.start[index])
+    mask = np.zeros(len(evidence.spans.start), bool)
+    mask[span[span >= 0]] = True
+    return mask
+
+
+def _computing(evidence: Evidence) -> Ints:
+    """The outermost operators that take long and never call the driver; indices of events."""
+    events = evidence.events
+    index = events.of(Category.OPERATOR)
+    index = index[events.duration[index] >= _LONG]
+    labels = np.array([parse_label(name) is not None for name in events.names], bool)
+    skipped = labels | events.name_mask(*_NOT_COMPUTE)
+    index = index[~skipped[events.name[index]]]
+    calls = events.of(Category.RUNTIME)
+    kept = []
+    for thread in np.unique(events.thread[index]).tolist():
+        mine = index[events.thread[index] == thread]
+        times = np.sort(events.start[calls[events.thread[calls] == thread]])
+        quiet = np.searchsorted(times, events.start[mine]) == np.searchsorted(
+            times, events.end[mine]
+        )
+        mine = mine[quiet]
+        line = first_started(events.start[mine], events.end[mine], mine)
+        kept.append(np.unique(line.values[line.values >= 0]))
+    return np.concatenate([np.empty(0, np.int64), *kept])
+
+
+def _while_idle(evidence: Evidence, index: Ints) -> Ints:
+    """How long each of these events ran while the host held the clock."""
+    events, clock = evidence.events, evidence.clock
+    held = np.zeros(len(index), np.int64)
+    if not len(index) or not len(clock.edges):
+        return held
+    order = np.arange(len(index))
+    running = first_started(events.start[index], events.end[index], order)
+    host = Timeline(clock.edges, np.where(clock.values < len(evidence.spans.start), 0, -1))
+    number, holder, length = pieces(layered(host), running)
+    np.add.at(held, number[holder >= 0], length[holder >= 0])
+    return held

@@ -1,0 +1,35 @@
+"""The gradient of a lookup table as large as the table itself."""
+
+from __future__ import annotations
+
+from backspot.diagnosis import Finding
+from backspot.findings.duplicate_indices import work_of
+from backspot.findings.evidence import Evidence
+
+__all__ = ["find"]
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find embedding nodes, which fill a gradient for every row of the table."""
+    nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
+    if not nodes.any():
+        return None
+    return evidence.finding(
+        "dense-embedding-gradient",
+        title="Embedding backward writes a gradient for the whole table",
+        seen=(
+            f"{', '.join(evidence.top_nodes(nodes))} takes "
+            f"{evidence.ms(int(evidence.span_ns[nodes].sum()))} in "
+            f"{evidence.per_step(int(nodes.sum()), 'node')}: it clears a gradient of the table's "
+            "size, sorts the indices and adds row by row."
+        ),
+        remedy=(
+            "For a large table of which a batch touches few rows, Embedding(..., sparse=True) with "
+            "torch.optim.SparseAdam. Where a few tokens fill the batch, mark padding by "
+            "padding_idx, or look up each distinct token once."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
+        places=evidence.places_of_spans(nodes),
+        nodes=evidence.top_nodes(nodes),
+        kernels=evidence.top_kernels(work_of(evidence, nodes)),
+    )

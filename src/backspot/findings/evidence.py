@@ -1,0 +1,319 @@
+"""What the rules look at: a trace with its owners, and what each of its parts costs on the clock.
+
+Every moment has one holder (see ``clock``): a piece of device work that runs or waits to run, else
+a span of the host. A rule picks holders; their times are what the finding costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backspot.attribution import OUTSIDE, SPECIAL, DeviceWork, Ownership
+from backspot.clock import device_busy, device_clock, host_clock
+from backspot.diagnosis import Finding, Phase, Place
+from backspot.report import Report
+from backspot.spans import Spans
+from backspot.timeline import NOTHING, Timeline, first_started, layered
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints
+from backspot.words import counted, duration, percent
+
+__all__ = ["Evidence", "Mask"]
+
+Mask = NDArray[np.bool_]
+
+_NOWHERE = SPECIAL[OUTSIDE]
+_NAMED = 3  # how many nodes, operators or kernels a finding names
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What every rule is a function of.
+
+    Attributes:
+        events: the trace.
+        ownership: its owners.
+        report: its costs, all depths, without findings.
+    """
+
+    events: Events
+    ownership: Ownership
+    report: Report
+
+    # What there is ---------------------------------------------------------------------------
+
+    @property
+    def spans(self) -> Spans:
+        """Module calls and nodes."""
+        return self.ownership.spans
+
+    @property
+    def work(self) -> DeviceWork:
+        """What the devices did."""
+        return self.ownership.work
+
+    @cached_property
+    def in_pass(self) -> Mask:
+        """Whether each span runs in a backward pass."""
+        return self.ownership.passes.of_span >= 0
+
+    @cached_property
+    def backward(self) -> Mask:
+        """Whether each piece of device work was launched by a node, or by what runs within one."""
+        return _take(self.in_pass, self.work.span, False).astype(bool)
+
+    @cached_property
+    def step_ns(self) -> int:
+        """The clock time of all recorded steps, as far as the trace tells it."""
+        marked = sum(phase.wall_ns for phase in self.report.phases)
+        return max(marked, sum(self.report.step_ns), self.report.wall_ns)
+
+    def phase(self, name: str) -> Phase | None:
+        """One phase of the step, where the report has phases."""
+        return next((p for p in self.report.phases if p.name == name), None)
+
+    # The clock -------------------------------------------------------------------------------
+
+    @cached_property
+    def clock(self) -> Timeline:
+        """Who holds each moment: what runs on any device, else as the busiest device sees it."""
+        host = host_clock(self.ownership)
+        devices = np.unique(self.work.device).tolist()
+        if not devices:
+            return host
+        spent = [
+            int((self.work.end - self.work.start)[self.work.device == d].sum()) for d in devices
+        ]
+        busiest = devices[int(np.argmax(spent))]
+        busy = [device_busy(self.ownership, device) for device in devices]
+        return layered(*busy, device_clock(self.ownership, busiest, host))
+
+    @cached_property
+    def _held(self) -> Ints:
+        count = len(self.spans.start) + len(self.work.start)
+        held = np.zeros(count, np.int64)
+        if len(self.clock.edges):
+            values = self.clock.values[:-1]
+            mine = values >= 0
+            np.add.at(held, values[mine], np.diff(self.clock.edges)[mine])
+        return held
+
+    @property
+    def work_ns(self) -> Ints:
+        """For each piece of device work the clock time that it holds, waiting to run included."""
+        held: Ints = self._held[len(self.spans.start) :]
+        return held
+
+    @property
+    def host_ns(self) -> Ints:
+        """For each span the clock time that it holds on the host, no device having anything."""
+        held: Ints = self._held[: len(self.spans.start)]
+        return held
+
+    @cached_property
+    def span_ns(self) -> Ints:
+        """For each span the clock time of the host's work in it and of what it launched."""
+        spent: Ints = self.host_ns.copy()
+        mine = self.work.span >= 0
+        np.add.at(spent, self.work.span[mine], self.work_ns[mine])
+        return spent
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """The clock time in which any device ran something."""
+        return _length(layered(*self._busy)) if self._busy else 0
+
+    @cached_property
+    def _busy(self) -> tuple[Timeline, ...]:
+        return tuple(device_busy(self.ownership, d) for d in np.unique(self.work.device).tolist())
+
+    # Names -----------------------------------------------------------------------------------
+
+    def nodes_named(self, matches: Callable[[str], bool]) -> Mask:
+        """Whether each span is a node of the backward whose name matches."""
+        good = np.array([matches(name) for name in self.spans.node_names] + [False], bool)
+        chosen: Mask = good[self.spans.node] & self.in_pass & self.spans.is_node
+        return chosen
+
+    def work_named(self, matches: Callable[[str], bool]) -> Mask:
+        """Whether each piece of device work has a name that matches."""
+        names, inverse = np.unique(self.work.name, return_inverse=True)
+        good = np.array([matches(self.events.names[name]) for name in names.tolist()], bool)
+        return good[inverse] if len(names) else np.zeros(0, bool)
+
+    def spans_of_work(self, chosen: Mask) -> Mask:
+        """Whether each span launched any of this device work."""
+        mask = np.zeros(len(self.spans.start), bool)
+        span = self.work.span[chosen]
+        mask[span[span >= 0]] = True
+        return mask
+
+    def launched_in(self, *operators: str, category: Category = Category.OPERATOR) -> Ints:
+        """For each piece of device work the event around its launch of one of these names.
+
+        Args:
+            operators: whole names, or beginnings of names that end in ``*``.
+            category: what kind of event.
+
+        Returns:
+            Indices into the events, of the outermost one; ``NOTHING`` for none.
+        """
+        return self.around(self.work.thread, self.work.launch, *operators, category=category)
+
+    def around(
+        self,
+        threads: Ints,
+        times: Ints,
+        *operators: str,
+        category: Category = Category.OPERATOR,
+    ) -> Ints:
+        """As ``launched_in``, for any times on any threads."""
+        whole = frozenset(operators)
+        starts = tuple(name[:-1] for name in operators if name.endswith("*"))
+        good = np.array(
+            [
+                name in whole or (bool(starts) and name.startswith(starts))
+                for name in self.events.names
+            ],
+            bool,
+        )
+        index = self.events.of(category)
+        index = index[good[self.events.name[index]]]
+        found = np.full(len(times), NOTHING, np.int64)
+        for thread in np.unique(self.events.thread[index]).tolist():
+            mine = index[self.events.thread[index] == thread]
+            here = threads == thread
+            line = first_started(self.events.start[mine], self.events.end[mine], mine)
+            found[here] = line.at(times[here])
+        return found
+
+    def owner_of_work(self) -> Ints:
+        """Each piece of device work's owner (see ``Ownership.owner``), ``NOTHING`` for none."""
+        return _take(self.ownership.owner, self.work.span, NOTHING)
+
+    # What a finding says ---------------------------------------------------------------------
+
+    def ms(self, ns: float) -> str:
+        """A time over all steps as a text: per step."""
+        return duration(ns / self.report.steps)
+
+    def share(self, ns: float) -> str:
+        """A time over all steps as a text: its share of the step."""
+        return percent(ns / self.step_ns) if self.step_ns else "0%"
+
+    def volume(self, chosen: Mask) -> str:
+        """What these copies move in a step, as a text to insert: `` of 77 MB``."""
+        size = self.events.size[self.work.event[chosen]]
+        moved = int(size[size > 0].sum()) / self.report.steps
+        return f" of {moved / 1e6:,.{0 if moved >= 1e7 else 1}f} MB together" if moved else ""
+
+    def per_step(self, count: int, thing: str, things: str = "") -> str:
+        """A number over all steps as a text: ``12 kernels a step``."""
+        steps = self.report.steps
+        if steps == 1 or count % steps == 0:
+            return counted(count // steps, thing, things) + " per step"
+        return f"{count / steps:.1f} {things or thing + 's'} per step"
+
+    def places(self, owner: Ints, wall_ns: Ints, count: Ints | None = None) -> tuple[Place, ...]:
+        """Sum costs by owner, most expensive first; ``NOTHING`` stands for no module's.
+
+        Args:
+            owner: as in ``Ownership.owner``; arrays of equal length.
+            wall_ns: nanoseconds.
+            count: how many things each entry stands for; one where left out.
+        """
+        counts = np.ones(len(owner), np.int64) if count is None else count
+        owners, inverse = np.unique(np.maximum(owner, OUTSIDE), return_inverse=True)
+        spent = np.zeros(len(owners), np.int64)
+        times = np.zeros(len(owners), np.int64)
+        np.add.at(spent, inverse, wall_ns)
+        np.add.at(times, inverse, counts)
+        found = [
+            Place(*self._named(number), int(many), int(cost))
+            for number, many, cost in zip(owners.tolist(), times, spent, strict=True)
+        ]
+        return tuple(sorted(found, key=lambda place: (-place.wall_ns, -place.count, place.path)))
+
+    def places_of_spans(self, chosen: Mask) -> tuple[Place, ...]:
+        """The places of whole spans: the host's time in them and that of what they launched."""
+        return self.places(self.ownership.owner[chosen], self.span_ns[chosen])
+
+    def places_of_work(self, chosen: Mask, elsewhere: str = "") -> tuple[Place, ...]:
+        """The places of device work; ``elsewhere`` names what was launched in no module's call."""
+        found = self.places(self.owner_of_work()[chosen], self.work_ns[chosen])
+        if not elsewhere:
+            return found
+        return tuple(replace(p, path=elsewhere) if p.path == _NOWHERE else p for p in found)
+
+    def _named(self, owner: int) -> tuple[str, str]:
+        if owner < len(SPECIAL):
+            return SPECIAL[owner], ""
+        module = self.spans.modules[owner - len(SPECIAL)]
+        return module.path, module.class_name
+
+    def top_nodes(self, chosen: Mask) -> tuple[str, ...]:
+        """The names of the nodes among these spans, the most expensive first."""
+        mine = chosen & self.spans.is_node
+        return _top(self.spans.node[mine], self.span_ns[mine], self.spans.node_names)
+
+    def top_kernels(self, chosen: Mask) -> tuple[str, ...]:
+        """The names of this device work, the most expensive first."""
+        length = (self.work.end - self.work.start)[chosen]
+        return _top(self.work.name[chosen], length, self.events.names)
+
+    def top_operators(self, index: Ints, wall_ns: Ints) -> tuple[str, ...]:
+        """The names of these events, the most expensive first; ``NOTHING`` is left out."""
+        mine = index >= 0
+        return _top(self.events.name[index[mine]], wall_ns[mine], self.events.names)
+
+    def finding(
+        self,
+        rule: str,
+        *,
+        title: str,
+        seen: str,
+        remedy: str,
+        link: str,
+        places: Sequence[Place],
+        nodes: tuple[str, ...] = (),
+        operators: tuple[str, ...] = (),
+        kernels: tuple[str, ...] = (),
+    ) -> Finding | None:
+        """A finding that costs what its places cost; none where there is no place."""
+        if not places:
+            return None
+        return Finding(
+            rule=rule,
+            title=title,
+            seen=seen,
+            remedy=remedy,
+            wall_ns=sum(place.wall_ns for place in places),
+            places=tuple(places),
+            nodes=nodes,
+            operators=operators,
+            kernels=kernels,
+            link=link,
+        )
+
+
+def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:
+    which, inverse = np.unique(name, return_inverse=True)
+    sums = np.zeros(len(which), np.int64)
+    np.add.at(sums, inverse, spent)
+    ranked = np.argsort(-sums, kind="stable")[:_NAMED]
+    return tuple(names[index] for index in which[ranked].tolist())
+
+
+def _length(line: Timeline) -> int:
+    return int(np.diff(line.edges)[line.values[:-1] >= 0].sum()) if len(line.edges) else 0
+
+
+def _take(column: np.ndarray, index: Ints, missing: int | bool) -> Ints:
+    extended = np.append(column, missing)
+    taken: Ints = extended[np.where(index >= 0, index, len(column))].astype(np.int64)
+    return taken

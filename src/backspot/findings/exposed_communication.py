@@ -1,0 +1,38 @@
+"""Communication between ranks that no computation hides."""
+
+from __future__ import annotations
+
+from backspot.diagnosis import Finding
+from backspot.findings.evidence import Evidence
+from backspot.words import percent
+
+__all__ = ["find"]
+
+_COMMUNICATION = 2  # DeviceWork.tier
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find communication kernels that run while no device computes or copies."""
+    work = evidence.work.tier == _COMMUNICATION
+    cost = int(evidence.work_ns[work].sum())
+    if not cost:
+        return None
+    whole = int((evidence.work.end - evidence.work.start)[work].sum())
+    return evidence.finding(
+        "exposed-communication",
+        title="Communication between ranks is not hidden",
+        seen=(
+            f"{evidence.per_step(int(work.sum()), 'collective')} run for {evidence.ms(whole)}; for "
+            f"{evidence.ms(cost)} ({percent(min(1.0, cost / whole))}) nothing is computed beside "
+            "them, on this rank."
+        ),
+        remedy=(
+            "Larger or earlier buckets (DistributedDataParallel's bucket_cap_mb), FSDP's prefetch, "
+            "gradients sent in bf16, no_sync() while accumulating. If one rank is late, the others "
+            "wait for it here: compare ranks."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
+        places=evidence.places_of_work(work),
+        nodes=evidence.top_nodes(evidence.spans_of_work(work)),
+        kernels=evidence.top_kernels(work),
+    )

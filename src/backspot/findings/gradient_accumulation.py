@@ -1,0 +1,62 @@
+"""Gradients that are copied or added when they reach their parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.diagnosis import Finding
+from backspot.findings import zero_grad_fill
+from backspot.findings.duplicate_indices import work_of
+from backspot.findings.evidence import Evidence
+
+__all__ = ["find"]
+
+_LEAST_SHARED = 0.03
+"""Several passes a step must add up their gradients; below this that is as it should be."""
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find AccumulateGrad nodes that do more than hand over what they are given."""
+    nodes = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    # Data-parallel wrappers launch their communication from hooks of these nodes.
+    work = work_of(evidence, nodes) & (evidence.work.tier != 2)
+    if evidence.report.has_gpu:
+        nodes &= evidence.spans_of_work(work)
+        places = evidence.places_of_work(work)
+    else:
+        places = evidence.places_of_spans(nodes)
+    cost = sum(place.wall_ns for place in places)
+    passes = len(evidence.report.passes) / evidence.report.steps
+    if not places or (passes <= 1 and zero_grad_fill.fills(evidence).any()):
+        return None  # the sums are there because zero_grad left zeros to add to
+    if passes > 1:
+        if cost < _LEAST_SHARED * evidence.step_ns:
+            return None
+        why = f"{passes:.0f} passes in each step add to what the ones before left"
+        remedy = (
+            "Each pass reads and writes every gradient once more: fewer, larger micro-batches cost "
+            "less; gradients in bf16 halve it."
+        )
+    else:
+        why = "a gradient whose memory others share, or whose strides differ, is copied or added"
+        remedy = (
+            "zero_grad(set_to_none=True) before each backward; give parameters that are used in "
+            "several places or through expand and transpose their own contiguous storage."
+        )
+    return evidence.finding(
+        "gradient-accumulation",
+        title="Gradients are copied or added at their parameters",
+        seen=(
+            f"{evidence.per_step(int(nodes.sum()), 'AccumulateGrad node')} take "
+            f"{evidence.ms(cost)} with work of their own: {why}."
+        ),
+        remedy=remedy,
+        link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
+        places=places,
+        nodes=evidence.top_nodes(nodes),
+        operators=evidence.top_operators(
+            evidence.launched_in("aten::add_", "aten::add", "aten::clone", "aten::copy_")[work],
+            np.maximum(evidence.work_ns[work], 1),
+        ),
+        kernels=evidence.top_kernels(work),
+    )

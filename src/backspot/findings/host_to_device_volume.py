@@ -1,0 +1,53 @@
+"""Batches that are large on the bus because they travel as floats."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.diagnosis import Finding
+from backspot.findings.evidence import Evidence, Mask
+
+__all__ = ["find"]
+
+_LARGE = 4_000_000  # bytes: a smaller copy is no batch of images
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find large copies to the device that nothing hides and nothing widens afterwards.
+
+    A trace without shapes does not give the dtype. But bytes that arrive as uint8 are cast to
+    floats by the next kernel on their stream; what is used as it came was sent in full.
+    """
+    large = evidence.events.size[evidence.work.event] >= _LARGE
+    work = evidence.work_named(lambda name: name.startswith("Memcpy HtoD")) & large
+    work &= ~_cast_after(evidence, work)
+    if not work.any():
+        return None
+    return evidence.finding(
+        "host-to-device-volume",
+        title="Large batches travel to the GPU at full width",
+        seen=(
+            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)} take "
+            f"{evidence.ms(int(evidence.work_ns[work].sum()))} in which nothing else runs."
+        ),
+        remedy=(
+            "Send images as uint8 and cast and normalise them on the GPU: a quarter of the bytes. "
+            "Copy the next batch on a stream of its own while this one is computed."
+        ),
+        link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+        places=evidence.places_of_work(work, elsewhere="(data)"),
+        kernels=evidence.top_kernels(work),
+    )
+
+
+def _cast_after(evidence: Evidence, copies: Mask) -> Mask:
+    """Whether the next kernel on any queue of the device is a cast outside the model."""
+    work = evidence.work
+    casting = (evidence.launched_in("aten::to", "aten::_to_copy") >= 0) & (work.span < 0)
+    kernels = np.flatnonzero(work.tier == 0)
+    result = np.zeros(len(copies), bool)
+    for copy in np.flatnonzero(copies).tolist():
+        after = kernels[np.searchsorted(work.start[kernels], work.end[copy]) :]
+        same = after[work.device[after] == work.device[copy]]
+        result[copy] = len(same) > 0 and bool(casting[same[0]])
+    return result

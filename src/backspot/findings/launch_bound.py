@@ -1,0 +1,49 @@
+"""A backward in which the GPU waits for the host to launch the next kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.diagnosis import Finding
+from backspot.findings import cpu_operators
+from backspot.findings.evidence import Evidence
+from backspot.words import percent
+
+__all__ = ["find"]
+
+_LEAST = 0.2
+"""The share of the backward in which the GPU stands still, from which on it is called so."""
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find the nodes that the host executes while the GPU has nothing to do.
+
+    Time in which the host waits, or computes by itself, has other reasons and other rules.
+    """
+    waiting = np.zeros(len(evidence.spans.start), bool)
+    waiting[evidence.ownership.waits.span] = True
+    waiting |= cpu_operators.spans_with(evidence)
+    mine = evidence.in_pass & ~waiting
+    cost = int(evidence.host_ns[mine].sum())
+    if not evidence.report.has_gpu or not cost or cost < _LEAST * evidence.report.wall_ns:
+        return None
+    kernels = int(evidence.backward.sum())
+    length = int((evidence.work.end - evidence.work.start)[evidence.backward].sum())
+    owner, spent = evidence.ownership.owner[mine], evidence.host_ns[mine]
+    return evidence.finding(
+        "launch-bound",
+        title="The GPU waits for the host to launch kernels",
+        seen=(
+            f"In {percent(cost / evidence.report.wall_ns)} of the backward, {evidence.ms(cost)}, "
+            "the GPU has nothing queued while the host goes through nodes: "
+            f"{evidence.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
+            "average."
+        ),
+        remedy=(
+            "Fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA "
+            "graphs), a larger batch, or one wide layer in place of many narrow ones."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        places=evidence.places(owner[spent > 0], spent[spent > 0]),
+        nodes=evidence.top_nodes(mine),
+    )

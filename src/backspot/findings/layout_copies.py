@@ -1,0 +1,56 @@
+"""Copies in backward that only bring a tensor into another memory layout."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from backspot.diagnosis import Finding
+from backspot.findings import duplicate_indices
+from backspot.findings.duplicate_indices import work_of
+from backspot.findings.evidence import Evidence
+
+__all__ = ["find"]
+
+_LEAST = 0.03
+"""Some copies belong to any transposed product: below this they are no one's fault."""
+_CONVERTS = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout."""
+    copying = evidence.launched_in("aten::contiguous", "aten::clone")
+    accumulate = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    converts = evidence.work_named(lambda name: _CONVERTS.search(name) is not None)
+    # What indexing does to its indices is indexing's own matter.
+    others = accumulate | duplicate_indices.sorting_nodes(evidence)
+    work = ((copying >= 0) | converts) & evidence.backward & ~work_of(evidence, others)
+    cost = evidence.work_ns[work]
+    if int(cost.sum()) < _LEAST * evidence.step_ns:
+        return None
+    converted = int(evidence.work_ns[work & converts].sum())
+    if 2 * converted > int(cost.sum()):
+        remedy = (
+            "Train convolutions in one layout: model.to(memory_format=torch.channels_last), and "
+            "the batch likewise; look for a layer that falls back to NCHW."
+        )
+    else:
+        remedy = (
+            "Choose the layout in which the next operation reads: fewer permute and transpose "
+            "between operations, reshape at the end; an einsum or a fused attention keeps strides."
+        )
+    return evidence.finding(
+        "layout-copies",
+        title="Gradients are copied into another memory layout",
+        seen=(
+            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')} take "
+            f"{evidence.ms(int(cost.sum()))} in backward and compute nothing."
+        ),
+        remedy=remedy,
+        link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+        places=evidence.places_of_work(work),
+        nodes=evidence.top_nodes(evidence.spans_of_work(work)),
+        operators=evidence.top_operators(copying[work], np.maximum(cost, 1)),
+        kernels=evidence.top_kernels(work),
+    )

@@ -1,0 +1,44 @@
+"""Matrix products and convolutions that run on the GPU's ordinary cores."""
+
+from __future__ import annotations
+
+import re
+
+from backspot.diagnosis import Finding
+from backspot.findings.evidence import Evidence
+
+__all__ = ["find"]
+
+_PLAIN = re.compile(
+    r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN"
+    r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm|[sd]gemm_largek"
+    r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32))"
+)
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find kernels that multiply in fp32 or fp64 without tensor cores, forward and backward."""
+    work = evidence.work_named(lambda name: _PLAIN.search(name) is not None)
+    if not work.any():
+        return None
+    return evidence.finding(
+        "no-tensor-cores",
+        title="Matrix products run in fp32 without tensor cores",
+        seen=(
+            f"{evidence.per_step(int(work.sum()), 'kernel')} take "
+            f"{evidence.ms(int(evidence.work_ns[work].sum()))} of the step, forward and backward; "
+            "tensor cores do such products several times as fast."
+        ),
+        remedy=(
+            "torch.autocast('cuda', dtype=torch.bfloat16) around the forward (float16 before "
+            "Ampere); or, to stay in fp32, torch.set_float32_matmul_precision('high') and "
+            "torch.backends.cudnn.allow_tf32 = True."
+        ),
+        link=(
+            "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+            "#tensorfloat-32-tf32-on-ampere-and-later-devices"
+        ),
+        places=evidence.places_of_work(work),
+        nodes=evidence.top_nodes(evidence.spans_of_work(work)),
+        kernels=evidence.top_kernels(work),
+    )

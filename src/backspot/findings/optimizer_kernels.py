@@ -1,0 +1,61 @@
+"""An optimizer that updates its parameters one by one."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from backspot.diagnosis import Finding, Place
+from backspot.findings.evidence import Evidence
+from backspot.timeline import Timeline, first_started, pieces
+from backspot.trace import Category
+
+__all__ = ["find"]
+
+_STEP = "Optimizer.step#"
+_TOGETHER = re.compile(r"multi_tensor_apply|[Ff]used|triton_|_foreach")
+_MANY = 50  # kernels a step
+_SMALL = 30_000  # nanoseconds
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find optimizer steps that launch many small kernels."""
+    inside = evidence.launched_in(_STEP + "*", category=Category.ANNOTATION)
+    kernels = (inside >= 0) & (evidence.work.tier == 0)
+    single = kernels & ~evidence.work_named(lambda name: _TOGETHER.search(name) is not None)
+    number = int(single.sum())
+    if number < _MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
+        return None
+    length = (evidence.work.end - evidence.work.start)[single]
+    if float(np.median(length)) > _SMALL:
+        return None
+    events = evidence.events
+    marks = np.unique(inside[single])
+    cost = int(evidence.work_ns[single].sum()) + _host_time(evidence, marks)
+    names = sorted({events.names[n].removeprefix(_STEP).split(".")[0] for n in events.name[marks]})
+    return evidence.finding(
+        "optimizer-kernels",
+        title="The optimizer updates parameters one by one",
+        seen=(
+            f"{', '.join(names)}.step launches {evidence.per_step(number, 'kernel')} of "
+            f"{float(np.median(length)) / 1e3:.1f} µs (median): {evidence.ms(cost)}, "
+            f"{evidence.share(cost)} of the step."
+        ),
+        remedy=(
+            "foreach=True updates many parameters in one kernel, fused=True does the whole step "
+            "in a few; both are arguments of PyTorch's optimizers."
+        ),
+        link="https://docs.pytorch.org/docs/stable/optim.html",
+        places=(Place("(optimizer)", names[0], number, cost),),
+        kernels=evidence.top_kernels(single),
+    )
+
+
+def _host_time(evidence: Evidence, marks: np.ndarray) -> int:
+    """The time within these events in which no device has work, running or queued."""
+    events, clock = evidence.events, evidence.clock
+    within = first_started(events.start[marks], events.end[marks], marks)
+    free = Timeline(clock.edges, np.where(clock.values < len(evidence.spans.start), -1, 0))
+    _, busy, length = pieces(free, within)
+    return int(length[busy < 0].sum())

@@ -1,0 +1,58 @@
+"""A batch too small for the device: it is idle much of the time, and mostly empty when it works."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.diagnosis import Finding, Place
+from backspot.findings import launch_bound
+from backspot.findings.evidence import Evidence
+from backspot.words import percent
+
+__all__ = ["find"]
+
+_FULL = 1000  # Events.size: one block for each multiprocessor
+_HALF = 0.5
+"""With less than this share of its multiprocessors in use a device counts as mostly empty."""
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find a launch-bound step whose kernels leave most multiprocessors without a block."""
+    bound = launch_bound.find(evidence)
+    if bound is None:
+        return None
+    work = evidence.work
+    size = evidence.events.size[work.event]
+    known = (work.tier == 0) & (size >= 0)
+    length = (work.end - work.start)[known]
+    if not length.sum():
+        return None
+    used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
+    if used > _HALF:
+        return None
+    idle = max(bound.wall_ns, evidence.step_ns - evidence.busy_ns)
+    path, class_name = _root(evidence)
+    return evidence.finding(
+        "small-batch",
+        title="The batch is too small for the GPU",
+        seen=(
+            f"The GPU runs something in {percent(evidence.busy_ns / evidence.step_ns)} of the "
+            f"step, and its kernels then have blocks for {percent(used)} of its multiprocessors."
+        ),
+        remedy=(
+            "A larger batch costs hardly more time here: raise it until memory or the learning "
+            "rate sets the limit. Where it can't grow, CUDA graphs or torch.compile cut the "
+            "launches."
+        ),
+        link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+        places=(Place(path, class_name, evidence.report.steps, idle),),
+    )
+
+
+def _root(evidence: Evidence) -> tuple[str, str]:
+    """The outermost module that costs most."""
+    rows = [row for row in evidence.report.modules if row.is_module and row.path == row.root]
+    if not rows:
+        return "(outside model)", ""
+    root = max(rows, key=lambda row: row.total_wall_ns)
+    return root.path, root.class_name

@@ -1,0 +1,62 @@
+"""Gather, scatter and index backward that sort their indices before they add."""
+
+from __future__ import annotations
+
+import re
+
+from backspot.diagnosis import Finding
+from backspot.findings import duplicate_indices
+from backspot.findings.evidence import Evidence, Mask
+from backspot.words import counted
+
+__all__ = ["find"]
+
+_SORT = re.compile(r"sort", re.IGNORECASE)
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Find indexing nodes whose kernels sort.
+
+    A sum over equal indices comes out the same each time only if its order is fixed, so PyTorch
+    sorts the indices first: always where the forward was ``x[index]``, and for ``gather`` and
+    ``scatter`` where deterministic algorithms are asked for.
+    """
+    nodes = duplicate_indices.sorting_nodes(evidence) & ~duplicate_indices.crowded(evidence)
+    if not nodes.any():
+        return None
+    gathers = evidence.nodes_named(lambda name: name.startswith(("Gather", "Scatter"))) & nodes
+    gathered = evidence.span_ns[gathers].sum()
+    return evidence.finding(
+        "sorted-indexing",
+        title="Indexing backward sorts its indices",
+        seen=_seen(evidence, nodes),
+        remedy=_GATHER if 2 * gathered > evidence.span_ns[nodes].sum() else _INDEX,
+        link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
+        places=evidence.places_of_spans(nodes),
+        nodes=evidence.top_nodes(nodes),
+        kernels=evidence.top_kernels(duplicate_indices.work_of(evidence, nodes)),
+    )
+
+
+_GATHER = (
+    "An index that was expanded over the features sorts each element by itself: index whole rows "
+    "instead, x[torch.arange(len(x))[:, None], keep]. Without "
+    "torch.use_deterministic_algorithms(True) nothing is sorted."
+)
+_INDEX = (
+    "Where one dimension is indexed, x.index_select(dim, index) adds without a sort (in an order "
+    "that varies from run to run); slices, masks by multiplication and torch.where need no index."
+)
+
+
+def _seen(evidence: Evidence, nodes: Mask) -> str:
+    work = duplicate_indices.work_of(evidence, nodes)
+    sorting = work & evidence.work_named(lambda name: _SORT.search(name) is not None)
+    names = ", ".join(evidence.top_nodes(nodes))
+    length = (evidence.work.end - evidence.work.start)[sorting].sum()
+    kernels = counted(int(sorting.sum()) // evidence.report.steps, "kernel")
+    return (
+        f"{names} takes {evidence.ms(int(evidence.span_ns[nodes].sum()))} in "
+        f"{evidence.per_step(int(nodes.sum()), 'node')}; {kernels} of it sort "
+        f"({evidence.ms(int(length))}) before anything is added."
+    )
