@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import backspot
 from backspot import Report
+from backspot.report import WallKinds
 from synthetic import Trace
 
 TICK = 10_000  # nanoseconds: well above what is taken for a clock's rounding
@@ -110,8 +111,11 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(nodes, kernels)
 
 
-def by_hand(case: Case) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Wall, gpu and cpu by owner, in ticks; what is not backward under its own name."""
+def by_hand(case: Case) -> tuple[dict[str, int], ...]:
+    """Wall, gpu and cpu by owner, in ticks; what is not backward under its own name.
+
+    Last, wall by owner and what it is spent on.
+    """
     begin = case.nodes[0][1]
     host_end = case.nodes[-1][2]
 
@@ -132,6 +136,7 @@ def by_hand(case: Case) -> tuple[dict[str, int], dict[str, int], dict[str, int]]
     mine = [k for k in case.kernels if owner(k) and k.launch is not None]
     end = max([host_end, *(k.end for k in mine)])
     wall: dict[str, int] = defaultdict(int)
+    spent: dict[str, int] = defaultdict(int)
     for moment in range(begin, end):
         running = [k for k in case.kernels if k.start <= moment < k.end]
         following = [k for k in case.kernels if k.start > moment]
@@ -147,8 +152,11 @@ def by_hand(case: Case) -> tuple[dict[str, int], dict[str, int], dict[str, int]]
             first = None
         if first is None:
             wall[host(moment) or "(autograd engine)"] += 1
+            spent[f"{host(moment) or '(autograd engine)'} host_ns"] += 1
         elif (name := owner(first)) is not None:
             wall[name] += 1
+            running_on = "communication_ns" if first.communication else "gpu_ns"
+            spent[f"{name} {running_on if running else 'queued_ns'}"] += 1
         else:
             assert first.launch is not None
             wall["(forward)" if first.launch < begin else "(other)"] += 1
@@ -160,14 +168,14 @@ def by_hand(case: Case) -> tuple[dict[str, int], dict[str, int], dict[str, int]]
     cpu: dict[str, int] = defaultdict(int)
     for number, start, stop in case.nodes:
         cpu[MODULES[number]] += stop - start
-    return dict(wall), dict(gpu), dict(cpu)
+    return dict(wall), dict(gpu), dict(cpu), dict(spent)
 
 
 @settings(max_examples=300, deadline=None)
 @given(cases())
 def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
     report = report_of(case.trace())
-    wall, gpu, cpu = by_hand(case)
+    wall, gpu, cpu, spent = by_hand(case)
     found = {
         column: {
             row.path: getattr(row, f"{column}_ns") // TICK
@@ -181,6 +189,12 @@ def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
     assert sum(p.forward_ns for p in report.passes) // TICK == wall.pop("(forward)", 0)
     assert sum(p.other_ns for p in report.passes) // TICK == wall.pop("(other)", 0)
     assert found["wall"] == wall
+    assert spent == {
+        f"{row.path} {kind}": ns // TICK
+        for row in report.modules
+        for kind, ns in asdict(row.wall_on).items()
+        if ns
+    }
 
 
 @settings(max_examples=100, deadline=None)
@@ -197,6 +211,7 @@ def test_the_parts_sum_to_the_whole_exactly(case: Case) -> None:
         assert run.duration_ns == run.wall_ns + run.forward_ns + run.other_ns
     for row in report.modules:
         assert sum(row.wall_ns_by_step) == row.wall_ns
+        assert sum(asdict(row.wall_on).values()) == row.wall_ns
         for column in ("wall_ns", "gpu_ns", "cpu_ns"):
             assert sum(k.gpu_ns for k in row.kernels) == row.gpu_ns
             if row.is_module:
@@ -204,6 +219,7 @@ def test_the_parts_sum_to_the_whole_exactly(case: Case) -> None:
     for depth in (0, 1):
         folded = report.top(depth=depth)
         assert sum(r.wall_ns for r in folded) == report.wall_ns
+        assert all(sum(asdict(row.wall_on).values()) == row.wall_ns for row in folded)
         assert sum(r.forward_ns for r in folded) == sum(r.forward_ns for r in report.modules)
 
 
@@ -308,6 +324,10 @@ def test_idle_time_after_a_wait_is_the_waiting_modules() -> None:
         "c": 1 + 5 + 11,  # host, kernel, and idle until the next launch
         "b": 1 + 3,  # the launch under way, and the kernel
     }
+    assert report["c"].row.wall_on == WallKinds(
+        gpu_ns=5 * TICK, sync_ns=11 * TICK, host_ns=1 * TICK
+    )
+    assert report["b"].row.wall_on == WallKinds(gpu_ns=3 * TICK, queued_ns=1 * TICK)
 
 
 def test_an_optimizer_that_still_runs_is_neither_backward_nor_forward() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
-from backspot.clock import device_busy, device_clock, host_clock
+from backspot.clock import KINDS, device_busy, device_clock, device_drained, host_clock, kinds
 from backspot.report import (
     Coverage,
     DeviceCost,
@@ -18,6 +18,7 @@ from backspot.report import (
     Pass,
     Report,
     Row,
+    WallKinds,
     add_totals,
     fold,
     ranked_kernels,
@@ -36,13 +37,15 @@ class _Piece:
     """Pieces of time or work of the backward; arrays of equal length.
 
     ``owner`` indexes the rows, ``node`` the node names (the one after the last is recompute,
-    ``NOTHING`` none), ``run`` the pass, ``amount`` is nanoseconds.
+    ``NOTHING`` none), ``run`` the pass, ``amount`` is nanoseconds; ``kind``, of wall time alone, is
+    what it is spent on.
     """
 
     run: Ints
     owner: Ints
     node: Ints
     amount: Ints
+    kind: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...]) -> Report:
@@ -77,7 +80,7 @@ class _Accountant:
 
     # Costs ---------------------------------------------------------------------------------------
 
-    def _deal(self, value: Ints, run: Ints, amount: Ints) -> tuple[_Piece, Ints, Ints]:
+    def _deal(self, value: Ints, run: Ints, amount: Ints, kind: Ints) -> tuple[_Piece, Ints, Ints]:
         """Pieces of the clock by owner; and what in each pass was forward's or another's."""
         is_work = value >= self.span_count
         item = np.where(is_work, value - self.span_count, NOTHING)
@@ -97,7 +100,7 @@ class _Accountant:
         early &= ~_take(work.optimizer, item, False).astype(bool)
         count = len(self.passes.start)
         return (
-            _Piece(run[kept], owner[kept], node[kept], amount[kept]),
+            _Piece(run[kept], owner[kept], node[kept], amount[kept], kind[kept]),
             _sum(run[early], amount[early], count),
             _sum(run[~kept & ~early], amount[~kept & ~early], count),
         )
@@ -109,11 +112,13 @@ class _Accountant:
             return self.clock[device]
         return layered(device_busy(self.o, device), *others, self.clock[device])
 
-    def _wall(self, clock: Timeline, chosen: Ints) -> tuple[_Piece, Ints, Ints]:
+    def _wall(self, clock: Timeline, chosen: Ints, device: int) -> tuple[_Piece, Ints, Ints]:
         windows = self.o.windows
         cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
         run, value, amount = pieces(clock, cut)
-        return self._deal(value, run, amount)
+        _, kind, _ = pieces(kinds(self.o, clock, device_drained(self.o, device)), cut)
+        # Before a clock begins, nothing is on a device: the host's time, the last of the kinds.
+        return self._deal(value, run, amount, np.where(kind < 0, KINDS - 1, kind))
 
     def _cpu(self) -> _Piece:
         amount = np.zeros(self.span_count, np.int64)
@@ -165,6 +170,7 @@ class _Accountant:
             self._wall(
                 self._pass_clock(device) if device >= 0 else self.host,
                 np.flatnonzero(waits_for == device),
+                device,
             )
             for device in np.unique(waits_for).tolist()
         ]
@@ -235,6 +241,7 @@ class _Accountant:
         forward = self._forward(owners)
         recomputed = wall.node == len(spans.node_names)
         recompute = _sum(wall.owner[recomputed], wall.amount[recomputed], owners)
+        spent_on = _sum(wall.owner * KINDS + wall.kind, wall.amount, owners * KINDS)
         step_of = self.o.steps.of_pass[wall.run]
         by_step = _sum(wall.owner * steps + step_of, wall.amount, owners * steps)
         called = spans.module[(spans.module >= 0) & ~self.in_pass]
@@ -265,6 +272,7 @@ class _Accountant:
                     total_recompute_ns=0,
                     nodes=ranked_nodes(nodes[owner]),
                     kernels=ranked_kernels(kernels[owner]),
+                    wall_on=WallKinds(*spent_on[owner * KINDS : (owner + 1) * KINDS].tolist()),
                     wall_ns_by_step=tuple(by_step[owner * steps : (owner + 1) * steps].tolist()),
                 )
             )
@@ -328,7 +336,7 @@ class _Accountant:
         costs = []
         for number in self.devices:
             mine = device == number
-            wall, _, _ = self._wall(self.clock[number], every)
+            wall, _, _ = self._wall(self.clock[number], every, number)
             costs.append(
                 DeviceCost(
                     device=number,
@@ -362,7 +370,7 @@ def _sum(key: Ints, amount: Ints, count: int) -> Ints:
 def _joined(parts: list[_Piece]) -> _Piece:
     return _Piece(
         *(
-            np.concatenate([getattr(part, field) for part in parts])
-            for field in ("run", "owner", "node", "amount")
+            np.concatenate([getattr(part, column) for part in parts])
+            for column in ("run", "owner", "node", "amount", "kind")
         )
     )

@@ -11,7 +11,11 @@ from backspot.attribution import Ownership
 from backspot.timeline import NOTHING, Timeline, first_started, layered
 from backspot.trace.events import Ints
 
-__all__ = ["device_busy", "device_clock", "host_clock"]
+__all__ = ["KINDS", "device_busy", "device_clock", "device_drained", "host_clock", "kinds"]
+
+KINDS = 5
+"""What a moment can be spent on, in the order of ``WallKinds``' fields."""
+_GPU, _COMMUNICATION, _QUEUED, _SYNC, _HOST = range(KINDS)
 
 _TIERS = 3
 
@@ -56,14 +60,43 @@ def device_clock(ownership: Ownership, device: int, host: Timeline) -> Timeline:
         device: its index.
         host: the host's clock.
     """
-    work, count = ownership.work, len(ownership.spans.start)
     busy = device_busy(ownership, device)
-    begin, end, following = _gaps(busy)
-    launch = work.launch[following - count]
-    queued = np.clip(np.where(launch >= 0, launch, end), begin, end)
+    begin, queued, end, following = _idle(ownership, busy)
     waiting = first_started(queued, end, following)
-    drained = _drained(ownership, begin, queued)
-    return layered(busy, waiting, drained, host)
+    return layered(busy, waiting, _drained(ownership, begin, queued), host)
+
+
+def device_drained(ownership: Ownership, device: int) -> Timeline:
+    """When a device idles because the host waited for it until it ran empty; the waiting spans."""
+    begin, queued, _, _ = _idle(ownership, device_busy(ownership, device))
+    return _drained(ownership, begin, queued)
+
+
+def kinds(ownership: Ownership, clock: Timeline, drained: Timeline) -> Timeline:
+    """What each moment of a clock is spent on, as ``WallKinds`` has it; edges as the clock's.
+
+    Args:
+        ownership: a trace with owners.
+        clock: who holds each moment.
+        drained: when the device that the clock is about idles because the host waited.
+    """
+    work, count = ownership.work, len(ownership.spans.start)
+    kind = np.full(len(clock.edges), _HOST, np.int64)
+    kind[drained.at(clock.edges) >= 0] = _SYNC
+    of_work = np.flatnonzero(clock.values >= count)
+    item = clock.values[of_work] - count
+    # Work holds the clock before it starts too, as long as the device idles and waits for it.
+    runs = clock.edges[of_work] >= work.start[item]
+    running = np.where(work.tier[item] == _TIERS - 1, _COMMUNICATION, _GPU)
+    kind[of_work] = np.where(runs, running, _QUEUED)
+    return Timeline(clock.edges, kind)
+
+
+def _idle(ownership: Ownership, busy: Timeline) -> tuple[Ints, Ints, Ints, Ints]:
+    """Idle time: its begin, when the next work is launched, its end, and what comes next."""
+    begin, end, following = _gaps(busy)
+    launch = ownership.work.launch[following - len(ownership.spans.start)]
+    return begin, np.clip(np.where(launch >= 0, launch, end), begin, end), end, following
 
 
 def _gaps(busy: Timeline) -> tuple[Ints, Ints, Ints]:

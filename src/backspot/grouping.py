@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from backspot.rows import KernelCost, NodeCost, Row, parts
+from backspot.rows import KernelCost, NodeCost, Row, WallKinds, parts
 
 __all__ = ["add_totals", "fold", "group", "parent_of", "pattern_of", "ranked_nodes"]
 
@@ -107,6 +107,7 @@ def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, membe
         total_recompute_ns=sum(row.total_recompute_ns for row in outer),
         nodes=ranked_nodes(NodeCost(name, *sums) for name, sums in nodes.items()),
         kernels=ranked_kernels(kernel for row in rows for kernel in row.kernels),
+        wall_on=sum((row.wall_on for row in rows), WallKinds()),
         wall_ns_by_step=tuple(
             sum(column) for column in zip(*(row.wall_ns_by_step for row in rows), strict=True)
         ),

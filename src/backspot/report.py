@@ -24,7 +24,7 @@ from backspot.grouping import (
     ranked_kernels,
     ranked_nodes,
 )
-from backspot.rows import KernelCost, NodeCost, Row
+from backspot.rows import KernelCost, NodeCost, Row, WallKinds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +47,7 @@ __all__ = [
     "Sort",
     "StepUnit",
     "Subtree",
+    "WallKinds",
     "add_totals",
     "fold",
     "ranked_kernels",

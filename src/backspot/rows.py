@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KernelCost", "NodeCost", "Row", "parts"]
+__all__ = ["KernelCost", "NodeCost", "Row", "WallKinds", "parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,37 @@ class KernelCost:
 
 
 @dataclass(frozen=True, slots=True)
+class WallKinds:
+    """What a row's clock time is spent on; the kinds sum to its ``wall_ns`` exactly.
+
+    Attributes:
+        gpu_ns: a kernel, copy or memset runs.
+        communication_ns: a communication kernel runs, and nothing else does.
+        queued_ns: the GPU idles before work that is launched already: a dependency, another stream,
+            or the launch itself.
+        sync_ns: the GPU idles because the host waited for it until it ran empty, and until the host
+            launches the next.
+        host_ns: the GPU idles with nothing queued, and waits for what the host executes; all of it
+            where the trace holds no device work.
+    """
+
+    gpu_ns: int = 0
+    communication_ns: int = 0
+    queued_ns: int = 0
+    sync_ns: int = 0
+    host_ns: int = 0
+
+    def __add__(self, other: WallKinds) -> WallKinds:
+        return WallKinds(
+            self.gpu_ns + other.gpu_ns,
+            self.communication_ns + other.communication_ns,
+            self.queued_ns + other.queued_ns,
+            self.sync_ns + other.sync_ns,
+            self.host_ns + other.host_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """What one module (or one group of modules) costs in the backward.
 
@@ -74,6 +105,7 @@ class Row:
         wall_ns_by_step: ``wall_ns`` in each recorded step.
         members: how many modules stand in this row (more than 1 only where rows were grouped).
         kernels: what its nodes launched on devices, by name, the most device time first.
+        wall_on: what ``wall_ns`` is spent on.
     """
 
     path: str
@@ -95,6 +127,7 @@ class Row:
     wall_ns_by_step: tuple[int, ...]
     members: int = 1
     kernels: tuple[KernelCost, ...] = ()
+    wall_on: WallKinds = WallKinds()
 
     @property
     def name(self) -> str:

@@ -29,6 +29,7 @@ from backspot.report import (
     Place,
     Report,
     Row,
+    WallKinds,
 )
 from backspot.words import visible
 
@@ -46,6 +47,7 @@ _KINDS = (
     Place,
     Report,
     Row,
+    WallKinds,
 )
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 # What a terminal or a page might obey, raw: within JSON it can only stand in strings.
