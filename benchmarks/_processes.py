@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,16 @@ from typing import Any
 
 from _common import Budget, machine, write_json
 
-__all__ = ["Child", "choose", "exclusive", "resolve_device", "run_cases", "run_children", "turn"]
+__all__ = [
+    "Child",
+    "choose",
+    "exclusive",
+    "rank_environments",
+    "resolve_device",
+    "run_cases",
+    "run_children",
+    "turn",
+]
 
 
 @dataclass
@@ -29,6 +39,15 @@ class Child:
     commands: list[list[str]]
     environments: list[dict[str, str]]
     limit: float
+
+
+def rank_environments(count: int) -> list[dict[str, str]]:
+    """What tells each of ``count`` processes on this machine which rank it is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    return [{**common, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(count)]
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 import tarfile
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _common import Budget, add_common_arguments, machine, write_json
-from _processes import Child, choose, resolve_device, run_children, turn
+from _processes import Child, choose, rank_environments, resolve_device, run_children, turn
 from trim_trace import read_trace, trim, write_trace
 
 if TYPE_CHECKING:
@@ -197,14 +196,6 @@ def _command(name: str, arguments: argparse.Namespace) -> list[str]:
     return [*command, "--out", str(arguments.out), *(["--small"] if arguments.small else [])]
 
 
-def _ranks(count: int) -> list[dict[str, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-    return [{**common, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(count)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_common_arguments(parser, seconds=520, out="fixtures")
@@ -255,7 +246,7 @@ def _drive(arguments: argparse.Namespace) -> None:
     for names, jobs in ((ranked, 1), (single, arguments.jobs)):
         children = []
         for name in names:
-            environments = _ranks(2) if names is ranked else [{}]
+            environments = rank_environments(2) if names is ranked else [{}]
             commands = [_command(name, arguments)] * len(environments)
             children.append(Child(name, commands, environments, limit=240))
         run_children(children, jobs=jobs, budget=budget, done=done)

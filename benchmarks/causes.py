@@ -1,0 +1,140 @@
+"""Causes planted on purpose: does a report say what is wrong, where, and nothing else?
+
+    python benchmarks/causes.py record -o recorded --tar causes     # on a GPU
+    python benchmarks/causes.py record -o recorded --gpus 2         # those that need two
+    python benchmarks/causes.py judge recorded                      # anywhere, as often as you like
+
+Each case trains a small, well-built model in which one thing is done badly, or, for a control, the
+same model with it done well. Recording leaves ``NAME.trace.json.gz``: two steps, trimmed, with
+shapes. Judging reads them and asks of each planted cause whether the rule that should find it did,
+and whether the finding's first place is where the cause is; of every finding, whether there is a
+reason for it (the planted cause, or one that the case's ``also`` grants).
+
+``judge`` takes a folder of traces, of tars as ``--tar`` writes them, or of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from _common import RESULTS, write_json
+from _processes import resolve_device
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    recording = verbs.add_parser("record", help="record the cases' traces")
+    recording.add_argument("-o", "--out", type=Path, required=True, help="a folder for the traces")
+    recording.add_argument(
+        "--device", default="", help="cuda or cpu (default: cuda where there is)"
+    )
+    recording.add_argument("--gpus", type=int, default=1, help="record the cases that need so many")
+    recording.add_argument("--small", "--quick", action="store_true", help="tiny sizes")
+    recording.add_argument("--seconds", type=float, default=290, help="time for the whole run")
+    recording.add_argument("--tar", type=Path, help="pack the traces into TAR-0.tar, TAR-1.tar …")
+    recording.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    judging = verbs.add_parser("judge", help="judge what reports of recorded traces find")
+    judging.add_argument("folder", type=Path)
+    judging.add_argument("--no-shapes", action="store_true", help="as if recorded without shapes")
+    judging.add_argument("--verbose", action="store_true", help="print each finding in full")
+    judging.add_argument("--rule", default="", help="only cases about this rule")
+    judging.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
+    judging.add_argument("--out", type=Path, default=RESULTS / "causes.json")
+    listing = verbs.add_parser("list", help="print the cases and end")
+    for verb in (recording, judging, listing):
+        verb.add_argument("--cases", default="", help="comma-separated names (default: all)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.verb == "record" and arguments.child:
+        from _causes_recording import work
+
+        work(arguments)
+        return
+    from _causes_all import CASES
+
+    wanted = [name for name in arguments.cases.split(",") if name] or list(CASES)
+    unknown = [name for name in wanted if name not in CASES]
+    if unknown:
+        raise SystemExit(f"no such case: {', '.join(unknown)}; 'list' prints them")
+    if arguments.verb == "list":
+        for name in wanted:
+            case = CASES[name]
+            kind = case.rule if case.planted else f"not {case.rule}"
+            print(f"{name}: {kind}; {case.about} [{case.gpus} GPU]")
+    elif arguments.verb == "record":
+        from _causes_recording import record
+
+        resolve_device(arguments)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        groups: dict[int, list[str]] = {}
+        for name in wanted:
+            if CASES[name].gpus == arguments.gpus:
+                groups.setdefault(CASES[name].ranks, []).append(name)
+        record(str(Path(__file__).resolve()), arguments, groups)
+    else:
+        _judge(arguments, set(wanted))
+
+
+def _judge(arguments: argparse.Namespace, wanted: set[str]) -> None:
+    from _causes_all import CASES
+    from _causes_judging import (
+        judge,
+        print_verdicts,
+        recorded_facts,
+        show_findings,
+        summarise,
+        verdict,
+    )
+
+    if arguments.rule:
+        wanted = {name for name in wanted if CASES[name].rule == arguments.rule}
+    shapes = not arguments.no_shapes
+    found = judge(arguments.folder, wanted, shapes=shapes, jobs=arguments.jobs)
+    found = {name: found[name] for name in CASES if name in found}
+    verdicts = {name: verdict(CASES[name], result) for name, result in found.items()}
+    if arguments.verbose:
+        for name, result in found.items():
+            show_findings(name, result)
+        print()
+    summary = summarise(verdicts)
+    print_verdicts(verdicts, found, summary)
+    missing = sorted(wanted - found.keys())
+    if missing:
+        print(f"not recorded: {', '.join(missing)}")
+    whole = not arguments.cases and not arguments.rule
+    if whole:
+        facts = recorded_facts(arguments.folder)
+        cases = {
+            name: {
+                "about": CASES[name].about,
+                **verdicts[name],
+                "recorded": facts["cases"].get(name, {}),
+                "findings": [
+                    {key: finding[key] for key in ("rule", "path", "share")}
+                    for finding in found[name]["findings"]
+                ],
+            }
+            for name in found
+        }
+        write_json(
+            arguments.out,
+            {
+                "benchmark": "causes",
+                "hardware": facts["hardware"],
+                "shapes": shapes,
+                **summary,
+                "not_recorded": missing,
+                "cases": cases,
+            },
+        )
+        print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
