@@ -121,6 +121,7 @@ def _register(
 def settings() -> None:
     """PyTorch's defaults, whatever the case before has changed."""
     torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = False

@@ -96,6 +96,14 @@ def gather_vit(context: Context) -> Built:
     return train_vit(context, model, batch=320)
 
 
+@control("deterministic-fill")
+def unfilled_vit(context: Context) -> Built:
+    """A ViT in deterministic mode that leaves fresh memory as it is."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    return train_vit(context, vit(context))
+
+
 @control("gradient-accumulation")
 def plain_wide(context: Context) -> Built:
     """Large weights, one batch a step."""

@@ -32,6 +32,7 @@ _WAITS = {
     "backward-ratio": "the waits are in this module's backward alone",
 }
 _RATIO = {"backward-ratio": "the forward is a cheap gather, the backward sorts"}
+_DETERMINISTIC = {"deterministic-fill": "deterministic mode fills what empty() gives", **_RATIO}
 _SORTS = {"sorted-indexing": "an index's backward sorts whatever it is given", **_RATIO}
 
 
@@ -182,7 +183,7 @@ class DropGather(nn.Module):
         return x.gather(1, kept[..., None].expand(-1, -1, width))
 
 
-@plant("sorted-indexing", ["tokens"], _RATIO)
+@plant("sorted-indexing", ["tokens"], _DETERMINISTIC)
 def sorted_patch_drop(context: Context) -> Built:
     """Patch dropout by gather, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -198,14 +199,14 @@ class Pick(nn.Module):
         return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
 
 
-@plant("sorted-indexing", ["select"], _RATIO)
+@plant("sorted-indexing", ["select"], _DETERMINISTIC)
 def sorted_detector(context: Context) -> Built:
     """The best 1024 places gathered, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     return train_detector(context, detector(context, Pick()))
 
 
-@plant("sorted-indexing", ["extra"], _RATIO)
+@plant("sorted-indexing", ["extra"], _DETERMINISTIC)
 def sorted_take_gpt(context: Context) -> Built:
     """Tokens reordered by take_along_dim, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -236,7 +237,11 @@ def sorted_shuffle_vit(context: Context) -> Built:
     return train_vit(context, model)
 
 
-@plant("sorted-indexing", ["skip.0"], {**_RATIO, "layout-copies": "pixels are flattened for it"})
+@plant(
+    "sorted-indexing",
+    ["skip.0"],
+    {**_DETERMINISTIC, "layout-copies": "pixels are flattened for it"},
+)
 def sorted_pixels_unet(context: Context) -> Built:
     """Pixels of a skip connection sampled by index_select, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)

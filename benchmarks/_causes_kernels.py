@@ -186,6 +186,39 @@ def layout_windows_vit(context: Context) -> Built:
     return train_vit(context, model)
 
 
+# deterministic-fill -------------------------------------------------------------------------------
+
+_DETERMINISTIC = {"sorted-indexing": "so it does with gradients of indexing, which are then sorted"}
+
+
+@plant("deterministic-fill", None, _DETERMINISTIC)
+def fill_vit(context: Context) -> Built:
+    """A ViT in deterministic mode."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return train_vit(context, vit(context))
+
+
+@plant("deterministic-fill", None, _DETERMINISTIC)
+def fill_gpt(context: Context) -> Built:
+    """A GPT in deterministic mode."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return train_gpt(context, gpt(context))
+
+
+@plant("deterministic-fill", None, _DETERMINISTIC)
+def fill_unet(context: Context) -> Built:
+    """A U-Net in deterministic mode."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return train_unet(context, unet(context))
+
+
+@plant("deterministic-fill", None, _DETERMINISTIC)
+def fill_resnet(context: Context) -> Built:
+    """A ResNet in deterministic mode."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return train_resnet(context, resnet(context))
+
+
 # no-tensor-cores ----------------------------------------------------------------------------------
 
 

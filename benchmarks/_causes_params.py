@@ -136,6 +136,14 @@ def unused_lower_gpt(context: Context) -> Built:
     return train_gpt(context, model, optimizer=adamw(context, upper))
 
 
+@plant("unused-gradient", ["down.*", "down.*.*", "mid", "mid.*"])
+def unused_encoder_unet(context: Context) -> Built:
+    """A U-Net whose decoder alone is in the optimizer."""
+    model = unet(context)
+    trained = nn.ModuleList([model.grow, model.up, model.out])
+    return train_unet(context, model, optimizer=adamw(context, trained))
+
+
 @plant("unused-gradient", ["lstm"])
 def unused_lstm_recommender(context: Context) -> Built:
     """An encoder whose gradients are set to None before each optimizer step."""
