@@ -1,0 +1,86 @@
+"""Parameters that no optimizer holds are told, whatever optimizers there are."""
+
+from __future__ import annotations
+
+import backspot
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+
+
+def findings(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 2):
+    data = torch.randn(64, 256)
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(data).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    with backspot.instrument(model):
+        step()
+        with profile(activities=[ProfilerActivity.CPU]) as prof:
+            for _ in range(steps):
+                step()
+    report = backspot.locate(prof)
+    return {f.rule: f for f in report.findings}
+
+
+def sgd(*modules: nn.Module, **options: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for m in modules for p in m.parameters()], lr=1e-3, **options)
+
+
+def test_a_prefix_left_out_of_the_optimizer_is_found_with_its_whole_backward():
+    model = network()
+    found = findings(model, sgd(model[2], model[3]))["unused-gradient"]
+    assert {place.path for place in found.places} == {"0", "1"}
+    report_total = sum(place.wall_ns for place in found.places)
+    assert found.wall_ns == report_total > 0
+
+
+def test_a_layer_in_the_middle_counts_half_for_it_hands_its_gradient_on():
+    model = network()
+    found = findings(model, sgd(model[0], model[1], model[3]))["unused-gradient"]
+    assert [place.path for place in found.places] == ["2"]
+
+
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_several_optimizers_together_hold_everything(split):
+    model = network()
+    optimizers = sgd(*model[:split]), sgd(*model[split:])
+    assert "unused-gradient" not in findings(model, *optimizers, steps=1)
+
+
+def test_an_optimizer_with_all_parameters_leaves_nothing_to_say():
+    model = network()
+    assert "unused-gradient" not in findings(model, sgd(model))
+
+
+def test_an_optimizer_over_copies_of_the_parameters_tells_nothing():
+    model = network()
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=1e-3)
+    assert "unused-gradient" not in findings(model, optimizer)
+
+
+def test_frozen_before_the_forward_there_is_no_gradient_to_waste():
+    model = network()
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    assert "unused-gradient" not in findings(model, sgd(model[2], model[3]))
+
+
+def test_nothing_watches_optimizers_when_nothing_is_instrumented():
+    from torch.optim import optimizer as module
+
+    before = len(module._global_optimizer_post_hooks)
+    with backspot.instrument(network()):
+        assert len(module._global_optimizer_post_hooks) == before + 1
+    assert len(module._global_optimizer_post_hooks) == before
