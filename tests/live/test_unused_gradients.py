@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import backspot
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+
+import backspot
 
 
 def network() -> nn.Sequential:
