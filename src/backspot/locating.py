@@ -131,7 +131,7 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             for step in range(len(steps.duration))
         ]
     )
-    if len(lasting) >= 3 and lasting[0] > 1.5 * np.median(lasting[1:]):
+    if len(lasting) >= 3 and lasting[0] > 1.5 * np.median(lasting[1:]) > 0:
         warnings.append(
             f"The first step's backward took {lasting[0] / np.median(lasting[1:]):.1f} times as "
             "long as the others': warm up before profiling."

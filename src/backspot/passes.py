@@ -72,49 +72,84 @@ def find_passes(
         logical: each span's logical thread.
         threads: recorded threads of logical ones.
     """
-    order = np.lexsort((-spans.end, spans.start)).tolist()
     top = top_nodes(spans)
-    roots = [span for span in order if top[span] == span]
-    between = separators(events, spans, np.array(top, np.int64) >= 0)
-    steps = np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])
-    starts, ends = spans.start.tolist(), spans.end.tolist()
-    host, numbers, origin = spans.thread.tolist(), sequence.tolist(), logical.tolist()
-    of_root: dict[int, int] = {}
-    begin: list[int] = []
-    finish: list[int] = []
-    last_number: dict[int, int] = {}
-    last_threads: set[int] = set()
-    for span in roots:
-        start, number = starts[span], origin[span]
-        involved = {host[span], threads.get(number, host[span])}
-        new = not begin
-        if begin and start >= finish[-1]:
-            rises = number in last_number and len(last_number) == 1 and numbers[span] >= 0
-            new = (rises and numbers[span] >= last_number[number]) or any(
-                _any_between(times, finish[-1], start)
-                for times in (
-                    steps,
-                    *(between[t] for t in involved | last_threads if t in between),
-                )
-            )
-        if new:
-            begin.append(start)
-            finish.append(ends[span])
-            last_number, last_threads = {}, set()
-        finish[-1] = max(finish[-1], ends[span])
-        if numbers[span] >= 0:
-            last_number[number] = numbers[span]
-        last_threads |= involved
-        of_root[span] = len(begin) - 1
-    of_span = np.array([of_root.get(root, NOTHING) for root in top], np.int64)
-    busiest, count = np.unique(spans.thread[np.array(roots, np.int64)], return_counts=True)
-    start, end = np.array(begin, np.int64), np.array(finish, np.int64)
+    order = np.lexsort((-spans.end, spans.start))
+    roots = order[top[order] == order]
+    between = separators(events, spans, top >= 0)
+    begins = _first_roots(events, spans, roots, between, sequence, logical, threads)
+    of_root = np.full(len(top) + 1, NOTHING, np.int64)
+    of_root[roots] = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    busiest, count = np.unique(spans.thread[roots], return_counts=True)
+    start = spans.start[roots[first]]
+    end = np.maximum.reduceat(spans.end[roots], first) if len(first) else start.copy()
     return Passes(
-        of_span=of_span,
+        of_span=of_root[top],
         start=start,
         end=_with_callbacks(events, start, end, {t: between.get(t) for t in busiest.tolist()}),
         threads=tuple(busiest[np.argsort(-count, kind="stable")].tolist()),
     )
+
+
+def _first_roots(
+    events: Events,
+    spans: Spans,
+    roots: Ints,
+    between: dict[int, Ints],
+    sequence: Ints,
+    logical: Ints,
+    threads: dict[int, int],
+) -> np.ndarray:
+    """For each of the outermost nodes, in the order of their starts, whether a pass begins with it.
+
+    Where one might is found for all at once; those few are then looked at one after the other.
+    """
+    begins = np.zeros(len(roots), bool)
+    if not len(roots):
+        return begins
+    begins[0] = True
+    start, number, origin = spans.start[roots], sequence[roots], logical[roots]
+    ended = np.maximum.accumulate(spans.end[roots])[:-1]
+    apart = np.append(False, start[1:] >= ended)
+
+    def parted(times: Ints) -> np.ndarray:
+        """Whether one of ``times`` lies between each root and what ended before it."""
+        low = np.searchsorted(times, ended, side="left")
+        return np.append(False, np.searchsorted(times, start[1:], side="left") > low)
+
+    by_step = parted(np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)]))
+    host = spans.thread[roots]
+    built = np.array([threads.get(n, NOTHING) for n in origin.tolist()], np.int64)
+    built = np.where(built == NOTHING, host, built)
+    involved = {
+        thread: (host == thread) | (built == thread)
+        for thread in np.union1d(host, built).tolist()
+        if thread in between
+    }
+    by_thread = {thread: parted(between[thread]) for thread in involved}
+    numbered = {n: (origin == n) & (number >= 0) for n in np.unique(origin[number >= 0]).tolist()}
+    rises = np.zeros(len(roots), bool)
+    for mine in numbered.values():
+        at = np.flatnonzero(mine)
+        rises[at[1:]] = number[at[1:]] >= number[at[:-1]]
+    until = {thread: np.cumsum(mine) for thread, mine in involved.items()}
+    seen = {n: np.cumsum(mine) for n, mine in numbered.items()}
+    maybe = apart & np.logical_or.reduce([by_step, rises, *by_thread.values()])
+    since = 0
+    for root in np.flatnonzero(maybe).tolist():
+        # What this pass has had so far, from the root that it began with.
+        so_far = [
+            n for n, many in seen.items() if many[root - 1] > (many[since - 1] if since else 0)
+        ]
+        new = by_step[root] or (rises[root] and so_far == [int(origin[root])])
+        for thread, hit in by_thread.items():
+            if new:
+                break
+            many = until[thread]
+            new = hit[root] and many[root] > (many[since - 1] if since else 0)
+        if new:
+            begins[root], since = True, root
+    return begins
 
 
 def _with_callbacks(
@@ -141,18 +176,16 @@ def _with_callbacks(
     return ends
 
 
-def top_nodes(spans: Spans) -> list[int]:
+def top_nodes(spans: Spans) -> Ints:
     """For each span the outermost node around it (itself included), ``NOTHING`` for none."""
-    parent, is_node = spans.parent.tolist(), spans.is_node.tolist()
-    top = [NOTHING] * len(parent)
-    # A span that starts with the one inside it comes first.
-    for span in np.lexsort((-spans.end, spans.start)).tolist():
-        around = parent[span]
-        if around >= 0 and top[around] >= 0:
-            top[span] = top[around]
-        elif is_node[span]:
-            top[span] = span
-    return top
+    span = np.arange(len(spans.parent))
+    # The outermost node so far, and where the way up goes on: each round doubles what it covers.
+    top = np.append(np.where(spans.is_node, span, NOTHING), NOTHING)
+    up = np.append(spans.parent, NOTHING)
+    while (up >= 0).any():
+        above = top[up]
+        top, up = np.where(above >= 0, above, top), up[up]
+    return top[:-1]
 
 
 def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, Ints]:
@@ -171,11 +204,6 @@ def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, In
         # A label within a node belongs to the node: only what has no node around it separates.
         result[thread] = times[(span < 0) | ~np.append(within, False)[span]]
     return result
-
-
-def _any_between(times: Ints, after: int, before: int) -> bool:
-    low, high = np.searchsorted(times, (after, before), side="left")
-    return bool(high > low)
 
 
 def find_steps(events: Events, passes: Passes) -> Steps:

@@ -107,7 +107,7 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     far as can be told.
     """
     nodes = np.unique(node)
-    between = separators(events, spans, np.array(top_nodes(spans), np.int64) >= 0)
+    between = separators(events, spans, top_nodes(spans) >= 0)
     # What starts a pass, or ends one, runs where the forward does.
     times = [between[thread] for thread in spans.nesting if thread in between]
     starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))

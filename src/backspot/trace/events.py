@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CATEGORIES", "MODULE_CALL", "Category", "Columns", "Events", "Flows", "Ints"]
+__all__ = ["CATEGORIES", "MODULE_CALL", "Category", "Events", "Flows", "Ints"]
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -142,77 +142,3 @@ class Events:
     def name_mask(self, *prefixes: str) -> NDArray[np.bool_]:
         """For each distinct name, whether it starts with one of ``prefixes``."""
         return np.fromiter((n.startswith(prefixes) for n in self.names), bool, len(self.names))
-
-
-class Columns:
-    """Gathers columns piece by piece; the only place where they come to be."""
-
-    FIELDS = (
-        "start",
-        "duration",
-        "category",
-        "name",
-        "thread",
-        "sequence",
-        "forward_thread",
-        "correlation",
-        "device",
-        "size",
-    )
-
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self.threads: dict[tuple[object, object], int] = {}
-        self._pieces: list[tuple[Ints, ...]] = []
-        self._flow_starts: dict[object, int] = {}
-        self._flow_ends: list[tuple[object, int, int]] = []
-        self.logical_threads: dict[int, int] = {}
-
-    def add(self, *columns: Ints) -> None:
-        """Add a piece: arrays of equal length in the order of ``FIELDS``."""
-        if len(columns[0]):
-            self._pieces.append(columns)
-
-    def thread(self, process: object, thread: object) -> int:
-        """The index of a thread, made on first sight."""
-        return self.threads.setdefault((process, thread), len(self.threads))
-
-    def add_flow(self, identity: object, *, forward: bool, thread: int, time: int) -> None:
-        """Add one end of a ``fwdbwd`` arrow (nanoseconds on the clock of ``start``)."""
-        if forward:
-            self._flow_starts[identity] = thread
-        else:
-            self._flow_ends.append((identity, thread, time))
-
-    def __len__(self) -> int:
-        return sum(len(piece[0]) for piece in self._pieces)
-
-    def finish(
-        self, source: str, warnings: Sequence[str] = (), *, truncated: bool = False
-    ) -> Events:
-        """All pieces as one ``Events``, its clock set to zero at the first event."""
-        arrays = {
-            field: np.concatenate([piece[index] for piece in self._pieces])
-            if self._pieces
-            else np.empty(0, np.int64)
-            for index, field in enumerate(self.FIELDS)
-        }
-        origin = int(arrays["start"].min()) if len(arrays["start"]) else 0
-        arrays["start"] -= origin
-        arrows = [
-            (self._flow_starts[identity], thread, time - origin)
-            for identity, thread, time in self._flow_ends
-            if identity in self._flow_starts
-        ]
-        table = np.array(arrows, np.int64).reshape(-1, 3)
-        return Events(
-            **arrays,
-            names=tuple(self.names),
-            threads=tuple(self.threads),
-            flows=Flows(table[:, 0], table[:, 1], table[:, 2]),
-            logical_threads=dict(self.logical_threads),
-            source=source,
-            warnings=tuple(warnings),
-            origin_ns=origin,
-            truncated=truncated,
-        )

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from backspot.errors import NoBackwardError, UsageError
-from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Columns, Events
+from backspot.trace.columns import Columns
+from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Events
 
 __all__ = ["is_profiler", "read_profiler"]
 

@@ -1,0 +1,186 @@
+"""From the text of events to columns, some hundred kilobytes at a time.
+
+The decoder makes typed structs that live for one piece only. Attributes are picked out of them by
+maps that run in C, for a line of Python for each event would cost more than the decoding itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+import msgspec
+import numpy as np
+
+from backspot.trace.columns import Columns
+from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Ints
+
+__all__ = ["Event", "decode_events", "gather"]
+
+_NAN = float("nan")
+
+
+class _Args(msgspec.Struct, gc=False, frozen=True):
+    sequence: int | None = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: int | None = msgspec.field(name="Fwd thread id", default=-1)
+    correlation: int | None = -1
+    device: int | None = -1
+    bytes: int | None = -1
+    blocks: float | None = msgspec.field(name="blocks per SM", default=_NAN)
+
+
+_NO_ARGS = _Args()
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is read of an event."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: float | None = _NAN
+    dur: float | None = 0.0
+    id: int | str | None = None
+    args: _Args | None = _NO_ARGS
+
+
+decode_events = msgspec.json.Decoder(list[Event]).decode
+"""From a JSON list of events; raises ``msgspec.DecodeError`` where it is none."""
+
+_LATEST = 2.9e15
+"""Microseconds, in the year 2061: sums of two such still fit 64 bits of nanoseconds."""
+_EARLIEST = -1.0e12
+_MOST_NUMBER = 1 << 62
+
+_PH, _CAT, _NAME = attrgetter("ph"), attrgetter("cat"), attrgetter("name")
+_PID, _TID, _ID = attrgetter("pid"), attrgetter("tid"), attrgetter("id")
+_TS, _DUR, _ARGS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
+_OF_ARGS = {field: attrgetter(field) for field in _Args.__struct_fields__}
+_CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
+
+
+def gather(events: list[Event], columns: Columns) -> int:
+    """Put what matters of some events into columns.
+
+    Returns:
+        How many events were left out because their times are impossible.
+    """
+    phases = list(map(_PH, events))
+    if phases.count("X") < len(phases):
+        _gather_flows(
+            [
+                event
+                for event, phase in zip(events, phases, strict=True)
+                if phase != "X" and event.cat == "fwdbwd" and phase in ("s", "f")
+            ],
+            columns,
+        )
+    kept = [event for event in events if event.ph == "X" and event.cat in _CODES]
+    category = np.fromiter(map(_CODES.__getitem__, map(_CAT, kept)), np.int64, len(kept))
+    calls = category == Category.MODULE_CALL
+    if calls.any():  # Python's other frames come under the same category
+        named = [(event.name or "").startswith(MODULE_CALL) for event in kept]
+        kept, (category,) = _chosen(~calls | np.array(named, bool), kept, category)
+    start, duration = _floats(_TS, kept), _floats(_DUR, kept, 0.0)
+    possible = _possible(start, duration)
+    impossible = len(kept) - int(np.count_nonzero(possible))
+    if impossible:
+        kept, (category, start, duration) = _chosen(possible, kept, category, start, duration)
+    if not kept:
+        return impossible
+    args = list(map(_ARGS, kept))
+    if None in args:
+        args = [_NO_ARGS if arg is None else arg for arg in args]
+    numbers = {field: _integers(get, args) for field, get in _OF_ARGS.items() if field != "blocks"}
+    count = len(kept)
+    threads = zip(map(_PID, kept), map(_TID, kept), strict=True)
+    columns.add(
+        _nanoseconds(start),
+        _nanoseconds(duration),
+        category,
+        np.fromiter(map(columns.names.__getitem__, map(_NAME, kept)), np.int64, count),
+        np.fromiter(map(columns.threads.__getitem__, threads), np.int64, count),
+        numbers["sequence"],
+        numbers["forward_thread"],
+        numbers["correlation"],
+        _devices(numbers["device"], category, kept),
+        _sizes(_floats(_OF_ARGS["blocks"], args), numbers["bytes"]),
+    )
+    return impossible
+
+
+def _gather_flows(flows: list[Event], columns: Columns) -> None:
+    start = _floats(_TS, flows)
+    flows, (start,) = _chosen(_possible(start, np.zeros(len(start))), flows, start)
+    if flows:
+        columns.add_flows(
+            list(map(_ID, flows)),
+            [flow.ph == "s" for flow in flows],
+            [(flow.pid, flow.tid) for flow in flows],
+            _nanoseconds(start),
+        )
+
+
+def _chosen(
+    keep: np.ndarray, events: list[Event], *columns: np.ndarray
+) -> tuple[list[Event], list[np.ndarray]]:
+    kept = [events[index] for index in np.flatnonzero(keep).tolist()]
+    return kept, [column[keep] for column in columns]
+
+
+def _possible(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    possible: np.ndarray = (duration >= 0.0) & (duration < _LATEST)
+    possible &= (start > _EARLIEST) & (start < _LATEST)
+    return possible
+
+
+def _floats(
+    get: attrgetter[float | None], items: Sequence[object], missing: float = _NAN
+) -> np.ndarray:
+    try:
+        return np.fromiter(map(get, items), np.float64, len(items))
+    except TypeError:  # null
+        values = map(get, items)
+        return np.array([missing if value is None else value for value in values], np.float64)
+
+
+def _integers(get: attrgetter[int | None], items: Sequence[object]) -> Ints:
+    try:
+        numbers = np.fromiter(map(get, items), np.int64, len(items))
+    except (TypeError, OverflowError):
+        # null; and AccumulateGrad's number in some versions, the largest of 64 bits
+        known = ((value if value is not None else -1) for value in map(get, items))
+        numbers = np.array([v if -1 <= v < _MOST_NUMBER else -1 for v in known], np.int64)
+    numbers[(numbers < -1) | (numbers >= _MOST_NUMBER)] = -1
+    return numbers
+
+
+def _nanoseconds(microseconds: np.ndarray) -> Ints:
+    """Microseconds with three decimals as whole nanoseconds, exactly.
+
+    The whole and the fractional part are scaled apart: three months in microseconds leave a double
+    just enough bits to tell nanoseconds, and none to lose in a product.
+    """
+    whole = np.floor(microseconds)
+    fraction = np.rint((microseconds - whole) * 1000).astype(np.int64)
+    nanoseconds: Ints = whole.astype(np.int64) * 1000 + fraction
+    return nanoseconds
+
+
+def _devices(device: Ints, category: Ints, events: list[Event]) -> Ints:
+    on_host = category <= Category.RUNTIME
+    device[on_host] = -1
+    for index in np.flatnonzero((device < 0) & ~on_host).tolist():
+        pid = events[index].pid  # Kineto writes the device as the process of its work
+        device[index] = pid if isinstance(pid, int) and 0 <= pid < 4096 else 0
+    return device
+
+
+def _sizes(blocks: np.ndarray, copied: Ints) -> Ints:
+    """A kernel's thread blocks in thousandths for each multiprocessor; else the bytes copied."""
+    told = (blocks < _LATEST) & (blocks > -_LATEST)
+    size: Ints = np.where(np.isnan(blocks), copied, -1)
+    size[told] = np.rint(blocks[told] * 1000).astype(np.int64)
+    return size
