@@ -18,13 +18,20 @@ from typing import Any
 from _common import print_table
 from trim_trace import read_trace, write_trace
 
-__all__ = ["examine", "judge", "show_findings", "summarise", "traces_in", "verdict"]
+__all__ = [
+    "judge",
+    "print_verdicts",
+    "recorded_facts",
+    "show_findings",
+    "summarise",
+    "verdict",
+]
 
 _SUFFIX = ".trace.json.gz"
 _SHAPES = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 
 
-def traces_in(folder: Path, wanted: set[str] | None) -> Iterator[tuple[str, bytes]]:
+def _traces_in(folder: Path, wanted: set[str] | None) -> Iterator[tuple[str, bytes]]:
     """Each trace of a folder by its case's name, those in tars too."""
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         name = path.name.removesuffix(_SUFFIX)
@@ -56,7 +63,7 @@ def recorded_facts(folder: Path) -> dict[str, Any]:
     return merged
 
 
-def examine(data: bytes, *, shapes: bool = True) -> dict[str, Any]:
+def _examine(data: bytes, *, shapes: bool = True) -> dict[str, Any]:
     """Locate one trace and tell its findings."""
     import backspot
 
@@ -113,14 +120,14 @@ def _without_shapes(data: bytes) -> bytes:
 
 def _examine_pair(pair: tuple[str, bytes, bool]) -> tuple[str, dict[str, Any]]:
     name, data, shapes = pair
-    return name, examine(data, shapes=shapes)
+    return name, _examine(data, shapes=shapes)
 
 
 def judge(
     folder: Path, wanted: set[str] | None, *, shapes: bool, jobs: int
 ) -> dict[str, dict[str, Any]]:
     """Examine every trace of a folder, by name."""
-    pairs = ((name, data, shapes) for name, data in traces_in(folder, wanted))
+    pairs = ((name, data, shapes) for name, data in _traces_in(folder, wanted))
     if jobs <= 1:
         return dict(map(_examine_pair, pairs))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:

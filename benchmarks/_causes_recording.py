@@ -11,18 +11,22 @@ import sys
 import tarfile
 import time
 import traceback
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from _common import Budget, machine, spread, synchronize, write_json
-from _processes import rank_environments
+from _processes import rank_environments, resolve_device
 from trim_trace import read_trace, trim, write_trace
 
-__all__ = ["PART_BYTES", "Recorder", "pack", "profile_steps", "record", "work"]
+if TYPE_CHECKING:
+    from _causes import Case, Context
 
-PART_BYTES = 15_000_000
+__all__ = ["add_recording_arguments", "record", "work"]
+
+_PART_BYTES = 15_000_000
 """How large each tar may become."""
 
 _SILENCE = 75.0
@@ -32,7 +36,7 @@ _SILENCE = 75.0
 # In the worker ------------------------------------------------------------------------------------
 
 
-def profile_steps(modules: list[Any], step: Any, path: Path, device: str, *, steps: int) -> None:  # noqa: ANN401
+def _profile(modules: list[Any], step: Any, path: Path, device: str, *, steps: int) -> None:  # noqa: ANN401
     """Record ``steps`` steps, each marked, with shapes, after one of warm-up; and export."""
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule
@@ -64,12 +68,11 @@ def profile_steps(modules: list[Any], step: Any, path: Path, device: str, *, ste
             handle.remove()
 
 
-def work(arguments: argparse.Namespace) -> None:
-    """Record the cases named, one after another; tell the driver of each in ``status.jsonl``."""
+def work(arguments: argparse.Namespace, cases: Mapping[str, Case], *, steps: int = 2) -> None:
+    """Record those named of ``cases``, one after another; tell the driver of each in a file."""
     import torch
 
-    from _causes import CASES, settings
-    from _causes_all import Context
+    from _causes import Context, settings
 
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = arguments.device
@@ -92,9 +95,8 @@ def work(arguments: argparse.Namespace) -> None:
             settings()
             path = arguments.out / "raw" / f"{name}.rank{rank}.json"
             try:
-                facts = _record_case(
-                    CASES[name], Context(device, arguments.small, rank, world), path
-                )
+                context = Context(device, arguments.small, rank, world)
+                facts = _record_case(cases[name], context, path, steps)
             except Exception:
                 if world > 1:
                     traceback.print_exc()
@@ -106,7 +108,7 @@ def work(arguments: argparse.Namespace) -> None:
                 torch.cuda.empty_cache()
 
 
-def _record_case(case: Any, context: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401
+def _record_case(case: Case, context: Context, path: Path, steps: int) -> dict[str, Any]:
     import torch
 
     began = time.monotonic()
@@ -122,7 +124,7 @@ def _record_case(case: Any, context: Any, path: Path) -> dict[str, Any]:  # noqa
             made.step()
             synchronize(context.device)
             times.append((time.perf_counter() - start) * 500)
-        profile_steps(made.modules, made.step, path, context.device, steps=2)
+        _profile(made.modules, made.step, path, context.device, steps=steps)
     finally:
         made.close()
     on_gpu = context.device.startswith("cuda")
@@ -134,6 +136,15 @@ def _record_case(case: Any, context: Any, path: Path) -> dict[str, Any]:  # noqa
 
 
 # In the driver ------------------------------------------------------------------------------------
+
+
+def add_recording_arguments(parser: argparse.ArgumentParser, *, seconds: int) -> None:
+    parser.add_argument("-o", "--out", type=Path, required=True, help="a folder for the traces")
+    parser.add_argument("--device", default="", help="cuda or cpu (default: cuda where there is)")
+    parser.add_argument("--small", "--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time for the whole run")
+    parser.add_argument("--tar", type=Path, help="pack the traces into TAR-0.tar, TAR-1.tar …")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
 def _trim_file(raw: Path, target: Path) -> tuple[int, int]:
@@ -251,6 +262,7 @@ class Recorder:
 
 def record(script: str, arguments: argparse.Namespace, groups: dict[int, list[str]]) -> None:
     """Record the cases of ``groups``, named by how many ranks they need."""
+    resolve_device(arguments)
     (arguments.out / "raw").mkdir(parents=True, exist_ok=True)
     recorder = Recorder(script, arguments)
     try:
@@ -261,13 +273,13 @@ def record(script: str, arguments: argparse.Namespace, groups: dict[int, list[st
 
 
 def pack(folder: Path, base: Path) -> None:
-    """Put the traces of ``folder`` into ``base``-0.tar, -1.tar … of at most ``PART_BYTES``."""
+    """Put the traces of ``folder`` into ``base``-0.tar, -1.tar … of at most ``_PART_BYTES``."""
     base.parent.mkdir(parents=True, exist_ok=True)
     parts: list[list[Path]] = [[]]
     held = 0
     for path in sorted([*folder.glob("*.trace.json.gz"), folder / "recorded.json"]):
         size = path.stat().st_size + 2048
-        if parts[-1] and held + size > PART_BYTES:
+        if parts[-1] and held + size > _PART_BYTES:
             parts.append([])
             held = 0
         parts[-1].append(path)

@@ -19,23 +19,16 @@ import argparse
 import os
 from pathlib import Path
 
+from _causes_recording import add_recording_arguments, record, work
 from _common import RESULTS, write_json
-from _processes import resolve_device
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     recording = verbs.add_parser("record", help="record the cases' traces")
-    recording.add_argument("-o", "--out", type=Path, required=True, help="a folder for the traces")
-    recording.add_argument(
-        "--device", default="", help="cuda or cpu (default: cuda where there is)"
-    )
+    add_recording_arguments(recording, seconds=290)
     recording.add_argument("--gpus", type=int, default=1, help="record the cases that need so many")
-    recording.add_argument("--small", "--quick", action="store_true", help="tiny sizes")
-    recording.add_argument("--seconds", type=float, default=290, help="time for the whole run")
-    recording.add_argument("--tar", type=Path, help="pack the traces into TAR-0.tar, TAR-1.tar …")
-    recording.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     judging = verbs.add_parser("judge", help="judge what reports of recorded traces find")
     judging.add_argument("folder", type=Path)
     judging.add_argument("--no-shapes", action="store_true", help="as if recorded without shapes")
@@ -51,11 +44,6 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = _arguments()
-    if arguments.verb == "record" and arguments.child:
-        from _causes_recording import work
-
-        work(arguments)
-        return
     from _causes_all import CASES
 
     wanted = [name for name in arguments.cases.split(",") if name] or list(CASES)
@@ -67,11 +55,9 @@ def main() -> None:
             case = CASES[name]
             kind = case.rule if case.planted else f"not {case.rule}"
             print(f"{name}: {kind}; {case.about} [{case.gpus} GPU]")
+    elif arguments.verb == "record" and arguments.child:
+        work(arguments, CASES)
     elif arguments.verb == "record":
-        from _causes_recording import record
-
-        resolve_device(arguments)
-        arguments.out.mkdir(parents=True, exist_ok=True)
         groups: dict[int, list[str]] = {}
         for name in wanted:
             if CASES[name].gpus == arguments.gpus:
