@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
 from backspot.clock import KINDS, device_busy, device_clock, device_drained, host_clock, kinds
+from backspot.costs import Piece, joined, line_costs, node_costs, summed, take
 from backspot.report import (
     Coverage,
     DeviceCost,
     KernelCost,
+    LineCost,
     NodeCost,
     OperatorCost,
     Pass,
@@ -22,6 +23,7 @@ from backspot.report import (
     add_totals,
     fold,
     ranked_kernels,
+    ranked_lines,
     ranked_nodes,
 )
 from backspot.timeline import NOTHING, Timeline, first_started, layered, pieces
@@ -30,22 +32,6 @@ from backspot.trace.events import Ints
 __all__ = ["account"]
 
 _RECOMPUTE = "(recompute)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Pieces of time or work of the backward; arrays of equal length.
-
-    ``owner`` indexes the rows, ``node`` the node names (the one after the last is recompute,
-    ``NOTHING`` none), ``run`` the pass, ``amount`` is nanoseconds; ``kind``, of wall time alone, is
-    what it is spent on.
-    """
-
-    run: Ints
-    owner: Ints
-    node: Ints
-    amount: Ints
-    kind: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...]) -> Report:
@@ -80,29 +66,29 @@ class _Accountant:
 
     # Costs ---------------------------------------------------------------------------------------
 
-    def _deal(self, value: Ints, run: Ints, amount: Ints, kind: Ints) -> tuple[_Piece, Ints, Ints]:
+    def _deal(self, value: Ints, run: Ints, amount: Ints, kind: Ints) -> tuple[Piece, Ints, Ints]:
         """Pieces of the clock by owner; and what in each pass was forward's or another's."""
         is_work = value >= self.span_count
         item = np.where(is_work, value - self.span_count, NOTHING)
         work = self.work
-        span = np.where(is_work, _take(work.span, item), value)
-        launch = _take(work.launch, item)
-        owner = _take(self.o.owner, span, ENGINE)
-        node = _take(self.node, span)
-        backward = _take(self.in_pass, span, False).astype(bool)
+        span = np.where(is_work, take(work.span, item), value)
+        launch = take(work.launch, item)
+        owner = take(self.o.owner, span, ENGINE)
+        node, line = take(self.node, span), take(self.o.line, span)
+        backward = take(self.in_pass, span, False).astype(bool)
         lost = is_work & (launch < 0)
         owner[lost], node[lost] = NO_LAUNCH, NOTHING
-        of_engine = is_work & ~lost & (span < 0) & (_take(work.run, item) >= 0)
+        of_engine = is_work & ~lost & (span < 0) & (take(work.run, item) >= 0)
         idle = ~is_work & ~backward  # nothing at all, or a forward on another thread
         owner[idle | of_engine], node[idle | of_engine] = ENGINE, NOTHING
         kept = backward | lost | of_engine | idle
         early = ~kept & ((span >= 0) | (launch < self.passes.start[run]))
-        early &= ~_take(work.optimizer, item, False).astype(bool)
+        early &= ~take(work.optimizer, item, False).astype(bool)
         count = len(self.passes.start)
         return (
-            _Piece(run[kept], owner[kept], node[kept], amount[kept], kind[kept]),
-            _sum(run[early], amount[early], count),
-            _sum(run[~kept & ~early], amount[~kept & ~early], count),
+            Piece(run[kept], owner[kept], node[kept], line[kept], amount[kept], kind[kept]),
+            summed(run[early], amount[early], count),
+            summed(run[~kept & ~early], amount[~kept & ~early], count),
         )
 
     def _pass_clock(self, device: int) -> Timeline:
@@ -112,7 +98,7 @@ class _Accountant:
             return self.clock[device]
         return layered(device_busy(self.o, device), *others, self.clock[device])
 
-    def _wall(self, clock: Timeline, chosen: Ints, device: int) -> tuple[_Piece, Ints, Ints]:
+    def _wall(self, clock: Timeline, chosen: Ints, device: int) -> tuple[Piece, Ints, Ints]:
         windows = self.o.windows
         cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
         run, value, amount = pieces(clock, cut)
@@ -120,7 +106,7 @@ class _Accountant:
         # Before a clock begins, nothing is on a device: the host's time, the last of the kinds.
         return self._deal(value, run, amount, np.where(kind < 0, KINDS - 1, kind))
 
-    def _cpu(self) -> _Piece:
+    def _cpu(self) -> Piece:
         amount = np.zeros(self.span_count, np.int64)
         for indices, nesting in self.spans.nesting.values():
             timeline = nesting.timeline
@@ -129,17 +115,18 @@ class _Accountant:
                 held = timeline.values >= 0
                 np.add.at(amount, indices[timeline.values[held]], length[held])
         mine = np.flatnonzero(self.in_pass)
-        return _Piece(self.passes.of_span[mine], self.o.owner[mine], self.node[mine], amount[mine])
+        return self._of_spans(mine, amount[mine])
 
-    def _gpu(self) -> tuple[_Piece, Ints]:
+    def _gpu(self) -> tuple[Piece, Ints]:
         """Device work by owner; and which work each piece is."""
         work = self.work
         mine = np.flatnonzero(work.run >= 0)
         span = work.span[mine]
-        owner, node = _take(self.o.owner, span, ENGINE), _take(self.node, span)
+        owner, node = take(self.o.owner, span, ENGINE), take(self.node, span)
         lost = work.launch[mine] < 0
         owner[lost] = NO_LAUNCH
-        piece = _Piece(work.run[mine], owner, node, work.end[mine] - work.start[mine])
+        amount = work.end[mine] - work.start[mine]
+        piece = Piece(work.run[mine], owner, node, take(self.o.line, span), amount)
         return piece, mine
 
     def _forward(self, owners: int) -> Ints:
@@ -151,13 +138,13 @@ class _Accountant:
             return np.zeros(owners, np.int64)
         value, amount = clock.values[:-1], np.diff(clock.edges)
         is_work = value >= self.span_count
-        span = np.where(is_work, _take(self.work.span, value - self.span_count), value)
+        span = np.where(is_work, take(self.work.span, value - self.span_count), value)
         windows = self.o.windows
         every = np.arange(len(windows.start))
         in_window = first_started(windows.start, windows.end, every).at(clock.edges[:-1]) >= 0
-        forward = (span >= 0) & ~_take(self.in_pass, span, True).astype(bool)
+        forward = (span >= 0) & ~take(self.in_pass, span, True).astype(bool)
         forward &= is_work | ~in_window  # on the clock a pass's host time is the pass's
-        return _sum(self.o.owner[span[forward]], amount[forward], owners)
+        return summed(self.o.owner[span[forward]], amount[forward], owners)
 
     # The report ----------------------------------------------------------------------------------
 
@@ -174,12 +161,12 @@ class _Accountant:
             )
             for device in np.unique(waits_for).tolist()
         ]
-        wall = _joined([piece for piece, _, _ in parts])
+        wall = joined([piece for piece, _, _ in parts])
         forward_tail = sum((tail for _, tail, _ in parts), np.zeros(count, np.int64))
         other = sum((rest for _, _, rest in parts), np.zeros(count, np.int64))
         cpu = self._cpu()
         gpu, launched = self._gpu()
-        gpu_of, cpu_of = (_sum(piece.run, piece.amount, count) for piece in (gpu, cpu))
+        gpu_of, cpu_of = (summed(piece.run, piece.amount, count) for piece in (gpu, cpu))
         executed = self.passes.of_span[self.spans.is_node & self.in_pass]
         nodes_of = np.bincount(executed, minlength=count)
         passes = tuple(
@@ -196,16 +183,18 @@ class _Accountant:
             )
             for run in range(count)
         )
-        nodes = self._nodes(wall, gpu, cpu)
+        pieces = (self._executed(), wall, gpu, cpu)
+        nodes = node_costs(pieces, (*self.spans.node_names, _RECOMPUTE))
+        lines = line_costs(pieces, self.spans.node_names, o.lines, exact=o.exact_lines)
         kernels = self._kernels(gpu.owner, launched)
-        rows = add_totals(self._rows(owners, (wall, gpu, cpu), nodes, kernels))
+        rows = add_totals(self._rows(owners, (wall, gpu, cpu), nodes, kernels, lines))
         if depth is not None:
             rows = fold(rows, depth)
         totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
         modular = np.array([False] * len(SPECIAL) + [not m.is_region for m in self.spans.modules])
         owned = [int(piece.amount[modular[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
         shares = [part / whole if whole else 1.0 for part, whole in zip(owned, totals, strict=True)]
-        by_step = _sum(o.steps.of_pass, np.array([p.duration_ns for p in passes]), self._steps())
+        by_step = summed(o.steps.of_pass, np.array([p.duration_ns for p in passes]), self._steps())
         return Report(
             modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
             operators=self._operators(nodes),
@@ -231,19 +220,20 @@ class _Accountant:
     def _rows(
         self,
         owners: int,
-        costs_of: tuple[_Piece, _Piece, _Piece],
+        costs_of: tuple[Piece, Piece, Piece],
         nodes: dict[int, list[NodeCost]],
         kernels: dict[int, list[KernelCost]],
+        lines: dict[int, list[LineCost]],
     ) -> list[Row]:
         spans, steps = self.spans, self._steps()
         wall, _, _ = costs_of
-        sums = [_sum(piece.owner, piece.amount, owners) for piece in costs_of]
+        sums = [summed(piece.owner, piece.amount, owners) for piece in costs_of]
         forward = self._forward(owners)
         recomputed = wall.node == len(spans.node_names)
-        recompute = _sum(wall.owner[recomputed], wall.amount[recomputed], owners)
-        spent_on = _sum(wall.owner * KINDS + wall.kind, wall.amount, owners * KINDS)
+        recompute = summed(wall.owner[recomputed], wall.amount[recomputed], owners)
+        spent_on = summed(wall.owner * KINDS + wall.kind, wall.amount, owners * KINDS)
         step_of = self.o.steps.of_pass[wall.run]
-        by_step = _sum(wall.owner * steps + step_of, wall.amount, owners * steps)
+        by_step = summed(wall.owner * steps + step_of, wall.amount, owners * steps)
         called = spans.module[(spans.module >= 0) & ~self.in_pass]
         calls = np.bincount(called + len(SPECIAL), minlength=owners)
         rows = []
@@ -272,6 +262,7 @@ class _Accountant:
                     total_recompute_ns=0,
                     nodes=ranked_nodes(nodes[owner]),
                     kernels=ranked_kernels(kernels[owner]),
+                    lines=ranked_lines(lines[owner]),
                     wall_on=WallKinds(*spent_on[owner * KINDS : (owner + 1) * KINDS].tolist()),
                     wall_ns_by_step=tuple(by_step[owner * steps : (owner + 1) * steps].tolist()),
                 )
@@ -283,32 +274,21 @@ class _Accountant:
         work = self.work
         width = len(work.names)
         keys, inverse = np.unique(owner * width + work.name[launched], return_inverse=True)
-        spent = _sum(inverse, work.end[launched] - work.start[launched], len(keys))
+        spent = summed(inverse, work.end[launched] - work.start[launched], len(keys))
         count = np.bincount(inverse, minlength=len(keys))
         kernels: dict[int, list[KernelCost]] = defaultdict(list)
         for key, times, total in zip(keys.tolist(), count.tolist(), spent.tolist(), strict=True):
             kernels[key // width].append(KernelCost(work.names[key % width], times, total))
         return kernels
 
-    def _nodes(self, wall: _Piece, gpu: _Piece, cpu: _Piece) -> dict[int, list[NodeCost]]:
-        """Each owner's nodes by name."""
-        names = (*self.spans.node_names, _RECOMPUTE)
-        width = len(names)
-        sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-        executed = np.flatnonzero(self.in_pass)
-        columns = [(self.o.owner[executed], self.node[executed], np.ones_like(executed))]
-        columns += [(piece.owner, piece.node, piece.amount) for piece in (wall, gpu, cpu)]
-        for column, (owner, node, amount) in enumerate(columns):
-            named = node >= 0
-            keys, inverse = np.unique(owner[named] * width + node[named], return_inverse=True)
-            for key, total in zip(
-                keys.tolist(), _sum(inverse, amount[named], len(keys)).tolist(), strict=True
-            ):
-                sums[key][column] += total
-        nodes: dict[int, list[NodeCost]] = defaultdict(list)
-        for key, (count, *costs) in sums.items():
-            nodes[key // width].append(NodeCost(names[key % width], count, *costs))
-        return nodes
+    def _executed(self) -> Piece:
+        """Each span that ran in a pass, counted as one."""
+        mine = np.flatnonzero(self.in_pass)
+        return self._of_spans(mine, np.ones_like(mine))
+
+    def _of_spans(self, mine: Ints, amount: Ints) -> Piece:
+        run, owner = self.passes.of_span[mine], self.o.owner[mine]
+        return Piece(run, owner, self.node[mine], self.o.line[mine], amount)
 
     def _operators(self, nodes_of: dict[int, list[NodeCost]]) -> tuple[OperatorCost, ...]:
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
@@ -330,7 +310,7 @@ class _Accountant:
             return SPECIAL[owner]
         return self.spans.modules[owner - len(SPECIAL)].path
 
-    def _devices(self, gpu: _Piece, device: Ints) -> tuple[DeviceCost, ...]:
+    def _devices(self, gpu: Piece, device: Ints) -> tuple[DeviceCost, ...]:
         """Each device's own table: the passes as it alone would have them."""
         every = np.arange(len(self.passes.start))
         costs = []
@@ -347,30 +327,7 @@ class _Accountant:
         return tuple(costs)
 
     def _by_path(self, owner: Ints, amount: Ints) -> dict[str, int]:
-        sums = _sum(owner, amount, len(SPECIAL) + len(self.spans.modules))
+        sums = summed(owner, amount, len(SPECIAL) + len(self.spans.modules))
         held = np.flatnonzero(sums)
         ranked = held[np.argsort(-sums[held], kind="stable")]
         return {self._path(index): int(sums[index]) for index in ranked.tolist()}
-
-
-def _take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> Ints:
-    """``column[index]``, with ``missing`` where the index is negative."""
-    extended = np.append(column, missing)
-    taken: Ints = extended[np.where(index >= 0, index, len(column))].astype(np.int64)
-    return taken
-
-
-def _sum(key: Ints, amount: Ints, count: int) -> Ints:
-    """Exact integer sums by key; ``np.bincount`` would add them as doubles."""
-    sums = np.zeros(count, np.int64)
-    np.add.at(sums, key, amount)
-    return sums
-
-
-def _joined(parts: list[_Piece]) -> _Piece:
-    return _Piece(
-        *(
-            np.concatenate([getattr(part, column) for part in parts])
-            for column in ("run", "owner", "node", "amount", "kind")
-        )
-    )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.joining import Join, join_nodes
+from backspot.lines import SourceLine
+from backspot.making import find_lines_of_nodes
 from backspot.passes import Passes, Steps, find_steps
 from backspot.recomputing import NO_CALLER, find_recomputation
 from backspot.spans import Spans, find_spans
@@ -132,6 +134,10 @@ class Ownership:
         steps: their steps.
         work: what the devices did.
         waits: where the host waited for them.
+        line: for each span the index in ``lines`` of what made the node, ``NOTHING`` where that is
+            not known.
+        lines: the lines of source that the trace names.
+        exact_lines: whether these made the nodes themselves, or called the modules that did.
     """
 
     spans: Spans
@@ -142,6 +148,9 @@ class Ownership:
     steps: Steps
     work: DeviceWork
     waits: Waits
+    line: Ints
+    lines: Sequence[SourceLine] = ()
+    exact_lines: bool = True
 
 
 def attribute(events: Events) -> Ownership:
@@ -161,6 +170,9 @@ def attribute(events: Events) -> Ownership:
         steps=find_steps(events, passes),
         work=work,
         waits=_waits(events, spans),
+        line=find_lines_of_nodes(events, spans, join),
+        lines=events.lines.lines,
+        exact_lines=events.lines.exact,
     )
 
 

@@ -6,9 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from backspot.rows import KernelCost, NodeCost, Row, WallKinds, parts
+from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, parts
 
-__all__ = ["add_totals", "fold", "group", "parent_of", "pattern_of", "ranked_nodes"]
+__all__ = [
+    "add_totals",
+    "fold",
+    "group",
+    "parent_of",
+    "pattern_of",
+    "ranked_kernels",
+    "ranked_lines",
+    "ranked_nodes",
+]
 
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
 
@@ -106,6 +115,7 @@ def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, membe
         total_forward_ns=sum(row.total_forward_ns for row in outer),
         total_recompute_ns=sum(row.total_recompute_ns for row in outer),
         nodes=ranked_nodes(NodeCost(name, *sums) for name, sums in nodes.items()),
+        lines=ranked_lines(line for row in rows for line in row.lines),
         kernels=ranked_kernels(kernel for row in rows for kernel in row.kernels),
         wall_on=sum((row.wall_on for row in rows), WallKinds()),
         wall_ns_by_step=tuple(
@@ -118,6 +128,22 @@ def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:
     """The heaviest first; by wall time, then by device and host time."""
     return tuple(
         sorted(nodes, key=lambda node: (-node.wall_ns, -node.gpu_ns, -node.cpu_ns, node.name))
+    )
+
+
+def ranked_lines(lines: Iterable[LineCost]) -> tuple[LineCost, ...]:
+    """What one line made of one kind of node added up, the heaviest first."""
+    sums: dict[tuple[str, int, str, str, str, bool], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for line in lines:
+        key = (line.file, line.line, line.function, line.text, line.node, line.exact)
+        cost = (line.count, line.wall_ns, line.gpu_ns, line.cpu_ns)
+        sums[key] = [a + b for a, b in zip(sums[key], cost, strict=True)]
+    added = (LineCost(*key, *cost) for key, cost in sums.items())
+    return tuple(
+        sorted(
+            added,
+            key=lambda it: (-it.wall_ns, -it.gpu_ns, -it.cpu_ns, it.file, it.line, it.node),
+        )
     )
 
 

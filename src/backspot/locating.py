@@ -11,6 +11,7 @@ from backspot.accounting import account
 from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
 from backspot.errors import NoBackwardError, UsageError
 from backspot.findings import Evidence, find_all
+from backspot.lines import MOST_NODES
 from backspot.report import Report
 from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
@@ -123,6 +124,12 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
         warnings.append(
             f"{lost} kernels or copies within backward have no launch record; they stand in "
             "'(no launch record)'."
+        )
+    if events.lines.broken:
+        warnings.append("The trace's table of source lines is broken; no line is named here.")
+    elif not events.lines.complete:
+        warnings.append(
+            f"Source lines are known for the first {MOST_NODES:,} nodes only: profile fewer steps."
         )
     first = np.flatnonzero(steps.of_pass == 0)
     lasting = np.array(

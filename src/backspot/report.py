@@ -22,9 +22,10 @@ from backspot.grouping import (
     parent_of,
     pattern_of,
     ranked_kernels,
+    ranked_lines,
     ranked_nodes,
 )
-from backspot.rows import KernelCost, NodeCost, Row, WallKinds
+from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, line_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +38,7 @@ __all__ = [
     "Finding",
     "KernelCost",
     "LabelSource",
+    "LineCost",
     "NodeCost",
     "OperatorCost",
     "Pass",
@@ -50,7 +52,9 @@ __all__ = [
     "WallKinds",
     "add_totals",
     "fold",
+    "line_of",
     "ranked_kernels",
+    "ranked_lines",
     "ranked_nodes",
 ]
 

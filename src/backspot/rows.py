@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KernelCost", "NodeCost", "Row", "WallKinds", "parts"]
+__all__ = ["KernelCost", "LineCost", "NodeCost", "Row", "WallKinds", "line_of", "parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,42 @@ class NodeCost:
     wall_ns: int
     gpu_ns: int
     cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineCost:
+    """One line of the forward's source within one module: what the nodes that it made cost.
+
+    A node whose line is not known stands in no line, so that lines may sum to less than their row.
+
+    Attributes:
+        file: the file's name: within its package, or within the working folder.
+        line: the line's number in it, from 1.
+        function: the function that it stands in.
+        text: the line itself, ``""`` where it could not be read.
+        node: the name of the nodes, as in the row's ``nodes``.
+        exact: true where this line made the nodes; false where it called the module that did.
+        count: how many such nodes ran.
+        wall_ns: clock time, dealt out as the report's ``wall``.
+        gpu_ns: summed durations of the kernels, copies and memsets that they launched.
+        cpu_ns: time the host spent in them, less what is nested in others.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    node: str
+    exact: bool
+    count: int
+    wall_ns: int
+    gpu_ns: int
+    cpu_ns: int
+
+    @property
+    def place(self) -> str:
+        """``file:line``, as editors and terminals take it."""
+        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +142,8 @@ class Row:
         members: how many modules stand in this row (more than 1 only where rows were grouped).
         kernels: what its nodes launched on devices, by name, the most device time first.
         wall_on: what ``wall_ns`` is spent on.
+        lines: the lines of the forward's source that made its nodes, the heaviest first; empty
+            where the trace does not tell (``instrument(model, lines=True)`` has it told).
     """
 
     path: str
@@ -128,6 +166,7 @@ class Row:
     members: int = 1
     kernels: tuple[KernelCost, ...] = ()
     wall_on: WallKinds = WallKinds()
+    lines: tuple[LineCost, ...] = ()
 
     @property
     def name(self) -> str:
@@ -185,6 +224,19 @@ class Row:
     def depth(self) -> int:
         """How far below its root the module lies: 0 for the root itself."""
         return parts(self.path) - parts(self.root) if self.is_module else 0
+
+
+def line_of(row: Row, node_name: str) -> str:
+    """``file:line`` of the line that made most of a row's nodes of a name, by their wall time.
+
+    Args:
+        row: a row of a report.
+        node_name: a node's name, as in the row's ``nodes``.
+
+    Returns:
+        ``""`` where the line is not known.
+    """
+    return next((line.place for line in row.lines if line.node == node_name), "")
 
 
 def parts(path: str) -> int:

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from backspot.report import (
     Coverage,
     DeviceCost,
+    LineCost,
     NodeCost,
     OperatorCost,
     Pass,
     Report,
     Row,
     add_totals,
+    ranked_lines,
     ranked_nodes,
 )
 
@@ -45,6 +47,7 @@ def row(
     root: str = "",
     is_module: bool = True,
     nodes: tuple[NodeCost, ...] = (),
+    lines: tuple[LineCost, ...] = (),
     steps: int = 3,
 ) -> Row:
     """A row whose totals are its own costs; ``add_totals`` sets them right."""
@@ -68,12 +71,27 @@ def row(
         total_forward_ns=forward,
         total_recompute_ns=recompute,
         nodes=nodes,
+        lines=lines,
         wall_ns_by_step=(*[each] * (steps - 1), wall - each * (steps - 1)),
     )
 
 
 def node(name: str, wall: int, *, gpu: int | None = None, count: int = 3) -> NodeCost:
     return NodeCost(name, count, wall, wall if gpu is None else gpu, wall // 10)
+
+
+def line(
+    made: NodeCost,
+    file: str,
+    number: int,
+    text: str = "",
+    *,
+    function: str = "forward",
+    exact: bool = True,
+) -> LineCost:
+    """The line that made all nodes of a kind."""
+    cost = (made.count, made.wall_ns, made.gpu_ns, made.cpu_ns)
+    return LineCost(file, number, function, text, made.name, exact, *cost)
 
 
 def report(
@@ -208,6 +226,33 @@ def vit(**more: object) -> Report:
     return report(vit_rows(**more))
 
 
+_VIT_LINES = {
+    "patch_drop": (
+        "timm/layers/patch_dropout.py",
+        45,
+        "x = x.gather(1, keep_indices.unsqueeze(-1)",
+    ),
+    "qkv": ("timm/layers/attention.py", 119, "qkv = self.qkv(x).reshape(B, N, 3, self.num_heads)"),
+    "fc1": ("timm/layers/mlp.py", 48, "x = self.fc1(x)"),
+    "fc2": ("timm/layers/mlp.py", 52, "x = self.fc2(x)"),
+}
+
+
+def vit_with_lines(*, exact: bool = True, **more: object) -> Report:
+    """The ViT, recorded with ``lines=True``."""
+    rows = []
+    for one in vit_rows(**more):
+        told = _VIT_LINES.get(one.path.rpartition(".")[2])
+        lines = (line(one.nodes[0], *told, exact=exact),) if told else ()
+        rows.append(replace(one, lines=lines))
+    return report(rows)
+
+
+def vit_with_call_sites() -> Report:
+    """The same on a PyTorch that tells only which line called a module; no layer stands out."""
+    return vit_with_lines(exact=False, drop=150_000)
+
+
 def vit_on_a_cpu() -> Report:
     return report(vit_rows(gpu=False), has_gpu=False)
 
@@ -219,10 +264,11 @@ def even_vit() -> Report:
 
 def odd() -> Report:
     """Names that try to be something else, in a terminal, a page, a table and a spreadsheet."""
-    rows = [
-        row(name, name, wall=9_000_000 - 100_000 * index, nodes=(node(name, 5_000_000),))
-        for index, name in enumerate(ODD_NAMES)
-    ]
+    rows = []
+    for index, name in enumerate(ODD_NAMES):
+        made = node(name, 5_000_000)
+        lines = (line(made, name, index + 1, name),)
+        rows.append(row(name, name, wall=9_000_000 - 100_000 * index, nodes=(made,), lines=lines))
     return report(rows, warnings=("a warning with \x1b[2J in it",), trace="\x1b[2Jtrace.json")
 
 
@@ -260,6 +306,8 @@ def checkpointed() -> Report:
 SAMPLES = {
     "vit": vit,
     "vit_on_a_cpu": vit_on_a_cpu,
+    "vit_with_lines": vit_with_lines,
+    "vit_with_call_sites": vit_with_call_sites,
     "even_vit": even_vit,
     "odd": odd,
     "unlabelled": unlabelled,
@@ -286,6 +334,9 @@ def reports(draw: st.DrawFn) -> Report:
         wall = draw(_TIMES)
         names = draw(st.lists(_NAMES, max_size=3, unique=True))
         parts = [wall // (index + 2) ** 2 for index in range(len(names))]
+        nodes = ranked_nodes(map(node, names, parts))
+        told = nodes[: draw(st.integers(0, 2))]
+        lines = [line(made, draw(_NAMES), draw(st.integers(1, 9)), draw(_NAMES)) for made in told]
         rows.append(
             row(
                 path,
@@ -296,7 +347,8 @@ def reports(draw: st.DrawFn) -> Report:
                 forward=draw(_TIMES),
                 calls=draw(st.integers(0, 9)),
                 is_module=draw(st.sampled_from((True, True, False))),
-                nodes=ranked_nodes(map(node, names, parts)),
+                nodes=nodes,
+                lines=ranked_lines(lines),
                 steps=steps,
             )
         )

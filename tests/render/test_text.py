@@ -15,7 +15,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.mark.parametrize("color", [False, True], ids=["plain", "color"])
 @pytest.mark.parametrize("width", [60, 80, 160])
-@pytest.mark.parametrize("name", ["vit", "odd"])
+@pytest.mark.parametrize("name", ["vit", "odd", "vit_with_lines"])
 def test_the_text_reads_as_it_did(golden, name, width, color):
     text = render_text(SAMPLES[name](), width=width, color=color)
     golden(f"{name}.{width}{'.color' if color else ''}.txt", text + "\n")
@@ -48,6 +48,19 @@ def test_a_module_with_its_children_reads_as_it_did(golden):
 def test_the_first_line_says_the_answer():
     first = render_text(vit(), width=100).splitlines()[0]
     assert first == ("patch_drop (PatchDropout) takes 18% of the backward: GatherBackward0, 5.2 ms")
+
+
+def test_the_line_of_source_stands_below_the_answer():
+    second = render_text(SAMPLES["vit_with_lines"](), width=100).splitlines()[1]
+    assert second == (
+        "  ← timm/layers/patch_dropout.py:45  x = x.gather(1, keep_indices.unsqueeze(-1)"
+    )
+
+
+def test_a_line_that_only_called_the_module_is_told_as_such():
+    text = render_text(SAMPLES["vit_with_call_sites"](), width=100)
+    assert "\n  ← called at timm/layers/mlp.py:48  x = self.fc1(x)\n" in text
+    assert "called at" in text.split("heaviest node")[2]
 
 
 def test_layers_that_are_slow_together_are_the_answer_where_no_module_stands_out():
@@ -128,7 +141,8 @@ def test_names_cannot_steer_the_terminal(color):
     assert "\\u202eeman" in text
     assert "[bold]markup[/bold]" in text
     text.encode()
-    assert len(ODD_NAMES) == len(re.findall(r"^ *\d+  ", text, re.MULTILINE))
+    ranked = text.split("made by")[0]
+    assert len(ODD_NAMES) == len(re.findall(r"^ *\d+  ", ranked, re.MULTILINE))
 
 
 @settings(max_examples=150, deadline=None)

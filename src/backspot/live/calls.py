@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from backspot.live import gates
+from backspot.live.lines import Recorder, book
 from backspot.live.owners import Owner, Scope
 from backspot.live.sessions import sessions
 
@@ -32,9 +33,10 @@ class Call:
         module_id: ``id`` of the module.
         kwargs_id: ``id`` of the call's keyword arguments, the one object that both hooks of a call
             share and no other call on the stack has.
+        place: of the line that made the call, where its nodes are known by that; -1 for none.
     """
 
-    __slots__ = ("kwargs_id", "module_id", "opened", "owner", "session")
+    __slots__ = ("kwargs_id", "module_id", "opened", "owner", "place", "session")
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Call:
         self.session = session
         self.module_id = module_id
         self.kwargs_id = kwargs_id
+        self.place = -1
 
 
 class Thread:
@@ -60,7 +63,16 @@ class Thread:
         unmarked: ids of the tensors that were counted as unmarked within the outermost call.
     """
 
-    __slots__ = ("_numbers", "_owners", "calls", "counts", "session", "unmarked")
+    __slots__ = (
+        "_follower",
+        "_numbers",
+        "_owners",
+        "_recorder",
+        "calls",
+        "counts",
+        "session",
+        "unmarked",
+    )
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -69,6 +81,8 @@ class Thread:
         self.session = -1
         self._numbers: list[int] = []
         self._owners: list[Owner | None] = []
+        self._recorder: Recorder | None = None
+        self._follower: Call | None = None  # the outermost call whose lines are wanted
 
     def __del__(self) -> None:
         # The thread ended within a call; its ranges must not be freed while a profiler records.
@@ -91,9 +105,12 @@ class Thread:
             self.unmarked.clear()
         count = counts[owner] = counts.get(owner, 0) + 1
         opened = gates.open_range(owner.forward if count == 1 else owner.repeated(count))
-        calls.append(Call(owner, opened, self.session, id(module), id(kwargs)))
+        call = Call(owner, opened, self.session, id(module), id(kwargs))
+        calls.append(call)
         owner.open.append(None)
         self.change_owner(owner)
+        if owner.scope.lines:
+            self._follow_lines(call, module)
 
     def find(self, owner: Owner, kwargs: dict[str, Any], failed: bool) -> int:
         """Where the ending call stands in ``calls``, or -1 if its beginning was not recorded."""
@@ -112,9 +129,12 @@ class Thread:
     def leave(self, index: int) -> None:
         """The call at ``index`` ends; what stands above it was left behind by an interrupt."""
         calls = self.calls
+        ended = calls[index]
         while len(calls) > index:
             _discard(calls.pop())
         self.change_owner(calls[-1].owner if calls else None)
+        if self._follower is not None:
+            self._end_lines(ended)
 
     def change_owner(self, owner: Owner | None) -> None:
         """Nodes made from now on belong to ``owner``, or to no module."""
@@ -179,10 +199,54 @@ class Thread:
             if call not in kept:
                 _discard(call)
         self.calls[:] = kept
+        if self._follower is not None:
+            self._end_lines(None)
         if self._owners:
             # What was made since the last change of owner may be from after the interrupt.
             self._owners[-1] = None
         self.change_owner(kept[-1].owner if kept else None)
+
+    def _follow_lines(self, call: Call, module: Any) -> None:  # noqa: ANN401
+        """Have the source line of each node noted while this call runs."""
+        recorder = self._recorder
+        if self._follower is None:
+            recorder = self._recorder = book.recorder(self.session, recorder)
+            if recorder is None:
+                return
+            self._follower = call
+            if gates.push_node_hook is not None:
+                gates.push_node_hook(recorder.hook)
+        if gates.push_node_hook is None and recorder is not None:
+            if _is_of_torch(module):
+                call.place = recorder.call_site()
+            recorder.turn(call.place)
+
+    def _end_lines(self, ended: Call | None) -> None:
+        """Calls have ended; ``ended`` did so in good order.
+
+        An interrupt skips the hook that would take ours from the thread. Then it has to be asked
+        whether it is still there: to take another's would be worse than to leave ours.
+        """
+        recorder, follower = self._recorder, self._follower
+        if recorder is None or follower is None:
+            return
+        if follower in self.calls:
+            if gates.push_node_hook is None:
+                recorder.turn(self.calls[-1].place)
+            return
+        self._follower = None
+        if gates.push_node_hook is None:
+            recorder.turn(-1)
+        else:
+            for _ in range(1 if follower is ended else recorder.times_pushed()):
+                gates.pop_node_hook()
+        recorder.settle()
+
+
+def _is_of_torch(module: Any) -> bool:  # noqa: ANN401
+    """Whether all that a module does on its own is done by the line that calls it."""
+    home = type(module).__module__
+    return home.startswith("torch.") and not home.endswith(".container")
 
 
 def _discard(call: Call) -> None:

@@ -14,6 +14,7 @@ from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
 __all__ = [
+    "add_metadata",
     "call_code",
     "emit",
     "ignore_torch_function",
@@ -21,6 +22,8 @@ __all__ = [
     "is_dynamo_compiling",
     "keep_from_dynamo",
     "open_range",
+    "pop_node_hook",
+    "push_node_hook",
     "recording",
     "sequence_number",
     "torch_function_mode_enabled",
@@ -67,6 +70,25 @@ else:
 
 # The number that this thread's next autograd node gets, or None where PyTorch does not tell.
 sequence_number: Callable[[], int] | None = _find("_C", "_autograd", "_get_sequence_nr")
+
+# From torch 2.14 on autograd calls back for each node that a thread makes; None before.
+push_node_hook: Callable[[Any], None] | None = _find("_C", "_autograd", "_push_node_creation_hook")
+pop_node_hook: Callable[[], None] = _find("_C", "_autograd", "_pop_node_creation_hook") or (
+    lambda: None
+)
+
+_add_metadata = _find("autograd", "_add_metadata_json")
+_profiler_type = _find("_C", "_autograd", "_profiler_type")
+
+
+def add_metadata(key: str, value: str) -> None:
+    """Put JSON under a key of the trace that is being recorded."""
+    if _add_metadata is None:
+        return
+    # The kinds that write no trace (NVTX, ITT) would complain.
+    if _profiler_type is None or "KINETO" in _profiler_type().name:
+        _add_metadata(key, value)
+
 
 torch_function_mode_enabled: Callable[[], bool] = (
     _find("_C", "_is_torch_function_mode_enabled") or _no

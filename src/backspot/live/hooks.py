@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any
 
 from backspot.labels import Kind
-from backspot.live import calls, gates, nodes
+from backspot.live import calls, gates, lines, nodes
 from backspot.live.calls import current_thread
 from backspot.live.owners import Marker, Owner, Scope
 from backspot.live.sessions import Sessions
@@ -177,6 +177,7 @@ gates.keep_from_dynamo(
     *_functions_of(
         gates, nodes, calls, calls.Thread, calls.Call, calls._Local, Owner, Marker, Scope
     ),
+    *_functions_of(lines, lines.Recorder, lines.Store, lines.Book),
     *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
     _enter,
     _leave,

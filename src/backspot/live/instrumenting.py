@@ -33,6 +33,7 @@ class Instrumentation:
         name: the name that its paths begin with.
         depth: how many parts a labelled path has at most, or ``None``.
         hooks: ``"node"`` or ``"module"``.
+        lines: whether the source line of each node is recorded.
         paths: the labelled module paths, parents first.
         skipped: the paths that could not be labelled, with the reason.
     """
@@ -44,12 +45,14 @@ class Instrumentation:
         name: str,
         depth: int | None,
         hooks: str,
+        lines: bool,
         paths: tuple[str, ...],
         skipped: dict[str, str],
     ) -> None:
         self.name = name
         self.depth = depth
         self.hooks = hooks
+        self.lines = lines
         self.paths = paths
         self.skipped = skipped
         self._scope = scope
@@ -99,6 +102,8 @@ class Instrumentation:
             parts.append(f"name={self.name!r}")
         if self.depth is not None:
             parts.append(f"depth={self.depth}")
+        if self.lines:
+            parts.append("lines=True")
         if self.skipped:
             parts.append(f"{len(self.skipped)} skipped")
         if not self.active:
@@ -153,6 +158,7 @@ def instrument(
     depth: int | None = None,
     name: str = "",
     hooks: Literal["node", "module"] = "node",
+    lines: bool = False,
 ) -> Instrumentation:
     """Have every module of a model label its forward and its backward in a profiler's trace.
 
@@ -172,6 +178,11 @@ def instrument(
     operations on such tensors fail (``ReLU(inplace=True)``, ``x += shortcut``), outputs in dicts or
     dataclasses bear no marker, and a compiled model's graph breaks. It is there for comparison.
 
+    With ``lines=True`` the trace also tells which line of source made each node, and the report
+    names it beside the node. From torch 2.14 on this is the line itself, for about 2 µs a node
+    while a profiler records; before, it is the line that called the module, for modules of
+    PyTorch's own.
+
     ``torch.jit.script`` refuses a model while it is instrumented: ``remove()`` before scripting.
 
     A traced call of a shared module bears its first path. Paths leave out the parts that wrappers
@@ -183,6 +194,7 @@ def instrument(
             ``None`` labels every module.
         name: what the paths begin with; tells several instrumented modules apart.
         hooks: ``"node"`` or ``"module"``.
+        lines: whether to record the source line of each node.
 
     Returns:
         A handle with ``remove()``, and a context manager that calls it.
@@ -191,7 +203,7 @@ def instrument(
         UsageError: an argument that cannot be meant, or a path that another instrumented model has.
         AlreadyInstrumentedError: the model, or a part of it, is instrumented already.
     """
-    _check_arguments(model, depth, name, hooks)
+    _check_arguments(model, depth, name, hooks, lines)
     _check_plain(model)
     found: list[tuple[str, Any, Any]] = []
     skipped: dict[str, str] = {}
@@ -213,14 +225,16 @@ def instrument(
     paths = tuple(path for path, _, _ in found)
     _check_paths(paths, model)
 
-    scope = Scope(unwrap(model), frozenset(paths), marks_nodes=hooks == "node", name=name)
+    scope = Scope(
+        unwrap(model), frozenset(paths), marks_nodes=hooks == "node", name=name, lines=lines
+    )
     owners: dict[int, Owner] = {}
     for path, module, parent in found:
         around = owners.get(id(parent))
         ancestors = around.ancestors | {around} if around else frozenset()
         owners[id(module)] = Owner(scope, path, class_name(module), ancestors)
     instrumentation = Instrumentation(
-        scope, name=name, depth=depth, hooks=hooks, paths=paths, skipped=skipped
+        scope, name=name, depth=depth, hooks=hooks, lines=lines, paths=paths, skipped=skipped
     )
     instrumentation._register([(owners[id(module)], module) for _, module, _ in found])
     instrumentation._end_copying = keep_copies_plain(
@@ -230,7 +244,9 @@ def instrument(
     return instrumentation
 
 
-def _check_arguments(model: object, depth: object, name: object, hooks: object) -> None:
+def _check_arguments(
+    model: object, depth: object, name: object, hooks: object, lines: object
+) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"instrument() takes a torch.nn.Module, not {type(model).__name__}")
     if depth is not None and (type(depth) is not int or depth < 0):
@@ -241,6 +257,8 @@ def _check_arguments(model: object, depth: object, name: object, hooks: object) 
         raise UsageError(f"name must be a module path such as 'loss' or 'heads.a', not {name!r}")
     if hooks not in _MODES:
         raise UsageError(f"hooks must be 'node' or 'module', not {hooks!r}")
+    if not isinstance(lines, bool):
+        raise UsageError(f"lines must be True or False, not {lines!r}")
 
 
 def _check_plain(model: Any) -> None:  # noqa: ANN401 - a torch module

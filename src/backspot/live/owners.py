@@ -19,13 +19,14 @@ class Scope:
 
     Attributes:
         active: false once it was removed; hooks that live graphs still hold then do nothing.
+        lines: whether the source line of each node is wanted.
         marks_nodes: whether boundary nodes bear the backward markers (``hooks="node"``).
         name: what the paths begin with.
         paths: the module paths that it labels.
         model: a weak reference to the model.
     """
 
-    __slots__ = ("active", "marks_nodes", "model", "name", "paths")
+    __slots__ = ("active", "lines", "marks_nodes", "model", "name", "paths")
 
     def __init__(
         self,
@@ -33,8 +34,10 @@ class Scope:
         paths: frozenset[str],
         marks_nodes: bool,
         name: str = "",
+        lines: bool = False,
     ) -> None:
         self.active = True
+        self.lines = lines
         self.marks_nodes = marks_nodes
         self.name = name
         self.paths = paths

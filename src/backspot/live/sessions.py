@@ -7,11 +7,15 @@ profiler records, when ending it has no effect; what can be neither is put aside
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch.autograd import profiler
 
 from backspot.live import gates
+from backspot.live.lines import book
 from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owners import Scope
 
@@ -29,8 +33,10 @@ class Sessions:
         self.number = 0
         self._scopes: list[Scope] = []
         self._aside: list[Any] = []
-        self._original: Any = None
-        self._wrapper: Any = None
+        self._watches = (
+            _Watch("_run_on_profiler_start", self._starting),
+            _Watch("_disable_profiler", self._stopping),
+        )
         self._optimizers = OptimizerWatch(self.live_scopes)
 
     def live_scopes(self) -> list[Scope]:
@@ -74,23 +80,58 @@ class Sessions:
         # A session may have begun and ended since the last watch.
         self.number += 1
         self._optimizers.start()
-        original = getattr(profiler, "_run_on_profiler_start", None)
-        if original is None or self._wrapper is not None:
-            return
-
-        def run_on_profiler_start(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
-            self.number += 1
-            self.dispose()  # the last moment at which nothing records
-            return original(*args, **kwargs)
-
-        self._original, self._wrapper = original, run_on_profiler_start
-        profiler._run_on_profiler_start = run_on_profiler_start
+        for watch in self._watches:
+            watch.begin()
 
     def _unwatch(self) -> None:
         self._optimizers.stop()
+        if book.is_open:  # lines wait for their trace; its end ends the watch too
+            return
+        for watch in self._watches:
+            watch.end()
+
+    def _starting(self, original: Callable[..., Any]) -> Any:  # noqa: ANN401 - passed through
+        self.number += 1
+        self.dispose()  # the last moment at which nothing records
+        return original()
+
+    def _stopping(self, original: Callable[..., Any]) -> Any:  # noqa: ANN401 - passed through
+        form = None
+        with suppress(Exception):  # a trace without lines, and nothing worse
+            form = book.write()
+        results = original()
+        if form is not None:
+            with suppress(TypeError):  # of what cannot be referred to weakly
+                book.keep(results, form)
+            if not self.live_scopes():
+                self._unwatch()
+        return results
+
+
+class _Watch:
+    """A function of PyTorch's profiler that runs within one of ours, for a while."""
+
+    def __init__(self, name: str, around: Callable[[Callable[..., Any]], Any]) -> None:
+        self._name = name
+        self._around = around
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def begin(self) -> None:
+        original = getattr(profiler, self._name, None)
+        if original is None or self._wrapper is not None:
+            return
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
+            return self._around(partial(original, *args, **kwargs))
+
+        self._original, self._wrapper = original, wrapper
+        setattr(profiler, self._name, wrapper)
+
+    def end(self) -> None:
         # Someone may have wrapped it since: then it stays, counts on, and is taken up again.
-        if getattr(profiler, "_run_on_profiler_start", None) is self._wrapper is not None:
-            profiler._run_on_profiler_start = self._original
+        if getattr(profiler, self._name, None) is self._wrapper is not None:
+            setattr(profiler, self._name, self._original)
             self._original = self._wrapper = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backspot.render._story import heaviest
+from backspot.render._story import heaviest, heaviest_line
 from backspot.report import Report, Row
 
 __all__ = ["COLUMNS", "record"]
@@ -29,12 +29,20 @@ _FIELDS = (
     "cpu_ms_per_step",
     "forward_ms_per_step",
 )
-COLUMNS = (*_FIELDS, "wall_share", "heaviest_node", "heaviest_node_wall_ns")
+COLUMNS = (
+    *_FIELDS,
+    "wall_share",
+    "heaviest_node",
+    "heaviest_node_wall_ns",
+    "heaviest_node_line",
+)
 """The columns in their order."""
 
 
 def record(report: Report, row: Row) -> tuple[str | int | float | bool, ...]:
     """One row, flat: who, what it costs in nanoseconds, the same per step, its share, its node."""
     node = heaviest(row, "wall")
+    line = heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)
-    return (*(getattr(row, field) for field in _FIELDS), report.share(row), name, time)
+    fields = (getattr(row, field) for field in _FIELDS)
+    return (*fields, report.share(row), name, time, line.place if line else "")

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from backspot.report import By, NodeCost, OperatorCost, Report, Row, Sort
+from backspot.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
 from backspot.words import counted, duration, percent
 
 __all__ = [
     "Part",
     "Selection",
     "answer",
+    "answered",
     "by_operator",
     "coverage",
     "heaviest",
+    "heaviest_line",
     "node_name",
     "notes",
     "operators_by",
@@ -68,7 +70,7 @@ def select(report: Report, *, top: int | None, depth: int | None, sort: Sort, by
     )
 
 
-def time_of(cost: Row | NodeCost | OperatorCost, sort: Sort) -> int:
+def time_of(cost: Row | NodeCost | OperatorCost | LineCost, sort: Sort) -> int:
     """The time that a ranking goes by, in nanoseconds over all steps."""
     return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
 
@@ -76,6 +78,13 @@ def time_of(cost: Row | NodeCost | OperatorCost, sort: Sort) -> int:
 def heaviest(row: Row, sort: Sort) -> NodeCost | None:
     """The node that takes most of the row's time, or ``None`` where it has none."""
     return max(row.nodes, key=lambda node: time_of(node, sort), default=None)
+
+
+def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
+    """The line of source that made most of the row's heaviest node, where the trace tells."""
+    node = heaviest(row, sort)
+    made = [line for line in row.lines if node is not None and line.node == node.name]
+    return max(made, key=lambda line: time_of(line, sort), default=None)
 
 
 def node_name(name: str) -> str:
@@ -106,21 +115,33 @@ def answer(report: Report, *, depth: int | None, sort: Sort, by: By) -> list[Par
         return _answer_by_node(report, sort, whole)
     chosen = select(report, top=None, depth=depth, sort=sort, by=by)
     first = chosen.shown[0]
-    if not time_of(first, sort):
+    row = answered(report, depth=depth, sort=sort, by=by)
+    if row is None:
         return [("text", f"No module takes any of {whole}.")]
-    parts = _takes(report, first, sort, whole)
-    if by == "path" and report.share(first, sort) < _DIFFUSE:
-        layers = select(report, top=1, depth=depth, sort=sort, by="pattern").shown[0]
-        if layers.members > 1 and time_of(layers, sort) >= 2 * time_of(first, sort):
-            parts = _takes(report, layers, sort, whole)
-            parts += [
-                ("text", "; no single module takes more than "),
-                ("number", percent(report.share(first, sort))),
-            ]
+    parts = _takes(report, row, sort, whole)
+    if row.members > first.members:
+        parts += [
+            ("text", "; no single module takes more than "),
+            ("number", percent(report.share(first, sort))),
+        ]
     unowned = sum(report.share(row, sort) for row in chosen.unowned)
     if unowned > _UNOWNED:
         parts += [("text", "; "), ("number", percent(unowned)), ("text", " belongs to no module")]
     return parts
+
+
+def answered(report: Report, *, depth: int | None, sort: Sort, by: By) -> Row | None:
+    """The row that the answer is about, ``None`` where no module takes any of that time."""
+    if by_operator(report):
+        return None
+    first = select(report, top=1, depth=depth, sort=sort, by=by).shown[0]
+    if not time_of(first, sort):
+        return None
+    if by == "path" and report.share(first, sort) < _DIFFUSE:
+        layers = select(report, top=1, depth=depth, sort=sort, by="pattern").shown[0]
+        if layers.members > 1 and time_of(layers, sort) >= 2 * time_of(first, sort):
+            return layers
+    return first
 
 
 def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:

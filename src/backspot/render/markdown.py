@@ -11,6 +11,7 @@ from backspot.render._story import (
     by_operator,
     coverage,
     heaviest,
+    heaviest_line,
     node_name,
     notes,
     operators_by,
@@ -19,7 +20,7 @@ from backspot.render._story import (
     setting,
     time_of,
 )
-from backspot.report import By, NodeCost, OperatorCost, Report, Row, Sort
+from backspot.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
 from backspot.words import decimals_for, milliseconds, percent, visible
 
 __all__ = ["to_markdown"]
@@ -82,10 +83,10 @@ def _table(
         ]
         return _lines(head, body, names={1})
     head = ["#", "class" if by == "class" else "module", "class", "modules", *titles]
-    head += ["calls", "heaviest node", "its ms"]
+    head += ["calls", "heaviest node", "its ms", "made by"]
     body = []
     for rank, row in enumerate(rows, 1):
-        node = heaviest(row, sort)
+        node, line = heaviest(row, sort), heaviest_line(row, sort)
         body.append(
             [
                 str(rank) if row.is_module else "",
@@ -96,9 +97,12 @@ def _table(
                 str(row.calls) if row.is_module else "",
                 _code(node_name(node.name)) if node else "",
                 milliseconds(time_of(node, sort) / report.steps, decimals) if node else "",
+                _code(_made_by(line)) if line else "",
             ]
         )
-    useless = {"path": {3}, "class": {2}, "pattern": set()}[by]
+    useless = {"path": {3}, "class": {2}, "pattern": set[int]()}[by]
+    if not any(row.lines for row in rows):
+        useless = {*useless, len(head) - 1}
     keep = [index for index in range(len(head)) if index not in useless]
     chosen = [[line[index] for index in keep] for line in (head, *body)]
     names = {place for place, title in enumerate(chosen[0]) if title in _NAMES}
@@ -106,7 +110,11 @@ def _table(
 
 
 _KINDS: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
-_NAMES = {"module", "class", "heaviest node"}
+_NAMES = {"module", "class", "heaviest node", "made by"}
+
+
+def _made_by(line: LineCost) -> str:
+    return line.place if line.exact else f"called at {line.place}"
 
 
 def _share(report: Report, cost: Row | NodeCost | OperatorCost, sort: Sort) -> float:

@@ -6,15 +6,18 @@ import io
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from backspot.render._story import (
     Part,
     answer,
+    answered,
     by_operator,
     coverage,
     heaviest,
+    heaviest_line,
     node_name,
     notes,
     operators_by,
@@ -24,12 +27,13 @@ from backspot.render._story import (
     time_of,
 )
 from backspot.render._table import Column, keep_end, keep_start, lay_out
-from backspot.report import By, OperatorCost, Report, Row, Sort, Subtree
+from backspot.report import By, LineCost, OperatorCost, Report, Row, Sort, Subtree
 from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
 
 __all__ = ["render_subtree", "render_text", "width_of", "written"]
 
 _NARROWEST = 40
+_LINES = 5  # how many lines of source are shown
 _STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
 _TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
 
@@ -61,6 +65,9 @@ def render_text(
     width = width_of(width)
     chosen = select(report, top=top, depth=depth, sort=sort, by=by)
     lines = [_sentence(answer(report, depth=depth, sort=sort, by=by), width)]
+    row = answered(report, depth=depth, sort=sort, by=by)
+    if row is not None:
+        lines += _line_of_answer(row, sort, width)
     per = "pass" if report.step_unit == "backward pass" else "step"
     lines += [*_facts([*setting(report), f"times in ms per {per}"], width), Text()]
     if by_operator(report):
@@ -72,6 +79,7 @@ def render_text(
             lines.append(Text(f"{hidden}: --top {len(operators)}.", "dim"))
     else:
         lines += _module_table(report, chosen.shown, chosen.unowned, sort, by, width)
+        lines += _lines_table(chosen.shown, sort, width)
         lines += [Text(), Text(coverage(report))]
         lines += [Text(note, "dim") for note in notes(report, chosen, sort=sort, by=by)]
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
@@ -223,6 +231,56 @@ def _node_columns(
 def _node_name(row: Row, sort: Sort) -> str:
     node = heaviest(row, sort)
     return visible(node_name(node.name)) if node else ""
+
+
+def _line_of_answer(row: Row, sort: Sort, width: int) -> list[Text]:
+    """Below the answer, the line of source that made its node."""
+    line = heaviest_line(row, sort)
+    if line is None:
+        return []
+    lead = "  ← " if line.exact else "  ← called at "
+    shown = keep_end(visible(line.place), width - len(lead))
+    told = Text(lead, no_wrap=True)
+    told.append(shown, "green")
+    left = width - cell_len(lead + shown) - 2
+    if line.text and left >= 12:
+        told.append("  " + keep_start(visible(line.text), left), "dim")
+    return [told]
+
+
+def _lines_table(shown: Sequence[Row], sort: Sort, width: int) -> list[Text]:
+    """The lines of source that made the heaviest nodes of the first modules."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    known: dict[tuple[str, str], LineCost] = {}
+    for rank, row in enumerate(shown, 1):
+        line = heaviest_line(row, sort)
+        if line is not None and ((line.node, line.place) in known or len(known) < _LINES):
+            known[line.node, line.place] = line
+            ranks.setdefault((line.node, line.place), []).append(rank)
+    if not known:
+        return []
+    lines = known.values()
+    head = "made by" if all(line.exact for line in lines) else "called at"
+    nodes = [visible(node_name(line.node)) for line in lines]
+    places = [visible(line.place) for line in lines]
+    columns = [
+        Column("#", [_spans(found) for found in ranks.values()], least=6, left=True, style="dim"),
+        Column("heaviest node", nodes, least=14, left=True),
+        Column(head, places, least=20, left=True, cut_start=True, style="green"),
+        Column("source", [visible(line.text) for line in lines], 1, least=24, left=True),
+    ]
+    return [Text(), *lay_out(columns, width)]
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers as people write them: ``1,3–5``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ",".join("–".join(map(str, span)) for span in spans)
 
 
 def _operator_table(

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import msgspec
 
 from backspot.errors import NotATraceError
+from backspot.lines import KEY, find_lines
 from backspot.trace.columns import Columns
 from backspot.trace.decoding import Event, decode_events, gather
 
@@ -29,6 +30,7 @@ _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 # of objects within an event's args could match, and is then found out by the decoder.
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
 _CLOSING = re.compile(rb"\}\s*\]")
+_MOST_TAIL = 1 << 26  # bytes: what may follow the events and is looked through
 _MOST_EVENTS = 1 << 12  # bytes: most are shorter
 
 
@@ -56,7 +58,8 @@ class ChromeDecoder:
             NotATraceError: where the text is no trace at all.
         """
         with _without_garbage_collection():
-            _, rest = split_head(self._read, self._source)
+            head, rest = split_head(self._read, self._source)
+            self._look_for_lines(head)
             while True:
                 block = self._read(max(_PIECE, len(rest)))
                 if not block:
@@ -69,6 +72,7 @@ class ChromeDecoder:
                     continue
                 piece, rest = buffer[: cut[0]], buffer[cut[1] :]
                 if not self._piece(piece):
+                    self._look_for_lines(buffer + self._tail())
                     return
 
     # The parts of the text ---------------------------------------------------------------------
@@ -84,6 +88,7 @@ class ChromeDecoder:
 
     def _last(self, text: bytes) -> None:
         """Decode what remains: events, the closing bracket, and keys that follow."""
+        self._look_for_lines(text)
         if self._close(text):
             return
         # Something is wrong in here, or the writer died before it was done. What is whole is kept.
@@ -95,6 +100,19 @@ class ChromeDecoder:
         if not self._close(text):
             self.truncated = True
             self._fast(text.strip().rstrip(b","))
+
+    def _tail(self) -> bytes:
+        """What follows the text that holds the end of the events."""
+        blocks, size = [], 0
+        while size < _MOST_TAIL and (block := self._read(_PIECE)):
+            blocks.append(block)
+            size += len(block)
+        return b"".join(blocks)
+
+    def _look_for_lines(self, text: bytes) -> None:
+        """Take the table of source lines, if ``text``, which holds more than events, has it."""
+        if KEY.encode() in text:
+            self.columns.lines = find_lines(text) or self.columns.lines
 
     def _close(self, text: bytes) -> bool:
         """Decode up to the bracket that closes the list of events, if it is in ``text``."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from backspot.lines import LineTable
 from backspot.trace.events import Events, Flows, Ints
 
 __all__ = ["Columns", "Index"]
@@ -48,6 +49,7 @@ class Columns:
         self.names = Index()
         self.threads = Index()
         self.logical_threads: dict[int, int] = {}
+        self.lines = LineTable()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
         self._whole, self._apart = 0, 0  # pieces joined already, rows in those that are not
@@ -101,6 +103,8 @@ class Columns:
 
     def extend(self, other: Columns) -> None:
         """Add what another reader gathered behind what is here, as if one had read both."""
+        if other.lines.lines or other.lines.broken:
+            self.lines = other.lines
         names, threads = (
             _renumbered(other.names, self.names),
             _renumbered(other.threads, self.threads),
@@ -155,6 +159,7 @@ class Columns:
             warnings=tuple(warnings),
             origin_ns=origin,
             truncated=truncated,
+            lines=self.lines,
         )
 
     def _arrows(self, origin: int) -> Flows:

@@ -10,6 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from backspot.lines import LineTable
+
 __all__ = ["CATEGORIES", "MODULE_CALL", "Category", "Events", "Flows", "Ints"]
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -103,6 +105,7 @@ class Events:
         warnings: what was wrong with the trace.
         origin_ns: the trace's own time at which ``start`` is 0.
         truncated: whether the trace is cut short.
+        lines: which line of source made which node, as far as the trace tells.
     """
 
     start: Ints
@@ -123,6 +126,7 @@ class Events:
     warnings: tuple[str, ...] = ()
     origin_ns: int = 0
     truncated: bool = False
+    lines: LineTable = field(default_factory=LineTable)
 
     @property
     def end(self) -> Ints:

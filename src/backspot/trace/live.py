@@ -8,11 +8,13 @@ it is given.
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import numpy as np
 
 from backspot.errors import NoBackwardError, UsageError
+from backspot.lines import KEY, LineTable, find_lines
 from backspot.trace.columns import Columns
 from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Events
 
@@ -95,7 +97,15 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
     columns.add(*(np.ascontiguousarray(table[:, index]) for index in range(table.shape[1])))
+    columns.lines = _lines(results)
     return columns.finish("the live profile")
+
+
+def _lines(results: Any) -> LineTable:  # noqa: ANN401
+    """The source lines of this very profile, which the live half keeps as long as it lives."""
+    live = sys.modules.get("backspot.live.lines")
+    form = live.book.kept(results) if live is not None else None
+    return (form and find_lines(f'"{KEY}":{form}'.encode())) or LineTable()
 
 
 # Frames of Python that with_stack=True records: "file.py(12): step", "<built-in method …>".

@@ -1,0 +1,302 @@
+"""Which line of source made each autograd node, kept while a profiler records.
+
+From torch 2.14 on autograd calls back for every node that it makes, and the innermost frame outside
+of PyTorch is the line. Before, the line that called a module of PyTorch's own is known, and all
+nodes made within that call are its. Code objects are kept, never frames: a frame would keep every
+tensor in it alive. Lines and texts are looked up once, when the profiler stops.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from array import array
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from backspot.lines import KEY, MOST_NODES, LineTable, Made, SourceLine, format_lines
+from backspot.live import gates
+from backspot.live.sources import describe
+
+__all__ = ["Book", "Recorder", "book"]
+
+_Key = tuple[int, int, type | None]
+
+# Packages whose own lines say nothing: the line that called them does.
+_BENEATH = ("torch", "functorch", "einops", "opt_einsum", "backspot")
+_MOST_NUMBER = 1 << 62  # AccumulateGrad's is the largest of 64 bits; it is nobody's line
+# A compiled region is one node for many lines.
+_COMPILED = "CompiledFunction"
+
+_folders = tuple(
+    os.path.dirname(path) + os.sep  # noqa: PTH120 - compared with what code objects hold
+    for path in (torch.__file__, os.path.dirname(__file__))  # noqa: PTH120
+)
+_beneath: dict[str, bool] = {}
+
+
+def _is_beneath(file: str) -> bool:
+    """Whether a line of this file says nothing to the reader; remembered by file."""
+    verdict = file.startswith((*_folders, "<frozen ")) or any(
+        f"{os.sep}site-packages{os.sep}{package}{os.sep}" in file for package in _BENEATH
+    )
+    if len(_beneath) > 1 << 16:  # code made on the run bears ever new names
+        _beneath.clear()
+    _beneath[file] = verdict
+    return verdict
+
+
+class Recorder:
+    """The nodes that one thread makes within one profiler session.
+
+    Attributes:
+        tid: the operating system's number of the thread.
+        hook: what autograd calls with each node.
+        heard: how often it called with a node that takes no number of its own.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.tid = threading.get_native_id()
+        self.store: Store | None = store
+        self.numbers = array("q")
+        self.places = array("i")
+        self._settled = 0
+        self.heard = 0
+        self._ids: dict[_Key, int] = {}
+        self._codes: list[CodeType] = []  # kept, so that their ids stay theirs
+        self.hook: Callable[[Any], None] = self._make_hook()
+
+    def _make_hook(self) -> Callable[[Any], None]:
+        number_of, place_of = self.numbers.append, self.places.append
+        ids, beneath, frame_at = self._ids, _beneath, sys._getframe
+
+        def made(node: Any) -> None:  # noqa: ANN401 - an autograd node
+            # Whatever this raised or returned would kill the user's forward.
+            try:
+                number = node._sequence_nr()
+                if number >= _MOST_NUMBER:
+                    self.heard += 1
+                    return
+                if self.store is None:
+                    return
+                frame: FrameType | None = frame_at(1)
+                while frame is not None:
+                    file = frame.f_code.co_filename
+                    under = beneath.get(file)
+                    if under is None:
+                        under = _is_beneath(file)
+                    if not under:
+                        break
+                    frame = frame.f_back
+                else:
+                    return
+                key = (id(frame.f_code), frame.f_lasti, type(node))
+                place = ids.get(key)
+                if place is None:
+                    place = self._new(key, frame.f_code)
+                number_of(number)
+                place_of(place)
+            except Exception:
+                return
+
+        gates.keep_from_dynamo(made)
+        return made
+
+    def _new(self, key: _Key, code: CodeType) -> int:
+        self._codes.append(code)
+        place = self._ids[key] = len(self._ids)
+        return place
+
+    def call_site(self) -> int:
+        """The place of the innermost line outside of PyTorch, -1 for none."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not (_beneath[file] if file in _beneath else _is_beneath(file)):
+                key = (id(frame.f_code), frame.f_lasti, None)
+                place = self._ids.get(key)
+                return self._new(key, frame.f_code) if place is None else place
+            frame = frame.f_back
+        return -1
+
+    def turn(self, place: int) -> None:
+        """Nodes made from now on belong to the call made at ``place``; -1 to none."""
+        if self.store is None or gates.sequence_number is None:
+            return
+        number = gates.sequence_number()
+        if self.numbers and self.numbers[-1] == number:
+            self.places[-1] = place
+        else:
+            self.numbers.append(number)
+            self.places.append(place)
+
+    def settle(self) -> None:
+        """An outermost call has ended: tell the store how many nodes it took."""
+        if self.store is not None:
+            self.store.count += len(self.numbers) - self._settled
+            self._settled = len(self.numbers)
+
+    def times_pushed(self) -> int:
+        """How often the hook stands on this thread, found out by making a node that has no number.
+
+        PyTorch does not tell, and what an interrupt left behind may be gone already: autograd sets
+        its thread's state back after each node.
+        """
+        before = self.heard
+        with torch.enable_grad():
+            leaf = torch.empty(0, requires_grad=True)
+            leaf.view_as(leaf)
+        return self.heard - before
+
+    def close(self) -> None:
+        """The session is over: keep nothing more, and let the hook do nothing."""
+        self.store = None
+
+    def lines(self) -> list[SourceLine]:
+        """The line of each place."""
+        return [
+            describe(code, lasti, kind.__name__ if kind else "")
+            for code, (_, lasti, kind) in zip(self._codes, tuple(self._ids), strict=False)
+        ]
+
+    def made(self) -> Made:
+        """The nodes as runs of one number each, or of one call each."""
+        line = np.array(self.places, np.int64)
+        first = np.array(self.numbers[: len(line)], np.int64)  # another thread may be between them
+        if gates.push_node_hook is not None:
+            return Made(first, np.ones_like(first), line)
+        # A call's nodes reach to the next turn; the last one is open, and is given up.
+        return Made(first[:-1], np.diff(first), line[:-1])
+
+
+class Store:
+    """What one profiler session has heard, on all threads.
+
+    Attributes:
+        session: the session's number.
+        complete: false once there was no more room.
+        count: how many nodes the outermost calls that have ended took.
+    """
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.complete = True
+        self.count = 0
+        self._recorders: list[Recorder] = []
+
+    def recorder(self) -> Recorder:
+        """A new thread's."""
+        recorder = Recorder(self)
+        self._recorders.append(recorder)
+        return recorder
+
+    def has_room(self) -> bool:
+        """Whether another outermost call may be kept."""
+        if self.count >= MOST_NODES:
+            self.complete = False
+        return self.complete
+
+    def close(self) -> LineTable | None:
+        """The table; ``None`` where nothing was heard."""
+        lines: dict[SourceLine, int] = {}
+        runs: dict[int, list[Made]] = {}
+        for recorder in self._recorders:
+            recorder.close()
+            made = recorder.made()
+            known = np.array([*(_known(lines, s) for s in recorder.lines()), -1], np.int64)
+            runs.setdefault(recorder.tid, []).append(Made(made.first, made.count, known[made.line]))
+        threads = {tid: _tidied(parts) for tid, parts in runs.items()}
+        if not lines:
+            return None
+        exact = gates.push_node_hook is not None
+        return LineTable(tuple(lines), threads, exact, self.complete)
+
+
+def _known(lines: dict[SourceLine, int], line: SourceLine) -> int:
+    if line.node.startswith(_COMPILED):
+        return -1
+    return lines.setdefault(line, len(lines))
+
+
+def _tidied(parts: list[Made]) -> Made:
+    """One thread's runs in order, joined where one line made the next node too.
+
+    A number that stands twice with two lines (a thread's number that was used again, a counter that
+    was set back) tells nothing, and is left out.
+    """
+    first, count, line = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in Made.__slots__
+    )
+    kept = (line >= 0) & (count > 0)
+    first, count, line = first[kept], count[kept], line[kept]
+    order = np.argsort(first, kind="stable")
+    first, count, line = first[order], count[order], line[order]
+    if not len(first):
+        return Made(first, count, line)
+    end = first + count
+    furthest = np.maximum.accumulate(end)
+    overlaps = np.zeros(len(first), bool)
+    overlaps[1:] = first[1:] < furthest[:-1]
+    overlaps[:-1] |= overlaps[1:]
+    first, end, line = first[~overlaps], end[~overlaps], line[~overlaps]
+    if not len(first):
+        return Made(first, end, line)
+    starts = np.ones(len(first), bool)
+    starts[1:] = (line[1:] != line[:-1]) | (first[1:] != end[:-1])
+    last = np.append(np.flatnonzero(starts)[1:] - 1, len(first) - 1)
+    return Made(first[starts], end[last] - first[starts], line[starts])
+
+
+class Book:
+    """The lines of the session that runs, and of the profiles that still live."""
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+        # A profile's results, as torch hands them out when it stops; gone when they are.
+        self._kept: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a session has lines that no trace holds yet."""
+        return self._store is not None
+
+    def recorder(self, session: int, own: Recorder | None) -> Recorder | None:
+        """The calling thread's recorder for this session; ``None`` where there is no more room."""
+        with self._lock:
+            store = self._store
+            if store is None or store.session != session:
+                store = self._store = Store(session)
+            if not store.has_room():
+                return None
+            return own if own is not None and own.store is store else store.recorder()
+
+    def write(self) -> str | None:
+        """Put the table into the trace that is being recorded; the last moment is the best one."""
+        with self._lock:
+            store, self._store = self._store, None
+        if store is None:
+            return None
+        table = store.close()
+        if table is None:
+            return None
+        form = format_lines(table)
+        gates.add_metadata(KEY, form)
+        return form
+
+    def keep(self, results: Any, form: str) -> None:  # noqa: ANN401 - torch's own class
+        """Remember a stopped profile's table for as long as its results live."""
+        self._kept[results] = form
+
+    def kept(self, results: Any) -> str | None:  # noqa: ANN401
+        """The table of a stopped profile."""
+        return self._kept.get(results)
+
+
+book = Book()
