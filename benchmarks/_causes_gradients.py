@@ -133,7 +133,7 @@ def ratio_implicit_vit(context: Context) -> Built:
     return train_vit(context, model)
 
 
-@plant("backward-ratio", ["extra"])
+@plant("backward-ratio", ["extra"], {"sync-in-backward": "cumprod's asks the host for zeros"})
 def ratio_cumprod_gpt(context: Context) -> Built:
     """A gate by cumprod over the positions."""
 

@@ -167,7 +167,7 @@ def cpu_suppression_detector(context: Context) -> Built:
             chosen = chosen.gather(1, order)
             return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
 
-    return train_detector(context, detector(context, Suppress()))
+    return train_detector(context, detector(context, Suppress(), best=256))
 
 
 @plant("cpu-operators", ["items", "items.inner"], _FETCHED)
@@ -195,7 +195,7 @@ def cpu_statistics_gpt(context: Context) -> Built:
 
     class Quantile(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen = x.detach()[:, ::16].float().cpu().flatten().sort().values
+            seen = x.detach()[:, ::64].float().cpu().flatten().sort().values
             return x.clamp(max=float(seen[-1]) + 1)
 
     model = gpt(context)

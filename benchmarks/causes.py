@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     recording = verbs.add_parser("record", help="record the cases' traces")
-    add_recording_arguments(recording, seconds=290)
+    add_recording_arguments(recording, seconds=480)
     recording.add_argument("--gpus", type=int, default=1, help="record the cases that need so many")
     judging = verbs.add_parser("judge", help="judge what reports of recorded traces find")
     judging.add_argument("folder", type=Path)
