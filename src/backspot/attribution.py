@@ -301,25 +301,24 @@ def _infer_launches(
     """
     launch, thread, span = columns
     queue = events.thread[work]
+    latest = np.append(np.maximum.accumulate(passes.end), -1)  # of the passes up to each
     for number in np.unique(queue[launch < 0]).tolist():
         mine = np.flatnonzero(queue == number)
-        known = mine[launch[mine] >= 0]
-        for item in mine[launch[mine] < 0].tolist():
-            after = int(np.searchsorted(known, item))
-            if after == len(known):
-                continue
-            behind = int(known[after])
-            before = int(known[after - 1]) if after else NOTHING
-            low = int(launch[before]) if after else -1
-            high = int(launch[behind])
-            if not ((passes.start < high) & (passes.end > low)).any():
-                launch[item] = high
-            elif (
-                before >= 0
-                and span[before] == span[behind] != NOTHING
-                and not spans.any_starts(int(thread[before]), low, high)
-            ):
-                launch[item], thread[item], span[item] = low, thread[before], span[before]
+        recorded = launch[mine] >= 0
+        known, lost = mine[recorded], mine[~recorded]
+        after = np.searchsorted(known, lost)
+        lost, after = lost[after < len(known)], after[after < len(known)]
+        behind = known[after]
+        before = np.where(after > 0, known[after - 1], NOTHING)
+        low = np.where(after > 0, launch[before], -1)
+        high = launch[behind]
+        running = latest[np.searchsorted(passes.start, high, side="left") - 1] > low
+        launch[lost[~running]] = high[~running]
+        sure = running & (before >= 0) & (span[before] == span[behind]) & (span[behind] >= 0)
+        lost, before, low, high = lost[sure], before[sure], low[sure], high[sure]
+        still = ~spans.any_starts(thread[before], low, high)
+        lost, before = lost[still], before[still]
+        launch[lost], thread[lost], span[lost] = low[still], thread[before], span[before]
 
 
 def _windows(passes: Passes, work: DeviceWork) -> Windows:

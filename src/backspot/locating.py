@@ -24,6 +24,7 @@ def locate(
     *,
     depth: int | None = None,
     progress: Progress | None = None,
+    jobs: int | None = None,
 ) -> Report:
     """Find the modules that make the backward slow.
 
@@ -35,6 +36,8 @@ def locate(
         depth: fold every module deeper than this into its ancestor; ``None`` keeps all.
         progress: called while a file is read, with the bytes read and, where known, how many there
             are.
+        jobs: how many processes decode a large plain ``.json``; ``None`` takes as many as pay. What
+            comes out is the same.
 
     Returns:
         The ranked report.
@@ -47,7 +50,7 @@ def locate(
     """
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise UsageError(f"depth={depth!r}: give a whole number of at least 0, or None for all")
-    events = read_events(source, progress=progress)
+    events = read_events(source, progress=progress, jobs=jobs)
     ownership = attribute(events)
     if not len(ownership.passes.start):
         raise NoBackwardError(no_backward(events))

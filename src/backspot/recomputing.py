@@ -9,6 +9,7 @@ backward do not.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -50,8 +51,9 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
         pieces[at].append((begin, finish, NOTHING))
     for span in np.flatnonzero(np.isin(spans.parent, recomputing)).tolist():
         pieces[int(spans.parent[span])].append((int(spans.start[span]), int(spans.end[span]), span))
+    calls_of = _CallsOf(spans)
     stretches = [
-        (begin, finish, int(spans.thread[at]), _caller(spans, at, calls))
+        (begin, finish, int(spans.thread[at]), _caller(spans, at, calls, calls_of))
         for at, found in pieces.items()
         for begin, finish, calls in _stretches(spans, sorted(found))
     ]
@@ -143,7 +145,23 @@ def _stretches(
     return result
 
 
-def _caller(spans: Spans, node: int, calls: list[int]) -> int:
+class _CallsOf:
+    """Each module's calls by start."""
+
+    def __init__(self, spans: Spans) -> None:
+        index = np.arange(len(spans.start))
+        self._order = np.lexsort((-index, spans.start, spans.module))
+        self._module = spans.module[self._order]
+        self._start = spans.start[self._order]
+
+    def before(self, module: int, time: int) -> Iterator[int]:
+        """The calls of a module that start before a time, the last one first."""
+        low, high = np.searchsorted(self._module, (module, module + 1)).tolist()
+        high = low + int(np.searchsorted(self._start[low:high], time))
+        return map(int, reversed(self._order[low:high]))
+
+
+def _caller(spans: Spans, node: int, calls: list[int], calls_of: _CallsOf) -> int:
     """The call that the function was checkpointed in, told by the modules that it calls.
 
     Their first run, in the forward, lies directly in it. ``NOTHING`` means the owner of the node:
@@ -153,10 +171,7 @@ def _caller(spans: Spans, node: int, calls: list[int]) -> int:
     if _REENTRANT in spans.node_names[spans.node[node]]:
         return NOTHING
     for call in calls:
-        same = np.flatnonzero(
-            (spans.module == spans.module[call]) & (spans.start < spans.start[node])
-        )
-        for first in same[np.argsort(-spans.start[same], kind="stable")].tolist():
+        for first in calls_of.before(int(spans.module[call]), int(spans.start[node])):
             around = int(spans.parent[first])
             if around < 0:
                 return NO_CALLER

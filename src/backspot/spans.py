@@ -102,11 +102,15 @@ class Spans:
             found[mine] = self.at(thread, times[mine])
         return found
 
-    def any_starts(self, thread: int, after: int, before: int) -> bool:
-        """Whether a span starts on ``thread`` between two times, neither included."""
-        edges = self.nesting[thread][1].timeline.edges
-        low = np.searchsorted(edges, after, side="right")
-        return bool(np.searchsorted(edges, before, side="left") > low)
+    def any_starts(self, threads: Ints, after: Ints, before: Ints) -> np.ndarray:
+        """Whether a span starts between two times, neither included, each on its own thread."""
+        found = np.zeros(len(threads), bool)
+        for thread in np.unique(threads).tolist():
+            mine = threads == thread
+            edges = self.nesting[thread][1].timeline.edges
+            low = np.searchsorted(edges, after[mine], side="right")
+            found[mine] = np.searchsorted(edges, before[mine], side="left") > low
+        return found
 
 
 def find_spans(events: Events) -> Spans:

@@ -21,7 +21,7 @@ from backspot.lines import KEY, find_lines
 from backspot.trace.columns import Columns
 from backspot.trace.decoding import Event, decode_events, gather
 
-__all__ = ["ChromeDecoder", "split_head"]
+__all__ = ["ChromeDecoder", "first_between", "split_head"]
 
 # What a piece becomes stays in the processor's caches; ten times as much takes half again as long.
 _PIECE = 1 << 18
@@ -74,6 +74,38 @@ class ChromeDecoder:
                 if not self._piece(piece):
                     self._look_for_lines(buffer + self._tail())
                     return
+
+    def run_part(self, *, first: bool, last: bool) -> bool:
+        """Read a stretch of a trace that begins and ends between two events.
+
+        Args:
+            first: whether it begins with what stands before the events.
+            last: whether it ends with what stands behind them.
+
+        Returns:
+            Whether all is sound. If not, only ``run`` on the whole text can tell what is wrong.
+
+        Raises:
+            NotATraceError: where the text is no trace at all.
+        """
+        with _without_garbage_collection():
+            rest = split_head(self._read, self._source)[1] if first else b""
+            while block := self._read(max(_PIECE, len(rest))):
+                buffer = rest + block
+                cut = _last_between(buffer, len(rest))
+                if cut is None:
+                    rest = buffer
+                    continue
+                rest = buffer[cut[1] :]
+                if not self._fast(buffer[: cut[0]]):
+                    return False
+            return self._close(rest) if last else self._fast(rest)
+
+    def extend(self, columns: Columns, seen: int, impossible: int) -> None:
+        """Add what another decoder read of the stretch that follows."""
+        self.columns.extend(columns)
+        self.seen += seen
+        self.impossible += impossible
 
     # The parts of the text ---------------------------------------------------------------------
 
@@ -200,6 +232,12 @@ def split_head(read: Callable[[int], bytes], source: str) -> tuple[bytes, bytes]
             )
         text += more
     return text[: match.end()], text[match.end() :]
+
+
+def first_between(text: bytes) -> tuple[int, int] | None:
+    """Where the first event of ``text`` starts: (end of the one before, its own start)."""
+    match = _BETWEEN.search(text)
+    return (match.start() + 1, match.end()) if match else None
 
 
 def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
+import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
 from backspot.trace.chrome import ChromeDecoder, split_head
 from backspot.trace.events import Events
 from backspot.trace.live import is_profiler, read_profiler
+from backspot.trace.splitting import decode_in_parts
+from backspot.trace.unpacking import GZIP, Progress, Read, plain
 
 __all__ = ["Progress", "newest", "read_events", "trace_bytes"]
 
-Progress: TypeAlias = Callable[[int, "int | None"], None]
-"""Called while reading with the bytes read and, where it is known, how many there are."""
-
-_GZIP = b"\x1f\x8b"
 _SUFFIXES = (".json", ".json.gz")
 _SMALL = 1 << 20
 _REPORT = re.compile(rb'\{\s*"modules"\s*:')
 
 
-def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # noqa: ANN401
+def read_events(
+    source: Any,  # noqa: ANN401 - a path, a stream or a profiler
+    *,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+) -> Events:
     """Read a trace.
 
     Args:
@@ -37,18 +40,22 @@ def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # 
             for standard input; an open binary file; or a ``torch.profiler.profile`` that has
             stopped.
         progress: called now and then with what has been read.
+        jobs: how many processes decode a plain file; ``None`` takes as many as pay, which for a
+            small file is this one alone. All else one process reads.
 
     Raises:
         SourceNotFoundError: where there is nothing to read.
         NotATraceError: where it is no trace, or is broken beyond use.
         UsageError: where ``source`` is none of these, or a profiler that cannot be read now.
     """
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise UsageError(f"jobs={jobs!r}: give a whole number of at least 1, or None")
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "-":
             return _read_stream(sys.stdin.buffer, "standard input", None, progress)
         if not os.fspath(source):  # which a Path would take for the folder that one is in
             raise SourceNotFoundError("an empty path names no trace: give a file or a folder")
-        return _read_path(Path(source), progress)
+        return _read_path(Path(source), progress, jobs)
     if is_profiler(source):
         return read_profiler(source)
     if hasattr(source, "read"):
@@ -60,12 +67,17 @@ def read_events(source: Any, *, progress: Progress | None = None) -> Events:  # 
     )
 
 
-def _read_path(path: Path, progress: Progress | None) -> Events:
+def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Events:
     try:
         if path.is_dir():
             path = newest(path)
         with path.open("rb") as file:
-            return _read_stream(file, str(path), os.fstat(file.fileno()).st_size, progress)
+            about = os.fstat(file.fileno())
+            if stat.S_ISREG(about.st_mode) and not file.peek(2).startswith(GZIP):
+                decoder = decode_in_parts(path, about.st_size, jobs, progress)
+                if decoder is not None:
+                    return _finished(decoder, str(path))
+            return _read_stream(file, str(path), about.st_size, progress)
     except SourceNotFoundError:
         raise
     except FileNotFoundError:
@@ -105,14 +117,18 @@ def _is_other_json(path: Path) -> bool:
 def _read_stream(
     file: IO[bytes], source: str, total: int | None, progress: Progress | None
 ) -> Events:
-    counted = _Counted(file, total, progress)
-    decoder = ChromeDecoder(_plain(counted), source)
     try:
-        decoder.run()
-    except (zlib.error, gzip.BadGzipFile) as error:
+        with plain(file, total, progress) as read:
+            decoder = ChromeDecoder(read, source)
+            decoder.run()
+    except zlib.error as error:
         raise NotATraceError(
             f"{source} is a broken gzip file ({error}): export or copy it again"
         ) from None
+    return _finished(decoder, source)
+
+
+def _finished(decoder: ChromeDecoder, source: str) -> Events:
     truncated, columns = decoder.truncated, decoder.columns
     if decoder.malformed and not len(columns):
         raise NotATraceError(
@@ -139,10 +155,9 @@ def _read_stream(
 
 
 @contextmanager
-def trace_bytes(path: Path) -> Iterator[tuple[bytes, Callable[[int], bytes]]]:
+def trace_bytes(path: Path) -> Iterator[tuple[bytes, Read]]:
     """The text of a trace, unpacked: up to the bracket before its first event, and how to go on."""
-    with path.open("rb") as file:
-        read = _plain(_Counted(file, None, None))
+    with path.open("rb") as file, plain(file, None, None) as read:
         head, rest = split_head(read, str(path))
 
         def following(size: int) -> bytes:
@@ -151,63 +166,3 @@ def trace_bytes(path: Path) -> Iterator[tuple[bytes, Callable[[int], bytes]]]:
             return data
 
         yield head, following
-
-
-class _Counted:
-    """A binary stream that tells how far it has been read."""
-
-    def __init__(self, file: IO[bytes], total: int | None, progress: Progress | None) -> None:
-        self._file = file
-        self._total = total
-        self._progress = progress
-        self._done = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data: object = self._file.read(size)
-        if not isinstance(data, bytes):
-            raise UsageError("locate(an open text file): open the trace in binary mode, 'rb'")
-        self._done += len(data)
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-        return data
-
-
-def _plain(file: _Counted) -> Callable[[int], bytes]:
-    """How to read plain bytes from what may be gzip, told by its first two bytes."""
-    head = file.read(2)
-    if head != _GZIP:
-        pending = head
-
-        def read_plain(size: int) -> bytes:
-            nonlocal pending
-            data, pending = pending, b""
-            return data + file.read(size - len(data))
-
-        return read_plain
-
-    inflate = zlib.decompressobj(wbits=31)
-    compressed = head
-    finished = False
-
-    def read_gzip(size: int) -> bytes:
-        nonlocal compressed, finished, inflate
-        pieces: list[bytes] = []
-        while size > 0:
-            if not compressed:
-                compressed = file.read(1 << 20)
-                if not compressed:
-                    break
-            if finished:  # another member, as `cat a.gz b.gz` makes them; or padding
-                if not compressed.startswith(_GZIP):
-                    compressed = b""
-                    break
-                inflate, finished = zlib.decompressobj(wbits=31), False
-            data = inflate.decompress(compressed, size)
-            compressed = inflate.unconsumed_tail
-            if inflate.eof:
-                compressed, finished = inflate.unused_data, True
-            pieces.append(data)
-            size -= len(data)
-        return b"".join(pieces)
-
-    return read_gzip
