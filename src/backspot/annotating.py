@@ -42,6 +42,7 @@ def write_annotated(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    jobs: int | None = None,
 ) -> tuple[str, ...]:
     """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
 
@@ -50,6 +51,7 @@ def write_annotated(
         output: where to; ``.json.gz`` is compressed.
         force: overwrite what is there.
         progress: called while the trace is read.
+        jobs: how many processes read a large plain trace; ``None`` takes as many as pay.
 
     Returns:
         What a reader must know before trusting the spans.
@@ -70,7 +72,7 @@ def write_annotated(
     if path.exists() and Path(output).exists() and path.samefile(output):
         raise UsageError(f"{shown} is the trace itself, which stays as it is: name another file")
     check_target(output, force=force)
-    events = read_events(path, progress=progress)
+    events = read_events(path, progress=progress, jobs=jobs)
     if events.truncated:
         raise NotATraceError(f"{path} is cut short, and so would its copy be: export it again")
     ownership = attribute(events)

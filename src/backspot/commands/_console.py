@@ -14,6 +14,7 @@ from backspot.words import visible
 
 __all__ = [
     "abandon_output",
+    "add_jobs",
     "complain",
     "count",
     "flush_output",
@@ -109,6 +110,16 @@ def count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
     return int(text)
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--jobs``."""
+    parser.add_argument(
+        "--jobs",
+        type=count,
+        metavar="N",
+        help="processes that read a large plain .json (default: as many as pay)",
+    )
 
 
 @contextmanager

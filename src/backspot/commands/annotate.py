@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from backspot.commands._console import add_jobs
+
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -21,6 +23,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", required=True, help="where to: .json or .json.gz"
     )
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    add_jobs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
         source = newest(source)
         complain(f"reading {source}, the newest trace in {args.trace}")
     with reading(str(source)) as progress:
-        warnings = write_annotated(source, args.output, force=args.force, progress=progress)
+        warnings = write_annotated(
+            source, args.output, force=args.force, progress=progress, jobs=args.jobs
+        )
     for warning in warnings:
         complain(f"warning: {warning}")
     write_text(f"Wrote {visible(args.output)}")

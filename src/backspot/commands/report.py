@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 
+from backspot.commands._console import add_jobs
+
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -19,6 +21,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", required=True, help="where to write the report"
     )
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    add_jobs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from backspot.commands._source import read
     from backspot.words import visible
 
-    report = read(args.trace)
+    report = read(args.trace, jobs=args.jobs)
     path = report.save(args.output, force=args.force)
     for warning in report.warnings:
         complain(f"warning: {warning}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from backspot.commands._console import count
+from backspot.commands._console import add_jobs, count
 
 if TYPE_CHECKING:
     from backspot.report import Report
@@ -53,13 +53,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default="table",
         help="the form of the output (default: table)",
     )
+    add_jobs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, rank and print."""
     from backspot.commands._source import read
 
-    _print(read(args.trace), args)
+    _print(read(args.trace, jobs=args.jobs), args)
     return 0
 
 

@@ -89,7 +89,10 @@ class ChromeDecoder:
             NotATraceError: where the text is no trace at all.
         """
         with _without_garbage_collection():
-            rest = split_head(self._read, self._source)[1] if first else b""
+            rest = b""
+            if first:
+                head, rest = split_head(self._read, self._source)
+                self._look_for_lines(head)
             while block := self._read(max(_PIECE, len(rest))):
                 buffer = rest + block
                 cut = _last_between(buffer, len(rest))
@@ -99,7 +102,10 @@ class ChromeDecoder:
                 rest = buffer[cut[1] :]
                 if not self._fast(buffer[: cut[0]]):
                     return False
-            return self._close(rest) if last else self._fast(rest)
+            if not last:
+                return self._fast(rest)
+            self._look_for_lines(rest)
+            return self._close(rest)
 
     def extend(self, columns: Columns, seen: int, impossible: int) -> None:
         """Add what another decoder read of the stretch that follows."""
