@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from pathlib import Path
 
 from _causes_recording import add_recording_arguments, record, work
@@ -58,8 +59,14 @@ def main() -> None:
     elif arguments.verb == "record" and arguments.child:
         work(arguments, CASES)
     elif arguments.verb == "record":
-        groups: dict[int, list[str]] = {}
+        # The first of each rule, then the second: a run that is cut short has something of each.
+        seen: Counter[tuple[str, bool]] = Counter()
+        turns = {}
         for name in wanted:
+            seen[CASES[name].rule, CASES[name].planted] += 1
+            turns[name] = seen[CASES[name].rule, CASES[name].planted]
+        groups: dict[int, list[str]] = {}
+        for name in sorted(wanted, key=turns.__getitem__):
             if CASES[name].gpus == arguments.gpus:
                 groups.setdefault(CASES[name].ranks, []).append(name)
         record(str(Path(__file__).resolve()), arguments, groups)
