@@ -6,60 +6,24 @@ import gzip
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
+from tracks import added_of, assert_nested, exactly, padded, slices_of, text_of
 
 import backspot
-from backspot.annotating import CATEGORY, write_annotated
+from backspot.annotating import CATEGORY
 from backspot.attribution import SPECIAL, attribute
 from backspot.commands import main
-from backspot.errors import NoBackwardError, NotATraceError, UsageError
-from backspot.labels import parse_label
+from backspot.errors import NoBackwardError, NotATraceError, OutputExistsError, UsageError
 from backspot.trace import read_events
 from h200 import WITH_BACKWARD, path_of, report_of
 from synthetic import Trace
 
 FOREIGN = Path(__file__).parent / "data" / "hta_resnet.json.gz"
-
-
-@dataclass
-class Slice:
-    name: str
-    start: int
-    end: int = -1
-    around: Slice | None = None
-    inside: list[Slice] = field(default_factory=list)
-
-    @property
-    def path(self) -> str:
-        label = parse_label(self.name)
-        return label.path if label else self.name.removeprefix("backward: ")
-
-    @property
-    def own(self) -> int:
-        return self.end - self.start - sum(s.end - s.start for s in self.inside)
-
-
-def exactly(microseconds: str) -> int:
-    whole, fraction = microseconds.split(".")
-    assert len(fraction) == 3
-    return int(whole) * 1000 + int(fraction)
-
-
-def padded(microseconds: object) -> int:
-    """As ``exactly``, for those who leave out zeros at the end."""
-    whole, _, fraction = str(microseconds).partition(".")
-    return int(whole) * 1000 + int(fraction.ljust(3, "0"))
-
-
-def text_of(path: Path) -> bytes:
-    data = path.read_bytes()
-    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def original_within(annotated: bytes) -> tuple[bytes, bytes]:
@@ -77,40 +41,8 @@ def original_within(annotated: bytes) -> tuple[bytes, bytes]:
 def annotated_text(name: str) -> bytes:
     with TemporaryDirectory() as folder:
         output = Path(folder) / "labelled.json"
-        write_annotated(path_of(name) if name != "foreign" else FOREIGN, output)
+        backspot.locate(path_of(name) if name != "foreign" else FOREIGN, trace=output)
         return output.read_bytes()
-
-
-def added_of(text: bytes) -> list[dict[str, Any]]:
-    # Times as text: a double has no room for the nanoseconds of a year.
-    events = json.loads(text, parse_float=str)
-    events = events["traceEvents"] if isinstance(events, dict) else events
-    return [e for e in events if e.get("cat") == CATEGORY]
-
-
-def slices_of(events: list[dict[str, Any]], convert=exactly) -> dict[tuple[Any, Any], list[Slice]]:
-    """Read begin and end events as viewers do: by time, in the file's order where times agree."""
-    tracks: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event["ph"] in "BE":
-            tracks[event["pid"], event["tid"]].append(event)
-    result = {}
-    for key, mine in tracks.items():
-        times = [convert(event["ts"]) for event in mine]
-        assert times == sorted(times)  # so a viewer's order is the file's
-        found, stack = [], []
-        for event, time in zip(mine, times, strict=True):
-            if event["ph"] == "B":
-                around = stack[-1] if stack else None
-                stack.append(Slice(event["name"], time, around=around))
-                found.append(stack[-1])
-                if around:
-                    around.inside.append(stack[-1])
-            else:
-                stack.pop().end = time
-        assert not stack
-        result[key] = found
-    return result
 
 
 ALL = (*WITH_BACKWARD, "foreign")
@@ -120,19 +52,7 @@ ALL = (*WITH_BACKWARD, "foreign")
 @pytest.mark.parametrize("convert", [exactly, lambda ts: int(float(ts) * 1000), float])
 def test_no_two_spans_of_a_track_overlap_unless_they_nest(name, convert):
     """Perfetto's rule, with exact times and as viewers round them."""
-    tracks = slices_of(added_of(annotated_text(name)), convert)
-    assert tracks
-    for slices in tracks.values():
-        open_: list[Slice] = []
-        for one in slices:
-            while open_ and open_[-1].end <= one.start:
-                open_.pop()
-            if open_:
-                assert one.end <= open_[-1].end
-                assert open_[-1] is one.around or one.start == one.end
-            open_.append(one)
-        if convert is exactly:
-            assert all(one.end > one.start for one in slices)
+    assert_nested(annotated_text(name), convert)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -267,6 +187,33 @@ def test_arrows_lead_from_a_modules_forward_to_its_backward(name):
         assert any((end["pid"], end["tid"], end["ts"], n) in spans for n in back)
 
 
+# From a report.
+
+
+@pytest.mark.parametrize("suffix", [".trace.json", ".trace.json.gz"])
+def test_a_report_of_a_file_saves_as_the_labelled_trace(tmp_path, suffix):
+    trace = small().save(tmp_path / "t.json")
+    output = tmp_path / f"labelled{suffix}"
+    report = backspot.locate(trace, depth=0)
+    assert report.save(output) == output
+    backspot.locate(trace, trace=tmp_path / "same.json")
+    assert text_of(output) == (tmp_path / "same.json").read_bytes()
+    with pytest.raises(OutputExistsError):
+        report.save(output)
+
+
+def test_a_report_does_not_label_what_it_was_not_made_of(tmp_path):
+    trace = small().save(tmp_path / "t.json")
+    report = backspot.locate(trace)
+    trace.write_bytes(text_of(path_of("vit_patch_drop")))
+    with pytest.raises(UsageError, match="not the trace that this report was made of"):
+        report.save(tmp_path / "o.trace.json")
+    trace.unlink()
+    with pytest.raises(UsageError, match="has no file to label"):
+        report.save(tmp_path / "o.trace.json")
+    assert not list(tmp_path.iterdir())
+
+
 # Files.
 
 
@@ -282,7 +229,7 @@ def small() -> Trace:
 
 
 def test_a_container_covers_its_own_work_and_what_is_inside(tmp_path):
-    write_annotated(small().save(tmp_path / "t.json"), tmp_path / "o.json")
+    backspot.locate(small().save(tmp_path / "t.json"), trace=tmp_path / "o.json")
     ((outer, inner),) = slices_of(added_of((tmp_path / "o.json").read_bytes())).values()
     assert (outer.name, outer.start, outer.end) == ("backward: (Net)", 200_000, 230_000)
     assert (inner.path, inner.start, inner.end) == ("a", 220_000, 230_000)
@@ -299,7 +246,7 @@ def test_every_form_of_trace_passes_through(tmp_path, bare, before, indent, sour
         before + json.dumps(document["traceEvents"] if bare else document, indent=indent)
     ).encode()
     (tmp_path / source).write_bytes(gzip.compress(text) if source.endswith(".gz") else text)
-    write_annotated(tmp_path / source, tmp_path / output)
+    backspot.locate(tmp_path / source, trace=tmp_path / output)
     data = (tmp_path / output).read_bytes()
     assert (data[:2] == b"\x1f\x8b") == output.endswith(".gz")
     written = text_of(tmp_path / output)
@@ -313,7 +260,7 @@ def test_times_before_zero_keep_their_sign(tmp_path):
     trace = small()
     for event in trace.events:
         event["ts"] -= 1_000.0005
-    write_annotated(trace.save(tmp_path / "t.json"), tmp_path / "o.json")
+    backspot.locate(trace.save(tmp_path / "t.json"), trace=tmp_path / "o.json")
     times = [e["ts"] for e in added_of((tmp_path / "o.json").read_bytes()) if e["ph"] == "B"]
     assert [round(float(time)) for time in times] == [-800, -780]
 
@@ -361,12 +308,12 @@ def test_what_cannot_be_is_refused_with_its_exit_code_and_nothing_is_written(tmp
 def test_the_errors_have_their_types(tmp_path):
     trace = small().save(tmp_path / "t.json")
     with pytest.raises(UsageError):
-        write_annotated(trace, trace, force=True)
+        backspot.locate(trace, trace=trace, force=True)
     trace.write_bytes(trace.read_bytes()[:-100])
     with pytest.raises(NotATraceError):
-        write_annotated(trace, tmp_path / "o.json")
+        backspot.locate(trace, trace=tmp_path / "o.json")
     with pytest.raises(NoBackwardError):
-        write_annotated(path_of("cuda_graph_step"), tmp_path / "o.json")
+        backspot.locate(path_of("cuda_graph_step"), trace=tmp_path / "o.json")
 
 
 def test_a_folder_gives_its_newest_trace(tmp_path, capsys):

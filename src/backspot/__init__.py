@@ -1,10 +1,12 @@
 """Backspot finds the module that makes a PyTorch backward pass slow.
 
+    print(backspot.profile(step, model))   # runs a few training steps
+
     with backspot.instrument(model):
-        ...                                # profile a few steps with torch.profiler
+        ...                                # profile a few steps with torch.profiler yourself
     print(backspot.locate(prof))           # or a trace's path
 
-Importing this does not import torch: only ``instrument`` needs it.
+Importing this does not import torch: only ``profile`` and ``instrument`` need it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from backspot._version import __version__
 if TYPE_CHECKING:
     from backspot.comparison import Comparison, compare
     from backspot.errors import BackspotError
-    from backspot.live import Instrumentation, instrument
+    from backspot.live import Instrumentation, instrument, profile
     from backspot.locating import locate
     from backspot.report import Report
 
@@ -30,6 +32,7 @@ __all__ = [
     "compare",
     "instrument",
     "locate",
+    "profile",
 ]
 
 _HOMES = {
@@ -40,6 +43,7 @@ _HOMES = {
     "compare": "backspot.comparison",
     "instrument": "backspot.live",
     "locate": "backspot.locating",
+    "profile": "backspot.live",
 }
 
 

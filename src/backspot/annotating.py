@@ -15,17 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from backspot.attribution import SPECIAL, Ownership, attribute
-from backspot.errors import BackspotError, NoBackwardError, NotATraceError, UsageError
+from backspot.attribution import SPECIAL, Ownership
+from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.labels import Kind, Label, format_label
-from backspot.locating import no_backward, warnings_of
 from backspot.render._writing import check_target, writing
-from backspot.trace import Events, Progress, read_events
-from backspot.trace.reading import newest, trace_bytes
+from backspot.trace import Events
+from backspot.trace.reading import trace_bytes
 from backspot.tracks import Arrow, Track, find_arrows, find_tracks
 from backspot.words import visible
 
-__all__ = ["CATEGORY", "write_annotated"]
+__all__ = ["CATEGORY", "check_labelled", "write_labelled"]
 
 CATEGORY = "backspot"
 """Of all events that are added; reading a trace ignores it."""
@@ -36,55 +35,59 @@ _FIRST_ARROW = 1 << 40
 _ARROW_WITHIN = 500  # nanoseconds: within the label, for viewers that round its start
 
 
-def write_annotated(
-    source: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    force: bool = False,
-    progress: Progress | None = None,
-    jobs: int | None = None,
-) -> tuple[str, ...]:
-    """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
+def check_labelled(
+    output: str | os.PathLike[str], *, force: bool, source: Path | None = None
+) -> None:
+    """Complain about a labelled trace that cannot be written, before its source is read.
 
     Args:
-        source: a trace's path, or a folder's, whose newest is read.
-        output: where to; ``.json.gz`` is compressed.
+        output: where to.
         force: overwrite what is there.
-        progress: called while the trace is read.
-        jobs: how many processes read a large plain trace; ``None`` takes as many as pay.
-
-    Returns:
-        What a reader must know before trusting the spans.
+        source: the file that it copies, if it is there already.
 
     Raises:
-        UsageError: where the output cannot be meant, or the trace bears such tracks already.
+        UsageError: where the output cannot be meant.
         OutputExistsError: where the output exists and ``force`` is false.
-        SourceNotFoundError: where there is nothing to read.
-        NotATraceError: where it is no trace, or cut short.
-        NoBackwardError: where the trace holds no backward pass.
+        SourceNotFoundError: where its folder does not exist.
     """
     shown = visible(os.fspath(output))
     if not os.fspath(output).lower().endswith((".json", ".json.gz")):
         raise UsageError(f"{shown}: name the labelled trace .json or .json.gz")
-    if os.fspath(source) == "-":
-        raise UsageError("a trace is read twice here, which standard input cannot: give a file")
-    path = newest(Path(source)) if Path(source).is_dir() else Path(source)
-    if path.exists() and Path(output).exists() and path.samefile(output):
+    if source and source.exists() and Path(output).exists() and source.samefile(output):
         raise UsageError(f"{shown} is the trace itself, which stays as it is: name another file")
     check_target(output, force=force)
-    events = read_events(path, progress=progress, jobs=jobs)
+
+
+def write_labelled(
+    path: Path,
+    events: Events,
+    ownership: Ownership,
+    output: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> None:
+    """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
+
+    Args:
+        path: the trace's file.
+        events: what was read from it.
+        ownership: whose its nodes are.
+        output: where to; ``.json.gz`` is compressed.
+        force: overwrite what is there.
+
+    Raises:
+        UsageError: where the trace bears such tracks already.
+        OutputExistsError: where the output exists and ``force`` is false.
+        NotATraceError: where the trace is cut short.
+    """
     if events.truncated:
         raise NotATraceError(f"{path} is cut short, and so would its copy be: export it again")
-    ownership = attribute(events)
-    if not len(ownership.passes.start):
-        raise NoBackwardError(no_backward(events))
     with writing(output, force=force) as file:
         if os.fspath(output).lower().endswith(".gz"):
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
                 _copy(path, _added(events, ownership), packed)
         else:
             _copy(path, _added(events, ownership), file)
-    return warnings_of(events, ownership)
 
 
 _MARK = b'{"ph":"M","cat":"backspot",'

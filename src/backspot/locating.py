@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from backspot.accounting import account
+from backspot.annotating import check_labelled, write_labelled
 from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
 from backspot.errors import NoBackwardError, UsageError
 from backspot.findings import Evidence, find_all
@@ -15,8 +18,17 @@ from backspot.lines import MOST_NODES
 from backspot.report import Report
 from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
+from backspot.trace.live import LIVE, exported, is_profiler
+from backspot.trace.reading import newest
+from backspot.words import visible
 
-__all__ = ["locate", "no_backward", "warnings_of"]
+__all__ = ["NO_LABELS", "locate", "locate_export", "save_labelled"]
+
+NO_LABELS = (
+    "The trace names no modules: run the steps within backspot.instrument(model) while profiling. "
+    "Nodes are ranked by name instead."
+)
+"""The warning where nothing in a trace says which module an operator ran in."""
 
 
 def locate(
@@ -25,6 +37,8 @@ def locate(
     depth: int | None = None,
     progress: Progress | None = None,
     jobs: int | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    force: bool = False,
 ) -> Report:
     """Find the modules that make the backward slow.
 
@@ -38,6 +52,10 @@ def locate(
             are.
         jobs: how many processes decode a large plain ``.json``; ``None`` takes as many as pay. What
             comes out is the same.
+        trace: where to write a labelled copy of the trace (``.json`` or ``.json.gz``): all that it
+            holds, and tracks of nested spans ``backward: …`` below each thread that ran autograd
+            and each GPU stream, with arrows from forward. Of a profiler this takes the one export.
+        force: overwrite what is at ``trace``.
 
     Returns:
         The ranked report.
@@ -46,20 +64,115 @@ def locate(
         SourceNotFoundError: where there is nothing to read.
         NotATraceError: where it is no trace, or is broken beyond use.
         NoBackwardError: where the trace holds no backward pass.
-        UsageError: where the arguments cannot be meant, or the profiler still runs.
+        OutputExistsError: where ``trace`` exists and ``force`` is false.
+        UsageError: where the arguments cannot be meant, or the profiler still runs, or its one
+            export is gone and ``trace`` asks for it.
     """
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise UsageError(f"depth={depth!r}: give a whole number of at least 0, or None for all")
-    events = read_events(source, progress=progress, jobs=jobs)
+    if trace is None:
+        events = read_events(source, progress=progress, jobs=jobs)
+        return _report(events, _owned(events), depth=depth)
+    if is_profiler(source):
+        return locate_export(source, LIVE, depth=depth, trace=trace, force=force)
+    if not isinstance(source, (str, os.PathLike)) or os.fspath(source) in ("", "-"):
+        raise UsageError(
+            "a trace is read twice to be labelled, which standard input or another stream cannot "
+            "be: give a file"
+        )
+    path = newest(Path(source)) if Path(source).is_dir() else Path(source)
+    check_labelled(trace, force=force, source=path)
+    events = read_events(path, progress=progress, jobs=jobs)
+    return _labelled(path, events, trace, depth=depth, force=force)
+
+
+def locate_export(
+    profiler: Any,  # noqa: ANN401 - a torch profiler, which is not imported for its type
+    named: str,
+    *,
+    depth: int | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Report:
+    """Locate by way of a profiler's one export, which tells more than its events in memory.
+
+    Args:
+        profiler: a ``torch.profiler.profile`` that has stopped.
+        named: what the report calls the source.
+        depth: as in ``locate``.
+        trace: as in ``locate``.
+        force: as in ``locate``.
+
+    Raises:
+        NoBackwardError: where the trace holds no backward pass.
+        OutputExistsError: where ``trace`` exists and ``force`` is false.
+        UsageError: where the profiler still runs or its export is gone.
+    """
+    if trace is not None:
+        check_labelled(trace, force=force)
+    with exported(profiler) as path:
+        events = replace(read_events(path), source=named)
+        if trace is None:
+            return _report(events, _owned(events), depth=depth)
+        return _labelled(path, events, trace, depth=depth, force=force)
+
+
+def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write a labelled copy of the trace file that a report was made of.
+
+    Raises:
+        UsageError: where the report was made of no file, or the file is not the same any more.
+        OutputExistsError: where the output exists and ``force`` is false.
+        SourceNotFoundError: where there is no such folder.
+        NotATraceError: where the trace is cut short.
+    """
+    source = Path(report.trace)
+    if not report.trace or not source.is_file():
+        raise UsageError(
+            f"{visible(os.fspath(path))}: a report of {report.trace or 'no trace'} has no file to "
+            "label; ask for the labelled trace where the report is made: "
+            "backspot.profile(step, model, trace=...) or backspot.locate(prof, trace=...)"
+        )
+    check_labelled(path, force=force, source=source)
+    events = read_events(source)
+    ownership = _owned(events)
+    if account(ownership, depth=None, warnings=()).passes != report.passes:
+        raise UsageError(
+            f"{visible(report.trace)} is not the trace that this report was made of: "
+            "locate it again"
+        )
+    write_labelled(source, events, ownership, path, force=force)
+    return Path(path)
+
+
+def _labelled(
+    path: Path,
+    events: Events,
+    output: str | os.PathLike[str],
+    *,
+    depth: int | None,
+    force: bool,
+) -> Report:
+    ownership = _owned(events)
+    report = _report(events, ownership, depth=depth)
+    write_labelled(path, events, ownership, output, force=force)
+    return report
+
+
+def _owned(events: Events) -> Ownership:
     ownership = attribute(events)
     if not len(ownership.passes.start):
-        raise NoBackwardError(no_backward(events))
-    report = account(ownership, depth=depth, warnings=warnings_of(events, ownership))
+        raise NoBackwardError(_no_backward(events))
+    return ownership
+
+
+def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Report:
+    report = account(ownership, depth=depth, warnings=_warnings_of(events, ownership))
     findings = find_all(Evidence(events, ownership, report))
     return replace(report, trace=events.source, findings=findings)
 
 
-def no_backward(events: Events) -> str:
+def _no_backward(events: Events) -> str:
     """Why a trace holds no backward pass, and what to do."""
     if len(events.named(Category.RUNTIME, "cudaGraphLaunch", "hipGraphLaunch")):
         return (
@@ -77,7 +190,7 @@ def no_backward(events: Events) -> str:
     )
 
 
-def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
+def _warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     """What a reader must know before trusting the numbers."""
     spans, passes, steps, work = (
         ownership.spans,
@@ -97,10 +210,7 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     unrecorded = int((spans.is_node & (ownership.owner == UNRECORDED)).sum())
     # Without any forward there is nothing that labels could stand around.
     if spans.source == "none" and not regions and unrecorded < nodes:
-        warnings.append(
-            "The trace names no modules: run the steps within backspot.instrument(model) "
-            "while profiling. Nodes are ranked by name instead."
-        )
+        warnings.append(NO_LABELS)
     elif spans.source == "python":
         warnings.append(
             "Modules are named by class and counter (Linear_0), as with_stack=True records them; "

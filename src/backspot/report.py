@@ -311,7 +311,9 @@ class Report:
         """Write the report; the suffix decides the form.
 
         ``.json`` is what ``load`` reads; ``.csv`` and ``.md`` are tables; ``.speedscope.json`` and
-        ``.folded`` are flame graphs.
+        ``.folded`` are flame graphs. ``.trace.json`` and ``.trace.json.gz`` copy the trace file
+        that the report was made of, with tracks of ``backward: …`` spans added; a report of a live
+        profile has none: ``profile`` and ``locate`` write the copy there (``trace=``).
 
         The file appears whole or not at all.
 
@@ -321,9 +323,15 @@ class Report:
 
         Raises:
             OutputExistsError: where the file exists and ``force`` is false.
-            UsageError: on a suffix that names no form.
+            UsageError: on a suffix that names no form; where a trace is asked for that is not there
+                or not the same any more.
         """
-        from backspot.render import save
+        from backspot.render import LABELLED, save
+
+        if os.fspath(path).lower().endswith(LABELLED):
+            from backspot.locating import save_labelled
+
+            return save_labelled(self, path, force=force)
 
         return save(self, path, force=force)
 

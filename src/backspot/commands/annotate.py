@@ -28,8 +28,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, attribute and copy."""
-    from backspot.annotating import write_annotated
     from backspot.commands._console import complain, reading, write_text
+    from backspot.locating import locate
     from backspot.trace.reading import newest
     from backspot.words import visible
 
@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
         source = newest(source)
         complain(f"reading {source}, the newest trace in {args.trace}")
     with reading(str(source)) as progress:
-        warnings = write_annotated(
-            source, args.output, force=args.force, progress=progress, jobs=args.jobs
+        report = locate(
+            source, progress=progress, jobs=args.jobs, trace=args.output, force=args.force
         )
-    for warning in warnings:
+    for warning in report.warnings:
         complain(f"warning: {warning}")
     write_text(f"Wrote {visible(args.output)}")
     return 0

@@ -15,7 +15,6 @@ import argparse
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
     # cuBLAS reads this when it starts; without it deterministic algorithms refuse to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     console = Console(highlight=False)
-    with _deterministic(torch), warnings.catch_warnings():
-        # torch 2.8 to 2.11 say at every profile that events of earlier cycles are gone.
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+    with _deterministic(torch):
         _story(_Case(torch, timm, "cuda" if on_gpu else "cpu"), folder, args.force, console)
     return 0
 
@@ -152,28 +149,15 @@ class _Case:
         """Put one of the two patch dropouts in place."""
         self.model.patch_drop = self.variants[variant]
 
-    def profile(self, variant: str, tick: Callable[[], None], trace: Path | None) -> Report:
+    def profile(self, variant: str, trace: Path | None, force: bool) -> Report:
         """Warm up, profile labelled steps and locate."""
         import backspot
 
         self.use(variant)
-        activities = [self.torch.profiler.ProfilerActivity.CPU]
-        if self.device == "cuda":
-            activities.append(self.torch.profiler.ProfilerActivity.CUDA)
-        with backspot.instrument(self.model), backspot.instrument(self.loss, name="loss"):
-            for _ in range(_WARM_UP):
-                self.step()
-                tick()
-            self.synchronize()
-            with self.torch.profiler.profile(activities=activities) as prof:
-                for _ in range(_PROFILED):
-                    self.step()
-                    tick()
-                self.synchronize()
-        report = backspot.locate(prof)
-        if trace is not None:
-            prof.export_chrome_trace(str(trace))
-        return report
+        models = {"": self.model, "loss": self.loss}
+        return backspot.profile(
+            self.step, models, steps=_PROFILED, warmup=_WARM_UP, trace=trace, force=force
+        )
 
     def time(self, tick: Callable[[], None]) -> dict[str, list[float]]:
         """Milliseconds of plain steps of both variants, in turns, so that drift hits both."""
@@ -212,10 +196,7 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
     from backspot.render.text import render_text
 
     console.print(f"[bold]1.[/] Training {case.describe()}")
-    trace = folder / _FILES[0]
-    profiled = _WARM_UP + _PROFILED
-    with _progress(console, "profiling", profiled) as tick:
-        before = case.profile("gather", tick, trace)
+    before = case.profile("gather", folder / _FILES[0], force)
     colored = console.color_system is not None
     console.file.write(f"\n{render_text(before, width=console.width, color=colored)}\n\n")
     for name in _FILES[1:]:
@@ -234,8 +215,7 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
         "[bold]3.[/] timm's PatchDropout gathers, with one index for each number; here is one that "
         "indexes, with one for each patch:\n"
     )
-    with _progress(console, "profiling again", profiled) as tick:
-        after = case.profile("index", tick, None)
+    after = case.profile("index", None, force)
     with _progress(console, "timing both", 2 * (case.rounds + 1)) as tick:
         times = case.time(tick)
     _compare(before, after, times, console)

@@ -19,7 +19,7 @@ from backspot.words import visible
 if TYPE_CHECKING:
     from backspot.report import Report
 
-__all__ = ["Renderer", "renderer_for", "save", "suffixes"]
+__all__ = ["LABELLED", "Renderer", "renderer_for", "save", "suffixes"]
 
 Renderer = Callable[["Report"], bytes]
 
@@ -31,6 +31,9 @@ _FORMS = {
     ".md": ("backspot.render.markdown", "to_markdown"),
     ".speedscope.json": ("backspot.render.speedscope", "to_speedscope"),
 }
+
+LABELLED = (".trace.json", ".trace.json.gz")
+"""How a labelled trace ends, which is made of a trace and no form of a report."""
 
 
 def suffixes() -> tuple[str, ...]:
@@ -45,6 +48,11 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
         UsageError: on a suffix that names no form.
     """
     name = os.fspath(path)
+    if name.lower().endswith(LABELLED):
+        raise UsageError(
+            f"{visible(name)} would be a labelled trace, which `backspot annotate` writes "
+            "(report.save in Python): name a report otherwise"
+        )
     fitting = [suffix for suffix in _FORMS if name.lower().endswith(suffix)]
     if not fitting:
         known = suffixes()

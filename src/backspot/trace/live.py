@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,10 @@ from backspot.lines import KEY, LineTable, find_lines
 from backspot.trace.columns import Columns
 from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Events
 
-__all__ = ["is_profiler", "read_profiler"]
+__all__ = ["LIVE", "exported", "is_profiler", "read_profiler"]
+
+LIVE = "the live profile"
+"""What a report calls a profiler that was read in place."""
 
 
 def is_profiler(source: Any) -> bool:  # noqa: ANN401
@@ -37,22 +44,7 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
         UsageError: where the profiler was never started, still runs, or has thrown its events away.
         NoBackwardError: where it recorded no CPU activity.
     """
-    inner = profiler if hasattr(profiler, "kineto_results") else profiler.profiler
-    if inner is None:
-        raise UsageError(
-            "locate(prof): the profiler was never started; run the steps within `with prof:`"
-        )
-    results = inner.kineto_results
-    if results is None:
-        if getattr(inner, "entered", False):
-            raise UsageError(
-                "locate(prof): the profiler is still running; call locate after its `with` block, "
-                "or from on_trace_ready"
-            )
-        raise UsageError(
-            "locate(prof): the profiler holds no recorded step; with a schedule, call locate "
-            "from on_trace_ready"
-        )
+    results = _results(profiler)
     columns = Columns()
     rows: list[tuple[int, ...]] = []
     names, threads = columns.names, columns.threads
@@ -98,7 +90,50 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
         )
     columns.add(*(np.ascontiguousarray(table[:, index]) for index in range(table.shape[1])))
     columns.lines = _lines(results)
-    return columns.finish("the live profile")
+    return columns.finish(LIVE)
+
+
+@contextmanager
+def exported(profiler: Any) -> Iterator[Path]:  # noqa: ANN401
+    """The profiler's trace as a file, for as long as the context lasts; this is its one export.
+
+    Raises:
+        UsageError: where the profiler cannot be read, or was exported before.
+    """
+    _results(profiler)
+    with TemporaryDirectory(prefix="backspot-") as folder:
+        path = Path(folder) / "trace.json"
+        try:
+            profiler.export_chrome_trace(str(path))
+        except RuntimeError as error:
+            if "already saved" not in str(error):
+                raise
+            raise UsageError(
+                "the profiler was exported already, which it can be once: give the file that "
+                "it was exported to instead"
+            ) from None
+        yield path
+
+
+def _results(profiler: Any) -> Any:  # noqa: ANN401
+    """What a profiler that has stopped holds."""
+    inner = profiler if hasattr(profiler, "kineto_results") else profiler.profiler
+    if inner is None:
+        raise UsageError(
+            "locate(prof): the profiler was never started; run the steps within `with prof:`"
+        )
+    results = inner.kineto_results
+    if results is None:
+        if getattr(inner, "entered", False):
+            raise UsageError(
+                "locate(prof): the profiler is still running; call locate after its `with` block, "
+                "or from on_trace_ready"
+            )
+        raise UsageError(
+            "locate(prof): the profiler holds no recorded step; with a schedule, call locate "
+            "from on_trace_ready"
+        )
+    return results
 
 
 def _lines(results: Any) -> LineTable:  # noqa: ANN401

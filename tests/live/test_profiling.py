@@ -1,0 +1,298 @@
+"""``profile``: one call from a step function to a report."""
+
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from tracks import added_of, assert_nested, text_of
+
+import backspot
+from backspot.errors import (
+    AlreadyInstrumentedError,
+    NoBackwardError,
+    OutputExistsError,
+    UsageError,
+)
+from training import cpu_profile, hooks_on
+
+
+class Slow(nn.Module):
+    """Its backward takes a hundred times as long as that of the layers around it."""
+
+    def forward(self, x):
+        for _ in range(300):
+            x = x * 1.0
+        return x
+
+
+class Case:
+    """A model, a loss and a step that counts itself."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Tanh(), Slow()))
+        self.loss = nn.MSELoss()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.x = torch.randn(4, 8)
+        self.steps = 0
+        self.batches = []
+
+    def step(self):
+        self.steps += 1
+        self.optimizer.zero_grad()
+        self.loss(self.model(self.x), self.x).backward()
+        self.optimizer.step()
+
+    def step_on(self, batch):
+        self.batches.append(batch)
+        self.x = torch.full((4, 8), float(batch))
+        self.step()
+
+
+@pytest.fixture
+def case():
+    made = Case()
+    yield made
+    assert not hooks_on(made.model)
+    assert not hooks_on(made.loss)
+
+
+def first(report):
+    return next(row for row in report.top() if row.is_module).path
+
+
+# What it does.
+
+
+def test_one_call_names_the_slow_module(case):
+    report = backspot.profile(case.step, case.model, steps=4, warmup=2)
+    assert first(report) == "1.1"
+    assert case.steps == 6
+    assert report["1.1"].row.calls == 4
+    assert (report.step_unit, report.steps) == ("profiler step", 4)
+    assert report.source == "backspot"
+    assert "step()" in report.trace
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_the_steps_train_as_they_would_without_it(case, warmup):
+    backspot.profile(case.step, case.model, steps=2, warmup=warmup)
+    plain = Case()
+    for _ in range(2 + warmup):
+        plain.step()
+    for ours, theirs in zip(case.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_several_modules_go_by_name(case):
+    report = backspot.profile(case.step, {"net": case.model, "loss": case.loss}, depth=1)
+    paths = {row.path for row in report.modules if row.is_module}
+    assert paths == {"net", "net.0", "net.1", "loss"}
+    assert not any("No call" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize("hooks", ["node", "module"])
+def test_both_kinds_of_hooks_give_their_labels(case, hooks, tmp_path):
+    trace = tmp_path / "t.json"
+    backspot.profile(case.step, case.model, hooks=hooks, trace=trace)
+    assert (b"backward end: 1.1 (Slow)" in trace.read_bytes()) == (hooks == "module")
+
+
+def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
+    trace = tmp_path / "t.json"
+    backspot.profile(
+        case.step_on, case.model, data=[1, 2, 3], steps=3, warmup=2, trace=trace, depth=0
+    )
+    assert case.batches == [1, 2, 3, 1, 2]
+    assert trace.read_bytes().count(b'"enumerate(DataLoader)#') == 3
+
+
+def test_data_that_ends_too_early_is_told(case):
+    with pytest.raises(UsageError, match="ended after 4 batches"):
+        backspot.profile(case.step_on, case.model, data=iter(range(4)))
+    with pytest.raises(UsageError, match="ended after 0 batches"):
+        backspot.profile(case.step_on, case.model, data=[])
+
+
+# The labelled trace.
+
+
+def test_the_trace_is_labelled_and_tells_the_same(case, tmp_path):
+    trace = tmp_path / "x.trace.json.gz"
+    report = backspot.profile(case.step, case.model, trace=trace)
+    text = text_of(trace)
+    assert_nested(text)
+    names = {event["name"] for event in added_of(text) if event["ph"] == "B"}
+    assert "backward: 1.1 (Slow)" in names
+    assert {event["ph"] for event in added_of(text)} == {"B", "E", "M", "s", "f"}
+    assert replace(backspot.locate(trace), trace="") == replace(report, trace="")
+
+
+def test_what_is_there_stays_and_no_step_runs_unless_forced(case, tmp_path):
+    trace = tmp_path / "t.json"
+    trace.write_text("precious")
+    for wrong, error in [(trace, OutputExistsError), (tmp_path / "t.txt", UsageError)]:
+        with pytest.raises(error):
+            backspot.profile(case.step, case.model, trace=wrong)
+    assert (case.steps, trace.read_text()) == (0, "precious")
+    backspot.profile(case.step, case.model, trace=trace, force=True)
+    assert_nested(trace.read_bytes())
+
+
+def test_a_profile_of_ones_own_gives_its_labelled_trace_too(case, tmp_path):
+    with backspot.instrument(case.model), cpu_profile() as prof:
+        case.step()
+    before = backspot.locate(prof)
+    assert backspot.locate(prof, trace=tmp_path / "o.json") == before
+    assert_nested((tmp_path / "o.json").read_bytes())
+    assert backspot.locate(prof) == before
+    with pytest.raises(UsageError, match="exported already"):
+        backspot.locate(prof, trace=tmp_path / "again.json")
+    with pytest.raises(UsageError, match="trace="):
+        before.save(tmp_path / "again.trace.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["o.json"]
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_what_the_step_raises_passes_through_and_the_next_profile_works(case, at):
+    error = RuntimeError("the user's own")
+
+    def step():
+        case.step()
+        if case.steps == at:
+            raise error
+
+    with pytest.raises(RuntimeError) as raised:
+        backspot.profile(step, case.model)
+    assert raised.value is error
+    assert not hooks_on(case.model)
+    assert not torch.autograd._profiler_enabled()
+    assert first(backspot.profile(case.step, case.model)) == "1.1"
+
+
+def test_an_interrupt_in_backward_leaves_nothing_behind(case):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    def step():
+        y = case.model(case.x)
+        y.register_hook(interrupt)
+        y.sum().backward()
+
+    with pytest.raises(KeyboardInterrupt):
+        backspot.profile(step, case.model, warmup=0)
+    assert first(backspot.profile(case.step, case.model)) == "1.1"
+
+
+def test_a_step_without_backward_is_told(case):
+    def forward_only():
+        case.model(case.x)
+
+    with pytest.raises(NoBackwardError, match=r"forward_only\(\).*loss\.backward\(\)"):
+        backspot.profile(forward_only, case.model)
+
+
+def test_a_profiler_that_runs_already_is_told_and_runs_on(case):
+    with cpu_profile() as prof:
+        with pytest.raises(UsageError, match="profiler is running already"):
+            backspot.profile(case.step, case.model)
+        with backspot.instrument(case.model):
+            case.step()
+    assert first(backspot.locate(prof)) == "1.1"
+
+
+def test_a_model_that_is_instrumented_already_is_told_and_stays_so(case):
+    with backspot.instrument(case.model) as mine:
+        with pytest.raises(AlreadyInstrumentedError, match="remove"):
+            backspot.profile(case.step, {"loss": case.loss, "": case.model})
+        assert mine.active
+        assert not hooks_on(case.loss)
+    assert case.steps == 0
+
+
+def test_models_that_the_step_never_calls_are_named(case):
+    other = nn.Linear(2, 2)
+    for model, who in [(other, "Linear"), ({"": case.model, "critic": other}, "'critic' (Linear)")]:
+        warnings = backspot.profile(case.step, model).warnings
+        assert [who in warning for warning in warnings if "No call of" in warning] == [True]
+        assert not any("instrument" in warning for warning in warnings)
+
+
+def plain_step():
+    raise AssertionError("no step runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ((None, nn.Tanh()), {}, "without calling it"),
+        ((nn.Tanh(), plain_step), {}, "function that runs a training step first"),
+        ((plain_step, [nn.Tanh()]), {}, "not list; several go into a dict"),
+        ((plain_step, {"a": 1}), {}, "model['a'] must be"),
+        ((plain_step, {}), {}, "empty"),
+        ((plain_step, nn.Tanh()), {"steps": 0}, "steps=0"),
+        ((plain_step, nn.Tanh()), {"steps": True}, "steps=True"),
+        ((plain_step, nn.Tanh()), {"warmup": -1}, "warmup=-1"),
+        ((plain_step, nn.Tanh()), {"depth": -1}, "depth"),
+        ((plain_step, nn.Tanh()), {"hooks": "full"}, "hooks"),
+        ((plain_step, nn.Tanh()), {"data": 3}, "data must be iterable"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_told_in_a_line(arguments, options, said):
+    with pytest.raises(UsageError) as raised:
+        backspot.profile(*arguments, **options)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# Who sees how far it is.
+
+LONG = """
+import time, torch, backspot
+model = torch.nn.Linear(2, 2)
+def step():
+    time.sleep(0.6)
+    model(torch.ones(1, 2)).sum().backward()
+backspot.profile(step, model, steps=2, warmup=2)
+"""
+
+
+def test_a_terminal_sees_how_far_it_is_and_a_file_does_not():
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    command = [sys.executable, "-c", LONG]
+    subprocess.run(command, stderr=theirs, env=environment, check=True)
+    os.close(theirs)
+    told = b""
+    try:
+        while piece := os.read(ours, 1 << 16):
+            told += piece
+    except OSError:  # how Linux tells that nobody holds the other end
+        pass
+    os.close(ours)
+    assert b"profiling: 4 of 4 steps" in told
+    quiet = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert quiet.stdout == b""
+    assert b"profiling" not in quiet.stderr
+
+
+# On a GPU.
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_that_the_step_uses_is_recorded(case):
+    case.model.cuda()
+    case.x = case.x.cuda()
+    report = backspot.profile(case.step, case.model)
+    assert report.has_gpu
+    assert first(report) == "1.1"
+    assert not any("launch record" in warning for warning in report.warnings)
