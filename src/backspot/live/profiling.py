@@ -38,6 +38,7 @@ def profile(
     warmup: int = 3,
     depth: int | None = None,
     hooks: Literal["node", "module"] = "node",
+    lines: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
@@ -61,6 +62,7 @@ def profile(
             it too is slow at first.
         depth: how many parts a labelled path may have, as in ``instrument``.
         hooks: as in ``instrument``.
+        lines: whether to record which line of source made each node, as in ``instrument``.
         trace: where to write the labelled trace (``.json`` or ``.json.gz``) for a trace viewer:
             the recording itself, and tracks of nested spans ``backward: …``.
         force: overwrite what is at ``trace``.
@@ -85,7 +87,7 @@ def profile(
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
     with ExitStack() as stack:
         instrumented = [
-            stack.enter_context(instrument(part, depth=depth, name=name, hooks=hooks))
+            stack.enter_context(instrument(part, depth=depth, name=name, hooks=hooks, lines=lines))
             for name, part in models.items()
         ]
         tick = stack.enter_context(telling("profiling", warmup + steps))
