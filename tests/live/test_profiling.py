@@ -77,7 +77,7 @@ def test_one_call_names_the_slow_module(case):
     assert (report.step_unit, report.steps) == ("profiler step", 4)
     assert report.source == "backspot"
     assert "step()" in report.trace
-    assert "x * 1.0" in str(report)
+    assert "test_profiling.py:" in str(report)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
