@@ -62,7 +62,7 @@ _PATTERN = re.compile(
 
 def escape(name: str) -> str:
     """Percent-encode what the grammar uses or a trace cannot carry; ``blocks.3`` stays as it is."""
-    if not any(character in _RESERVED or not character.isprintable() for character in name):
+    if name.isprintable() and _RESERVED.isdisjoint(name):
         return name
     return "".join(
         "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

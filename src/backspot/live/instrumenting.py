@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from backspot.errors import AlreadyInstrumentedError, UsageError
+from backspot.garbage import without_collecting
 from backspot.live.calls import current_thread
 from backspot.live.copies import keep_copies_plain
 from backspot.live.hooks import BackwardEnd, BackwardStart, Enter, Hook, Leave, LeaveAndExplain
@@ -204,6 +205,19 @@ def instrument(
         AlreadyInstrumentedError: the model, or a part of it, is instrumented already.
     """
     _check_arguments(model, depth, name, hooks, lines)
+    # Half of the time that a model of 50,000 modules takes would be the collector's.
+    with without_collecting():
+        return _instrument(model, depth=depth, name=name, hooks=hooks, lines=lines)
+
+
+def _instrument(
+    model: Any,  # noqa: ANN401 - a torch module
+    *,
+    depth: int | None,
+    name: str,
+    hooks: Literal["node", "module"],
+    lines: bool,
+) -> Instrumentation:
     _check_plain(model)
     found: list[tuple[str, Any, Any]] = []
     skipped: dict[str, str] = {}

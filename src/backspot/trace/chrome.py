@@ -8,15 +8,14 @@ by event, so that one bad event costs one event.
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import msgspec
 
 from backspot.errors import NotATraceError
+from backspot.garbage import without_collecting
 from backspot.lines import KEY, find_lines
 from backspot.trace.columns import Columns
 from backspot.trace.decoding import Event, decode_events, gather
@@ -57,7 +56,7 @@ class ChromeDecoder:
         Raises:
             NotATraceError: where the text is no trace at all.
         """
-        with _without_garbage_collection():
+        with without_collecting():
             head, rest = split_head(self._read, self._source)
             self._look_for_lines(head)
             while True:
@@ -88,7 +87,7 @@ class ChromeDecoder:
         Raises:
             NotATraceError: where the text is no trace at all.
         """
-        with _without_garbage_collection():
+        with without_collecting():
             rest = b""
             if first:
                 head, rest = split_head(self._read, self._source)
@@ -264,15 +263,3 @@ def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
         if at <= since - _MOST_EVENTS or not at:
             return None
         window *= 8
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    # Worth a factor of three here: the collector walks each new generation of structs in vain.
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

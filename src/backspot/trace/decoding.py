@@ -6,8 +6,9 @@ maps that run in C, for a line of Python for each event would cost more than the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from backspot.trace.columns import Columns
 from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Ints
 
-__all__ = ["Event", "decode_events", "gather"]
+__all__ = ["Event", "decode_events", "gather", "integers"]
 
 _NAN = float("nan")
 
@@ -93,7 +94,7 @@ def gather(events: list[Event], columns: Columns) -> int:
     args = list(map(_ARGS, kept))
     if None in args:
         args = [_NO_ARGS if arg is None else arg for arg in args]
-    numbers = {field: _integers(get, args) for field, get in _OF_ARGS.items() if field != "blocks"}
+    numbers = {field: integers(get, args) for field, get in _OF_ARGS.items() if field != "blocks"}
     count = len(kept)
     threads = zip(map(_PID, kept), map(_TID, kept), strict=True)
     columns.add(
@@ -137,7 +138,7 @@ def _possible(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
 
 
 def _floats(
-    get: attrgetter[float | None], items: Sequence[object], missing: float = _NAN
+    get: Callable[[Any], float | None], items: Sequence[object], missing: float = _NAN
 ) -> np.ndarray:
     try:
         return np.fromiter(map(get, items), np.float64, len(items))
@@ -146,7 +147,8 @@ def _floats(
         return np.array([missing if value is None else value for value in values], np.float64)
 
 
-def _integers(get: attrgetter[int | None], items: Sequence[object]) -> Ints:
+def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:
+    """What ``get`` says of each item; -1 for what it does not say and for what no number can be."""
     try:
         numbers = np.fromiter(map(get, items), np.int64, len(items))
     except (TypeError, OverflowError):

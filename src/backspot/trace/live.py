@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from backspot.errors import NoBackwardError, UsageError
+from backspot.garbage import without_collecting
 from backspot.lines import KEY, LineTable, find_lines
 from backspot.trace.columns import Columns
-from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Events
+from backspot.trace.decoding import integers
+from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Events, Ints
 
 __all__ = ["LIVE", "exported", "is_profiler", "read_profiler"]
 
@@ -46,49 +48,13 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
     """
     results = _results(profiler)
     columns = Columns()
-    rows: list[tuple[int, ...]] = []
-    names, threads = columns.names, columns.threads
-    for event in results.events():
-        category = _category(event)
-        if category is None:
-            continue
-        name = event.name()
-        if category is Category.MODULE_CALL and not name.startswith(MODULE_CALL):
-            continue
-        duration = event.duration_ns()
-        if duration < 0:
-            continue
-        resource, device = event.device_resource_id(), event.device_index()
-        thread = threads.setdefault((device, resource), len(threads))
-        on_host = category <= Category.RUNTIME
-        sequence, forward_thread = -1, -1
-        if category is Category.OPERATOR:
-            sequence, forward_thread = event.sequence_nr(), event.fwd_thread_id()
-            # Only numbered operators: the profiler's own overhead bears made-up threads.
-            logical = event.start_thread_id()
-            if sequence >= 0 and logical > 0:
-                columns.logical_threads[logical] = thread
-        rows.append(
-            (
-                event.start_ns(),
-                duration,
-                category,
-                names.setdefault(name, len(names)),
-                thread,
-                sequence if sequence < 1 << 62 else -1,
-                forward_thread if sequence >= 0 else -1,
-                event.correlation_id() if category >= Category.RUNTIME else -1,
-                -1 if on_host else device,
-                -1,
-            )
-        )
-    table = np.array(rows, np.int64).reshape(-1, len(Columns.FIELDS))
-    if not (table[:, 2] == Category.OPERATOR).any():
+    with without_collecting():
+        seen = _gather(results.events(), columns)
+    if not seen:
         raise NoBackwardError(
             "locate(prof): the profile holds no CPU activity, so no backward can be seen in it; "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
-    columns.add(*(np.ascontiguousarray(table[:, index]) for index in range(table.shape[1])))
     columns.lines = _lines(results)
     return columns.finish(LIVE)
 
@@ -136,6 +102,69 @@ def _results(profiler: Any) -> Any:  # noqa: ANN401
     return results
 
 
+def _gather(events: Sequence[Any], columns: Columns) -> bool:
+    """Ask the events for what matters, one property of all of them after the other.
+
+    Returns:
+        Whether any is an operator.
+    """
+    if not events:
+        return False
+    ask = type(events[0])
+    tells = hasattr(ask, "activity_type")
+    kinds = map(CATEGORIES.get, map(ask.activity_type, events)) if tells else map(_guess, events)
+    kept = [
+        (event, kind)
+        for event, kind in zip(events, kinds, strict=True)
+        if kind is not None
+        and (kind != Category.MODULE_CALL or event.name().startswith(MODULE_CALL))
+        and event.duration_ns() >= 0
+    ]
+    if not kept:
+        return False
+    events = [event for event, _ in kept]
+    category = np.array([kind for _, kind in kept], np.int64)
+    device = list(map(ask.device_index, events))
+    places = zip(device, map(ask.device_resource_id, events), strict=True)
+    thread = np.array([columns.threads[place] for place in places], np.int64)
+    of_operators = category == Category.OPERATOR
+    sequence, forward_thread = _numbers(ask, events, of_operators, "sequence_nr", "fwd_thread_id")
+    forward_thread[sequence < 0] = -1
+    # Only numbered operators: the profiler's own overhead bears made-up threads.
+    numbered = sequence >= 0
+    (logical,) = _numbers(ask, events, numbered, "start_thread_id")
+    known = logical > 0
+    columns.logical_threads.update(
+        zip(logical[known].tolist(), thread[known].tolist(), strict=True)
+    )
+    (correlation,) = _numbers(ask, events, category >= Category.RUNTIME, "correlation_id")
+    columns.add(
+        integers(ask.start_ns, events),
+        integers(ask.duration_ns, events),
+        category,
+        np.array([columns.names[name] for name in map(ask.name, events)], np.int64),
+        thread,
+        sequence,
+        forward_thread,
+        correlation,
+        np.where(category <= Category.RUNTIME, -1, np.array(device, np.int64)),
+        np.full(len(events), -1, np.int64),
+    )
+    return bool(of_operators.any())
+
+
+def _numbers(ask: Any, events: list[Any], asked: np.ndarray, *names: str) -> list[Ints]:  # noqa: ANN401
+    """What some of the events say of themselves; -1 for the others."""
+    index = np.flatnonzero(asked)
+    chosen = [events[at] for at in index.tolist()]
+    columns = []
+    for name in names:
+        column = np.full(len(events), -1, np.int64)
+        column[index] = integers(getattr(ask, name), chosen)
+        columns.append(column)
+    return columns
+
+
 def _lines(results: Any) -> LineTable:  # noqa: ANN401
     """The source lines of this very profile, which the live half keeps as long as it lives."""
     live = sys.modules.get("backspot.live.lines")
@@ -148,10 +177,8 @@ _PYTHON_FRAME = re.compile(r".*\.py\(\d+\): |<built-in ")
 _DRIVER_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
 
 
-def _category(event: Any) -> Category | None:  # noqa: ANN401
-    if hasattr(event, "activity_type"):
-        return CATEGORIES.get(event.activity_type())
-    # Before torch 2.12 an event does not say what it is: device and name must tell.
+def _guess(event: Any) -> Category | None:  # noqa: ANN401
+    """Before torch 2.12 an event does not say what it is: device and name must tell."""
     name = event.name()
     if event.device_type().name == "CPU":
         if _DRIVER_CALL.match(name):
