@@ -158,6 +158,12 @@ class Recorder:
         """The session is over: keep nothing more, and let the hook do nothing."""
         self.store = None
 
+    def forget(self) -> None:
+        """Let go of code and of the classes of nodes: the thread may keep its recorder for long."""
+        self._ids.clear()
+        self._codes.clear()
+        self.numbers, self.places = array("q"), array("i")
+
     def lines(self) -> list[SourceLine]:
         """The line of each place."""
         return [
@@ -211,6 +217,7 @@ class Store:
             made = recorder.made()
             known = np.array([*(_known(lines, s) for s in recorder.lines()), -1], np.int64)
             runs.setdefault(recorder.tid, []).append(Made(made.first, made.count, known[made.line]))
+            recorder.forget()
         threads = {tid: _tidied(parts) for tid, parts in runs.items()}
         if not lines:
             return None
