@@ -182,7 +182,7 @@ def _table(form: _Form) -> LineTable:
 
 def _packed(numbers: Sequence[int] | _Ints) -> str:
     raw = np.asarray(numbers, "<i8").tobytes()
-    return base64.b64encode(zlib.compress(raw, 1)).decode()
+    return base64.b64encode(zlib.compress(raw)).decode()
 
 
 def _unpacked(text: str, count: int) -> _Ints:
