@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ MOST_NODES = 1 << 21
 
 _AT_KEY = re.compile(rb'"backspot\.lines"\s*:\s*')
 _VERSION = 1
+_KEPT = " !#$&'()*+,/:;<=>?@[]^`{|}"  # what need not be %-encoded
 _Ints = NDArray[np.int64]
 
 
@@ -110,7 +112,7 @@ class _Form(msgspec.Struct):
 
 
 def format_lines(table: LineTable) -> str:
-    """The table as JSON in ASCII, for the trace's metadata.
+    """The table as JSON in ASCII without a backslash, for the trace's metadata.
 
     Numbers are packed: a training step makes the same nodes over and over, so that a thousand steps
     take little more room than one.
@@ -119,7 +121,10 @@ def format_lines(table: LineTable) -> str:
         version=_VERSION,
         exact=table.exact,
         complete=table.complete,
-        lines=[(s.file, s.line, s.function, s.text, s.node) for s in table.lines],
+        lines=[
+            (_safe(s.file), s.line, _safe(s.function), _safe(s.text), _safe(s.node))
+            for s in table.lines
+        ],
         threads=[
             _Thread(
                 tid,
@@ -175,9 +180,20 @@ def _table(form: _Form) -> LineTable:
         ):
             raise ValueError(thread.tid)
         threads[thread.tid] = made
-    return LineTable(
-        tuple(SourceLine(*line) for line in form.lines), threads, form.exact, form.complete
+    lines = tuple(
+        SourceLine(_plain(file), line, _plain(function), _plain(text), _plain(node))
+        for file, line, function, text, node in form.lines
     )
+    return LineTable(lines, threads, form.exact, form.complete)
+
+
+def _safe(text: str) -> str:
+    """Text without what the profiler spoils: it turns a backslash into a slash, escapes and all."""
+    return quote(text, safe=_KEPT, errors="surrogatepass")
+
+
+def _plain(text: str) -> str:
+    return unquote(text, errors="surrogatepass")
 
 
 def _packed(numbers: Sequence[int] | _Ints) -> str:
