@@ -6,99 +6,130 @@
 #       format_name: percent
 #   kernelspec:
 #     display_name: Python 3
+#     language: python
 #     name: python3
 # ---
 
 # %% [markdown]
 # # Find the slow module
 #
-# A small network with one bad idea in it: a gate whose backward does its work number by number.
-# Which module is it? The profiler alone will say `GateBackward`. Let us have the path.
+# Somebody turned on deterministic algorithms, and a vision transformer got slower. Which of its
+# modules pays? The profiler says `GatherBackward0`. Let us have the module's name, and the line.
+#
+# This runs on whatever device is there, a CPU too, in under a minute.
 
 # %%
+import os
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS wants it
+
+import timm
 import torch
-from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 import backspot
 
-# %% [markdown]
-# ## A network with a bad idea
-#
-# Four blocks, all alike but for the third, whose activation is a hand-written autograd function.
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.set_num_threads(1)  # slower on a CPU, and steadier where others compute too
 
+# %% [markdown]
+# ## What do we train?
+#
+# timm's ViT, small enough for a CPU. `patch_drop_rate=0.5` makes it drop half of the patches, by a
+# module called `patch_drop`.
 
 # %%
-class Gate(torch.autograd.Function):
-    """x if x > 0 else 0, with a backward that somebody wrote on a Friday."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        rows = [
-            g if value > 0 else 0 * g
-            for value, g in zip(x.flatten(), gradient.flatten(), strict=True)
-        ]
-        return torch.stack(rows).view_as(x)
-
-
-class Gated(nn.Module):
-    def forward(self, x):
-        return Gate.apply(x)
-
-
-def block(activation):
-    return nn.Sequential(nn.Linear(32, 32), activation)
-
-
 torch.manual_seed(0)
-model = nn.Sequential(*(block(Gated() if number == 2 else nn.ReLU()) for number in range(4)))
-loss_fn = nn.MSELoss()
-x, y = torch.randn(16, 32), torch.randn(16, 32)
+torch.use_deterministic_algorithms(True)
+
+model = timm.models.vision_transformer.VisionTransformer(
+    embed_dim=128, depth=4, num_heads=4, num_classes=10, patch_drop_rate=0.5
+).to(device)
+loss_fn = torch.nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+images = torch.randn(8, 3, 224, 224, device=device)
+labels = torch.randint(0, 10, (8,), device=device)
 
 
 def step():
-    loss_fn(model(x), y).backward()
+    optimizer.zero_grad()
+    loss_fn(model(images), labels).backward()
+    optimizer.step()
 
 
 # %% [markdown]
-# ## Profile it with labels
+# ## Which modules make its backward slow?
 #
-# `instrument` puts hooks on the modules; they write labels while a profiler records and do nothing
-# otherwise. Warm up first: the first steps of anything measure its start.
+# One call. It runs the step three times to warm up and three times under `torch.profiler`, with
+# labels on every module, and takes the labels off again. These are real steps: the model trains.
 
 # %%
-with backspot.instrument(model), backspot.instrument(loss_fn, name="loss"):
-    step()
-    with profile(activities=[ProfilerActivity.CPU]) as prof:
-        for _ in range(3):
-            step()
-
-report = backspot.locate(prof)
+report = backspot.profile(step, {"": model, "loss": loss_fn})
 print(report)
 
 # %% [markdown]
-# The third block's second module. Not "some `GateBackward`": `2.1`, by path, with its share.
+# *wall* is the time for which a module is the reason: the rows add up to the whole backward, to the
+# nanosecond. What stands in parentheses belongs to no module.
+#
+# ## Four blocks, a row for each layer: what do they cost together?
 
 # %%
-print(report["2"])
+for row in report.top(6, by="pattern"):
+    print(f"{row.wall_ms_per_step:8.2f} ms  {report.share(row):4.0%}  {row.name}")
 
 # %% [markdown]
-# ## Mend it and look again
+# ## And inside one block?
 
 # %%
-model[2][1] = nn.ReLU()
-with backspot.instrument(model), backspot.instrument(loss_fn, name="loss"):
-    step()
-    with profile(activities=[ProfilerActivity.CPU]) as prof:
-        for _ in range(3):
-            step()
+print(report["blocks.0"])
 
-after = backspot.locate(prof)
-before_ms, after_ms = report["2.1"].row.wall_ms_per_step, after["2.1"].row.wall_ms_per_step
-print(f"2.1: {before_ms:.2f} ms a step before, {after_ms:.2f} ms after")
+# %% [markdown]
+# ## So is it `patch_drop`?
+
+# %%
+patch_drop = report["patch_drop"].row
+print(f"{report.share(patch_drop):.1%} of the backward on this {device}")
+for node in patch_drop.nodes[:3]:
+    print(node.name, node.count, "times")
+
+# %% [markdown]
+# On a CPU, deterministic or not, `gather` is cheap, and blaming it would be wrong. What is slow is
+# slow on a GPU. Here is the trace of such a step on an H200, which the repository keeps for its
+# tests; reading it takes no GPU.
+
+# %%
+on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
+print(on_gpu)
+
+# %% [markdown]
+# There it is, first by far, with as much as seven other modules. Not "some `GatherBackward0`":
+# `patch_drop`.
+#
+# ## Why, and what can be done?
+#
+# A report comes with findings: what makes the step slower than it need be, where, and the remedy.
+
+# %%
+finding = next(f for f in on_gpu.findings if f.path == "patch_drop" and f.rule == "sorted-indexing")
+print(finding.title)
+print(finding.seen)
+print("→", finding.remedy)
+
+# %% [markdown]
+# ## And in a trace viewer?
+#
+# `trace=` also writes the recording, with a track of nested `backward: …` spans below each thread
+# and each GPU stream. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) and search for
+# `backward: patch_drop`.
+
+# %%
+import tempfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory() as folder:
+    trace = Path(folder) / "vit.trace.json.gz"
+    backspot.profile(step, model, steps=1, warmup=1, trace=trace)
+    print(f"{trace.name}: {trace.stat().st_size / 1e6:.1f} MB")
+
+# %% [markdown]
+# Next: [what a trace tells on a laptop without torch](02_read_a_trace.ipynb), and
+# [did the fix help?](03_fix_and_compare.ipynb)

@@ -1,19 +1,89 @@
-"""The notebooks run from top to bottom and say what their text says they do."""
+"""The notebooks run, show what their text says, and are what their sources make."""
 
 from __future__ import annotations
 
-import runpy
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("timm")
+pytest.importorskip("pandas")
+pytest.importorskip("ipykernel")
+jupytext = pytest.importorskip("jupytext")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+_SPEC = importlib.util.spec_from_file_location("execute", NOTEBOOKS / "execute.py")
+executing = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(executing)
+
+SOURCES = executing.sources()
+SHOWN = {
+    "01_find_the_slow_module": [
+        r"3 profiler steps",
+        r"patch_drop \(PatchDropout\) takes 28% of the backward",
+        r"Indexing backward sorts its indices",
+        r"vit\.trace\.json\.gz: \d",
+    ],
+    "02_read_a_trace": [
+        r"torch imported: False",
+        r"by class\n +4\.64 ms +43%  Conv2d",
+        r"reads back equal: True",
+        r"The trace names no modules",
+        r"Communication between ranks is not hidden",
+        r"holds no backward pass",
+    ],
+    "03_fix_and_compare": [
+        r"2\.1 \(Gated\) takes [6-9]\d%",
+        r"return Gate\.apply\(x\)",
+        r"faster\n",
+        r"same\.json --fail-above 50\nexit code 0",
+        r"bad\.json --fail-above 50\nexit code 8",
+    ],
+}
 
 
-def test_the_slow_module_is_found_and_mended() -> None:
-    left = runpy.run_path(str(NOTEBOOKS / "01_find_the_slow_module.py"))
-    first = next(row for row in left["report"].top() if row.is_module)
-    assert first.path == "2.1"
-    assert left["after"]["2.1"].row.class_name == "ReLU"
+def shown_by(notebook) -> str:
+    """Everything that the notebook's cells put out, as text."""
+    texts = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error"
+            texts.append(output.get("text", "") or "".join(output.get("data", {}).values()))
+    return "".join(texts)
+
+
+def name_of(source: Path) -> str:
+    return source.stem
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_a_notebook_runs_and_shows_what_its_text_says(source):
+    shown = shown_by(executing.execute(source))
+    for expected in SHOWN[source.stem]:
+        assert re.search(expected, shown), expected
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_the_notebook_beside_a_source_is_what_the_source_makes(source):
+    ours = jupytext.read(source)
+    path = source.with_suffix(".ipynb")
+    theirs = nbformat.read(path, as_version=4)
+    assert [(cell.cell_type, cell.source) for cell in theirs.cells] == [
+        (cell.cell_type, cell.source) for cell in ours.cells
+    ], "write it anew: python notebooks/execute.py"
+    code = [cell for cell in theirs.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for expected in SHOWN[source.stem]:
+        assert re.search(expected, shown_by(theirs)), expected
+    text = path.read_text()
+    assert path.stat().st_size < 200_000
+    assert not re.search(r"/(home|root|tmp|opt|usr|work|Users)/|site-packages|ipykernel_", text)
+
+
+def test_every_notebook_has_a_source():
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {path.stem for path in SOURCES}

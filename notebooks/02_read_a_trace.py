@@ -1,0 +1,126 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Read a trace
+#
+# A colleague's training is slow. What you have is a trace file and a laptop; no GPU, no model, not
+# even PyTorch. That is enough.
+
+# %%
+import sys
+
+import backspot
+
+report = backspot.locate("../tests/data/h200/resnet_channels_last.trace.json.gz")
+print("torch imported:", "torch" in sys.modules)
+print(report)
+
+# %% [markdown]
+# A ResNet-18 on an H200, two steps, recorded under `backspot.instrument(model)`. On a command line
+# the same list is `backspot show TRACE`.
+#
+# ## Is it one bad layer, or a kind of layer?
+#
+# Twenty convolutions of 2% each answer nothing. Add them up: by class, or by the layers that
+# repeat.
+
+# %%
+for by in ("class", "pattern"):
+    print(f"by {by}")
+    for row in report.top(4, by=by):
+        print(f"  {row.wall_ms_per_step:5.2f} ms  {report.share(row):4.0%}  {row.name}")
+
+# %% [markdown]
+# ## What is inside `layer1`?
+
+# %%
+print(report["layer1"])
+
+# %% [markdown]
+# ## Is the GPU busy, or does it wait?
+#
+# Of each row's wall time the report tells on what it is spent. `maxpool` is work. `layer4.1.conv2`
+# mostly is not: the GPU has nothing queued and waits until the host has launched it.
+
+# %%
+for row in report.top(5):
+    on, ms = row.wall_on, 1e6 * report.steps
+    print(f"{row.name:16}{row.wall_ms_per_step:5.2f} ms:", end="")
+    print(f"{on.gpu_ns / ms:5.2f} the GPU works,{on.host_ns / ms:5.2f} it waits for the host")
+
+# %% [markdown]
+# ## Which autograd nodes?
+
+# %%
+for operator in report.operators[:4]:
+    print(
+        f"{operator.wall_ns / 1e6 / report.steps:5.2f} ms  {operator.name}, most in {operator.path}"
+    )
+
+# %% [markdown]
+# ## Can I have it as a table?
+#
+# As pandas, with times in nanoseconds; as JSON, which reads back to an equal report; as CSV,
+# Markdown and flame graphs: the file's suffix decides.
+
+# %%
+frame = report.to_pandas()
+frame.sort_values("gpu_ns", ascending=False)[["path", "class_name", "wall_ns", "gpu_ns"]].head(4)
+
+# %%
+import tempfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory() as folder:
+    for name in ("report.json", "report.csv", "report.md", "resnet.speedscope.json"):
+        path = report.save(Path(folder) / name)
+        print(f"{path.stat().st_size:7} bytes  {name}")
+    print("reads back equal:", backspot.Report.load(Path(folder) / "report.json") == report)
+
+# %% [markdown]
+# ## And a trace that knows nothing of Backspot?
+#
+# This one is from HolisticTraceAnalysis' tests: a recommendation model on several GPUs, recorded
+# years before. It names no modules, and the report says so under its warnings. What is left is
+# autograd's own names.
+
+# %%
+foreign = backspot.locate("../tests/data/hta_recommender_control.json.gz")
+for warning in foreign.warnings:
+    print("!", warning)
+for operator in foreign.operators[:4]:
+    print(f"{operator.wall_ns / 1e6 / foreign.steps:6.2f} ms  {operator.name}")
+
+# %% [markdown]
+# ## What would you tell your colleague?
+#
+# Findings need no module names: kernels and copies speak for themselves.
+
+# %%
+for finding in foreign.findings:
+    print(f"{finding.wall_ns / 1e6 / foreign.steps:.1f} ms a step: {finding.title}.")
+    print(f"  {finding.seen}")
+    print(f"  → {finding.remedy}\n")
+
+# %% [markdown]
+# Two steps, one rank: take these as where to look first, not as a verdict.
+#
+# ## And if there is nothing to see?
+#
+# Then you get one line that says why.
+
+# %%
+try:
+    backspot.locate("../tests/data/tracelens_qwen_forward_only.json.gz")
+except backspot.BackspotError as error:
+    print(error)
