@@ -44,6 +44,24 @@ def test_removal_leaves_the_model_as_it_was(hooks, record):
     instrumentation.remove()
 
 
+def test_a_module_bears_one_hook_while_no_profiler_records(record):
+    model = net()
+    during = []
+
+    def count():
+        return [(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in model.modules()]
+
+    with backspot.instrument(model):
+        step(model)()
+        assert count() == [(1, 0)] * 5
+        for _ in range(2):
+            record(lambda: (step(model)(), during.append(count())))
+            assert count() == [(1, 0)] * 5
+        # A second one while a profiler records.
+        assert during == [[(1, 1)] * 5] * 2
+    assert count() == [(0, 0)] * 5
+
+
 def print_nothing(*_):
     return None
 

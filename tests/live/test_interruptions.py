@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 import backspot
 
@@ -237,3 +239,43 @@ def test_the_process_survives_ranges_that_outlive_their_session(hooks):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("alive")
+
+
+@pytest.mark.parametrize("where", ["in a forward", "in a hook", "on another thread"])
+def test_a_profiler_may_stop_within_a_forward(where, record):
+    model = net()
+    x = torch.randn(3, 4)
+    expected = model(x)
+    profiler = profile(activities=[ProfilerActivity.CPU])
+
+    def stop(*_):
+        if where == "on another thread":
+            inside.set()
+            assert stopped.wait(60)
+        else:
+            profiler.stop()
+
+    def forward():
+        outputs.append(model(x))
+        outputs[0].sum().backward()
+
+    inside, stopped, outputs = threading.Event(), threading.Event(), []
+    with backspot.instrument(model):
+        if where == "in a forward":
+            model[1][1].action = lambda x: (stop(), torch.relu(x))[1]
+        else:
+            handle = model[1][1].register_forward_hook(stop)
+        profiler.start()
+        if where == "on another thread":
+            thread = threading.Thread(target=forward)
+            thread.start()
+            assert inside.wait(60)
+            profiler.stop()
+            stopped.set()
+            thread.join()
+        else:
+            forward()
+        if where != "in a forward":
+            handle.remove()
+        assert torch.equal(outputs[0], expected)
+        assert record(step(model)).names == WHOLE

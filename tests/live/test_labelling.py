@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import backspot
+from backspot.live.hooks import hook_of
 
 
 class Block(nn.Module):
@@ -250,12 +251,10 @@ def test_each_thread_has_its_own_calls(record):
 
 
 def _open(model):
-    return [
-        hook.owner.open
-        for module in model.modules()
-        for hook in module._forward_pre_hooks.values()
-        if hasattr(hook, "owner")
-    ]
+    hooks = [hook_of(hook) for m in model.modules() for hook in m._forward_pre_hooks.values()]
+    ours = [hook for hook in hooks if hook is not None]
+    assert len(ours) >= 3
+    return [hook.owner.open for hook in ours]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

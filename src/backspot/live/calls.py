@@ -19,8 +19,10 @@ from backspot.live.lines import Recorder, book
 from backspot.live.owners import Owner, Scope
 from backspot.live.sessions import sessions
 
-__all__ = ["Call", "Thread", "current_thread"]
+__all__ = ["Call", "Thread", "current_thread", "local"]
 
+_next_number = gates.sequence_number
+_open_range = gates.open_range
 _INTERVALS = 1 << 16  # some hundred steps of a large model; the oldest half goes first
 
 
@@ -29,26 +31,23 @@ class Call:
 
     Attributes:
         opened: the range of its forward label.
-        session: the number of the profiler session that the range was opened in.
         module_id: ``id`` of the module.
         kwargs_id: ``id`` of the call's keyword arguments, the one object that both hooks of a call
             share and no other call on the stack has.
         place: of the line that made the call, where its nodes are known by that; -1 for none.
     """
 
-    __slots__ = ("kwargs_id", "module_id", "opened", "owner", "place", "session")
+    __slots__ = ("kwargs_id", "module_id", "opened", "owner", "place")
 
     def __init__(
         self,
         owner: Owner,
         opened: Any,  # noqa: ANN401 - one of two torch classes
-        session: int,
         module_id: int,
         kwargs_id: int,
     ) -> None:
         self.owner = owner
         self.opened = opened
-        self.session = session
         self.module_id = module_id
         self.kwargs_id = kwargs_id
         self.place = -1
@@ -58,7 +57,8 @@ class Thread:
     """The running calls and the owners of the node numbers of one thread.
 
     Attributes:
-        calls: the labelled calls that have not returned, outermost first.
+        calls: the labelled calls that have not returned, outermost first. All of them were opened
+            in the session ``session``.
         counts: how often each module was called within the outermost call.
         unmarked: ids of the tensors that were counted as unmarked within the outermost call.
     """
@@ -89,7 +89,7 @@ class Thread:
         for call in self.calls:
             sessions.put_aside(call.opened)
 
-    def enter(self, owner: Owner, module: Any, kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+    def enter(self, owner: Owner, module: Any, kwargs: Any) -> None:  # noqa: ANN401
         """A module call begins, and a profiler records."""
         calls = self.calls
         if self.session != sessions.number:
@@ -104,22 +104,24 @@ class Thread:
             counts.clear()
             self.unmarked.clear()
         count = counts[owner] = counts.get(owner, 0) + 1
-        opened = gates.open_range(owner.forward if count == 1 else owner.repeated(count))
-        call = Call(owner, opened, self.session, id(module), id(kwargs))
+        opened = _open_range(owner.forward if count == 1 else owner.repeated(count))
+        call = Call(owner, opened, id(module), id(kwargs))
         calls.append(call)
         owner.open.append(None)
         self.change_owner(owner)
         if owner.scope.lines:
             self._follow_lines(call, module)
 
-    def find(self, owner: Owner, kwargs: dict[str, Any], failed: bool) -> int:
+    def find(self, owner: Owner, kwargs: Any, failed: bool) -> int:  # noqa: ANN401
         """Where the ending call stands in ``calls``, or -1 if its beginning was not recorded."""
         calls = self.calls
         kwargs_id = id(kwargs)
-        for index in range(len(calls) - 1, -1, -1):
+        index = len(calls) - 1
+        while index >= 0:
             call = calls[index]
             if call.kwargs_id == kwargs_id and call.owner is owner:
                 return index
+            index -= 1
         # Another's hook replaced the keyword arguments. On an exception this could as well be a
         # call whose own pre-hook never ran, and that on the stack its caller's: leave that alone.
         if calls and calls[-1].owner is owner and not failed:
@@ -131,16 +133,16 @@ class Thread:
         calls = self.calls
         ended = calls[index]
         while len(calls) > index:
-            _discard(calls.pop())
+            self._discard(calls.pop())
         self.change_owner(calls[-1].owner if calls else None)
         if self._follower is not None:
             self._end_lines(ended)
 
     def change_owner(self, owner: Owner | None) -> None:
         """Nodes made from now on belong to ``owner``, or to no module."""
-        if gates.sequence_number is None:
+        if _next_number is None:
             return
-        number = gates.sequence_number()
+        number = _next_number()
         numbers = self._numbers
         if numbers:
             last = numbers[-1]
@@ -158,14 +160,14 @@ class Thread:
 
     def owner_of(self, number: int) -> Owner | None:
         """Who made the node with this number; ``None`` if no module did or it can't be told."""
-        index = bisect_right(self._numbers, number) - 1
-        if index < 0:
+        numbers = self._numbers
+        if not numbers or _next_number is None:
             return None
-        if index == len(self._numbers) - 1 and (
-            gates.sequence_number is None or number >= gates.sequence_number()
-        ):
-            return None  # not made on this thread: its number is still to come here
-        return self._owners[index]
+        if number >= numbers[-1]:
+            # Not made on this thread if its number is still to come here.
+            return self._owners[-1] if number < _next_number() else None
+        index = bisect_right(numbers, number) - 1
+        return self._owners[index] if index >= 0 else None
 
     def repair(self, entering: Any) -> None:  # noqa: ANN401 - a torch module
         """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
@@ -197,7 +199,7 @@ class Thread:
             return
         for call in reversed(self.calls):
             if call not in kept:
-                _discard(call)
+                self._discard(call)
         self.calls[:] = kept
         if self._follower is not None:
             self._end_lines(None)
@@ -242,17 +244,16 @@ class Thread:
                 gates.pop_node_hook()
         recorder.settle()
 
+    def _discard(self, call: Call) -> None:
+        if call.owner.open:
+            call.owner.open.pop()
+        sessions.end(call.opened, self.session)
+
 
 def _is_of_torch(module: Any) -> bool:  # noqa: ANN401
     """Whether all that a module does on its own is done by the line that calls it."""
     home = type(module).__module__
     return home.startswith("torch.") and not home.endswith(".container")
-
-
-def _discard(call: Call) -> None:
-    if call.owner.open:
-        call.owner.open.pop()
-    sessions.end(call.opened, call.session)
 
 
 def _running_modules() -> Counter[int]:
@@ -271,9 +272,9 @@ class _Local(threading.local):
         self.thread = Thread()
 
 
-_local = _Local()
+local = _Local()
 
 
 def current_thread() -> Thread:
     """The state of the calling thread."""
-    return _local.thread
+    return local.thread

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from backspot.live.hooks import Hook
+from backspot.live.hooks import hook_of
 
 __all__ = ["keep_copies_plain"]
 
@@ -63,7 +63,7 @@ def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
         hooks = state.get(name)
         if not hooks:
             continue
-        mine = {key for key, hook in hooks.items() if isinstance(hook, Hook)}
+        mine = {key for key, hook in hooks.items() if hook_of(hook) is not None}
         if mine:
             ours |= mine
             plain[name] = type(hooks)((key, h) for key, h in hooks.items() if key not in mine)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from backspot.labels import Kind
-from backspot.live import calls, gates, lines, nodes
-from backspot.live.calls import current_thread
+from backspot.live import calls, gates, lines, nodes, placing
+from backspot.live.calls import local as _local
 from backspot.live.owners import Marker, Owner, Scope
-from backspot.live.sessions import Sessions
+from backspot.live.placing import KEY, put_after, take_away
+from backspot.live.sessions import Sessions, sessions
 
-__all__ = ["BackwardEnd", "BackwardStart", "Enter", "Hook", "Leave", "LeaveAndExplain"]
+__all__ = ["BackwardEnd", "BackwardStart", "Enter", "Hook", "Leave", "LeaveAndExplain", "hook_of"]
+
+# A global is found faster than an attribute of a module.
+_is_dynamo_compiling, _is_compiling = gates.is_dynamo_compiling, gates.is_compiling
+_recording, _transform_active = gates.recording, gates.transform_active
+_mark_nodes = nodes.mark_nodes
 
 
 class Hook:
@@ -32,18 +38,39 @@ class Hook:
 
 
 class Enter(Hook):
-    """The forward pre-hook: opens the label of the call and marks the nodes of its inputs."""
+    """The forward pre-hook: opens the label of the call and marks the nodes of its inputs.
 
-    __slots__ = ()
+    Args:
+        owner: whose calls it labels.
+        leave: what is to end them. It is put beside this hook with the first call that a profiler
+            records, and taken away when the profiler stops: a module with one hook is called at
+            half the cost of one with two. Modules that Dynamo has compiled never come here, so
+            that what it knows of their hooks stays true. ``None`` if it stands there already.
+    """
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
-        """Do nothing unless a profiler records; never raises."""
-        if gates.is_dynamo_compiling():  # asked first and alone: Dynamo folds it
+    __slots__ = ("_leave",)
+
+    def __init__(self, owner: Owner, leave: Leave | None = None) -> None:
+        super().__init__(owner)
+        self._leave = leave.__call__ if leave is not None else None
+
+    def __call__(
+        self,
+        module: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Do nothing unless a profiler records; never raises.
+
+        PyTorch asks while it calls the hooks which of them take keyword arguments: a hook that was
+        taken away in between is called without.
+        """
+        if _is_dynamo_compiling():  # asked first and alone: Dynamo folds it
             return
-        if not gates.recording():
+        if not _recording():
             return
         try:
-            _enter(self.owner, module, args, kwargs)
+            _enter(self.owner, self._leave, module, args, kwargs)
         except Exception:
             return  # a label is never worth a failed forward
 
@@ -57,16 +84,15 @@ class Leave(Hook):
         self,
         module: Any,  # noqa: ANN401
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401 - the output, where that is not given
+        output: Any = None,  # noqa: ANN401
     ) -> None:
         """Do nothing unless a call of this module is open; never raises."""
-        if gates.is_dynamo_compiling():
-            return
-        if not self.owner.open:
+        if _is_dynamo_compiling():
             return
         try:
-            _leave(self.owner, kwargs, output)
+            if self.owner.open:
+                _leave(self.owner, kwargs, output)
         except Exception:
             return
 
@@ -80,11 +106,11 @@ class LeaveAndExplain(Leave):
         self,
         module: Any,  # noqa: ANN401
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401 - the output, where that is not given
+        output: Any = None,  # noqa: ANN401
     ) -> None:
         """Close the label; to an in-place error of PyTorch's backward hooks, add the way out."""
-        if gates.is_dynamo_compiling():
+        if _is_dynamo_compiling():
             return
         try:
             if output is None:
@@ -123,27 +149,60 @@ class BackwardEnd(Hook):
         self._marker()
 
 
-def _enter(owner: Owner, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
-    if gates.is_compiling() or gates.transform_active() or not owner.scope.active:
+def hook_of(registered: Any) -> Hook | None:  # noqa: ANN401 - whatever stands among the hooks
+    """The hook of ours that this is; ``None`` for others'.
+
+    What is registered is ``hook.__call__``: Python calls a bound method faster than an object.
+    """
+    bound = type(registered) is MethodType
+    hook: object = getattr(registered, "__self__", None) if bound else registered
+    return hook if isinstance(hook, Hook) else None
+
+
+def _enter(
+    owner: Owner,
+    leave: Any,  # noqa: ANN401 - a bound method, or None
+    module: Any,  # noqa: ANN401
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+) -> None:
+    scope = owner.scope
+    if _is_compiling() or _transform_active() or not scope.active:
         return
-    thread = current_thread()
+    thread = _local.thread
+    if leave is not None and KEY not in module._forward_hooks:
+        put_after(module, leave)
+        if not owner.scope.active:  # removed meanwhile, on another thread
+            take_away(module)
+            return
     thread.enter(owner, module, kwargs)
-    if owner.scope.marks_nodes:
-        nodes.mark_nodes(thread, owner, args)
+    if scope.marks_nodes:
+        _mark_nodes(thread, owner, args)
         if kwargs:
-            nodes.mark_nodes(thread, owner, tuple(kwargs.values()))
+            _mark_nodes(thread, owner, tuple(kwargs.values()))
 
 
-def _leave(owner: Owner, kwargs: dict[str, Any], output: Any) -> None:  # noqa: ANN401
-    thread = current_thread()
+def _leave(owner: Owner, kwargs: Any, output: Any) -> None:  # noqa: ANN401
+    thread = _local.thread
     index = thread.find(owner, kwargs, output is None and sys.exc_info()[0] is not None)
     if index < 0:
         return
     try:
-        if output is not None and owner.scope.marks_nodes and gates.recording():
-            nodes.mark_nodes(thread, owner, (output,))
+        if output is not None and owner.scope.marks_nodes and _recording():
+            _mark_nodes(thread, owner, (output,))
     finally:
         thread.leave(index)
+
+
+def _withdraw(scope: Scope) -> None:
+    """A profiler stopped: calls cost again what a module with one hook costs."""
+    _local.thread.drop(scope)  # it may have stopped within a forward
+    if scope.marks_nodes:
+        for _, module in scope.live_modules():
+            take_away(module, before=False)
+
+
+sessions.when_stopped = _withdraw
 
 
 def _explain(owner: Owner, error: BaseException | None) -> None:
@@ -175,7 +234,7 @@ def _functions_of(*holders: object) -> list[FunctionType]:
 # Every frame that a hook can open while a profiler records.
 gates.keep_from_dynamo(
     *_functions_of(
-        gates, nodes, calls, calls.Thread, calls.Call, calls._Local, Owner, Marker, Scope
+        gates, nodes, placing, calls, calls.Thread, calls.Call, calls._Local, Owner, Marker, Scope
     ),
     *_functions_of(lines, lines.Recorder, lines.Store, lines.Book),
     *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),

@@ -12,19 +12,22 @@ from backspot.errors import AlreadyInstrumentedError, UsageError
 from backspot.garbage import without_collecting
 from backspot.live.calls import current_thread
 from backspot.live.copies import keep_copies_plain
-from backspot.live.hooks import BackwardEnd, BackwardStart, Enter, Hook, Leave, LeaveAndExplain
+from backspot.live.hooks import (
+    BackwardEnd,
+    BackwardStart,
+    Enter,
+    Leave,
+    LeaveAndExplain,
+    hook_of,
+)
 from backspot.live.owners import Owner, Scope
+from backspot.live.placing import put_after, put_before, take_away
 from backspot.live.sessions import sessions
 from backspot.live.walking import class_name, find_modules, unwrap
 
 __all__ = ["Instrumentation", "instrument"]
 
 _MODES = ("node", "module")
-
-# Our hooks' key in every module's dictionaries of hooks. PyTorch would give each hook a number of
-# its own, and Dynamo's code for a block asks for that number: then no block could use the code that
-# was compiled for its like, and a model compiled block by block would run into the recompile limit.
-_KEY = -0xBAC5
 
 
 class Instrumentation:
@@ -76,9 +79,7 @@ class Instrumentation:
         if not self._scope.active:
             return
         self._scope.active = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._take_away()
         for reference in self._flagged:
             module = reference()
             if module is not None and not module._backward_hooks:
@@ -111,14 +112,20 @@ class Instrumentation:
             parts.append("removed")
         return f"Instrumentation({', '.join(parts)})"
 
-    def _register(self, owners: list[tuple[Owner, Any]]) -> None:
+    def _register(self) -> None:
         try:
-            for owner, module in owners:
+            for owner, module in self._scope.live_modules():
                 self._register_one(owner, module)
         except BaseException:
-            for handle in self._handles:
-                handle.remove()
+            self._take_away()
             raise
+
+    def _take_away(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for _, module in self._scope.live_modules():
+            take_away(module)
 
     def _register_one(self, owner: Owner, module: Any) -> None:  # noqa: ANN401 - a torch module
         if self.hooks == "module":
@@ -128,29 +135,10 @@ class Instrumentation:
             self._handles.append(module.register_full_backward_hook(BackwardEnd(owner)))
             if flag is None:
                 self._flagged.append(weakref.ref(module))
-        leave = LeaveAndExplain(owner) if self.hooks == "module" else Leave(owner)
-        enters = module.register_forward_pre_hook(Enter(owner), prepend=True, with_kwargs=True)
-        leaves = module.register_forward_hook(leave, with_kwargs=True, always_call=True)
-        self._handles += [enters, leaves]
-        _rename(
-            enters, module._forward_pre_hooks, getattr(module, "_forward_pre_hooks_with_kwargs", {})
-        )
-        module._forward_pre_hooks.move_to_end(enters.id, last=False)
-        _rename(
-            leaves,
-            module._forward_hooks,
-            getattr(module, "_forward_hooks_with_kwargs", {}),
-            getattr(module, "_forward_hooks_always_called", {}),
-        )
-
-
-def _rename(handle: Any, *dictionaries: dict[int, Any]) -> None:  # noqa: ANN401 - torch's handle
-    """Put a hook under the key that all modules share."""
-    for dictionary in dictionaries:
-        if handle.id in dictionary:
-            dictionary.pop(_KEY, None)  # an idle one that came with a copy
-            dictionary[_KEY] = dictionary.pop(handle.id)
-    handle.id = _KEY
+            put_after(module, LeaveAndExplain(owner).__call__)
+            put_before(module, Enter(owner).__call__)
+        else:
+            put_before(module, Enter(owner, Leave(owner)).__call__)
 
 
 def instrument(
@@ -239,9 +227,7 @@ def _instrument(
     paths = tuple(path for path, _, _ in found)
     _check_paths(paths, model)
 
-    scope = Scope(
-        unwrap(model), frozenset(paths), marks_nodes=hooks == "node", name=name, lines=lines
-    )
+    scope = Scope(unwrap(model), frozenset(paths), marks_nodes=hooks == "node", lines=lines)
     owners: dict[int, Owner] = {}
     for path, module, parent in found:
         around = owners.get(id(parent))
@@ -250,7 +236,8 @@ def _instrument(
     instrumentation = Instrumentation(
         scope, name=name, depth=depth, hooks=hooks, lines=lines, paths=paths, skipped=skipped
     )
-    instrumentation._register([(owners[id(module)], module) for _, module, _ in found])
+    scope.modules = [(owners[id(module)], weakref.ref(module)) for _, module, _ in found]
+    instrumentation._register()
     instrumentation._end_copying = keep_copies_plain(
         unwrap(model), (type(module) for _, module, _ in found)
     )
@@ -278,8 +265,9 @@ def _check_arguments(
 def _check_plain(model: Any) -> None:  # noqa: ANN401 - a torch module
     for path, module, _ in find_modules(model):
         # A scripted module may keep its hooks elsewhere; it cannot bear one of ours.
-        for hook in vars(module).get("_forward_pre_hooks", {}).values():
-            if isinstance(hook, Hook) and hook.owner.scope.active:
+        for registered in vars(module).get("_forward_pre_hooks", {}).values():
+            hook = hook_of(registered)
+            if hook is not None and hook.owner.scope.active:
                 where = f"its module {path!r}" if path else "it"
                 raise AlreadyInstrumentedError(
                     f"{type(model).__name__} cannot be instrumented: {where} "

@@ -23,6 +23,7 @@ _JOINS = frozenset({"CatBackward0", "StackBackward0"})
 _VISITS = 256  # how many things are looked at in one call's inputs or outputs
 
 _Tensor = torch.Tensor
+_mode_enabled = gates.torch_function_mode_enabled
 
 
 def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
@@ -33,7 +34,7 @@ def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
         caller: whose call the values go into or come out of.
         values: tensors, or what holds them; anything else is ignored.
     """
-    if gates.torch_function_mode_enabled():
+    if _mode_enabled():
         with gates.ignore_torch_function():
             _mark_all(thread, caller, values)
     else:
@@ -42,25 +43,27 @@ def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
 
 def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
     for value in values:
-        if type(value) is _Tensor:
-            _mark(thread, caller, value)
-        elif value is not None and type(value) not in _PLAIN:
+        kind = type(value)
+        if kind is _Tensor:
+            if value.requires_grad:
+                _mark(thread, caller, value)
+        elif value is not None and kind not in _PLAIN:
             for tensor in _tensors_in(value):
                 try:
                     if type(tensor) is _Tensor:
-                        _mark(thread, caller, tensor)
+                        if tensor.requires_grad:
+                            _mark(thread, caller, tensor)
                     else:
                         with gates.ignore_torch_function():
-                            _mark(thread, caller, tensor)
+                            if tensor.requires_grad:
+                                _mark(thread, caller, tensor)
                 except Exception:  # noqa: S112 - a subclass may refuse anything
                     continue
 
 
 def _mark(thread: Thread, caller: Owner, tensor: Any) -> None:  # noqa: ANN401 - a tensor
-    if not tensor.requires_grad:
-        return
     node = None
-    if not (tensor._is_view() and tensor._version):
+    if not (tensor._version and tensor._is_view()):
         try:
             node = tensor.grad_fn
         except RuntimeError:
@@ -73,26 +76,28 @@ def _mark(thread: Thread, caller: Owner, tensor: Any) -> None:  # noqa: ANN401 -
             thread.unmarked.add(id(tensor))
             gates.emit(caller.unmarked)
         return
-    owner = _mark_node(thread, node)
-    if owner is not None and type(node).__name__ in _JOINS:
+    metadata = node.metadata
+    if _KEY in metadata:  # most inputs: they are the output of the call before
+        return
+    owner = _mark_new(thread, node, metadata)
+    if owner is not None and node.name() in _JOINS:
         # The work lies in what was joined: there, too, people look for the module's name.
         for joined, _ in node.next_functions:
             if joined is not None and thread.owner_of(joined._sequence_nr()) is owner:
-                _mark_node(thread, joined)
+                metadata = joined.metadata
+                if _KEY not in metadata:
+                    _mark_new(thread, joined, metadata)
 
 
-def _mark_node(thread: Thread, node: Any) -> Owner | None:  # noqa: ANN401 - a graph node
+def _mark_new(thread: Thread, node: Any, metadata: dict[Any, Any]) -> Owner | None:  # noqa: ANN401
     """Mark a node that nobody looked at before; gives its owner if it is marked now."""
-    metadata = node.metadata
-    if _KEY in metadata:
-        return None
     # Kept also where the owner can't be told, lest another thread, on which the number means
     # something else, takes the node for its own later on.
     metadata[_KEY] = True
     owner = thread.owner_of(node._sequence_nr())
     if owner is None or not owner.scope.active:
         return None
-    node.register_prehook(owner.marker)
+    node.register_prehook(owner.on_node)
     return owner
 
 

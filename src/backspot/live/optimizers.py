@@ -13,10 +13,8 @@ from typing import Any
 
 from torch.optim import optimizer as _optimizer
 
-from backspot.labels import Kind, Label, format_label
 from backspot.live import gates
 from backspot.live.owners import Scope
-from backspot.live.walking import class_name, find_modules
 
 __all__ = ["OptimizerWatch"]
 
@@ -65,16 +63,16 @@ class OptimizerWatch:
         }
         for scope in self._scopes():
             model = scope.model()
-            if model is None:
-                continue
-            modules = list(find_modules(model))
             # An optimizer may hold copies of its own (of another precision): that tells nothing.
-            if not any(id(p) in held for _, m, _ in modules for p in m._parameters.values()):
+            if model is None or not any(id(p) in held for p in model.parameters()):
                 continue
-            for path, module, _ in modules:
-                path = ".".join(part for part in (scope.name, path) if part)
-                if path in scope.paths and any(
-                    p is not None and p.grad is not None and id(p) not in held
-                    for p in module._parameters.values()
-                ):
-                    gates.emit(format_label(Label(Kind.UNUSED, path, class_name(module))))
+            # Asked for anew after each step: parameters come and go and are frozen.
+            for owner, module in scope.live_modules():
+                for parameter in module._parameters.values():
+                    if (
+                        id(parameter) not in held
+                        and parameter is not None
+                        and parameter.grad is not None
+                    ):
+                        gates.emit(owner.unused)
+                        break

@@ -6,12 +6,15 @@ Nothing here refers to a module, a tensor or a node, so that nothing is kept ali
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from backspot.labels import Kind, Label, format_label
 from backspot.live import gates
 
 __all__ = ["Marker", "Owner", "Scope"]
+
+_is_dynamo_compiling, _recording, _emit = gates.is_dynamo_compiling, gates.recording, gates.emit
 
 
 class Scope:
@@ -21,27 +24,33 @@ class Scope:
         active: false once it was removed; hooks that live graphs still hold then do nothing.
         lines: whether the source line of each node is wanted.
         marks_nodes: whether boundary nodes bear the backward markers (``hooks="node"``).
-        name: what the paths begin with.
         paths: the module paths that it labels.
         model: a weak reference to the model.
+        modules: each labelled module's owner, and a weak reference to it.
     """
 
-    __slots__ = ("active", "lines", "marks_nodes", "model", "name", "paths")
+    __slots__ = ("active", "lines", "marks_nodes", "model", "modules", "paths")
 
     def __init__(
         self,
         model: Any,  # noqa: ANN401 - a torch module
         paths: frozenset[str],
         marks_nodes: bool,
-        name: str = "",
         lines: bool = False,
     ) -> None:
         self.active = True
         self.lines = lines
         self.marks_nodes = marks_nodes
-        self.name = name
         self.paths = paths
         self.model = weakref.ref(model)
+        self.modules: list[tuple[Owner, weakref.ref[Any]]] = []
+
+    def live_modules(self) -> Iterator[tuple[Owner, Any]]:
+        """The labelled modules that are not gone, with their owners."""
+        for owner, reference in self.modules:
+            module = reference()
+            if module is not None:
+                yield owner, module
 
 
 class Marker:
@@ -55,11 +64,11 @@ class Marker:
 
     def __call__(self, *_: object) -> None:
         """Write the label; never raises, and returns nothing so that gradients stay as they are."""
-        if gates.is_dynamo_compiling():  # compiled autograd traces prehooks
+        if _is_dynamo_compiling():  # compiled autograd traces prehooks
             return
-        if self.scope.active and gates.recording():
+        if self.scope.active and _recording():
             try:
-                gates.emit(self.label)
+                _emit(self.label)
             except Exception:
                 return  # a label is never worth a failed backward
 
@@ -69,6 +78,7 @@ class Owner:
 
     Attributes:
         ancestors: the owners of the modules around it.
+        on_node: the prehook of its boundary nodes: it writes ``marker``.
         open: one entry for each labelled call of it that is not yet closed, on any thread. Used as
             a counter, for appending and popping are atomic: a post-hook with nothing to close has
             this one thing to ask.
@@ -80,10 +90,12 @@ class Owner:
         "class_name",
         "forward",
         "marker",
+        "on_node",
         "open",
         "path",
         "scope",
         "unmarked",
+        "unused",
     )
 
     def __init__(
@@ -96,7 +108,9 @@ class Owner:
         self.open: list[None] = []
         self.forward = self.label(Kind.FORWARD)
         self.unmarked = self.label(Kind.UNMARKED)
+        self.unused = self.label(Kind.UNUSED)
         self.marker = Marker(scope, self.label(Kind.BACKWARD))
+        self.on_node = self.marker.__call__  # PyTorch calls a bound method faster than an object
         self._repeated: dict[int, str] = {}
 
     def label(self, kind: Kind, call: int = 1) -> str:

@@ -27,7 +27,10 @@ class Sessions:
 
     Attributes:
         number: grows by one whenever a profiler starts, while an instrumentation lives.
+        when_stopped: called for each instrumentation at work after a profiler stopped.
     """
+
+    when_stopped: Callable[[Scope], None] | None = None
 
     def __init__(self) -> None:
         self.number = 0
@@ -36,6 +39,7 @@ class Sessions:
         self._watches = (
             _Watch("_run_on_profiler_start", self._starting),
             _Watch("_disable_profiler", self._stopping),
+            _Watch("_run_on_profiler_stop", self._stopped),
         )
         self._optimizers = OptimizerWatch(self.live_scopes)
 
@@ -106,6 +110,14 @@ class Sessions:
             if not self.live_scopes():
                 self._unwatch()
         return results
+
+    def _stopped(self, original: Callable[[], Any]) -> Any:  # noqa: ANN401 - passed through
+        result = original()  # from here on nothing records
+        with suppress(Exception):  # a hook too many does no harm
+            if self.when_stopped is not None and not gates.recording():
+                for scope in self.live_scopes():
+                    self.when_stopped(scope)
+        return result
 
 
 class _Watch:
