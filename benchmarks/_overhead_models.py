@@ -29,10 +29,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and what decides the time of its step."""
+    """What is trained, and where."""
 
     device: str
-    bound: str  # "gpu", or "host": the device waits for Python
     build: Callable[[bool], Training]
     what: str
 
@@ -101,28 +100,23 @@ def _gpt2(quick: bool, device: str = "cuda") -> Training:
 
 
 CASES: Mapping[str, Case] = {
-    "vit": Case(
-        "cuda", "gpu", _images("vit_base_patch16_224", 128), "ViT-B/16, batch 128, bf16 autocast"
-    ),
+    "vit": Case("cuda", _images("vit_base_patch16_224", 128), "ViT-B/16, batch 128, bf16 autocast"),
     "resnet50": Case(
         "cuda",
-        "gpu",
         _images("resnet50", 128, channels_last=True),
         "ResNet-50, batch 128, channels_last, bf16 autocast",
     ),
-    "gpt2": Case("cuda", "gpu", _gpt2, "GPT-2 small, 8 × 512 tokens, bf16 autocast"),
+    "gpt2": Case("cuda", _gpt2, "GPT-2 small, 8 × 512 tokens, bf16 autocast"),
     "vit-launch": Case(
-        "cuda", "host", _images("vit_base_patch16_224", 2), "ViT-B/16, batch 2, bf16 autocast"
+        "cuda", _images("vit_base_patch16_224", 2), "ViT-B/16, batch 2, bf16 autocast"
     ),
     "tiny-vit": Case(
         "cpu",
-        "host",
         _images("vit_tiny_patch16_224", 4, device="cpu", size=64, img_size=64),
         "ViT-Ti/16 at 64 pixels, batch 4, one thread",
     ),
     "convnet": Case(
         "cpu",
-        "host",
         _images("resnet18", 4, device="cpu", size=64),
         "ResNet-18 at 64 pixels, batch 4, one thread",
     ),

@@ -33,6 +33,7 @@ from torch.profiler import ProfilerActivity, profile  # isort: skip
 
 _RESAMPLES = 4000
 _FEWEST_ROUNDS = 3
+_GPU_BOUND = 0.9  # the host has launched a step well before the GPU is through with it
 _SHARE_OFF = 0.35  # of a case's time: rounds without profiler are the shorter ones
 # A percentage of the plain step that a variant may add, by what decides the step's time.
 _TARGETS = {"off": {"gpu": 1.0, "host": 3.0}, "on": {"gpu": 4.0, "host": 12.0}}
@@ -117,7 +118,7 @@ def measure(
     return times, failed
 
 
-def judge(case: Case, mode: str, times: dict[str, list[list[float]]]) -> dict[str, Any]:
+def judge(bound: str, mode: str, times: dict[str, list[list[float]]]) -> dict[str, Any]:
     """Each variant's times, and what it adds to the plain step of the same round."""
     rounds = {name: [statistics.median(each) for each in of] for name, of in times.items()}
     variants: dict[str, Any] = {}
@@ -129,7 +130,7 @@ def judge(case: Case, mode: str, times: dict[str, list[list[float]]]) -> dict[st
             "added_percent": added,
         }
         if name in _OURS and added is not None:
-            target = _TARGETS[mode][case.bound]
+            target = _TARGETS[mode][bound]
             variants[name]["target_percent"] = target
             variants[name]["met"] = added["median"] <= target
     compared = {}
@@ -140,15 +141,30 @@ def judge(case: Case, mode: str, times: dict[str, list[list[float]]]) -> dict[st
     return {"variants": variants, "compared": compared}
 
 
+def bound_by(training: Training, device: str) -> tuple[str, float]:
+    """What decides a plain step's time, and the share of it that the host needs to launch it."""
+    shares = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        training.step()
+        launched = time.perf_counter() - begin
+        synchronize(device)
+        shares.append(launched / (time.perf_counter() - begin))
+    share = statistics.median(shares)
+    return ("gpu" if share < _GPU_BOUND else "host"), share
+
+
 def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
     budget = Budget(seconds)
     training = case.build(options.quick)
     for _ in range(5):
         training.step()
     synchronize(case.device)
+    bound, launching = bound_by(training, case.device)
     result: dict[str, Any] = {
         "what": case.what,
-        "bound": case.bound,
+        "bound": bound,
+        "launching": launching,
         "modules": len(list(training.model.modules())),
     }
     share = {"off": _SHARE_OFF, "on": 1.0}
@@ -161,13 +177,16 @@ def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[st
             rounds=options.rounds,
             steps=options.steps,
         )
-        result[mode] = {**judge(case, mode, times), "failed": failed}
+        result[mode] = {**judge(bound, mode, times), "failed": failed}
         result[mode]["rounds"] = len(times[PLAIN])
     return result
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    print(f"\n{name}: {result.get('what', '')}, {result.get('modules', 0)} modules")
+    print(
+        f"\n{name}: {result.get('what', '')}, {result.get('modules', 0)} modules, "
+        f"bound by the {result.get('bound', '?')}"
+    )
     if "error" in result:
         print(f"failed: {result['error']}")
         return
