@@ -204,3 +204,18 @@ def test_a_thousand_steps_take_little_more_room_than_one():
     many = [(at + 700 * turn, count, line) for turn in range(1000) for at, count, line in step]
     one, thousand = (len(format_lines(table(*runs, lines=lines))) for runs in (step, many))
     assert thousand < one + 50_000
+
+
+def test_a_finding_names_the_line_that_it_is_about(tmp_path):
+    # The deterministic backward of gather, most of the step.
+    recorded = Trace()
+    recorded.events = trace()["traceEvents"]
+    for index in range(2):
+        begin = 220_000 + 10_000 * index
+        recorded.event("cpu_op", "aten::index_put_", begin + 1_000, begin + 8_000, 2)
+        recorded.kernel(
+            begin + 2_000, begin + 9_000, launch=begin + 1_500, name="radixSortKVInPlace"
+        )
+    report = located({KEY: json.loads(format_lines(WHOLE)), **recorded.document()}, tmp_path)
+    placed = {place.line for finding in report.findings for place in finding.places}
+    assert "net.py:7" in placed

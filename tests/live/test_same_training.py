@@ -171,10 +171,11 @@ def train_once(case, graph_of, around):
     return step.loss, gradients, step.graph
 
 
+@pytest.mark.parametrize("lines", [False, True], ids=["", "lines"])
 @pytest.mark.parametrize("case", CASES)
-def test_labels_change_neither_loss_nor_gradients_nor_graph(case, graph_of, record):
+def test_labels_change_neither_loss_nor_gradients_nor_graph(case, lines, graph_of, record):
     def labelled(model, step):
-        with backspot.instrument(model):
+        with backspot.instrument(model, lines=lines):
             assert record(step).names
 
     loss, gradients, graph = train_once(case, graph_of, lambda model, step: step())

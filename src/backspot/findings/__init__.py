@@ -6,9 +6,10 @@ new rule is a file with a ``find`` and a line in ``RULES``; ``docs/findings.md``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from backspot.diagnosis import Finding
+from backspot.diagnosis import Finding, Place
 from backspot.findings import (
     attention_math,
     backward_ratio,
@@ -35,6 +36,7 @@ from backspot.findings import (
     zero_grad_fill,
 )
 from backspot.findings.evidence import Evidence
+from backspot.rows import Row, line_of
 
 __all__ = ["LEAST_SHARE", "RULES", "Evidence", "find_all"]
 
@@ -77,4 +79,19 @@ def find_all(evidence: Evidence) -> tuple[Finding, ...]:
     ratio = backward_ratio.find(evidence, found)
     if ratio is not None and ratio.wall_ns >= LEAST_SHARE * evidence.step_ns:
         found.append(ratio)
-    return tuple(sorted(found, key=lambda one: (-one.wall_ns, one.rule)))
+    rows = {row.path: row for row in evidence.report.modules}
+    told = [_with_lines(finding, rows) for finding in found]
+    return tuple(sorted(told, key=lambda one: (-one.wall_ns, one.rule)))
+
+
+def _with_lines(finding: Finding, rows: Mapping[str, Row]) -> Finding:
+    """The finding with each place's line of source: that of the heaviest node that takes part."""
+
+    def line(place: Place) -> str:
+        row = rows.get(place.path)
+        if row is None:
+            return ""
+        return next((found for node in finding.nodes if (found := line_of(row, node))), "")
+
+    places = (replace(place, line=place.line or line(place)) for place in finding.places)
+    return replace(finding, places=tuple(places))
