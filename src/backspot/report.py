@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from backspot.diagnosis import Finding, Phase, Place
+from backspot.diagnosis import Finding, Phase, PhaseName, Place
 from backspot.errors import UsageError
 from backspot.grouping import (
     add_totals,
@@ -43,6 +43,7 @@ __all__ = [
     "OperatorCost",
     "Pass",
     "Phase",
+    "PhaseName",
     "Place",
     "Report",
     "Row",

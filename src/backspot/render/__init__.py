@@ -27,6 +27,7 @@ Renderer = Callable[["Report"], bytes]
 _FORMS = {
     ".csv": ("backspot.render.csv", "to_csv"),
     ".folded": ("backspot.render.folded", "to_folded"),
+    ".html": ("backspot.render.html", "to_html"),
     ".json": ("backspot.render.json", "to_json"),
     ".md": ("backspot.render.markdown", "to_markdown"),
     ".speedscope.json": ("backspot.render.speedscope", "to_speedscope"),

@@ -1,0 +1,62 @@
+"""What every form says of the step's phases and of what was found to be wrong with it."""
+
+from __future__ import annotations
+
+from backspot.report import Finding, Phase, PhaseName, Place, Report
+from backspot.words import counted, duration, percent
+
+__all__ = ["HEADING", "cost_of", "kept_phases", "phase_text", "places_text", "step_of", "worth"]
+
+HEADING = "Why, and what to do"
+
+_PHASES: dict[PhaseName, str] = {
+    "data": "waiting for data",
+    "copy": "copies to the GPU",
+    "forward": "forward",
+    "loss": "loss",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "other": "other work",
+    "idle": "idle",
+}
+
+
+def step_of(report: Report) -> int:
+    """The clock time of the recorded steps, in nanoseconds, as far as the trace tells it."""
+    marked = sum(phase.wall_ns for phase in report.phases)
+    return max(marked, sum(report.step_ns), report.wall_ns)
+
+
+def kept_phases(report: Report) -> list[Phase]:
+    """The phases that took any time."""
+    return [phase for phase in report.phases if phase.wall_ns > 0]
+
+
+def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
+    """A phase's name, its time in a step, and its share of it."""
+    whole = sum(one.wall_ns for one in report.phases)
+    share = percent(phase.wall_ns / whole if whole else 0.0)
+    return _PHASES[phase.name], duration(phase.wall_ns / report.steps), share
+
+
+def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
+    """What goes into it per step, and its share: ``5.0 ms per step`` and ``11% of the step``."""
+    whole = step_of(report)
+    per, step = (
+        ("pass", "backward") if report.step_unit == "backward pass" else ("step", "step")
+    )
+    share = percent(finding.wall_ns / whole if whole else 0.0)
+    return f"{duration(finding.wall_ns / report.steps)} per {per}", f"{share} of the {step}"
+
+
+def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:
+    """The places to name, and a word about those that are left out."""
+    named, rest = finding.places[:limit], len(finding.places) - limit
+    return named, counted(rest, "more place") if rest > 0 else ""
+
+
+def places_text(finding: Finding, limit: int = 1) -> str:
+    """Where it was seen, in a few words: ``blocks.0.attn (Attention), model.py:12; 11 more``."""
+    named, more = worth(finding, limit)
+    shown = [f"{place.label}, {place.line}" if place.line else place.label for place in named]
+    return "; ".join([*shown, *([more] if more else [])])

@@ -1,0 +1,101 @@
+"""A report as a page: one file that needs no network, and says what matters without a script.
+
+The look and the behaviour are in ``template.html``, ``report.css`` and the scripts beside this
+file; the scripts are joined in the order of ``_SCRIPTS``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from string import Template
+
+from backspot._version import __version__
+from backspot.render._story import answer, by_operator, coverage, select
+from backspot.render.html._data import page_data
+from backspot.render.html._parts import (
+    findings_list,
+    module_table,
+    operator_table,
+    phases_bar,
+    sentence,
+    setting_list,
+    shown,
+    warnings_list,
+)
+from backspot.report import Report
+from backspot.words import counted, visible
+
+__all__ = ["to_html"]
+
+_SCRIPTS = ("model.js", "icicle.js", "table.js", "details.js", "report.js")
+_STATIC_ROWS = 25
+_OPERATORS = 200
+
+
+def to_html(report: Report) -> bytes:
+    """The report as a page in UTF-8.
+
+    Everything that the trace names is text there: it is escaped in the markup, and the script sets
+    it as text. The page asks for nothing, and its content policy lets it ask for nothing.
+    """
+    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    plain = by_operator(report)
+    page = Template(_asset("template.html")).substitute(
+        version=__version__,
+        title=shown(_title(report)),
+        trace=shown(report.trace),
+        style=_asset("report.css"),
+        script=script,
+        script_hash=f"sha256-{digest}",
+        answer=sentence(answer(report, depth=None, sort="wall", by="path")),
+        setting=setting_list(report),
+        warnings=warnings_list(report),
+        phases=phases_bar(report),
+        findings=findings_list(report) or _NOTHING_FOUND,
+        heading="Autograd nodes" if plain else "Modules",
+        explorer="" if plain else _asset("explorer.html"),
+        table=operator_table(report, _OPERATORS) if plain else _modules(report),
+        notes=_notes(report),
+        data="{}" if plain else page_data(report),
+    )
+    return page.encode()
+
+
+_NOTHING_FOUND = (
+    '<section class="findings"><h2>Why, and what to do</h2><p class="muted">No rule found anything '
+    "that makes this step slower than it need be. The ranking below still says where it goes.</p>"
+    "</section>"
+)
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8").rstrip("\n")
+
+
+def _title(report: Report) -> str:
+    sentence_of = answer(report, depth=None, sort="wall", by="path")
+    text = visible("".join(text for _, text in sentence_of))
+    return f"{text[:100]} · Backspot" if text else "Backspot"
+
+
+def _modules(report: Report) -> str:
+    chosen = select(report, top=_STATIC_ROWS, depth=None, sort="wall", by="path")
+    return module_table(report, chosen.shown, chosen.unowned)
+
+
+def _notes(report: Report) -> str:
+    """How much has an owner, and what the table without a script leaves out."""
+    if by_operator(report):
+        return ""
+    chosen = select(report, top=_STATIC_ROWS, depth=None, sort="wall", by="path")
+    lines = [coverage(report)]
+    hidden = ""
+    if chosen.hidden or chosen.idle:
+        rest = counted(len(chosen.hidden) + chosen.idle, "more module")
+        hidden = f' <span class="no-script">{rest} with the page\'s script.</span>'
+    return f'<p class="muted">{shown(lines[0])}{hidden}</p>'

@@ -1,0 +1,196 @@
+"""A report as the data that the page's script reads: small, and of text that is safe to show.
+
+Times are whole units of a few nanoseconds, so that six digits of the whole remain; strings stand
+once. Of very many modules the smallest are added up, one sum for each module around them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+from backspot.labels import Kind, Label, format_label
+from backspot.render._story import node_name
+from backspot.report import KernelCost, NodeCost, Report, Row, parent_of
+from backspot.words import visible
+
+__all__ = ["page_data"]
+
+_ROWS = 2_500
+"""Up to how many modules stand in the page by themselves."""
+_DETAILED = 1_200
+"""How many of them, the most expensive first, tell their nodes and kernels in full."""
+_BYTES = 850_000
+_LONGEST = 160
+"""Characters of a kernel's name: templates run to thousands."""
+
+
+def page_data(report: Report) -> str:
+    """The report as JSON that can stand within a ``script`` element of a page."""
+    limit = _ROWS
+    while True:
+        data = json.dumps(_data(report, limit), separators=(",", ":"), ensure_ascii=False)
+        if len(data.encode()) <= _BYTES or limit < 100:
+            break
+        limit //= 2
+    # Nothing in it can end the element, open another, or start a comment.
+    return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+class _Strings:
+    """Each string once, by number."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self._index.setdefault(text, len(self._index))
+
+    def all(self) -> list[str]:
+        return list(self._index)
+
+
+def _data(report: Report, limit: int) -> dict[str, Any]:
+    unit = 10 ** max(0, len(str(max(report.wall_ns, report.gpu_ns, report.cpu_ns))) - 6)
+    strings = _Strings()
+    modules = {row.path: row for row in report.modules if row.is_module}
+    parents = {path: parent_of(row, modules) for path, row in modules.items()}
+    kept = _kept(report, limit)
+    place = {path: index for index, path in enumerate(kept)}
+
+    def around(path: str) -> str | None:
+        at = parents[path]
+        while at is not None and at not in place:
+            at = parents[at]
+        return at
+
+    rows = [
+        _row(modules[path], around(path), place, strings, unit, full=index < _DETAILED)
+        for index, path in enumerate(kept)
+    ]
+    rest: dict[int, list[Row]] = defaultdict(list)
+    for path, row in modules.items():
+        if path not in place:
+            holder = around(path)
+            rest[-1 if holder is None else place[holder]].append(row)
+    rows += [_rest(holder, members, unit) for holder, members in rest.items()]
+    rows += [
+        _row(row, None, place, strings, unit, full=True)
+        for row in report.modules
+        if not row.is_module
+    ]
+    return {
+        "unit": unit,
+        "steps": report.steps,
+        "per": "pass" if report.step_unit == "backward pass" else "step",
+        "gpu": report.has_gpu,
+        "labelled": report.source == "backspot",
+        "whole": [_in(unit, ns) for ns in (report.wall_ns, report.gpu_ns, report.cpu_ns)],
+        "modules": len(modules),
+        "strings": strings.all(),
+        "rows": rows,
+    }
+
+
+def _kept(report: Report, limit: int) -> list[str]:
+    """The modules that stand by themselves; with each, those around it.
+
+    What a module costs with all inside it is no less than what those inside cost.
+    """
+    wholes = [max(1, whole) for whole in (report.wall_ns, report.gpu_ns, report.cpu_ns)]
+
+    def weight(row: Row) -> float:
+        totals = (row.total_wall_ns, row.total_gpu_ns, row.total_cpu_ns)
+        return max(total / whole for total, whole in zip(totals, wholes, strict=True))
+
+    rows = [row for row in report.modules if row.is_module]
+    rows.sort(key=lambda row: (-weight(row), row.depth, -row.wall_ns, row.path))
+    return [row.path for row in rows[:limit]]
+
+
+def _in(unit: int, ns: int) -> int:
+    return round(ns / unit)
+
+
+def _row(
+    row: Row, parent: str | None, place: dict[str, int], strings: _Strings, unit: int, *, full: bool
+) -> list[Any]:
+    within = 0 if not parent else len(parent) + 1
+    label = format_label(Label(Kind.BACKWARD, row.path, row.class_name))
+    plain = f"backward: {row.path} ({row.class_name})"
+    costs = (row.wall_ns, row.gpu_ns, row.cpu_ns, row.forward_ns, row.recompute_ns)
+    return [
+        -1 if parent is None else place[parent],
+        visible(row.path[within:]),
+        strings(visible(row.class_name)),
+        1 if row.is_module else 0,
+        strings(visible(row.root)),
+        row.calls,
+        [_in(unit, ns) for ns in costs],
+        [_in(unit, ns) for ns in astuple(row.wall_on)],
+        [_in(unit, ns) for ns in row.wall_ns_by_step],
+        _nodes(row.nodes, strings, unit, 6 if full else 1),
+        _kernels(row.kernels, strings, unit, 5 if full else 0),
+        label if row.is_module and label != plain else 0,
+    ]
+
+
+def _nodes(nodes: Sequence[NodeCost], strings: _Strings, unit: int, limit: int) -> list[list[int]]:
+    """The heaviest nodes, and the others in one sum."""
+    told = [
+        [
+            strings(visible(node_name(node.name))),
+            node.count,
+            *(_in(unit, ns) for ns in (node.wall_ns, node.gpu_ns, node.cpu_ns)),
+        ]
+        for node in nodes[:limit]
+    ]
+    if rest := nodes[limit:]:
+        sums = [sum(column) for column in zip(*(astuple(node)[1:] for node in rest), strict=True)]
+        told.append([-len(rest), sums[0], *(_in(unit, ns) for ns in sums[1:])])
+    return told
+
+
+def _kernels(
+    kernels: Sequence[KernelCost], strings: _Strings, unit: int, limit: int
+) -> list[list[int]]:
+    """The heaviest kernels, and the others in one sum."""
+    if not limit:
+        return []
+    told = []
+    for kernel in kernels[:limit]:
+        name = visible(kernel.name)
+        name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+        told.append([strings(name), kernel.count, _in(unit, kernel.gpu_ns)])
+    if rest := kernels[limit:]:
+        spent = _in(unit, sum(one.gpu_ns for one in rest))
+        told.append([-len(rest), sum(one.count for one in rest), spent])
+    return told
+
+
+def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
+    """Modules too small to stand by themselves, added up."""
+
+    def summed(columns: Sequence[Sequence[int]]) -> list[int]:
+        return [_in(unit, sum(column)) for column in zip(*columns, strict=True)]
+
+    costs = [
+        (row.wall_ns, row.gpu_ns, row.cpu_ns, row.forward_ns, row.recompute_ns) for row in members
+    ]
+    return [
+        holder,
+        "",
+        -1,
+        len(members) + 1,
+        -1,
+        sum(row.calls for row in members),
+        summed(costs),
+        summed([astuple(row.wall_on) for row in members]),
+        summed([row.wall_ns_by_step for row in members]),
+        [],
+        [],
+        0,
+    ]

@@ -1,0 +1,233 @@
+"""The pieces of a page that need no script: the answer, phases, findings and a table.
+
+The page and the notebooks share them. Every name comes from a trace: nothing gets into the markup
+but through ``shown``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from urllib.parse import urlsplit
+
+from backspot.render._diagnosis import (
+    HEADING,
+    cost_of,
+    kept_phases,
+    phase_text,
+    step_of,
+    worth,
+)
+from backspot.render._story import (
+    Part,
+    heaviest,
+    node_name,
+    operators_by,
+    remedies,
+    setting,
+)
+from backspot.report import Finding, OperatorCost, Report, Row, WallKinds
+from backspot.words import decimals_for, duration, milliseconds, percent, visible
+
+__all__ = [
+    "KINDS",
+    "findings_list",
+    "module_table",
+    "operator_table",
+    "phases_bar",
+    "sentence",
+    "setting_list",
+    "shown",
+    "warnings_list",
+]
+
+KINDS = {
+    "gpu": "GPU works",
+    "communication": "communication",
+    "queued": "queued on the GPU",
+    "sync": "after a host-device sync",
+    "host": "GPU waits for the host",
+}
+"""What a row's wall time can be spent on: the field of ``WallKinds``, and its name for people."""
+
+_TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
+
+
+def shown(text: str) -> str:
+    """Text from a trace, as text of a page: nothing in it is markup, nothing in it is hidden."""
+    return escape(visible(text), quote=True)
+
+
+def sentence(parts: Sequence[Part]) -> str:
+    """One sentence; names are set as code."""
+    return "".join(
+        f"<{_TAGS[kind]}>{shown(text)}</{_TAGS[kind]}>" if _TAGS[kind] else shown(text)
+        for kind, text in parts
+    )
+
+
+def setting_list(report: Report) -> str:
+    """What was measured, fact by fact."""
+    facts = setting(report)
+    facts[0] = facts[0][:1].upper() + facts[0][1:]
+    return f'<ul class="facts">{"".join(f"<li>{shown(fact)}</li>" for fact in facts)}</ul>'
+
+
+def warnings_list(report: Report) -> str:
+    """What to know before trusting the numbers."""
+    warnings = remedies(report)
+    if not warnings:
+        return ""
+    items = "".join(f"<li>{shown(text)}</li>" for text in warnings)
+    return f'<ul class="warnings" aria-label="Warnings">{items}</ul>'
+
+
+def phases_bar(report: Report) -> str:
+    """Where a step's time goes: one bar and its legend; nothing where the trace does not tell."""
+    phases = kept_phases(report)
+    if not phases:
+        return ""
+    texts = [phase_text(report, phase) for phase in phases]
+    label = "; ".join(f"{name} {time}, {share}" for name, time, share in texts)
+    bar = "".join(
+        f'<span class="p-{phase.name}" style="flex-grow:{phase.wall_ns}"></span>'
+        for phase in phases
+    )
+    legend = "".join(
+        f'<li><i class="p-{phase.name}" aria-hidden="true"></i>{name} <b>{time}</b> '
+        f'<span class="muted">{share}{_busy(report, phase.utilisation)}</span></li>'
+        for phase, (name, time, share) in zip(phases, texts, strict=True)
+    )
+    per = "backward pass" if report.step_unit == "backward pass" else "step"
+    whole = duration(sum(phase.wall_ns for phase in phases) / report.steps)
+    return (
+        f'<section class="phases"><h2>Where the {per} goes <span class="muted">{whole}</span></h2>'
+        f'<div class="bar" role="img" aria-label="{shown(label)}">{bar}</div>'
+        f'<ul class="legend">{legend}</ul></section>'
+    )
+
+
+def _busy(report: Report, utilisation: float) -> str:
+    return f", GPU busy {percent(utilisation)}" if report.has_gpu else ""
+
+
+def findings_list(report: Report, *, limit: int | None = None) -> str:
+    """What makes the step slower than it need be, and what to do."""
+    found = report.findings[:limit]
+    if not found:
+        return ""
+    items = "".join(_finding(report, one) for one in found)
+    rest = len(report.findings) - len(found)
+    more = f'<p class="muted">{rest} more in report.findings.</p>' if rest else ""
+    return (
+        f'<section class="findings"><h2>{HEADING}</h2><ol class="found">{items}</ol>{more}</section>'
+    )
+
+
+def _finding(report: Report, finding: Finding) -> str:
+    time, share = cost_of(report, finding)
+    places, more = worth(finding, 3)
+    named = "".join(
+        f'<li><code data-path="{shown(place.path)}">{shown(place.label)}</code> '
+        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns / report.steps)}</span></li>'
+        for place in places
+    )
+    named += f'<li class="muted">{more}</li>' if more else ""
+    link = ""
+    if urlsplit(finding.link).scheme == "https":
+        link = f' <a href="{shown(finding.link)}" rel="noreferrer">Read more</a>'
+    return (
+        f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span></div>'
+        f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
+        f'<p class="remedy">{shown(finding.remedy)}{link}</p>'
+        f'<ul class="places" aria-label="Where">{named}</ul></div></li>'
+    )
+
+
+def module_table(report: Report, rows: Sequence[Row], unowned: Sequence[Row]) -> str:
+    """The ranked rows as a table, and below them what no module owns."""
+    steps = report.steps
+    every = [*rows, *unowned]
+    decimals = decimals_for(max((row.wall_ns for row in every), default=0) / steps)
+    longest = max((row.wall_ns for row in every), default=0) or 1
+
+    def time(ns: int) -> str:
+        return milliseconds(ns / steps, decimals)
+
+    def line(rank: int | None, row: Row) -> str:
+        node = heaviest(row, "wall")
+        cells = [
+            f'<td class="n muted">{rank or ""}</td>',
+            f'<th scope="row"><code>{shown(row.name)}</code></th>',
+            f"<td>{shown(row.class_name) if row.is_module else ''}</td>",
+            f'<td class="n"><b>{time(row.wall_ns)}</b></td>',
+            f'<td class="n">{percent(report.share(row))}</td>',
+            f'<td class="b">{_kinds_bar(row.wall_on, row.wall_ns, longest)}</td>',
+        ]
+        if report.has_gpu:
+            cells.append(f'<td class="n">{time(row.gpu_ns)}</td>')
+        cells.append(f'<td class="n">{time(row.cpu_ns)}</td>')
+        if node:
+            spent = f"<code>{shown(node_name(node.name))}</code> {time(node.wall_ns)}"
+        cells.append(f"<td>{spent if node else ''}</td>")
+        return f"<tr>{''.join(cells)}</tr>"
+
+    gpu = '<th scope="col" class="n">GPU</th>' if report.has_gpu else ""
+    head = (
+        '<tr><th scope="col" class="n">#</th><th scope="col">module</th><th scope="col">class</th>'
+        '<th scope="col" class="n">wall</th><th scope="col" class="n">share</th>'
+        f'<td class="b"></td>{gpu}<th scope="col" class="n">CPU</th>'
+        '<th scope="col">heaviest node</th></tr>'
+    )
+    body = "".join(line(rank, row) for rank, row in enumerate(rows, 1))
+    rest = "".join(line(None, row) for row in unowned)
+    columns = 9 if report.has_gpu else 8
+    below = (
+        f'<tbody class="unowned"><tr><th scope="rowgroup" colspan="{columns}">no module owns:</th>'
+        f"</tr>{rest}</tbody>"
+        if rest
+        else ""
+    )
+    return (
+        f'<table class="ranked"><thead>{head}</thead><tbody>{body}</tbody>{below}</table>'
+    )
+
+
+def _kinds_bar(spent: WallKinds, wall_ns: int, longest: int) -> str:
+    """A bar as long as the row's time, in the colours of what it is spent on."""
+    if not wall_ns:
+        return ""
+    kinds = [(kind, getattr(spent, f"{kind}_ns")) for kind in KINDS]
+    parts = [(kind, ns) for kind, ns in kinds if ns > 0] or [("unknown", wall_ns)]
+    told = "".join(f'<i class="k-{kind}" style="flex-grow:{ns}"></i>' for kind, ns in parts)
+    return f'<span class="mix" style="width:{100 * wall_ns / longest:.1f}%">{told}</span>'
+
+
+def operator_table(report: Report, limit: int) -> str:
+    """The autograd nodes by name, where no module can be named."""
+    ranked: list[OperatorCost] = operators_by(report, "wall")[:limit]
+    steps, whole = report.steps, report.wall_ns or 1
+    decimals = decimals_for(max((one.wall_ns for one in ranked), default=0) / steps)
+    longest = max((one.wall_ns for one in ranked), default=0) or 1
+
+    def time(ns: int) -> str:
+        return milliseconds(ns / steps, decimals)
+
+    lines = "".join(
+        f'<tr><td class="n muted">{rank}</td>'
+        f'<th scope="row"><code>{shown(node_name(one.name))}</code></th>'
+        f'<td class="n"><b>{time(one.wall_ns)}</b></td>'
+        f'<td class="n">{percent(one.wall_ns / whole)}</td>'
+        f'<td class="b">{_kinds_bar(WallKinds(), one.wall_ns, longest)}</td>'
+        + (f'<td class="n">{time(one.gpu_ns)}</td>' if report.has_gpu else "")
+        + f'<td class="n">{time(one.cpu_ns)}</td><td class="n">{one.count:,}</td></tr>'
+        for rank, one in enumerate(ranked, 1)
+    )
+    gpu = '<th scope="col" class="n">GPU</th>' if report.has_gpu else ""
+    return (
+        '<table class="ranked"><thead><tr><th scope="col" class="n">#</th>'
+        '<th scope="col">autograd node</th><th scope="col" class="n">wall</th>'
+        f'<th scope="col" class="n">share</th><td class="b"></td>{gpu}'
+        '<th scope="col" class="n">CPU</th><th scope="col" class="n">count</th></tr></thead>'
+        f"<tbody>{lines}</tbody></table>"
+    )

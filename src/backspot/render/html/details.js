@@ -1,0 +1,152 @@
+// What one module does: its costs, what they are spent on, its steps, nodes and kernels, and the
+// label by which a trace viewer finds it.
+
+function makeDetails(model, box, change, say) {
+  const per = (ns, decimals) => milliseconds(ns / model.steps, decimals);
+
+  function draw(row) {
+    box.hidden = !row;
+    if (!row) return;
+    const around = model.around(row);
+    box.replaceChildren(
+      make("div", { class: "details-head" },
+        make("h3", {}, make("code", {}, row.shown)),
+        make("button", { type: "button", class: "quiet close", onclick: () => change({ open: false, chosen: null }), "aria-label": "Close the details" }, "✕")),
+      make("p", { class: "muted" }, [
+        row.isModule ? row.cls : "no module owns this",
+        row.isModule && `${perStep(row.calls / model.steps)} ${row.calls === model.steps ? "call" : "calls"} a ${model.per}`,
+      ].filter(Boolean).join(" · "), around && around.id >= 0 ? " · in " : "",
+        around && around.id >= 0 ? link(around) : ""),
+      label(row), costs(row), spentOn(row), steps(row), nodes(row), lines(row), kernels(row), within(row),
+    );
+  }
+
+  const link = (row) =>
+    make("button", { type: "button", class: "name", onclick: () => change({ chosen: row }) }, make("code", {}, row.shown));
+
+  function label(row) {
+    if (!row.isModule) return null;
+    const text = row.label || (row.path ? `backward: ${row.path} (${row.cls})` : `backward: (${row.cls})`);
+    const button = make("button", { type: "button", class: "quiet" }, "Copy");
+    button.addEventListener("click", async () => {
+      const done = await copy(text);
+      button.textContent = done ? "Copied" : "Press Ctrl+C";
+      say(done ? `Copied ${text}` : "Could not copy: the label is selected");
+      if (!done) select(code);
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+    const code = make("code", { class: "to-search" }, text);
+    return make("div", { class: "search-for" },
+      make("p", { class: "small muted" }, model.labelled
+        ? "Search a trace viewer for" : "After backspot annotate, search a trace viewer for"),
+      make("div", { class: "copy" }, code, button));
+  }
+
+  function costs(row) {
+    const whole = row.children.length > 0;
+    const decimals = decimalsFor(row.total.wall / model.steps);
+    const kinds = [["wall", "wall"], model.gpu && ["gpu", "GPU"], ["cpu", "CPU"], ["forward", "forward"],
+      row.total.recompute > 0 && ["recompute", "recompute"]].filter(Boolean);
+    const ratio = (cost) => times(measured(cost, "ratio"));
+    return make("table", { class: "small-table" },
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, `ms per ${model.per}`),
+        make("th", { scope: "col", class: "n" }, whole ? "own" : "time"),
+        whole ? make("th", { scope: "col", class: "n" }, "with inside") : null)),
+      make("tbody", {}, ...kinds.map(([key, name]) => line([name, per(row.own[key], decimals),
+        whole ? per(row.total[key], decimals) : null])),
+      row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null));
+  }
+
+  function spentOn(row) {
+    const told = row.own.on.reduce((sum, value) => sum + value, 0);
+    if (!model.gpu || !told) return null;
+    const rows = KINDS.map((kind, index) => [kind, row.own.on[index]]).filter(([, ns]) => ns > 0);
+    return section("Its wall time is spent on", mix(row.own.on, row.own.wall, 100),
+      make("ul", { class: "legend column" }, ...rows.map(([kind, ns]) =>
+        make("li", {}, make("i", { class: `k-${kind}`, "aria-hidden": "true" }), KIND_NAMES[kind], " ",
+          make("b", {}, duration(ns / model.steps)), " ", make("span", { class: "muted" }, percent(ns / told))))));
+  }
+
+  function steps(row) {
+    if (row.steps.length < 2 || !row.own.wall) return null;
+    const most = Math.max(...row.steps);
+    const least = Math.min(...row.steps);
+    const text = `${duration(least)} to ${duration(most)} over ${counted(row.steps.length, model.per, model.per === "pass" ? "passes" : "steps")}`;
+    const shown = row.steps.slice(0, 60);
+    return section(`Spread over ${model.per === "pass" ? "passes" : "steps"}`,
+      make("div", { class: "steps", role: "img", "aria-label": text }, ...shown.map((ns) =>
+        make("i", { style: { height: `${most ? (100 * ns) / most : 0}%` }, title: duration(ns) }))),
+      make("p", { class: "small muted" }, text));
+  }
+
+  function nodes(row) {
+    if (!row.nodes.length) return row.members ? null : section("Autograd nodes", make("p", { class: "muted small" }, "None ran in the backward."));
+    const decimals = decimalsFor(row.nodes[0].spent[0] / model.steps);
+    return section("Autograd nodes", table(["node", `a ${model.per}`, "wall", model.gpu && "GPU", "CPU"],
+      row.nodes.map((node) => [node.name, perStep(node.count / model.steps), per(node.spent[0], decimals),
+        model.gpu && per(node.spent[1], decimals), per(node.spent[2], decimals)])));
+  }
+
+  function lines(row) {
+    if (!row.lines || !row.lines.length) return null;
+    const decimals = decimalsFor(row.lines[0].wall / model.steps);
+    return section("Source lines", make("ul", { class: "lines" }, ...row.lines.map((at) =>
+      make("li", {}, make("code", {}, at.place), " ", make("b", {}, per(at.wall, decimals)),
+        at.text ? make("pre", {}, at.text) : null))));
+  }
+
+  function kernels(row) {
+    if (!row.kernels.length) return null;
+    const decimals = decimalsFor(row.kernels[0].gpu / model.steps);
+    return section("Kernels and copies", table(["kernel", `a ${model.per}`, "GPU"], row.kernels.map((kernel) =>
+      [kernel.name, perStep(kernel.count / model.steps), per(kernel.gpu, decimals)])));
+  }
+
+  function within(row) {
+    const inside = row.children.filter((child) => child.total.wall > 0 && !child.members).slice(0, 12);
+    if (!inside.length) return null;
+    const decimals = decimalsFor(inside[0].total.wall / model.steps);
+    return section("Inside it", make("ul", { class: "within" }, ...inside.map((child) =>
+      make("li", {}, link(child), " ", make("b", {}, per(child.total.wall, decimals))))));
+  }
+
+  const section = (title, ...children) => make("section", {}, make("h4", {}, title), ...children);
+
+  function table(heads, rows) {
+    const kept = heads.map((head) => Boolean(head));
+    return make("table", { class: "small-table" },
+      make("thead", {}, make("tr", {}, ...heads.filter(Boolean).map((head, index) =>
+        make("th", { scope: "col", class: index ? "n" : null }, head)))),
+      make("tbody", {}, ...rows.map((cells) => line(cells.filter((_, index) => kept[index]), true))));
+  }
+
+  const line = (cells, code) => make("tr", {}, ...cells.map((cell, index) => {
+    if (cell === null) return null;
+    if (index) return make("td", { class: "n" }, cell);
+    return make("th", { scope: "row", title: code ? cell : null }, code ? make("code", {}, cell) : cell);
+  }));
+
+  return { draw };
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = make("textarea", { class: "unseen", "aria-hidden": "true" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return done;
+  }
+}
+
+function select(element) {
+  const range = document.createRange();
+  range.selectNodeContents(element);
+  getSelection().removeAllRanges();
+  getSelection().addRange(range);
+}

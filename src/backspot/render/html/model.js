@@ -1,0 +1,200 @@
+"use strict";
+// The data of the page as modules with parents and children, and how numbers look: words.py says it
+// for all forms, and the functions here say the same.
+
+const KINDS = ["gpu", "communication", "queued", "sync", "host"];
+const KIND_NAMES = {
+  gpu: "GPU works",
+  communication: "communication",
+  queued: "queued on the GPU",
+  sync: "after a host-device sync",
+  host: "GPU waits for the host",
+};
+const MEASURES = { wall: "wall", gpu: "GPU", cpu: "CPU", ratio: "backward ÷ forward" };
+
+function readModel(data) {
+  const text = (index) => (index >= 0 ? data.strings[index] : "");
+  const ns = (values) => values.map((value) => value * data.unit);
+  const rows = data.rows.map((cells, id) => {
+    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label] = cells;
+    const [wall, gpu, cpu, forward, recompute] = ns(costs);
+    return {
+      id,
+      parent,
+      name,
+      cls: text(cls),
+      isModule: kind !== 0,
+      members: kind > 1 ? kind - 1 : 0, // of a sum of small modules, how many
+      root: text(root),
+      calls,
+      own: { wall, gpu, cpu, forward, recompute, on: ns(on) },
+      steps: ns(steps),
+      nodes: nodes.map(([n, count, ...spent]) => ({
+        name: n < 0 ? `${-n} more` : text(n),
+        count,
+        spent: ns(spent),
+      })),
+      kernels: kernels.map(([n, count, spent]) => ({
+        name: n < 0 ? `${-n} more` : text(n),
+        count,
+        gpu: spent * data.unit,
+      })),
+      label,
+      children: [],
+    };
+  });
+  const top = [];
+  for (const row of rows) {
+    const around = rows[row.parent];
+    (around ? around.children : top).push(row);
+  }
+  const finish = (row, around, level) => {
+    row.level = level;
+    row.path =
+      row.members || !around || !around.path ? row.name : `${around.path}.${row.name}`;
+    row.shown = row.members
+      ? counted(row.members, "smaller module")
+      : row.path || row.cls || "(root)";
+    row.short = row.members ? row.shown : row.name || row.cls || "(root)";
+    row.title =
+      row.isModule && row.cls && row.cls !== row.shown ? `${row.shown} (${row.cls})` : row.shown;
+    row.depth = row.members
+      ? (around ? around.depth : 0) + 1
+      : row.isModule ? parts(row.path) - parts(row.root) : 0;
+    if (row.members) row.root = around ? around.root : "";
+    row.total = { ...row.own, on: [...row.own.on] };
+    for (const child of row.children) {
+      finish(child, row, level + 1);
+      addTo(row.total, child.total);
+    }
+    row.children.sort((a, b) => b.total.wall - a.total.wall || (a.path < b.path ? -1 : 1));
+  };
+  for (const row of top) finish(row, null, 1);
+  top.sort((a, b) => b.isModule - a.isModule || b.total.wall - a.total.wall);
+  const whole = {
+    id: -1, level: 0, depth: -1, parent: null, path: "", name: "", cls: "", root: "", calls: 0,
+    shown: "the whole backward", short: "the whole backward", title: "the whole backward",
+    isModule: false, members: 0, own: zero(), total: zero(), steps: [], nodes: [], kernels: [],
+    children: top,
+  };
+  for (const row of top) addTo(whole.total, row.total);
+  return {
+    ...data,
+    rows,
+    whole,
+    sums: { wall: data.whole[0] * data.unit, gpu: data.whole[1] * data.unit, cpu: data.whole[2] * data.unit },
+    deepest: rows.reduce((deepest, row) => Math.max(deepest, row.depth), 0),
+    around: (row) => (row.id < 0 ? null : rows[row.parent] || whole),
+  };
+}
+
+const zero = () => ({ wall: 0, gpu: 0, cpu: 0, forward: 0, recompute: 0, on: [0, 0, 0, 0, 0] });
+
+function addTo(sum, more) {
+  for (const key of ["wall", "gpu", "cpu", "forward", "recompute"]) sum[key] += more[key];
+  sum.on = sum.on.map((value, index) => value + more.on[index]);
+}
+
+// How many names a path is made of; the root's has none.
+const parts = (path) => (path ? path.split(".").length : 0);
+
+// The rows of the table: what lies deeper than `depth` is added up in its ancestor there.
+function folded(model, depth) {
+  const lines = new Map();
+  for (const row of model.rows) {
+    const deeper = row.isModule && row.depth > depth;
+    const path = deeper ? ancestor(model, row, depth) : row.path;
+    const key = row.isModule && (deeper || !row.members) ? `${row.root}\n${path}` : row.id;
+    if (!lines.has(key)) lines.set(key, { path, row: null, cost: zero(), heaviest: new Map() });
+    const line = lines.get(key);
+    if (!deeper) line.row = row;
+    addTo(line.cost, row.own);
+    for (const node of row.nodes) {
+      line.heaviest.set(node.name, (line.heaviest.get(node.name) || 0) + node.spent[0]);
+    }
+  }
+  return [...lines.values()].map((line) => {
+    const { row, path, cost } = line;
+    const [node, spent] = [...line.heaviest].reduce(
+      (best, one) => (one[1] > best[1] ? one : best), ["", 0]);
+    const isModule = row ? row.isModule : true;
+    const named = row && isModule && !row.members;
+    return {
+      row, isModule, cost, node, spent,
+      shown: row ? row.shown : path || "(root)",
+      cls: named ? row.cls : "",
+      calls: named ? row.calls : null,
+    };
+  });
+}
+
+function ancestor(model, row, depth) {
+  const path = row.members ? model.around(row).path : row.path;
+  return path.split(".").slice(0, parts(row.root) + depth).join(".");
+}
+
+// What a row costs by a measure; a ratio of nothing is no number.
+function measured(cost, measure) {
+  if (measure !== "ratio") return cost[measure];
+  return cost.forward > 0 ? cost.wall / cost.forward : NaN;
+}
+
+function duration(ns) {
+  if (ns >= 9.995e9) return `${(ns / 1e9).toFixed(1)} s`;
+  const ms = ns / 1e6;
+  if (ms >= 99.95) return `${ms.toFixed(0)} ms`;
+  if (ms >= 0.995) return `${ms.toFixed(1)} ms`;
+  if (ms >= 0.0995) return `${ms.toFixed(2)} ms`;
+  if (ns >= 995) return `${(ns / 1e3).toFixed(0)} µs`;
+  return ns ? `${ns.toFixed(0)} ns` : "0 ms";
+}
+
+function decimalsFor(largest) {
+  const ms = largest / 1e6;
+  return ms >= 1000 ? 0 : ms >= 100 ? 1 : ms >= 1 ? 2 : 3;
+}
+
+function milliseconds(ns, decimals) {
+  const shown = (ns / 1e6).toFixed(decimals);
+  return !ns ? "0" : shown === "0" ? "0.0" : shown;
+}
+
+function percent(share) {
+  const hundredths = share * 100;
+  if (!(hundredths > 0)) return "0%";
+  if (hundredths < 0.1) return "<0.1%";
+  if (hundredths < 9.95) return `${hundredths.toFixed(1)}%`;
+  if (hundredths >= 99 && hundredths < 100) return `${Math.min(hundredths, 99.9).toFixed(1)}%`;
+  return `${hundredths.toFixed(0)}%`;
+}
+
+const times = (ratio) =>
+  Number.isFinite(ratio) ? `${ratio.toFixed(ratio < 10 ? 1 : 0)}×` : "–";
+
+const counted = (number, thing, things = `${thing}s`) =>
+  `${number.toLocaleString("en")} ${number === 1 ? thing : things}`;
+
+// An element with attributes and children; text stays text.
+function make(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name === "style") Object.assign(element.style, value);
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+// A bar in the colours of what a time is spent on.
+function mix(on, whole, width) {
+  const told = on.reduce((sum, value) => sum + value, 0);
+  const kinds = told > 0 ? KINDS.map((kind, index) => [kind, on[index]]) : [["unknown", whole]];
+  return make(
+    "span",
+    { class: "mix", style: { width: `${width}%` }, "aria-hidden": "true" },
+    ...kinds.filter(([, value]) => value > 0).map(([kind, value]) =>
+      make("i", { class: `k-${kind}`, style: { flexGrow: value } })),
+  );
+}

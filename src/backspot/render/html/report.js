@@ -1,0 +1,158 @@
+// The page: what is chosen, and who is told when that changes.
+
+(() => {
+  const element = (id) => document.getElementById(id);
+
+  themes(element("theme"));
+  const data = JSON.parse(element("report").textContent);
+  if (!data.rows || !data.rows.length || !element("explorer")) return;
+  const model = readModel(data);
+  const narrow = matchMedia("(max-width: 1079px)");
+  const state = {
+    measure: "wall", depth: model.deepest, query: "", sort: "wall", descending: true,
+    zoom: model.whole, chosen: null, open: !narrow.matches, matches: null, hits: () => true,
+  };
+  state.chosen = folded(model, model.deepest)
+    .filter((line) => line.isModule && !line.row.members)
+    .reduce((best, line) => (!best || line.cost.wall > best.cost.wall ? line : best), null)?.row || null;
+
+  const say = (text) => { element("status").textContent = text; };
+  const icicle = makeIcicle(model, element("icicle"), element("icicle-note"), change);
+  const table = makeTable(model, element("table-box"), change);
+  const details = makeDetails(model, element("details"), change, say);
+
+  function change(next) {
+    Object.assign(state, next);
+    if (next.chosen) state.open = true;
+    const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
+    state.hits = (...names) => words.every((word) => names.some((name) => name.toLowerCase().includes(word)));
+    state.matches = words.length ? (row) => state.hits(row.shown, row.cls) : null;
+    const { found, of, spent, idle } = table.draw(state);
+    icicle.draw(state);
+    details.draw(state.open ? state.chosen : null);
+    trail();
+    legend();
+    element("idle").textContent = idle
+      ? `${counted(idle, "more module")} ${idle === 1 ? "costs" : "cost"} the backward nothing.` : "";
+    const share = percent(spent / (model.sums.wall || Infinity));
+    if ("query" in next || "depth" in next) {
+      const cost = `${duration(spent / model.steps)} (${share}) of the backward`;
+      say(`${found.toLocaleString("en")} of ${counted(of, "row")}: ${cost}`);
+    } else if (next.chosen) say(`${next.chosen.title}: details shown`);
+    else if (next.zoom) say(`Zoomed to ${next.zoom.title}`);
+    else if (next.sort) say(`Sorted by ${state.sort}, ${state.descending ? "descending" : "ascending"}`);
+  }
+
+  // The way from the whole to where the tree is zoomed.
+  function trail() {
+    const way = [];
+    for (let row = state.zoom; row; row = model.around(row)) way.unshift(row);
+    element("trail").replaceChildren(...way.flatMap((row, index) => {
+      const last = index === way.length - 1;
+      const step = last
+        ? make("span", { "aria-current": "location" }, row.short)
+        : make("button", { type: "button", class: "name", onclick: () => change({ zoom: row }) }, row.short);
+      return index ? [make("span", { class: "muted", "aria-hidden": "true" }, " › "), step] : [step];
+    }));
+  }
+
+  function legend() {
+    const entries = state.measure === "ratio"
+      ? [["r-usual", "up to 3×"], ["r-high", "3 to 6×"], ["r-very", "over 6×"], ["r-none", "no forward recorded"]]
+      : KINDS.filter((_, index) => model.whole.total.on[index] > 0).map((kind) => [`k-${kind}`, KIND_NAMES[kind]]);
+    const shown = model.gpu || state.measure === "ratio" ? entries : [];
+    element("legend").replaceChildren(...shown.map(([kind, text]) =>
+      make("li", {}, make("i", { class: kind, "aria-hidden": "true" }), text)));
+  }
+
+  function controls() {
+    for (const radio of document.querySelectorAll("input[name=measure]")) {
+      if (radio.value === "gpu" && !model.gpu) radio.closest("label").remove();
+      radio.addEventListener("change", () =>
+        change({ measure: radio.value, sort: radio.value, descending: true }));
+    }
+    const filter = element("filter");
+    filter.addEventListener("input", () => change({ query: filter.value }));
+    filter.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && filter.value) {
+        filter.value = "";
+        change({ query: "" });
+      }
+    });
+    const depth = element("depth");
+    depth.max = depth.value = model.deepest;
+    const tell = () => {
+      const text = Number(depth.value) === model.deepest ? "all" : depth.value;
+      element("depth-shown").textContent = text;
+      depth.setAttribute("aria-valuetext", text === "all" ? "all levels" : text);
+    };
+    depth.addEventListener("input", () => {
+      tell();
+      change({ depth: Number(depth.value), zoom: state.zoom.depth > depth.value ? model.whole : state.zoom });
+    });
+    tell();
+    element("depth-field").hidden = model.deepest === 0;
+    document.addEventListener("keydown", (event) => {
+      const inDetails = element("details").contains(document.activeElement);
+      if (event.key === "Escape" && state.open && (narrow.matches || inDetails)) {
+        if (!element("icicle").contains(document.activeElement)) change({ open: false });
+      }
+    });
+  }
+
+  // The places that findings name lead to their modules.
+  function places() {
+    const known = new Map();
+    for (const row of model.rows) {
+      if (!row.members && (row.isModule || !known.has(row.path))) known.set(row.path, row);
+    }
+    for (const code of document.querySelectorAll("code[data-path]")) {
+      const row = known.get(code.dataset.path);
+      if (!row) continue;
+      const button = make("button", { type: "button", class: "name", onclick: () => {
+        change({ chosen: row });
+        element("modules").scrollIntoView();
+      } });
+      code.replaceWith(button);
+      button.append(code);
+    }
+  }
+
+  function folding() {
+    const small = model.rows.reduce((sum, row) => sum + row.members, 0);
+    if (!small) return;
+    const kept = (model.modules - small).toLocaleString("en");
+    element("folded").textContent =
+      `This page holds the ${kept} most expensive of ${counted(model.modules, "module")}; ` +
+      `the other ${small.toLocaleString("en")} are added up, by the module around them. ` +
+      "The report's .json form has them all.";
+  }
+
+  element("explorer").hidden = false;
+  document.documentElement.classList.add("scripted");
+  controls();
+  places();
+  folding();
+  change({});
+})();
+
+// Light, dark, or as the system has it until somebody chooses.
+function themes(button) {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const kept = () => {
+    try { return localStorage.getItem("backspot-theme"); } catch { return null; }
+  };
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const tell = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("backspot-theme", root.dataset.theme); } catch { /* not kept then */ }
+    tell();
+  });
+  dark.addEventListener("change", tell);
+  button.hidden = false;
+  button.setAttribute("aria-label", "Switch between light and dark");
+  tell();
+}

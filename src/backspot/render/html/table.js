@@ -1,0 +1,163 @@
+// The ranked table beside the tree: sorted by any column, filtered, folded at a depth.
+
+const AT_ONCE = 100;
+const LEAST_SHARE = 0.005; // below this share of the backward a ratio is noise
+
+function makeTable(model, box, change) {
+  let limit = AT_ONCE;
+  let last = "";
+
+  function columns(measure) {
+    const time = (key, head) => ({ key, head, number: true, value: (line) => line.cost[key] });
+    const list = [
+      { key: "name", head: "module", text: true, value: (line) => line.shown },
+      { key: "class", head: "class", text: true, optional: 2, value: (line) => line.cls },
+      time("wall", "wall"),
+      model.gpu && time("gpu", "GPU"),
+      time("cpu", "CPU"),
+      { ...time("forward", "forward"), optional: 3 },
+      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: 1,
+        value: (line) => measured(line.cost, "ratio") },
+      { key: "calls", head: "calls", number: true, optional: 3, value: (line) => line.calls },
+      { key: "node", head: "heaviest node", text: true, optional: 3, value: (line) => line.node },
+    ].filter(Boolean);
+    for (const column of list) {
+      if (column.key === measure) delete column.optional;
+      else if (["wall", "gpu", "cpu"].includes(column.key)) column.optional = 2;
+    }
+    const at = list.findIndex((column) => column.key === measure);
+    list.splice(at + 1, 0, { key: "share", head: measure === "ratio" ? "" : "share", bar: true });
+    return list;
+  }
+
+  function order(lines, state, column) {
+    const way = state.descending ? -1 : 1;
+    const rank = (line) => {
+      if (column.key !== "ratio") return 0;
+      if (!Number.isFinite(column.value(line))) return 2;
+      return line.cost.wall < LEAST_SHARE * model.sums.wall ? 1 : 0;
+    };
+    return [...lines].sort((a, b) => {
+      const [left, right] = [column.value(a), column.value(b)];
+      const apart = column.text
+        ? String(left).localeCompare(String(right), "en", { numeric: true })
+        : (left ?? -1) - (right ?? -1) || 0;
+      return rank(a) - rank(b) || way * apart || b.cost.wall - a.cost.wall;
+    });
+  }
+
+  function draw(state) {
+    const list = columns(state.measure);
+    const column = list.find((one) => one.key === state.sort) || list.find((one) => one.key === "wall");
+    const all = folded(model, state.depth);
+    const costs = (line) => line.cost.wall || line.cost.gpu || line.cost.cpu;
+    const modules = all.filter((line) => line.isModule);
+    // What costs nothing is there to be found, not to be scrolled past.
+    const found = modules.filter((line) =>
+      (state.query ? state.hits(line.shown, line.cls) : costs(line)));
+    const ranked = order(found, state, column);
+    const unowned = order(all.filter((line) => !line.isModule && costs(line)), state, column);
+    const change = JSON.stringify([state.query, state.depth, state.sort, state.measure, state.descending]);
+    if (change !== last) limit = AT_ONCE;
+    last = change;
+    const ratio = state.measure === "ratio";
+    const worth = (line) => !ratio || line.cost.wall >= LEAST_SHARE * model.sums.wall;
+    const value = (line) => measured(line.cost, state.measure) || 0;
+    const longest = Math.max(...all.filter(worth).map(value).filter(Number.isFinite), 0) || 1;
+    const decimals = decimalsFor(Math.max(...all.map((line) => line.cost.wall), 0) / model.steps);
+    const view = { list, state, longest, decimals };
+    const table = make("table", { class: "ranked live" }, head(list, state, column));
+    table.append(make("tbody", {}, ...ranked.slice(0, limit).map((line, index) => cells(line, index + 1, view))));
+    if (unowned.length && !state.query) {
+      const title = make("th", { scope: "rowgroup", colspan: list.length + 1 }, "no module owns:");
+      table.append(make("tbody", { class: "unowned" }, make("tr", {}, title),
+        ...unowned.map((line) => cells(line, "", view))));
+    }
+    const kept = document.activeElement && document.activeElement.dataset.key;
+    const more = ranked.length > limit && make("button", {
+      type: "button", class: "quiet more", "data-key": "more",
+      onclick: () => { limit += AT_ONCE; draw(state); },
+    }, `Show ${Math.min(AT_ONCE, ranked.length - limit)} more of ${ranked.length.toLocaleString("en")}`);
+    box.replaceChildren(table, ...(more ? [more] : []));
+    const again = kept && [...box.querySelectorAll("[data-key]")].find((one) => one.dataset.key === kept);
+    if (again) again.focus();
+    const spent = found.reduce((sum, line) => sum + line.cost.wall, 0);
+    return { found: found.length, of: modules.length, spent, idle: state.query ? 0 : modules.length - found.length };
+  }
+
+  function head(list, state, sorted) {
+    const titles = list.map((column) => {
+      if (column.bar) return make("td", { class: "b" }, column.head);
+      const active = column === sorted;
+      const way = active ? (state.descending ? "descending" : "ascending") : null;
+      return make("th", { scope: "col", class: classes(column, state), "aria-sort": way },
+        make("button", {
+          type: "button", "data-key": `sort ${column.key}`,
+          onclick: () => change({
+            sort: column.key, descending: active ? !state.descending : Boolean(column.number),
+          }),
+        }, column.head, make("span", { class: "arrow", "aria-hidden": "true" },
+          active ? (state.descending ? "↓" : "↑") : "")));
+    });
+    return make("thead", {}, make("tr", {}, make("th", { scope: "col", class: "n rank" }, "#"), ...titles));
+  }
+
+  const classes = (column, state) =>
+    [column.number ? "n" : "", column.optional ? `o${column.optional}` : "",
+      column.key === state.measure ? "main" : ""].filter(Boolean).join(" ") || null;
+
+  function cells(line, rank, { list, state, longest, decimals }) {
+    const chosen = line.row && line.row === state.chosen;
+    const shown = list.map((column) => {
+      const kind = classes(column, state);
+      if (column.key === "name") return name(line, chosen);
+      if (column.bar) return bar(line, state, longest);
+      if (column.key === "ratio") {
+        const noise = line.cost.wall < LEAST_SHARE * model.sums.wall ? " muted" : "";
+        return make("td", { class: `${kind}${noise}` }, line.isModule ? times(column.value(line)) : "");
+      }
+      if (column.key === "calls") {
+        const calls = line.calls === null ? "" : perStep(line.calls / model.steps);
+        return make("td", { class: kind }, calls);
+      }
+      if (column.key === "forward" && !line.isModule) return make("td", { class: kind });
+      if (column.key === "node") {
+        const spent = line.node ? ` ${milliseconds(line.spent / model.steps, decimals)}` : "";
+        return make("td", { class: kind }, make("code", {}, line.node), spent);
+      }
+      const text = column.text ? line.cls : milliseconds(column.value(line) / model.steps, decimals);
+      return make("td", { class: kind }, text);
+    });
+    const row = make("tr", { class: chosen ? "chosen" : null },
+      make("td", { class: "n muted rank" }, String(rank)), ...shown);
+    if (line.row && !line.row.members) row.addEventListener("click", () => change({ chosen: line.row }));
+    return row;
+  }
+
+  function name(line, chosen) {
+    // The end of a path tells it apart: where room is short, its start is cut.
+    const cut = line.row && !line.row.members ? line.shown.lastIndexOf(".") + 1 : 0;
+    const text = make("code", { class: "path" },
+      cut ? make("span", { class: "start" }, line.shown.slice(0, cut)) : null,
+      make("span", { class: "end" }, line.shown.slice(cut)));
+    if (!line.row || line.row.members) return make("th", { scope: "row" }, text);
+    const button = make("button", {
+      type: "button", class: "name", "data-key": `row ${line.row.id}`, "aria-pressed": String(Boolean(chosen)),
+    }, text);
+    return make("th", { scope: "row", title: line.shown }, button);
+  }
+
+  function bar(line, state, longest) {
+    const value = measured(line.cost, state.measure);
+    const width = Number.isFinite(value) ? Math.min(100, (100 * value) / longest) : 0;
+    const parts = state.measure === "wall" && model.gpu ? line.cost.on : [];
+    const share = state.measure === "ratio" ? "" : percent(value / (model.sums[state.measure] || Infinity));
+    return make("td", { class: "b" }, make("span", { class: "share" }, share),
+      value > 0 ? mix(parts, value, width) : null);
+  }
+
+  return { draw };
+}
+
+const perStep = (number) =>
+  Number.isInteger(number) ? number.toLocaleString("en") : number.toFixed(1);
