@@ -311,10 +311,11 @@ class Report:
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the report; the suffix decides the form.
 
-        ``.json`` is what ``load`` reads; ``.csv`` and ``.md`` are tables; ``.speedscope.json`` and
-        ``.folded`` are flame graphs. ``.trace.json`` and ``.trace.json.gz`` copy the trace file
-        that the report was made of, with tracks of ``backward: …`` spans added; a report of a live
-        profile has none: ``profile`` and ``locate`` write the copy there (``trace=``).
+        ``.html`` is a page that needs nothing else; ``.json`` is what ``load`` reads; ``.csv`` and
+        ``.md`` are tables; ``.speedscope.json`` and ``.folded`` are flame graphs. ``.trace.json``
+        and ``.trace.json.gz`` copy the trace file that the report was made of, with tracks of
+        ``backward: …`` spans added; a report of a live profile has none: ``profile`` and
+        ``locate`` write the copy there (``trace=``).
 
         The file appears whole or not at all.
 

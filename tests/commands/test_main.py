@@ -206,7 +206,7 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["report", "a"], "the following arguments are required: -o/--output"),
         (
             ["report", "a", "-o", "report.html5"],
-            "none of .csv, .folded, .json, .md or .speedscope.json",
+            "none of .csv, .folded, .html, .json, .md or .speedscope.json",
         ),
     ],
 )

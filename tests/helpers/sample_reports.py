@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 from hypothesis import strategies as st
 
+from backspot.diagnosis import PhaseName
 from backspot.report import (
     Coverage,
     DeviceCost,
+    Finding,
+    KernelCost,
     LineCost,
     NodeCost,
     OperatorCost,
     Pass,
+    Phase,
+    Place,
     Report,
     Row,
+    WallKinds,
     add_totals,
     ranked_lines,
     ranked_nodes,
@@ -48,12 +55,14 @@ def row(
     is_module: bool = True,
     nodes: tuple[NodeCost, ...] = (),
     lines: tuple[LineCost, ...] = (),
+    kernels: tuple[KernelCost, ...] = (),
     steps: int = 3,
 ) -> Row:
     """A row whose totals are its own costs; ``add_totals`` sets them right."""
     gpu = wall if gpu is None else gpu
     cpu = wall // 10 if cpu is None else cpu
     each = wall // steps
+    running = min(wall, gpu)
     return Row(
         path=path,
         class_name=class_name,
@@ -73,6 +82,8 @@ def row(
         nodes=nodes,
         lines=lines,
         wall_ns_by_step=(*[each] * (steps - 1), wall - each * (steps - 1)),
+        kernels=kernels,
+        wall_on=WallKinds(gpu_ns=running, host_ns=wall - running),
     )
 
 
@@ -102,6 +113,8 @@ def report(
     has_gpu: bool = True,
     warnings: tuple[str, ...] = (),
     trace: str = "trace.json.gz",
+    phases: tuple[Phase, ...] = (),
+    findings: tuple[Finding, ...] = (),
 ) -> Report:
     """A report of these rows: ranked, with totals, operators, passes and coverage that fit them."""
     rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
@@ -159,6 +172,8 @@ def report(
         has_gpu=has_gpu,
         warnings=warnings,
         trace=trace,
+        phases=phases,
+        findings=findings,
     )
 
 
@@ -303,6 +318,62 @@ def checkpointed() -> Report:
     return report([block, row("head", wall=900_000, nodes=(node("AddmmBackward0", 900_000),))])
 
 
+def diagnosed() -> Report:
+    """A ViT of whose steps the phases are known, and two things that make them slow."""
+    shares = {"data": 3, "copy": 1, "forward": 22, "loss": 1, "backward": 62, "optimizer": 7}
+    step_ns = (45_700_000, 45_900_000, 45_500_000)
+    whole = sum(step_ns)
+    phases = [
+        Phase(name, whole * share // 100, whole * share // 110) for name, share in shares.items()
+    ]
+    rest = whole - sum(phase.wall_ns for phase in phases)
+    found = (
+        Finding(
+            rule="sorted-indexing",
+            title="Indexing backward sorts its indices",
+            seen="GatherBackward0 takes 5.1 ms in 1 node a step; 6 kernels of it sort (0.5 ms).",
+            remedy="Index whole rows instead: x[torch.arange(len(x))[:, None], keep].",
+            wall_ns=15_300_000,
+            places=(Place("patch_drop", "PatchDropout", 3, 15_300_000, "patch_dropout.py:47"),),
+            nodes=("GatherBackward0",),
+            link="https://docs.pytorch.org/docs/stable/notes/randomness.html",
+        ),
+        Finding(
+            rule="layout-copies",
+            title="Gradients are copied into another layout",
+            seen="24 copies a step, 2.1 ms, make a gradient contiguous.",
+            remedy="Give the convolution its input in channels_last, or call .contiguous() once.",
+            wall_ns=6_300_000,
+            places=tuple(
+                Place(f"blocks.{number}.attn", "Attention", 6, 525_000) for number in range(12)
+            ),
+        ),
+    )
+    return report(
+        vit_rows(), step_ns=step_ns, phases=(*phases, Phase("idle", rest, 0)), findings=found
+    )
+
+
+def large(modules: int, *, breadth: int = 12) -> Report:
+    """A model of this many modules, with as many nodes and kernels as a real one's."""
+    rows = [row("", "Decoder", wall=90_000)]
+    paths = [""]
+    while len(rows) < modules:
+        within = paths[(len(rows) - 1) // breadth]
+        paths.append(f"{within}.{'layers' if len(rows) % 2 else 'experts'}.{len(rows)}".lstrip("."))
+        at = len(rows)
+        names = ("AddmmBackward0", "NativeLayerNormBackward0", "MulBackward0")
+        kernel = f"void at::native::vectorized_elementwise_kernel<{at % 60}, float, {'X' * 90}>"
+        nodes = tuple(node(name, 1_000 + at % 977) for name in names)
+        kernels = tuple(KernelCost(f"{kernel}({which})", 3, 900 + at % 871) for which in range(3))
+        kind = f"Expert{at % 9}"
+        wall = 3_000 + at % 4_999
+        rows.append(
+            row(paths[-1], kind, wall=wall, forward=wall // 2, nodes=nodes, kernels=kernels)
+        )
+    return report(rows)
+
+
 SAMPLES = {
     "vit": vit,
     "vit_on_a_cpu": vit_on_a_cpu,
@@ -313,6 +384,7 @@ SAMPLES = {
     "unlabelled": unlabelled,
     "empty": empty,
     "checkpointed": checkpointed,
+    "diagnosed": diagnosed,
 }
 
 
@@ -322,6 +394,19 @@ _NAMES = st.text(
     max_size=12,
 ).map(lambda name: name.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"))
 _TIMES = st.integers(0, 10**12)
+_PHASES = st.builds(Phase, st.sampled_from(get_args(PhaseName)), _TIMES, _TIMES)
+_FINDINGS = st.builds(
+    Finding,
+    rule=_NAMES,
+    title=_NAMES,
+    seen=_NAMES,
+    remedy=_NAMES,
+    wall_ns=_TIMES,
+    places=st.lists(
+        st.builds(Place, _NAMES, _NAMES, st.integers(0, 99), _TIMES, _NAMES), min_size=1, max_size=5
+    ).map(tuple),
+    link=st.one_of(_NAMES, st.just("https://example.org/?a=<b>&c"), st.just("javascript:alert(1)")),
+)
 
 
 @st.composite
@@ -359,6 +444,8 @@ def reports(draw: st.DrawFn) -> Report:
         has_gpu=draw(st.booleans()),
         warnings=tuple(draw(st.lists(_NAMES, max_size=2))),
         trace=draw(_NAMES),
+        phases=tuple(draw(st.lists(_PHASES, max_size=8, unique_by=lambda phase: phase.name))),
+        findings=tuple(draw(st.lists(_FINDINGS, max_size=3))),
     )
     return replace(made, step_unit=draw(st.sampled_from(("profiler step", "backward pass"))))
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 
-def read(source: str, *, jobs: int | None = None) -> Report:
+def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> Report:
     """Read a trace with a progress bar, and say which one where the name left it open."""
     if source == "-" and sys.stdin is None:
         raise SourceNotFoundError("standard input is closed: there is no trace to read")
     try:
         with reading(source) as progress:
-            report = locate(source, progress=progress, jobs=jobs)
+            report = locate(source, depth=depth, progress=progress, jobs=jobs)
     except OSError as error:
         if isinstance(error, BackspotError):
             raise

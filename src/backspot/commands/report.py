@@ -1,17 +1,18 @@
 """Write the report of a trace to a file, whose suffix decides the form.
 
-The forms are .json (which backspot.Report.load reads back), .csv, .md, and for
-flame graphs .speedscope.json and .folded.
+The forms are .html (a page that needs nothing else), .json (which
+backspot.Report.load reads back), .csv, .md, and for flame graphs
+.speedscope.json and .folded.
 
 Example:
-  backspot report trace.json.gz -o report.json
+  backspot report trace.json.gz -o report.html
 """
 
 from __future__ import annotations
 
 import argparse
 
-from backspot.commands._console import add_jobs
+from backspot.commands._console import add_jobs, count
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +20,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="a trace, a folder of traces, or -")
     parser.add_argument(
         "-o", "--output", metavar="FILE", required=True, help="where to write the report"
+    )
+    parser.add_argument(
+        "--depth",
+        type=count,
+        metavar="D",
+        help="fold every module deeper than this into its ancestor",
     )
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
     add_jobs(parser)
@@ -37,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from backspot.commands._source import read
     from backspot.words import visible
 
-    report = read(args.trace, jobs=args.jobs)
+    report = read(args.trace, depth=args.depth, jobs=args.jobs)
     path = report.save(args.output, force=args.force)
     for warning in report.warnings:
         complain(f"warning: {warning}")

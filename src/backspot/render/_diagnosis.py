@@ -5,9 +5,18 @@ from __future__ import annotations
 from backspot.report import Finding, Phase, PhaseName, Place, Report
 from backspot.words import counted, duration, percent
 
-__all__ = ["HEADING", "cost_of", "kept_phases", "phase_text", "places_text", "step_of", "worth"]
+__all__ = ["HEADING", "KINDS", "cost_of", "kept_phases", "phase_text", "places_text", "worth"]
 
 HEADING = "Why, and what to do"
+
+KINDS = {
+    "gpu": "GPU works",
+    "communication": "communication",
+    "queued": "queued on the GPU",
+    "sync": "after a host-device sync",
+    "host": "GPU waits for the host",
+}
+"""What wall time can be spent on: the fields of ``WallKinds``, and what people call them."""
 
 _PHASES: dict[PhaseName, str] = {
     "data": "waiting for data",
@@ -21,7 +30,7 @@ _PHASES: dict[PhaseName, str] = {
 }
 
 
-def step_of(report: Report) -> int:
+def _step_of(report: Report) -> int:
     """The clock time of the recorded steps, in nanoseconds, as far as the trace tells it."""
     marked = sum(phase.wall_ns for phase in report.phases)
     return max(marked, sum(report.step_ns), report.wall_ns)
@@ -40,13 +49,11 @@ def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
-    """What goes into it per step, and its share: ``5.0 ms per step`` and ``11% of the step``."""
-    whole = step_of(report)
-    per, step = (
-        ("pass", "backward") if report.step_unit == "backward pass" else ("step", "step")
-    )
+    """What goes into it in a step, and its share: ``5.0 ms`` and ``11% of the step``."""
+    whole = _step_of(report)
+    step = "backward" if report.step_unit == "backward pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
-    return f"{duration(finding.wall_ns / report.steps)} per {per}", f"{share} of the {step}"
+    return duration(finding.wall_ns / report.steps), f"{share} of the {step}"
 
 
 def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:

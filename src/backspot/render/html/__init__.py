@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from string import Template
 
 from backspot._version import __version__
-from backspot.render._story import answer, by_operator, coverage, select
+from backspot.render._story import Part, answer, by_operator, coverage, select
 from backspot.render.html._data import page_data
 from backspot.render.html._parts import (
     findings_list,
@@ -44,22 +45,24 @@ def to_html(report: Report) -> bytes:
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     plain = by_operator(report)
+    said = answer(report, depth=None, sort="wall", by="path")
+    table, notes = _operators(report) if plain else _modules(report)
     page = Template(_asset("template.html")).substitute(
         version=__version__,
-        title=shown(_title(report)),
+        title=shown(_title(said)),
         trace=shown(report.trace),
         style=_asset("report.css"),
         script=script,
         script_hash=f"sha256-{digest}",
-        answer=sentence(answer(report, depth=None, sort="wall", by="path")),
+        answer=sentence(said),
         setting=setting_list(report),
         warnings=warnings_list(report),
         phases=phases_bar(report),
         findings=findings_list(report) or _NOTHING_FOUND,
         heading="Autograd nodes" if plain else "Modules",
         explorer="" if plain else _asset("explorer.html"),
-        table=operator_table(report, _OPERATORS) if plain else _modules(report),
-        notes=_notes(report),
+        table=table,
+        notes=notes,
         data="{}" if plain else page_data(report),
     )
     return page.encode()
@@ -77,25 +80,23 @@ def _asset(name: str) -> str:
     return files(__package__).joinpath(name).read_text("utf-8").rstrip("\n")
 
 
-def _title(report: Report) -> str:
-    sentence_of = answer(report, depth=None, sort="wall", by="path")
-    text = visible("".join(text for _, text in sentence_of))
-    return f"{text[:100]} · Backspot" if text else "Backspot"
+def _title(said: Sequence[Part]) -> str:
+    text = visible("".join(text for _, text in said))
+    return f"{text[:100]} · Backspot"
 
 
-def _modules(report: Report) -> str:
+def _modules(report: Report) -> tuple[str, str]:
+    """The table that needs no script; how much has an owner, and what the table leaves out."""
     chosen = select(report, top=_STATIC_ROWS, depth=None, sort="wall", by="path")
-    return module_table(report, chosen.shown, chosen.unowned)
-
-
-def _notes(report: Report) -> str:
-    """How much has an owner, and what the table without a script leaves out."""
-    if by_operator(report):
-        return ""
-    chosen = select(report, top=_STATIC_ROWS, depth=None, sort="wall", by="path")
-    lines = [coverage(report)]
     hidden = ""
     if chosen.hidden or chosen.idle:
         rest = counted(len(chosen.hidden) + chosen.idle, "more module")
         hidden = f' <span class="no-script">{rest} with the page\'s script.</span>'
-    return f'<p class="muted">{shown(lines[0])}{hidden}</p>'
+    notes = f'<p class="muted">{shown(coverage(report))}{hidden}</p>'
+    return module_table(report, chosen.shown, chosen.unowned), notes
+
+
+def _operators(report: Report) -> tuple[str, str]:
+    rest = len(report.operators) - _OPERATORS
+    more = f'<p class="muted">{counted(rest, "more node name")} in the .json form.</p>'
+    return operator_table(report, _OPERATORS), more if rest > 0 else ""

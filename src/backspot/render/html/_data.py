@@ -1,6 +1,6 @@
 """A report as the data that the page's script reads: small, and of text that is safe to show.
 
-Times are whole units of a few nanoseconds, so that six digits of the whole remain; strings stand
+Times are whole units of a few nanoseconds, so that eight digits of the whole remain; strings stand
 once. Of very many modules the smallest are added up, one sum for each module around them.
 """
 
@@ -12,30 +12,38 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
+from backspot.grouping import parent_of
 from backspot.labels import Kind, Label, format_label
+from backspot.render._diagnosis import KINDS
 from backspot.render._story import node_name
-from backspot.report import KernelCost, NodeCost, Report, Row, parent_of
+from backspot.report import KernelCost, NodeCost, Report, Row
 from backspot.words import visible
 
 __all__ = ["page_data"]
 
 _ROWS = 2_500
 """Up to how many modules stand in the page by themselves."""
-_DETAILED = 1_200
-"""How many of them, the most expensive first, tell their nodes and kernels in full."""
-_BYTES = 850_000
+_BYTES = 225_000
+_BYTES_A_MODULE = 250
+_MOST_BYTES = 900_000
+"""How much a page may hold: up to 1,000 modules fit the first, more take more, to a limit."""
 _LONGEST = 160
 """Characters of a kernel's name: templates run to thousands."""
 
 
 def page_data(report: Report) -> str:
     """The report as JSON that can stand within a ``script`` element of a page."""
-    limit = _ROWS
+    limit = detailed = _ROWS
+    room = min(_MOST_BYTES, _BYTES + _BYTES_A_MODULE * max(0, len(report.modules) - 1_000))
     while True:
-        data = json.dumps(_data(report, limit), separators=(",", ":"), ensure_ascii=False)
-        if len(data.encode()) <= _BYTES or limit < 100:
+        whole = _data(report, limit, detailed)
+        data = json.dumps(whole, separators=(",", ":"), ensure_ascii=False)
+        if len(data.encode()) <= room or limit < 50:
             break
-        limit //= 2
+        # First the small ones tell less of themselves, then fewer stand by themselves.
+        detailed //= 2
+        if detailed < 50:
+            limit //= 2
     # Nothing in it can end the element, open another, or start a comment.
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -53,8 +61,9 @@ class _Strings:
         return list(self._index)
 
 
-def _data(report: Report, limit: int) -> dict[str, Any]:
-    unit = 10 ** max(0, len(str(max(report.wall_ns, report.gpu_ns, report.cpu_ns))) - 6)
+def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
+    """The data with ``limit`` modules at most, of which ``detailed`` tell nodes and kernels."""
+    unit = 10 ** max(0, len(str(max(report.wall_ns, report.gpu_ns, report.cpu_ns))) - 8)
     strings = _Strings()
     modules = {row.path: row for row in report.modules if row.is_module}
     parents = {path: parent_of(row, modules) for path, row in modules.items()}
@@ -68,7 +77,7 @@ def _data(report: Report, limit: int) -> dict[str, Any]:
         return at
 
     rows = [
-        _row(modules[path], around(path), place, strings, unit, full=index < _DETAILED)
+        _row(modules[path], around(path), place, strings, unit, full=index < detailed)
         for index, path in enumerate(kept)
     ]
     rest: dict[int, list[Row]] = defaultdict(list)
@@ -87,6 +96,7 @@ def _data(report: Report, limit: int) -> dict[str, Any]:
         "steps": report.steps,
         "per": "pass" if report.step_unit == "backward pass" else "step",
         "gpu": report.has_gpu,
+        "kinds": KINDS,
         "labelled": report.source == "backspot",
         "whole": [_in(unit, ns) for ns in (report.wall_ns, report.gpu_ns, report.cpu_ns)],
         "modules": len(modules),
@@ -132,8 +142,8 @@ def _row(
         [_in(unit, ns) for ns in costs],
         [_in(unit, ns) for ns in astuple(row.wall_on)],
         [_in(unit, ns) for ns in row.wall_ns_by_step],
-        _nodes(row.nodes, strings, unit, 6 if full else 1),
-        _kernels(row.kernels, strings, unit, 5 if full else 0),
+        _nodes(row.nodes, strings, unit, 6 if full else 2),
+        _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,
     ]
 
@@ -158,8 +168,6 @@ def _kernels(
     kernels: Sequence[KernelCost], strings: _Strings, unit: int, limit: int
 ) -> list[list[int]]:
     """The heaviest kernels, and the others in one sum."""
-    if not limit:
-        return []
     told = []
     for kernel in kernels[:limit]:
         name = visible(kernel.name)

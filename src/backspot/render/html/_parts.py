@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 from backspot.render._diagnosis import (
     HEADING,
+    KINDS,
     cost_of,
     kept_phases,
     phase_text,
-    step_of,
     worth,
 )
 from backspot.render._story import (
@@ -30,7 +30,6 @@ from backspot.report import Finding, OperatorCost, Report, Row, WallKinds
 from backspot.words import decimals_for, duration, milliseconds, percent, visible
 
 __all__ = [
-    "KINDS",
     "findings_list",
     "module_table",
     "operator_table",
@@ -40,15 +39,6 @@ __all__ = [
     "shown",
     "warnings_list",
 ]
-
-KINDS = {
-    "gpu": "GPU works",
-    "communication": "communication",
-    "queued": "queued on the GPU",
-    "sync": "after a host-device sync",
-    "host": "GPU waits for the host",
-}
-"""What a row's wall time can be spent on: the field of ``WallKinds``, and its name for people."""
 
 _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
 
@@ -119,9 +109,8 @@ def findings_list(report: Report, *, limit: int | None = None) -> str:
     items = "".join(_finding(report, one) for one in found)
     rest = len(report.findings) - len(found)
     more = f'<p class="muted">{rest} more in report.findings.</p>' if rest else ""
-    return (
-        f'<section class="findings"><h2>{HEADING}</h2><ol class="found">{items}</ol>{more}</section>'
-    )
+    found_list = f'<ol class="found">{items}</ol>'
+    return f'<section class="findings"><h2>{HEADING}</h2>{found_list}{more}</section>'
 
 
 def _finding(report: Report, finding: Finding) -> str:
@@ -129,7 +118,8 @@ def _finding(report: Report, finding: Finding) -> str:
     places, more = worth(finding, 3)
     named = "".join(
         f'<li><code data-path="{shown(place.path)}">{shown(place.label)}</code> '
-        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns / report.steps)}</span></li>'
+        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns / report.steps)}'
+        "</span></li>"
         for place in places
     )
     named += f'<li class="muted">{more}</li>' if more else ""
@@ -158,8 +148,9 @@ def module_table(report: Report, rows: Sequence[Row], unowned: Sequence[Row]) ->
         node = heaviest(row, "wall")
         cells = [
             f'<td class="n muted">{rank or ""}</td>',
-            f'<th scope="row"><code>{shown(row.name)}</code></th>',
-            f"<td>{shown(row.class_name) if row.is_module else ''}</td>",
+            f'<th scope="row"><code class="path"><bdi dir="ltr">{shown(row.name)}</bdi></code>'
+            "</th>",
+            f'<td class="o2">{shown(row.class_name) if row.is_module else ""}</td>',
             f'<td class="n"><b>{time(row.wall_ns)}</b></td>',
             f'<td class="n">{percent(report.share(row))}</td>',
             f'<td class="b">{_kinds_bar(row.wall_on, row.wall_ns, longest)}</td>',
@@ -169,15 +160,16 @@ def module_table(report: Report, rows: Sequence[Row], unowned: Sequence[Row]) ->
         cells.append(f'<td class="n">{time(row.cpu_ns)}</td>')
         if node:
             spent = f"<code>{shown(node_name(node.name))}</code> {time(node.wall_ns)}"
-        cells.append(f"<td>{spent if node else ''}</td>")
+        cells.append(f'<td class="node">{spent if node else ""}</td>')
         return f"<tr>{''.join(cells)}</tr>"
 
     gpu = '<th scope="col" class="n">GPU</th>' if report.has_gpu else ""
     head = (
-        '<tr><th scope="col" class="n">#</th><th scope="col">module</th><th scope="col">class</th>'
+        '<tr><th scope="col" class="n">#</th><th scope="col">module</th>'
+        '<th scope="col" class="o2">class</th>'
         '<th scope="col" class="n">wall</th><th scope="col" class="n">share</th>'
         f'<td class="b"></td>{gpu}<th scope="col" class="n">CPU</th>'
-        '<th scope="col">heaviest node</th></tr>'
+        '<th scope="col" class="node">heaviest node</th></tr>'
     )
     body = "".join(line(rank, row) for rank, row in enumerate(rows, 1))
     rest = "".join(line(None, row) for row in unowned)
@@ -188,9 +180,7 @@ def module_table(report: Report, rows: Sequence[Row], unowned: Sequence[Row]) ->
         if rest
         else ""
     )
-    return (
-        f'<table class="ranked"><thead>{head}</thead><tbody>{body}</tbody>{below}</table>'
-    )
+    return f'<table class="ranked"><thead>{head}</thead><tbody>{body}</tbody>{below}</table>'
 
 
 def _kinds_bar(spent: WallKinds, wall_ns: int, longest: int) -> str:

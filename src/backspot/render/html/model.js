@@ -2,17 +2,13 @@
 // The data of the page as modules with parents and children, and how numbers look: words.py says it
 // for all forms, and the functions here say the same.
 
-const KINDS = ["gpu", "communication", "queued", "sync", "host"];
-const KIND_NAMES = {
-  gpu: "GPU works",
-  communication: "communication",
-  queued: "queued on the GPU",
-  sync: "after a host-device sync",
-  host: "GPU waits for the host",
-};
+const KINDS = []; // what wall time can be spent on, and what people call it
+const KIND_NAMES = {};
 const MEASURES = { wall: "wall", gpu: "GPU", cpu: "CPU", ratio: "backward ÷ forward" };
 
 function readModel(data) {
+  Object.assign(KIND_NAMES, data.kinds);
+  KINDS.push(...Object.keys(KIND_NAMES));
   const text = (index) => (index >= 0 ? data.strings[index] : "");
   const ns = (values) => values.map((value) => value * data.unit);
   const rows = data.rows.map((cells, id) => {

@@ -15,15 +15,15 @@ function makeTable(model, box, change) {
       time("wall", "wall"),
       model.gpu && time("gpu", "GPU"),
       time("cpu", "CPU"),
-      { ...time("forward", "forward"), optional: 3 },
-      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: 1,
+      { ...time("forward", "forward"), optional: 4 },
+      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: 3,
         value: (line) => measured(line.cost, "ratio") },
-      { key: "calls", head: "calls", number: true, optional: 3, value: (line) => line.calls },
-      { key: "node", head: "heaviest node", text: true, optional: 3, value: (line) => line.node },
+      { key: "calls", head: "calls", number: true, optional: 4, value: (line) => line.calls },
+      { key: "node", head: "heaviest node", text: true, optional: 4, value: (line) => line.node },
     ].filter(Boolean);
     for (const column of list) {
       if (column.key === measure) delete column.optional;
-      else if (["wall", "gpu", "cpu"].includes(column.key)) column.optional = 2;
+      else if (["wall", "gpu", "cpu"].includes(column.key)) column.optional = measure === "wall" ? 2 : 1;
     }
     const at = list.findIndex((column) => column.key === measure);
     list.splice(at + 1, 0, { key: "share", head: measure === "ratio" ? "" : "share", bar: true });
@@ -135,11 +135,8 @@ function makeTable(model, box, change) {
   }
 
   function name(line, chosen) {
-    // The end of a path tells it apart: where room is short, its start is cut.
-    const cut = line.row && !line.row.members ? line.shown.lastIndexOf(".") + 1 : 0;
-    const text = make("code", { class: "path" },
-      cut ? make("span", { class: "start" }, line.shown.slice(0, cut)) : null,
-      make("span", { class: "end" }, line.shown.slice(cut)));
+    // Set from right to left, what is too long loses its start: the end tells paths apart.
+    const text = make("code", { class: "path" }, make("bdi", { dir: "ltr" }, line.shown));
     if (!line.row || line.row.members) return make("th", { scope: "row" }, text);
     const button = make("button", {
       type: "button", class: "name", "data-key": `row ${line.row.id}`, "aria-pressed": String(Boolean(chosen)),

@@ -1,0 +1,144 @@
+"""The page as a file: whole, small, safe, and of use without a script."""
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+from hypothesis import given, settings
+from sample_reports import SAMPLES, diagnosed, large, odd, report, reports, row, unlabelled, vit
+
+from backspot.render.html import to_html
+
+
+class Page(HTMLParser):
+    """What a browser would make of the markup: its elements, their attributes, and its text."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._raw = ""
+        self.data = ""
+        self.feed(content.decode())
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._raw = tag if tag in ("script", "style") else ""
+        self._json = dict(attrs).get("type") == "application/json"
+
+    def handle_endtag(self, tag):
+        self._raw = ""
+
+    def handle_data(self, data):
+        if self._raw == "script" and self._json:
+            self.data += data
+        elif not self._raw:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join("".join(self.text).split())
+
+
+def page_of(report) -> Page:
+    return Page(to_html(report))
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_the_page_says_the_answer_without_a_script(name):
+    page = page_of(SAMPLES[name]())
+    assert any(tag == "h1" for tag, _ in page.elements)
+    assert "the backward" in page.words or "The trace names no modules" in page.words
+
+
+def test_the_page_holds_the_table_the_findings_and_the_phases_without_a_script():
+    words = page_of(diagnosed()).words
+    assert "patch_drop (PatchDropout) takes 18% of the backward" in words
+    assert "1patch_dropPatchDropout5.2318%" in words
+    assert "5.1 ms11% of the stepIndexing backward sorts its indices" in words
+    assert "Index whole rows instead" in words
+    assert "patch_drop (PatchDropout) patch_dropout.py:47" in words
+    assert "9 more places" in words
+    assert "forward 10.1 ms 22%" in words
+
+
+def test_the_page_asks_for_nothing():
+    content = to_html(diagnosed()).decode()
+    page = Page(content.encode())
+    assert not [a for tag, a in page.elements if tag != "a" and {"src", "href"} & a.keys()]
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket", content)
+    policy = next(a["content"] for t, a in page.elements if t == "meta" and "http-equiv" in a)
+    assert policy.startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(("modules", "limit"), [(1, 80), (1_000, 300), (50_000, 1_000)])
+def test_the_page_stays_small(modules, limit):
+    content = to_html(large(modules))
+    assert len(content) < 1_000 * limit
+
+
+def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():
+    whole = large(5_000)
+    data = json.loads(page_of(whole).data)
+    assert len(data["rows"]) < 3_000
+    named = sum(1 for cells in data["rows"] if cells[3] == 1)
+    folded = sum(cells[3] - 1 for cells in data["rows"] if cells[3] > 1)
+    assert named + folded == 5_000
+    for column, total in enumerate((whole.wall_ns, whole.gpu_ns, whole.cpu_ns)):
+        spent = sum(cells[6][column] for cells in data["rows"]) * data["unit"]
+        assert spent == pytest.approx(total, rel=1e-3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(reports())
+def test_no_name_becomes_markup(any_report):
+    page = page_of(any_report)
+    quiet = page_of(vit())
+    known = (
+        {tag for tag, _ in quiet.elements} | {"a"} | {t for t, _ in page_of(diagnosed()).elements}
+    )
+    assert {tag for tag, _ in page.elements} <= known
+    assert sum(tag == "script" for tag, _ in page.elements) == 2
+    for _, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert (attributes.get("href") or "#").startswith(("#", "https://"))
+    assert "".join(page.text).replace("\n", "").isprintable()
+    json.loads(page.data)
+
+
+def test_names_that_look_like_markup_stand_there_as_text():
+    content = to_html(odd()).decode()
+    assert "<img" not in content
+    assert "</script><img src=x onerror=alert(1)>" in page_of(odd()).words
+    assert "\\x1b[31malert" in content
+    assert "\u202e" not in content
+
+
+def test_without_labels_the_page_ranks_nodes_and_names_the_remedy():
+    page = page_of(unlabelled())
+    assert "Autograd nodes" in page.words
+    assert "backspot.instrument(model)" in page.words
+    assert not any(attributes.get("id") == "explorer" for _, attributes in page.elements)
+
+
+def test_where_nothing_was_found_the_page_says_so():
+    assert "No rule found anything" in page_of(vit()).words
+
+
+def test_a_link_that_is_no_web_address_is_left_out():
+    assert (
+        "javascript:"
+        not in to_html(report([row("a", wall=9)], findings=(*diagnosed().findings,))).decode()
+    )
+
+
+def test_the_page_is_a_form_that_a_name_can_ask_for(tmp_path):
+    path = vit().save(tmp_path / "report.HTML")
+    assert path.read_bytes() == to_html(vit())
+
+
+def test_what_the_page_is_made_of_is_installed():
+    names = {entry.name for entry in files("backspot.render.html").iterdir()}
+    assert {"template.html", "explorer.html", "report.css", "report.js", "model.js"} <= names

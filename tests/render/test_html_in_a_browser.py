@@ -1,0 +1,353 @@
+"""The page in a browser: what a person can do there, by mouse, by keyboard and by ear."""
+
+import re
+from itertools import pairwise
+from dataclasses import replace
+
+import pytest
+from sample_reports import SAMPLES, checkpointed, diagnosed, even_vit, large, odd, report, row, vit
+
+from backspot.words import decimals_for, duration, milliseconds, percent
+
+SCHEMES = ("light", "dark")
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a report's page; nothing may be said on the console, and nothing asked for."""
+    contexts = []
+
+    def open_page(of, **more):
+        path = of.save(tmp_path / f"{len(contexts)}.html")
+        context = browser.open(path, **more)
+        page = context.__enter__()
+        contexts.append((context, page))
+        return page.page
+
+    yield open_page
+    for context, page in contexts:
+        context.__exit__(None, None, None)
+        assert page.said == []
+        assert len(set(page.asked)) == 1
+
+
+def names(page) -> list[str]:
+    return page.locator("#table-box tbody").first.locator("tr th").all_inner_texts()
+
+
+def column(page, head: str) -> list[str]:
+    heads = [text.strip("↑↓") for text in page.locator("#table-box thead tr > *").all_inner_texts()]
+    rows = page.locator("#table-box tbody").first.locator("tr")
+    return rows.evaluate_all(
+        f"rows => rows.map(row => row.children[{heads.index(head)}].innerText)"
+    )
+
+
+def block(page, label: str):
+    return page.locator(f'#icicle [role=treeitem][aria-label^="{label}"]')
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_every_kind_of_report_opens_without_a_complaint(opened, name):
+    page = opened(SAMPLES[name]())
+    assert page.locator("h1").inner_text()
+
+
+def test_the_scripts_table_says_what_the_static_one_says(opened):
+    of = diagnosed()
+    static = opened(of, java_script_enabled=False)
+    live = opened(of)
+    for head in ("module", "wall", "GPU", "CPU"):
+        expected = column(static, head)
+        assert len(expected) == 25
+        assert column(live, head)[:25] == expected
+
+
+def test_numbers_look_as_in_every_other_form(opened):
+    page = opened(vit())
+    values = [0, 1, 994, 995, 83_210, 99_499, 99_500, 995_000, 5_230_000, 99_949_999, 99_950_000]
+    values += [1_234_567_890, 9_994_999_999, 9_995_000_000, 61_000_000_000]
+    assert page.evaluate("values => values.map(duration)", values) == list(map(duration, values))
+    shares = [0, 0.0009, 0.001, 0.042, 0.0994, 0.0995, 0.21, 0.9899, 0.99, 0.9996, 1, 1.4]
+    assert page.evaluate("values => values.map(percent)", shares) == list(map(percent, shares))
+    assert page.evaluate("values => values.map(decimalsFor)", values) == [
+        decimals_for(value) for value in values
+    ]
+    for decimals in range(4):
+        shown = page.evaluate(f"values => values.map(v => milliseconds(v, {decimals}))", values)
+        assert shown == [milliseconds(value, decimals) for value in values]
+
+
+def test_a_click_on_a_columns_head_sorts_by_it_and_another_turns_it_around(opened):
+    page = opened(vit())
+    head = page.get_by_role("button", name="CPU", exact=True)
+    head.click()
+    times = [float(text) for text in column(page, "CPU")]
+    assert times == sorted(times, reverse=True)
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("CPU")
+    head.press("Enter")
+    times = [float(text) for text in column(page, "CPU")]
+    assert times == sorted(times)
+    page.get_by_role("button", name="module", exact=True).click()
+    assert names(page)[:3] == ["blocks.0", "blocks.0.attn", "blocks.0.attn.proj"]
+
+
+def test_numbers_in_paths_are_sorted_as_numbers(opened):
+    page = opened(vit())
+    page.get_by_role("button", name="module", exact=True).click()
+    found = names(page)
+    assert found.index("blocks.2") < found.index("blocks.10")
+
+
+def test_the_filter_takes_paths_and_classes_and_tells_what_is_left(opened):
+    page = opened(vit())
+    page.get_by_label("Filter").fill("gelu")
+    assert len(names(page)) == 12
+    assert all(name.endswith("mlp.act") for name in names(page))
+    assert page.locator("#status").inner_text().startswith("12 of 128 rows")
+    page.get_by_label("Filter").fill("blocks.1 attention")
+    assert names(page) == ["blocks.11.attn", "blocks.10.attn", "blocks.1.attn"]
+    page.get_by_label("Filter").press("Escape")
+    assert len(names(page)) == 100
+
+
+def test_the_depth_folds_what_is_deeper_as_the_command_does(opened):
+    of = vit()
+    page = opened(of)
+    slider = page.get_by_role("slider", name="Depth")
+    slider.focus()
+    for depth in (3, 2, 1, 0):
+        slider.press("ArrowLeft")
+        expected = [one.name for one in of.top(depth=depth) if one.is_module and one.wall_ns]
+        assert names(page) == expected[:100]
+    slider.press("End")
+    assert names(page)[0] == "patch_drop"
+
+
+def test_measures_switch_what_is_ranked(opened):
+    of = vit()
+    page = opened(of)
+    page.get_by_role("radio", name="GPU").check()
+    ranked = [one.name for one in of.top(sort="gpu") if one.is_module and one.wall_ns]
+    assert names(page) == ranked[:100]
+    page.get_by_role("radio", name="Backward ÷ forward").check()
+    assert column(page, "bwd ÷ fwd")[0] == "2.0×"
+    assert page.locator("#legend").inner_text().split("\n")[0] == "up to 3×"
+
+
+def test_a_ratio_of_next_to_nothing_does_not_come_first(opened):
+    rows = [
+        row("big", wall=90_000_000, forward=30_000_000),
+        row("tiny", wall=90_000, forward=1),
+        row("none", wall=9_000_000),
+    ]
+    page = opened(report(rows))
+    page.get_by_role("radio", name="Backward ÷ forward").check()
+    assert names(page) == ["big", "tiny", "none"]
+    assert column(page, "bwd ÷ fwd") == ["3.0×", "90000×", "–"]
+
+
+def test_a_click_zooms_and_the_trail_leads_back(opened):
+    page = opened(vit())
+    before = block(page, "blocks.3 (Block)").bounding_box()["width"]
+    block(page, "blocks.3 (Block)").click()
+    page.wait_for_timeout(300)
+    assert block(page, "blocks.3 (Block)").bounding_box()["width"] > 5 * before
+    assert block(page, "blocks.4 (Block)").count() == 0
+    assert page.locator("#details h3").inner_text() == "blocks.3"
+    page.locator("#trail button").first.click()
+    assert block(page, "blocks.4 (Block)").count() == 1
+
+
+def test_the_tree_is_walked_with_the_keyboard(opened):
+    page = opened(vit())
+    block(page, "the whole backward").focus()
+    focused = lambda: page.evaluate("document.activeElement.getAttribute('aria-label')")  # noqa: E731
+    page.keyboard.press("ArrowDown")
+    assert focused().startswith("VisionTransformer")
+    page.keyboard.press("ArrowDown")
+    first = focused()
+    page.keyboard.press("ArrowRight")
+    assert focused() != first
+    page.keyboard.press("ArrowLeft")
+    assert focused() == first
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert page.locator("#trail [aria-current]").inner_text() == "VisionTransformer"
+    page.keyboard.press("Escape")
+    assert page.locator("#trail [aria-current]").inner_text() == "the whole backward"
+    assert page.locator("#icicle [tabindex='0']").count() == 1
+
+
+def test_a_block_is_as_wide_as_its_part_of_the_whole(opened):
+    of = vit()
+    page = opened(of)
+    whole = block(page, "the whole backward").bounding_box()["width"]
+    found = block(page, "patch_drop (PatchDropout)").bounding_box()["width"]
+    assert found / whole == pytest.approx(of.share(of["patch_drop"].row), abs=0.005)
+
+
+def test_the_keyboard_alone_reaches_a_modules_details(opened):
+    page = opened(vit())
+    button = page.get_by_role("button", name="patch_embed.proj", exact=True)
+    button.focus()
+    page.keyboard.press("Enter")
+    details = page.get_by_role("complementary", name="The chosen module")
+    text = details.inner_text()
+    assert "Conv2d" in text
+    assert "1 call a step" in text
+    assert "ConvolutionBackward0" in text
+    assert page.evaluate("document.activeElement.innerText") == "patch_embed.proj"
+    assert button.get_attribute("aria-pressed") == "true"
+
+
+def test_the_label_to_search_for_is_copied(opened):
+    page = opened(vit(), permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy", exact=True).click()
+    page.get_by_role("button", name="Copied", exact=True).wait_for()
+    expected = "backward: patch_drop (PatchDropout)"
+    assert page.evaluate("navigator.clipboard.readText()") == expected
+    assert page.locator("#status").inner_text() == f"Copied {expected}"
+
+
+def test_a_label_is_written_as_the_trace_has_it(opened):
+    page = opened(report([row("a b", "Odd(Class)", wall=9_000)]))
+    assert page.locator(".to-search").inner_text() == "backward: a%20b (Odd%28Class%29)"
+
+
+def test_a_finding_leads_to_its_module(opened):
+    page = opened(diagnosed())
+    page.get_by_role("button", name="blocks.0.attn (Attention)").click()
+    assert page.locator("#details h3").inner_text() == "blocks.0.attn"
+
+
+def test_what_is_run_again_and_what_no_module_owns_have_their_place(opened):
+    page = opened(checkpointed())
+    assert "recompute" in page.locator("#details").inner_text()
+    page = opened(vit())
+    page.get_by_role("button", name="(outside model)").click()
+    assert "no module owns this" in page.locator("#details").inner_text()
+
+
+def test_names_that_look_like_markup_stay_text_wherever_they_are_shown(opened):
+    page = opened(odd())
+    elements = "document.querySelectorAll('img, iframe, object, embed').length"
+    for index in range(page.locator("#table-box button.name").count()):
+        page.locator("#table-box button.name").nth(index).click()
+        assert page.evaluate(elements) == 0
+    assert "</script><img src=x onerror=alert(1)>" in names(page)
+    assert page.evaluate("document.body.innerText.includes('\\u202e')") is False
+
+
+def test_very_many_modules_are_shown_a_hundred_at_a_time(opened):
+    page = opened(large(3_000))
+    assert len(names(page)) == 100
+    page.get_by_role("button", name=re.compile("^Show 100 more of ")).click()
+    assert len(names(page)) == 200
+    assert "most expensive of 3,000 modules" in page.locator("#folded").inner_text()
+
+
+def test_a_choice_of_light_or_dark_lasts(opened):
+    page = opened(vit(), color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert page.evaluate(ground) != light
+    page.reload()
+    assert page.evaluate(ground) != light
+
+
+@pytest.mark.parametrize("width", [400, 820, 1280, 2000])
+@pytest.mark.parametrize("name", ["diagnosed", "odd", "unlabelled"])
+def test_nothing_sticks_out_of_the_page(opened, name, width):
+    page = opened(SAMPLES[name](), viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_on_a_narrow_screen_details_open_on_demand_and_close(opened):
+    page = opened(vit(), viewport={"width": 400, "height": 800})
+    details = page.locator("#details")
+    assert not details.is_visible()
+    page.get_by_role("button", name="patch_embed.proj", exact=True).click()
+    assert details.is_visible()
+    page.get_by_role("button", name="Close the details").click()
+    assert not details.is_visible()
+
+
+@pytest.mark.parametrize("name", ["diagnosed", "odd", "even_vit", "unlabelled"])
+def test_every_control_has_a_name_and_no_id_stands_twice(opened, name):
+    page = opened(SAMPLES[name]())
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll('button, input, a, [role=tree], [role=treeitem]')]
+        .filter(one => one.checkVisibility() && !(one.ariaLabel || one.innerText.trim()
+            || (one.labels && one.labels.length && one.labels[0].innerText.trim())))
+        .map(one => one.outerHTML)"""
+    )
+    assert unnamed == []
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
+    assert len(ids) == len(set(ids))
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1, h2, h3, h4')].map(one => Number(one.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+@pytest.mark.parametrize("measure", ["Wall", "Backward ÷ forward"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_text_stands_out_from_its_ground(opened, scheme, measure):
+    page = opened(replace(diagnosed(), warnings=("Look out.",)), color_scheme=scheme)
+    page.get_by_role("radio", name=measure).check()
+    page.wait_for_timeout(300)
+    faint = page.evaluate(CONTRAST)
+    assert faint == []
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgb = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const light = (colour) => {
+    const [r, g, b] = colour.slice(0, 3).map((part) => {
+      const share = part / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = rgb(getComputedStyle(at).backgroundColor);
+      if (colour[3] > 0.99) return colour;
+    }
+    return [255, 255, 255, 1];
+  };
+  const faint = [];
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.checkVisibility() || element.closest('.unseen, script')) continue;
+    const [front, back] = [light(rgb(getComputedStyle(element).color)), light(ground(element))];
+    const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    if (ratio < 4.5) faint.push(`${element.tagName}.${element.className} ${ratio.toFixed(2)}`);
+  }
+  return faint;
+}"""
+
+
+def test_layers_that_repeat_are_the_answer_on_the_page_too(opened):
+    assert (
+        opened(even_vit()).locator("h1").inner_text().startswith("12 × blocks.*.mlp.fc1 (Linear)")
+    )
+
+
+def test_printed_the_page_is_light_and_without_controls(opened):
+    page = opened(diagnosed(), color_scheme="dark")
+    page.emulate_media(media="print")
+    assert not page.locator(".controls").is_visible()
+    assert page.locator("#table-box table").is_visible()
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == "rgb(252, 252, 251)"
