@@ -1,12 +1,13 @@
 """The page in a browser: what a person can do there, by mouse, by keyboard and by ear."""
 
 import re
-from itertools import pairwise
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from sample_reports import SAMPLES, checkpointed, diagnosed, even_vit, large, odd, report, row, vit
 
+from backspot.report import LineCost
 from backspot.words import decimals_for, duration, milliseconds, percent
 
 SCHEMES = ("light", "dark")
@@ -213,6 +214,17 @@ def test_the_label_to_search_for_is_copied(opened):
 def test_a_label_is_written_as_the_trace_has_it(opened):
     page = opened(report([row("a b", "Odd(Class)", wall=9_000)]))
     assert page.locator(".to-search").inner_text() == "backward: a%20b (Odd%28Class%29)"
+
+
+def test_the_source_lines_that_made_the_nodes_are_shown(opened):
+    line = LineCost(
+        "vit.py", 47, "forward", "x = x.gather(1, keep)", "GatherBackward0", True, 3, 9, 9, 1
+    )
+    page = opened(report([row("drop", wall=9_000_000, lines=(line,))]))
+    text = page.locator("#details .lines").inner_text()
+    assert "vit.py:47" in text
+    assert "x = x.gather(1, keep)" in text
+    assert "GatherBackward0" in text
 
 
 def test_a_finding_leads_to_its_module(opened):

@@ -16,7 +16,7 @@ from backspot.grouping import parent_of
 from backspot.labels import Kind, Label, format_label
 from backspot.render._diagnosis import KINDS
 from backspot.render._story import node_name
-from backspot.report import KernelCost, NodeCost, Report, Row
+from backspot.report import KernelCost, LineCost, NodeCost, Report, Row
 from backspot.words import visible
 
 __all__ = ["page_data"]
@@ -28,7 +28,7 @@ _BYTES_A_MODULE = 250
 _MOST_BYTES = 900_000
 """How much a page may hold: up to 1,000 modules fit the first, more take more, to a limit."""
 _LONGEST = 160
-"""Characters of a kernel's name: templates run to thousands."""
+"""Characters of a kernel's name, or a line: templates run to thousands."""
 
 
 def page_data(report: Report) -> str:
@@ -145,6 +145,7 @@ def _row(
         _nodes(row.nodes, strings, unit, 6 if full else 2),
         _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,
+        _lines(row.lines, strings, unit, 5 if full else 1),
     ]
 
 
@@ -179,6 +180,20 @@ def _kernels(
     return told
 
 
+def _lines(lines: Sequence[LineCost], strings: _Strings, unit: int, limit: int) -> list[list[int]]:
+    """The heaviest lines of the forward's source."""
+    return [
+        [
+            strings(visible(line.place)),
+            strings(visible(line.text.strip()[:_LONGEST])),
+            strings(visible(node_name(line.node))),
+            _in(unit, line.wall_ns),
+            1 if line.exact else 0,
+        ]
+        for line in lines[:limit]
+    ]
+
+
 def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
     """Modules too small to stand by themselves, added up."""
 
@@ -201,4 +216,5 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
         [],
         [],
         0,
+        [],
     ]

@@ -88,11 +88,12 @@ function makeDetails(model, box, change, say) {
   }
 
   function lines(row) {
-    if (!row.lines || !row.lines.length) return null;
-    const decimals = decimalsFor(row.lines[0].wall / model.steps);
-    return section("Source lines", make("ul", { class: "lines" }, ...row.lines.map((at) =>
-      make("li", {}, make("code", {}, at.place), " ", make("b", {}, per(at.wall, decimals)),
-        at.text ? make("pre", {}, at.text) : null))));
+    if (!row.lines.length) return null;
+    return section("Source lines of the forward", make("ul", { class: "lines" }, ...row.lines.map((at) =>
+      make("li", {},
+        make("div", { class: "apart" }, make("code", {}, at.place), make("b", {}, duration(at.wall / model.steps))),
+        at.source ? make("pre", {}, at.source) : null,
+        make("p", { class: "small muted" }, at.exact ? at.node : `${at.node}, within what this line calls`)))));
   }
 
   function kernels(row) {

@@ -12,7 +12,7 @@ function readModel(data) {
   const text = (index) => (index >= 0 ? data.strings[index] : "");
   const ns = (values) => values.map((value) => value * data.unit);
   const rows = data.rows.map((cells, id) => {
-    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label] = cells;
+    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label, lines] = cells;
     const [wall, gpu, cpu, forward, recompute] = ns(costs);
     return {
       id,
@@ -34,6 +34,9 @@ function readModel(data) {
         name: n < 0 ? `${-n} more` : text(n),
         count,
         gpu: spent * data.unit,
+      })),
+      lines: lines.map(([place, source, node, spent, exact]) => ({
+        place: text(place), source: text(source), node: text(node), wall: spent * data.unit, exact,
       })),
       label,
       children: [],
@@ -70,7 +73,7 @@ function readModel(data) {
   const whole = {
     id: -1, level: 0, depth: -1, parent: null, path: "", name: "", cls: "", root: "", calls: 0,
     shown: "the whole backward", short: "the whole backward", title: "the whole backward",
-    isModule: false, members: 0, own: zero(), total: zero(), steps: [], nodes: [], kernels: [],
+    isModule: false, members: 0, own: zero(), total: zero(), steps: [], nodes: [], kernels: [], lines: [],
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
