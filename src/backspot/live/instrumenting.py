@@ -168,7 +168,7 @@ def instrument(
     dataclasses bear no marker, and a compiled model's graph breaks. It is there for comparison.
 
     With ``lines=True`` the trace also tells which line of source made each node, and the report
-    names it beside the node. From torch 2.14 on this is the line itself, for about 2 µs a node
+    names it beside the node. From torch 2.14 on this is the line itself, for about 3 µs a node
     while a profiler records; before, it is the line that called the module, for modules of
     PyTorch's own.
 
