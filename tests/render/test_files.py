@@ -117,7 +117,7 @@ def test_saving_works_where_files_cannot_be_linked(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.csv"]
 
 
-@pytest.mark.parametrize("name", ["vit", "odd", "unlabelled", "empty"])
+@pytest.mark.parametrize("name", ["vit", "odd", "unlabelled", "empty", "diagnosed"])
 def test_markdown_reads_as_it_did(golden, name):
     golden(f"{name}.md", renderer_for("x.md")(SAMPLES[name]()).decode())
 

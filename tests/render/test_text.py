@@ -15,7 +15,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.mark.parametrize("color", [False, True], ids=["plain", "color"])
 @pytest.mark.parametrize("width", [60, 80, 160])
-@pytest.mark.parametrize("name", ["vit", "odd", "vit_with_lines"])
+@pytest.mark.parametrize("name", ["vit", "odd", "vit_with_lines", "diagnosed"])
 def test_the_text_reads_as_it_did(golden, name, width, color):
     text = render_text(SAMPLES[name](), width=width, color=color)
     golden(f"{name}.{width}{'.color' if color else ''}.txt", text + "\n")

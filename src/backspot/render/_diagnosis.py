@@ -5,7 +5,7 @@ from __future__ import annotations
 from backspot.report import Finding, Phase, PhaseName, Place, Report
 from backspot.words import counted, duration, percent
 
-__all__ = ["HEADING", "KINDS", "cost_of", "kept_phases", "phase_text", "places_text", "worth"]
+__all__ = ["HEADING", "KINDS", "cost_of", "kept_phases", "phase_text", "worth"]
 
 HEADING = "Why, and what to do"
 
@@ -60,10 +60,3 @@ def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:
     """The places to name, and a word about those that are left out."""
     named, rest = finding.places[:limit], len(finding.places) - limit
     return named, counted(rest, "more place") if rest > 0 else ""
-
-
-def places_text(finding: Finding, limit: int = 1) -> str:
-    """Where it was seen, in a few words: ``blocks.0.attn (Attention), model.py:12; 11 more``."""
-    named, more = worth(finding, limit)
-    shown = [f"{place.label}, {place.line}" if place.line else place.label for place in named]
-    return "; ".join([*shown, *([more] if more else [])])

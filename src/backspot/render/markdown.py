@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from backspot.render._diagnosis import HEADING, cost_of, kept_phases, phase_text, worth
 from backspot.render._story import (
     Part,
     answer,
@@ -21,10 +22,11 @@ from backspot.render._story import (
     time_of,
 )
 from backspot.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
-from backspot.words import decimals_for, milliseconds, percent, visible
+from backspot.words import counted, decimals_for, milliseconds, percent, visible
 
 __all__ = ["to_markdown"]
 
+_FINDINGS = 5
 # What a code span can hold in any reader of Markdown, in a table too.
 _PLAIN = re.compile(r"[\w .,:()*/+#%=^-]+\Z")
 
@@ -46,6 +48,9 @@ def to_markdown(
     facts = "; ".join([*setting(report), f"times in ms per {per}"])
     sentence = "".join(_inline(part) for part in answer(report, depth=depth, sort=sort, by=by))
     lines = [f"**{sentence}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
+    if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
+        goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
+        lines += [_text(f"Where the {per} goes: {goes}."), ""]
     if by_operator(report):
         lines += _table(report, [], operators_by(report, sort)[:top], sort, by)
     else:
@@ -53,7 +58,29 @@ def to_markdown(
         below = [coverage(report), *notes(report, chosen, sort=sort, by=by)]
         lines += ["", *map(_text, below)]
     lines += ["", *(f"- Warning: {_text(text)}" for text in remedies(report))]
+    lines += _findings(report)
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
+
+
+def _findings(report: Report) -> list[str]:
+    """What makes the step slower than it need be, and what to do."""
+    if not report.findings:
+        return []
+    lines = ["", f"**{HEADING}**", ""]
+    for number, finding in enumerate(report.findings[:_FINDINGS], 1):
+        places, more = worth(finding, 3)
+        named = [
+            _code(place.label) + (f", {_code(place.line)}" if place.line else "")
+            for place in places
+        ]
+        where = "; ".join([*named, more] if more else named)
+        cost = _text(", ".join(cost_of(report, finding)))
+        lines.append(f"{number}. **{_text(finding.title)}**: {cost} in {where}.")
+        lines.append(f"   {_text(finding.seen)} {_text(finding.remedy)}")
+    if len(report.findings) > _FINDINGS:
+        rest = counted(len(report.findings) - _FINDINGS, "more finding")
+        lines += ["", f"{rest}: report.findings has all."]
+    return lines
 
 
 def _table(

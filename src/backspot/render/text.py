@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from backspot.render._found import finding_lines, phase_facts
 from backspot.render._story import (
     Part,
     answer,
@@ -69,7 +70,10 @@ def render_text(
     if row is not None:
         lines += _line_of_answer(row, sort, width)
     per = "pass" if report.step_unit == "backward pass" else "step"
-    lines += [*_facts([*setting(report), f"times in ms per {per}"], width), Text()]
+    lines += _facts([*setting(report), f"times in ms per {per}"], width)
+    if phases := phase_facts(report):
+        lines += _facts([f"{per}: {phases[0]}", *phases[1:]], width)
+    lines.append(Text())
     if by_operator(report):
         operators = operators_by(report, sort)
         if operators[:top]:
@@ -83,6 +87,7 @@ def render_text(
         lines += [Text(), Text(coverage(report))]
         lines += [Text(note, "dim") for note in notes(report, chosen, sort=sort, by=by)]
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
+    lines += finding_lines(report, width)
     return written(lines, width, color=color)
 
 
