@@ -166,3 +166,22 @@ def test_any_report_fits_its_width_in_printable_characters(any_report, width, so
     assert ESCAPES.sub("", colored) == text
     for one in any_report.modules:
         render_subtree(any_report[one.path], width=width).encode()
+
+
+def test_what_was_found_stands_below_the_table_with_its_cost_its_place_and_its_remedy():
+    text = render_text(SAMPLES["diagnosed"](), width=160)
+    table, _, found = text.partition("Why, and what to do\n")
+    assert "patch_embed.proj" in table
+    assert found.splitlines()[:2] == [
+        "1. Indexing backward sorts its indices: 5.1 ms, 11% of the step in "
+        "patch_drop (PatchDropout), patch_dropout.py:47.",
+        "   Index whole rows instead: x[torch.arange(len(x))[:, None], keep].",
+    ]
+    assert "Why" not in render_text(vit(), width=160)
+
+
+def test_no_more_than_five_findings_are_printed_and_the_others_are_counted():
+    one = SAMPLES["diagnosed"]().findings[0]
+    text = render_text(report([row("fc", wall=9)], findings=(one,) * 7), width=160)
+    assert text.count("Index whole rows") == 5
+    assert "2 more findings: report.findings has all." in text
