@@ -201,10 +201,7 @@ class _Accountant:
             passes=passes,
             devices=self._devices(gpu, self.work.device[launched]),
             step_unit=o.steps.unit,
-            step_ns=tuple(
-                int(marked) or int(summed)
-                for marked, summed in zip(o.steps.duration, by_step, strict=True)
-            ),
+            step_ns=tuple(by_step.tolist()),
             wall_ns=totals[0],
             gpu_ns=totals[1],
             cpu_ns=totals[2],
@@ -215,7 +212,7 @@ class _Accountant:
         )
 
     def _steps(self) -> int:
-        return len(self.o.steps.duration)
+        return self.o.steps.count
 
     def _rows(
         self,

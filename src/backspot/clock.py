@@ -11,7 +11,15 @@ from backspot.attribution import Ownership
 from backspot.timeline import NOTHING, Timeline, first_started, layered
 from backspot.trace.events import Ints
 
-__all__ = ["KINDS", "device_busy", "device_clock", "device_drained", "host_clock", "kinds"]
+__all__ = [
+    "KINDS",
+    "device_busy",
+    "device_clock",
+    "device_drained",
+    "host_clock",
+    "kinds",
+    "whole_clock",
+]
 
 KINDS = 5
 """What a moment can be spent on, in the order of ``WallKinds``' fields."""
@@ -33,6 +41,18 @@ def host_clock(ownership: Ownership) -> Timeline:
             layers.append(Timeline(local.edges, values))
     empty = np.empty(0, np.int64)
     return layered(*layers) if layers else Timeline(empty, empty)
+
+
+def whole_clock(ownership: Ownership) -> Timeline:
+    """Who holds each moment of the trace: what runs on any device, else as the busiest sees it."""
+    host, work = host_clock(ownership), ownership.work
+    devices, which = np.unique(work.device, return_inverse=True)
+    if not len(devices):
+        return host
+    spent = np.zeros(len(devices), np.int64)
+    np.add.at(spent, which, work.end - work.start)
+    busy = [device_busy(ownership, device) for device in devices.tolist()]
+    return layered(*busy, device_clock(ownership, int(devices[np.argmax(spent)]), host))
 
 
 def device_busy(ownership: Ownership, device: int) -> Timeline:

@@ -15,6 +15,7 @@ from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
 from backspot.errors import NoBackwardError, UsageError
 from backspot.findings import Evidence, find_all
 from backspot.lines import MOST_NODES
+from backspot.phasing import find_phases, step_windows
 from backspot.report import Report
 from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
@@ -168,8 +169,14 @@ def _owned(events: Events) -> Ownership:
 
 def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Report:
     report = account(ownership, depth=depth, warnings=_warnings_of(events, ownership))
-    findings = find_all(Evidence(events, ownership, report))
-    return replace(report, trace=events.source, findings=findings)
+    windows = step_windows(events, ownership)
+    report = replace(
+        report,
+        trace=events.source,
+        phases=find_phases(events, ownership, windows),
+        step_ns=report.step_ns if report.step_unit == "backward pass" else windows.lengths,
+    )
+    return replace(report, findings=find_all(Evidence(events, ownership, report)))
 
 
 def _no_backward(events: Events) -> str:
@@ -248,7 +255,7 @@ def _warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     lasting = np.array(
         [
             int((passes.end - passes.start)[steps.of_pass == step].sum())
-            for step in range(len(steps.duration))
+            for step in range(steps.count)
         ]
     )
     if len(lasting) >= 3 and lasting[0] > 1.5 * np.median(lasting[1:]) > 0:

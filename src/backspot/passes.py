@@ -47,12 +47,16 @@ class Steps:
     Attributes:
         unit: what counts as a step.
         of_pass: each pass's step.
-        duration: each step's clock time where the trace marks it, else 0; nanoseconds.
+        count: how many there are.
+        start: when each step's mark begins, in nanoseconds; empty where the trace has no marks.
+        end: when it ends.
     """
 
     unit: StepUnit
     of_pass: Ints
-    duration: Ints
+    count: int
+    start: Ints
+    end: Ints
 
 
 def find_passes(
@@ -220,10 +224,12 @@ def find_steps(events: Events, passes: Passes) -> Steps:
         inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1
         # What runs before the first mark belongs to the first step.
         used, of_pass = np.unique(np.maximum(inside, 0), return_inverse=True)
-        return Steps("profiler step", of_pass.astype(np.int64), events.duration[marks[used]])
+        marks = marks[used]
+        return Steps("profiler step", of_pass, len(used), events.start[marks], events.end[marks])
+    nothing = np.empty(0, np.int64)
     if len(optimizers):
         used, of_pass = np.unique(
             np.searchsorted(optimizers, passes.start, side="left"), return_inverse=True
         )
-        return Steps("optimizer step", of_pass.astype(np.int64), np.zeros(len(used), np.int64))
-    return Steps("backward pass", np.arange(count, dtype=np.int64), np.zeros(count, np.int64))
+        return Steps("optimizer step", of_pass, len(used), nothing, nothing)
+    return Steps("backward pass", np.arange(count, dtype=np.int64), count, nothing, nothing)

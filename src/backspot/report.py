@@ -179,7 +179,8 @@ class Report:
         passes: the backward passes in the order in which they ran.
         devices: per-device costs; empty where the trace has no device work.
         step_unit: what counts as one step.
-        step_ns: each step's clock time where the trace marks it, else the passes' in it.
+        step_ns: each step's clock time: from its mark, or the end of the step before, until all
+            that it launched is done. Where each backward pass counts as a step, the pass's.
         wall_ns: the backward's clock time; the rows sum to it.
         gpu_ns: the backward's device time; the rows sum to it.
         cpu_ns: the host's time in backward; the rows sum to it.
@@ -188,8 +189,9 @@ class Report:
         has_gpu: whether the trace holds device work.
         warnings: what a reader must know before trusting the numbers.
         trace: what was read: a file's name, ``live profile``, …
-        phases: where the steps' clock time goes, in the order of a step; empty where the trace
-            does not tell the steps' extent. They sum to ``step_ns``.
+        phases: where the steps' clock time goes, in the order of a step. They sum to ``step_ns``;
+            where each backward pass counts as a step, to all that lies from the first thing
+            recorded to the end of the last pass.
         findings: what makes the step slower than it need be, the most expensive first.
         schema: version of this form.
     """

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backspot.attribution import OUTSIDE, SPECIAL, DeviceWork, Ownership
-from backspot.clock import device_busy, device_clock, host_clock
+from backspot.clock import device_busy, whole_clock
 from backspot.diagnosis import Finding, Phase, Place
 from backspot.report import Report
 from backspot.spans import Spans
@@ -81,17 +81,8 @@ class Evidence:
 
     @cached_property
     def clock(self) -> Timeline:
-        """Who holds each moment: what runs on any device, else as the busiest device sees it."""
-        host = host_clock(self.ownership)
-        devices = np.unique(self.work.device).tolist()
-        if not devices:
-            return host
-        spent = [
-            int((self.work.end - self.work.start)[self.work.device == d].sum()) for d in devices
-        ]
-        busiest = devices[int(np.argmax(spent))]
-        busy = [device_busy(self.ownership, device) for device in devices]
-        return layered(*busy, device_clock(self.ownership, busiest, host))
+        """Who holds each moment."""
+        return whole_clock(self.ownership)
 
     @cached_property
     def _held(self) -> Ints:
