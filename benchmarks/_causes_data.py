@@ -95,6 +95,25 @@ def pageable_table_gpt(context: Context) -> Built:
 @plant(
     "pageable-copy",
     ["skip.0"],
+    {**_HOST_WAITS, "host-to-device-volume": "it is large", "layout-copies": "added in NCHW"},
+)
+def pageable_map_unet(context: Context) -> Built:
+    """A map that is no buffer, and so stays on the host and is sent in each forward."""
+
+    class Shifted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "shift"):
+                self.shift = torch.zeros(x.shape[1:]).expand(8, -1, -1, -1).contiguous()
+            return x + self.shift.to(x.device).mean(0)
+
+    model = unet(context)
+    model.skip[0] = Shifted()
+    return train_unet(context, model)
+
+
+@plant(
+    "device-copies",
+    ["skip.0"],
     {**_HOST_WAITS, "cpu-operators": "it sums them there", "device-copies": "to read a mean"},
 )
 def pageable_monitor_unet(context: Context) -> Built:

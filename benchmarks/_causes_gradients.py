@@ -13,10 +13,8 @@ from torch.nn import functional  # isort: skip
 from _causes_training import (
     gpt,
     recommender,
-    resnet,
     train_gpt,
     train_recommender,
-    train_resnet,
     train_unet,
     train_vit,
     unet,
@@ -133,14 +131,24 @@ def ratio_implicit_vit(context: Context) -> Built:
     return train_vit(context, model)
 
 
-@plant("backward-ratio", ["extra"], {"sync-in-backward": "cumprod's asks the host for zeros"})
-def ratio_cumprod_gpt(context: Context) -> Built:
-    """A gate by cumprod over the positions."""
+@plant("backward-ratio", ["extra"])
+def ratio_iterated_gpt(context: Context) -> Built:
+    """A rounding whose gradient is smoothed forty times over."""
+
+    class Smoothed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            return x.round()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            for _ in range(40):
+                gradient = 0.5 * gradient + 0.25 * gradient.roll(1, 1)
+            return gradient
 
     class Gate(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            kept = torch.cumprod(0.9 + 0.1 * torch.sigmoid(x), 1)
-            return x * kept
+            return x + Smoothed.apply(x)
 
     model = gpt(context)
     model.extra = Gate()
@@ -162,19 +170,6 @@ def ratio_warp_unet(context: Context) -> Built:
     model = unet(context)
     model.skip[0] = Warp()
     return train_unet(context, model)
-
-
-@plant(
-    "backward-ratio",
-    ["layer1.2"],
-    {"no-tensor-cores": "a depthwise convolution cannot use them"},
-)
-def ratio_depthwise_resnet(context: Context) -> Built:
-    """A depthwise convolution of 11 × 11 in a ResNet: the weight's gradient is slow."""
-    model = resnet(context)
-    wide = nn.Conv2d(64, 64, 11, padding=5, groups=64, device=context.device)
-    model.layer1.append(wide.to(memory_format=torch.channels_last))
-    return train_resnet(context, model)
 
 
 @plant("backward-ratio", ["items"], {"recompute": "the backward computes the forward again"})

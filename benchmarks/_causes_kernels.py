@@ -238,7 +238,11 @@ def fp32_head_gpt(context: Context) -> Built:
     return train_gpt(context, model, batch=16)
 
 
-@plant("no-tensor-cores", ["*conv*", "layer*", "layer*.*"])
+@plant(
+    "no-tensor-cores",
+    ["*conv*", "layer*", "layer*.*"],
+    {"layout-copies": "cuDNN converts for its fp32 kernels, channels_last or not"},
+)
 def fp32_resnet(context: Context) -> Built:
     """A ResNet in fp32 with TF32 switched off."""
     torch.backends.cudnn.allow_tf32 = False
@@ -285,7 +289,11 @@ def math_two_blocks_vit(context: Context) -> Built:
     return train_vit(context, model)
 
 
-@plant("attention-math", ["h.*.attn"], WRITTEN_OUT)
+@plant(
+    "attention-math",
+    ["h.*.attn"],
+    {**WRITTEN_OUT, "no-tensor-cores": "the math path multiplies in fp32"},
+)
 def math_backend_gpt(context: Context) -> Built:
     """scaled_dot_product_attention held on the math backend."""
 

@@ -51,24 +51,25 @@ def accumulate_micro_batches_wide(context: Context) -> Built:
     return Built([(model, "")], step)
 
 
-class _Transposed(nn.Module):
-    """A Linear whose weight is stored the other way round."""
+class _Tuned(nn.Module):
+    """A Linear with a full-sized change to its weight, both trained."""
 
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__()
-        self.weight = nn.Parameter(inner.weight.detach().t().contiguous().t())
+        self.weight = nn.Parameter(inner.weight.detach().clone())
+        self.change = nn.Parameter(torch.zeros_like(inner.weight))
         self.in_features = inner.in_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight)
+        return functional.linear(x, self.weight + self.change)
 
 
 @plant("gradient-accumulation", ["layers.*"])
-def accumulate_transposed_wide(context: Context) -> Built:
-    """Weights in a layout that their gradients do not have: each gradient is copied."""
+def accumulate_shared_wide(context: Context) -> Built:
+    """Two parameters that get one and the same gradient: one of them needs a copy."""
     model = wide(context)
     for index, layer in enumerate(model.layers):
-        model.layers[index] = _Transposed(layer)
+        model.layers[index] = _Tuned(layer)
     return train_wide(context, model, tokens=1024)
 
 
@@ -82,7 +83,11 @@ def accumulate_kept_wide(context: Context) -> Built:
     return train_wide(context, model, tokens=1024)
 
 
-@plant("gradient-accumulation", ["lstm", "tower.*", "users", "items"])
+@plant(
+    "gradient-accumulation",
+    ["lstm", "tower.*", "users", "items"],
+    {"dense-embedding-gradient": "the table has six million rows"},
+)
 def accumulate_micro_recommender(context: Context) -> Built:
     """Micro-batches whose dense table gradients are added each time."""
     model = recommender(context, users=6_000_000)
@@ -101,7 +106,7 @@ def accumulate_micro_recommender(context: Context) -> Built:
 # unused-gradient ----------------------------------------------------------------------------------
 
 
-@plant("unused-gradient", ["*conv*", "layer*", "layer*.*"])
+@plant("unused-gradient", ["*conv*", "layer*", "layer*.*", "maxpool", "bn1"])
 def unused_backbone_resnet(context: Context) -> Built:
     """A backbone that is left out of the optimizer, but not frozen."""
     model = resnet(context)
@@ -136,7 +141,7 @@ def unused_lower_gpt(context: Context) -> Built:
     return train_gpt(context, model, optimizer=adamw(context, upper))
 
 
-@plant("unused-gradient", ["down.*", "down.*.*", "mid", "mid.*"])
+@plant("unused-gradient", ["", "down.*", "down.*.*", "mid", "mid.*"])
 def unused_encoder_unet(context: Context) -> Built:
     """A U-Net whose decoder alone is in the optimizer."""
     model = unet(context)

@@ -10,7 +10,7 @@ from backspot.findings.evidence import Evidence
 
 __all__ = ["find"]
 
-_LEAST = 0.05
+_LEAST = 0.03
 """Autocast casts between its dtypes as a matter of course; below this that is all it is."""
 
 
@@ -21,7 +21,8 @@ def find(evidence: Evidence) -> Finding | None:
     fed = evidence.ownership.join.feeder[accumulate]
     of_parameters = np.zeros(len(nodes), bool)
     of_parameters[fed[fed >= 0]] = True
-    nodes &= ~of_parameters
+    # A loss in fp32 is as it should be.
+    nodes &= ~of_parameters & ~evidence.of_loss
     # Only what a cast launches: copies between devices are another matter.
     work = work_of(evidence, nodes) & ~evidence.work_named(lambda name: name.startswith("Memcpy"))
     nodes &= evidence.spans_of_work(work)

@@ -9,12 +9,15 @@ from backspot.findings.evidence import Evidence
 
 __all__ = ["find"]
 
+_LARGE = 1 << 14  # bytes: a smaller copy is a value that is read, not a tensor that moves
 _LEAVES = re.compile(r"Memcpy (DtoH|PtoP|Peer)|Memcpy DtoD \(Device -> Device \d")
 
 
 def find(evidence: Evidence) -> Finding | None:
     """Find copies from a device that nothing hides."""
     work = evidence.work_named(lambda name: _LEAVES.match(name) is not None)
+    size = evidence.events.size[evidence.work.event]
+    work &= (size < 0) | (size >= _LARGE)
     if not work.any():
         return None
     to_host = evidence.work_named(lambda name: name.startswith("Memcpy DtoH")) & work

@@ -63,6 +63,13 @@ class Evidence:
         return self.ownership.passes.of_span >= 0
 
     @cached_property
+    def of_loss(self) -> Mask:
+        """Whether each span belongs to no module, or to a loss."""
+        losses = [module.class_name.endswith("Loss") for module in self.spans.modules]
+        kept: Mask = np.array([True] * len(SPECIAL) + losses, bool)[self.ownership.owner]
+        return kept
+
+    @cached_property
     def backward(self) -> Mask:
         """Whether each piece of device work was launched by a node, or by what runs within one."""
         return _take(self.in_pass, self.work.span, False).astype(bool)

@@ -10,17 +10,21 @@ from backspot.findings.evidence import Evidence, Mask
 __all__ = ["find"]
 
 _LARGE = 4_000_000  # bytes: a smaller copy is no batch of images
+_MULTIPROCESSORS = 120  # of a data centre's GPU, within a third: one byte is told from four
+_PER_BLOCK = 512  # elements that a block of a casting kernel takes
 
 
 def find(evidence: Evidence) -> Finding | None:
     """Find large copies to the device that nothing hides and nothing widens afterwards.
 
     A trace without shapes does not give the dtype. But bytes that arrive as uint8 are cast to
-    floats by the next kernel on their stream; what is used as it came was sent in full.
+    floats by the next kernel, whose thread blocks tell how many elements there are; what is used
+    as it came was sent in full. What a module fetches from the host is another rule's matter.
     """
     large = evidence.events.size[evidence.work.event] >= _LARGE
     work = evidence.work_named(lambda name: name.startswith("Memcpy HtoD")) & large
-    work &= ~_cast_after(evidence, work)
+    work &= evidence.work.span < 0
+    work &= ~_narrow(evidence, work)
     if not work.any():
         return None
     return evidence.finding(
@@ -40,8 +44,8 @@ def find(evidence: Evidence) -> Finding | None:
     )
 
 
-def _cast_after(evidence: Evidence, copies: Mask) -> Mask:
-    """Whether the next kernel on any queue of the device is a cast outside the model."""
+def _narrow(evidence: Evidence, copies: Mask) -> Mask:
+    """Whether each of these copies moves less than half a float for each element, as it seems."""
     work = evidence.work
     casting = (evidence.launched_in("aten::to", "aten::_to_copy") >= 0) & (work.span < 0)
     kernels = np.flatnonzero(work.tier == 0)
@@ -49,5 +53,9 @@ def _cast_after(evidence: Evidence, copies: Mask) -> Mask:
     for copy in np.flatnonzero(copies).tolist():
         after = kernels[np.searchsorted(work.start[kernels], work.end[copy]) :]
         same = after[work.device[after] == work.device[copy]]
-        result[copy] = len(same) > 0 and bool(casting[same[0]])
+        if not len(same) or not casting[same[0]]:
+            continue
+        size = evidence.events.size
+        elements = int(size[work.event[same[0]]]) / 1000 * _MULTIPROCESSORS * _PER_BLOCK
+        result[copy] = int(size[work.event[copy]]) < 2.5 * elements
     return result

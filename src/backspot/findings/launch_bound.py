@@ -11,7 +11,7 @@ from backspot.words import percent
 
 __all__ = ["find"]
 
-_LEAST = 0.2
+_LEAST = 0.15
 """The share of the backward in which the GPU stands still, from which on it is called so."""
 
 

@@ -13,8 +13,10 @@ from backspot.findings.evidence import Evidence
 
 __all__ = ["find"]
 
-_LEAST = 0.03
-"""Some copies belong to any transposed product: below this they are no one's fault."""
+_LEAST = 0.055
+"""The gradients of queries, keys and values are brought together by a copy in every attention:
+below this copies are no one's fault."""
+_LEAST_OF_CONVOLUTIONS = 0.03
 _CONVERTS = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
 
 
@@ -26,10 +28,14 @@ def find(evidence: Evidence) -> Finding | None:
     # What indexing does to its indices is indexing's own matter.
     others = accumulate | duplicate_indices.sorting_nodes(evidence)
     work = ((copying >= 0) | converts) & evidence.backward & ~work_of(evidence, others)
-    cost = evidence.work_ns[work]
-    if int(cost.sum()) < _LEAST * evidence.step_ns:
-        return None
+    converts |= work_of(evidence, evidence.nodes_named(lambda name: "Convolution" in name))
     converted = int(evidence.work_ns[work & converts].sum())
+    if converted < _LEAST_OF_CONVOLUTIONS * evidence.step_ns:
+        if int(evidence.work_ns[work].sum()) < _LEAST * evidence.step_ns:
+            return None
+    elif int(evidence.work_ns[work].sum()) < _LEAST * evidence.step_ns:
+        work &= converts
+    cost = evidence.work_ns[work]
     if 2 * converted > int(cost.sum()):
         remedy = (
             "Train convolutions in one layout: model.to(memory_format=torch.channels_last), and "

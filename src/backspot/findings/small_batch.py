@@ -12,8 +12,8 @@ from backspot.words import percent
 __all__ = ["find"]
 
 _FULL = 1000  # Events.size: one block for each multiprocessor
-_HALF = 0.5
-"""With less than this share of its multiprocessors in use a device counts as mostly empty."""
+_USED = 0.2
+"""With less than this share of it at work (time and multiprocessors), a device is mostly idle."""
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Finding | None:
     if not length.sum():
         return None
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
-    if used > _HALF:
+    if used * evidence.busy_ns > _USED * evidence.step_ns:
         return None
     idle = max(bound.wall_ns, evidence.step_ns - evidence.busy_ns)
     path, class_name = _root(evidence)

@@ -2,7 +2,7 @@
 
 A trace does not tell which parameters an optimizer holds. So after each step that a profiler
 records, modules whose parameters have gradients and stand in no optimizer that took a step get a
-label.
+label. So do modules whose gradients are gone by the time that their optimizer takes its step.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class OptimizerWatch:
         try:
             self._known.add(optimizer)
             if gates.recording():
-                self._label_unused()
+                self._label_unused(optimizer)
         except Exception:
             return  # a label is never worth a failed step
 
-    def _label_unused(self) -> None:
+    def _label_unused(self, stepped: Any) -> None:  # noqa: ANN401 - torch's optimizer
+        mine = {id(p) for group in stepped.param_groups for p in group["params"]}
         held = {
             id(parameter)
             for optimizer in self._known
@@ -68,11 +69,18 @@ class OptimizerWatch:
                 continue
             # Asked for anew after each step: parameters come and go and are frozen.
             for owner, module in scope.live_modules():
-                for parameter in module._parameters.values():
-                    if (
-                        id(parameter) not in held
-                        and parameter is not None
-                        and parameter.grad is not None
-                    ):
-                        gates.emit(owner.unused)
-                        break
+                if _is_unused(module, held, mine):
+                    gates.emit(owner.unused)
+
+
+def _is_unused(module: Any, held: set[int], mine: set[int]) -> bool:  # noqa: ANN401 - a torch module
+    """Whether a gradient of the module's own goes nowhere.
+
+    It has one that no optimizer holds; or none is left of those that the optimizer just asked for,
+    which tells something only where the trace shows that they were computed.
+    """
+    parameters = [p for p in module._parameters.values() if p is not None]
+    if any(p.grad is not None and id(p) not in held for p in parameters):
+        return True
+    asked = [p for p in parameters if id(p) in mine and p.requires_grad]
+    return bool(asked) and all(p.grad is None for p in asked)
