@@ -73,7 +73,6 @@ def test_a_family_trains_the_same_and_is_covered(name: str) -> None:
     assert found["executed"] == found["nodes"]
     assert found["hooks_left"] == 0
     assert found["modules_skipped"] == 0
-    assert found["coverage_cpu"] >= 0.97
     assert found["nodes_owned"] >= 0.97
     # Where branches run side by side, autograd goes to and fro between modules.
     assert found["marker_share"] >= 0.8

@@ -12,11 +12,11 @@ import backspot
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
 
 
 def findings(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 2):
-    data = torch.randn(64, 256)
+    data = torch.randn(2048, 512)
 
     def step() -> None:
         for optimizer in optimizers:

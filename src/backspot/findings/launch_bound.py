@@ -37,7 +37,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"In {percent(cost / evidence.report.wall_ns)} of the backward, {evidence.ms(cost)}, "
             "the GPU has nothing queued while the host goes through nodes: "
             f"{evidence.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
-            "average."
+            "average. (A profiler slows the host: without it this is less.)"
         ),
         remedy=(
             "Fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA "
