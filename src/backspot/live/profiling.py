@@ -256,7 +256,8 @@ def _with_unused(
     if not unused or compiled:
         return report
     told = tuple(
-        f"No call of {who} was recorded: hand over the object that the step calls, no copy of it."
+        f"No call of {who} was recorded: hand over the object that the step calls, no copy of it "
+        "(or it was compiled as a whole, which takes the labels out)."
         for who in unused
     )
     return replace(report, warnings=told + tuple(w for w in report.warnings if w != NO_LABELS))
