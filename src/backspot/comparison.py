@@ -142,6 +142,11 @@ class Comparison:
 
         return render_text(self)
 
+    def _repr_html_(self) -> str:
+        from backspot.render.notebook import comparison_html
+
+        return comparison_html(self)
+
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the comparison; the suffix decides the form (``.json``, ``.csv``, ``.txt``).
 

@@ -26,9 +26,11 @@ from backspot.grouping import (
     ranked_nodes,
 )
 from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, line_of
+from backspot.totals import Coverage, DeviceCost, OperatorCost, Pass
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 __all__ = [
     "SCHEMA",
@@ -84,88 +86,6 @@ class Subtree:
         from backspot.render.text import render_subtree
 
         return render_subtree(self)
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorCost:
-    """One kind of autograd node over all modules.
-
-    Attributes:
-        name: the node's name as autograd gives it.
-        count: how many such nodes ran.
-        wall_ns: clock time, dealt out as the report's ``wall``.
-        gpu_ns: summed durations of the device work that they launched.
-        cpu_ns: time the host spent in them, less what is nested in others.
-        path: the row that pays most of it.
-    """
-
-    name: str
-    count: int
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One backward pass.
-
-    ``duration_ns == wall_ns + forward_ns + other_ns``, exactly.
-
-    Attributes:
-        start_ns: from the trace's first event.
-        duration_ns: from the first node's start on the host to the later of the host's end and the
-            end of the last device work that its nodes launched. Time that an earlier pass still
-            holds is the earlier one's.
-        wall_ns: the part that is backward; the rows' ``wall_ns`` sum to it over all passes.
-        forward_ns: device work of the forward that was still running then.
-        other_ns: device work of neither (the optimizer's, another stream's prefetch).
-        gpu_ns: summed durations of the device work launched by the pass.
-        cpu_ns: time the host spent inside its nodes.
-        nodes: autograd nodes executed, AccumulateGrad included.
-        step: index of the step that it belongs to.
-    """
-
-    start_ns: int
-    duration_ns: int
-    wall_ns: int
-    forward_ns: int
-    other_ns: int
-    gpu_ns: int
-    cpu_ns: int
-    nodes: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceCost:
-    """One device's part of the backward.
-
-    Attributes:
-        device: the device's index.
-        wall_ns: its own wall time by row path, as if the pass had waited for this device alone.
-        gpu_ns: its device time by row path.
-    """
-
-    device: int
-    wall_ns: dict[str, int]
-    gpu_ns: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How much of the backward has a module as its owner.
-
-    Attributes:
-        wall: the share (0 to 1) of its wall time.
-        gpu: the share of its device time.
-        cpu: the share of the host's time in it.
-    """
-
-    wall: float
-    gpu: float
-    cpu: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +230,11 @@ class Report:
 
         return render_text(self)
 
+    def _repr_html_(self) -> str:
+        from backspot.render.notebook import report_html
+
+        return report_html(self)
+
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the report; the suffix decides the form.
 
@@ -360,6 +285,38 @@ class Report:
         from backspot.render.pandas import to_frame
 
         return to_frame(self)
+
+    def plot(
+        self,
+        top: int = 15,
+        *,
+        depth: int | None = None,
+        sort: Sort = "wall",
+        by: By = "path",
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw the most expensive modules as bars, in ms per step.
+
+        Wall time is drawn in the colours of what it is spent on. Without module labels it is the
+        autograd nodes that are drawn.
+
+        Args:
+            top: how many modules at most.
+            depth: as in ``top()``.
+            sort: which time, and by which the modules are ranked.
+            by: as in ``top()``.
+            ax: matplotlib axes to draw into; ``None`` makes a figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: where matplotlib is not installed.
+            UsageError: on what ``top()`` would not take either.
+        """
+        from backspot.render.plot import plot
+
+        return plot(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
 
 
 _SORT_KEYS: dict[str, Callable[[Row], int]] = {

@@ -19,7 +19,7 @@ from backspot.render.json import encoded
 from backspot.render.text import width_of, written
 from backspot.words import counted, decimals_for, duration, visible
 
-__all__ = ["render_text", "save", "to_csv", "to_json"]
+__all__ = ["render_text", "said", "save", "shown_columns", "table_note", "to_csv", "to_json"]
 
 _STYLES = {"slower": "red", "faster": "green", "within the noise": "dim", "undecided": "dim"}
 _MINUS = "\N{MINUS SIGN}"
@@ -46,19 +46,11 @@ def render_text(
         raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
     width = width_of(width)
     changes = [c for c in comparison.changes if c.before_ms or c.after_ms]
-    shown, hidden = (changes, []) if top is None else (changes[:top], changes[top:])
-    before, after = comparison.before, comparison.after
-    lines = [Text(_answer(comparison), "bold")]
-    lines.append(
-        Text(
-            f"Wall ms per step · before: {visible(before.trace) or 'a report'}, "
-            f"{counted(before.steps, 'step')} · after: {visible(after.trace) or 'a report'}, "
-            f"{counted(after.steps, 'step')}",
-            "dim",
-        )
-    )
-    lines.append(Text())
-    lines += _table(comparison, shown, width)
+    hidden = [] if top is None else changes[top:]
+    lines = [Text(said(comparison), "bold"), Text(table_note(comparison), "dim"), Text()]
+    shown, columns = shown_columns(comparison, top)
+    verdicts = [change.verdict for change in (*shown, comparison.whole)]
+    lines += lay_out(columns, width, [_STYLES.get(verdict, "") for verdict in verdicts])
     if hidden:
         what = f"more {comparison.by}"
         lines.append(
@@ -83,7 +75,18 @@ def render_text(
     return written(lines, width, color=color)
 
 
-def _answer(comparison: Comparison) -> str:
+def table_note(comparison: Comparison) -> str:
+    """What the numbers are, and of which recordings."""
+    before, after = comparison.before, comparison.after
+    return (
+        f"Wall ms per step · before: {visible(before.trace) or 'a report'}, "
+        f"{counted(before.steps, 'step')} · after: {visible(after.trace) or 'a report'}, "
+        f"{counted(after.steps, 'step')}"
+    )
+
+
+def said(comparison: Comparison) -> str:
+    """The answer in a sentence."""
     whole = comparison.whole
     was, now = duration(whole.before_ms * 1e6), duration(whole.after_ms * 1e6)
     share = "" if whole.percent is None else f"{_signed_percent(whole.percent)}, "
@@ -114,7 +117,9 @@ def _answer(comparison: Comparison) -> str:
     return text + "."
 
 
-def _table(comparison: Comparison, shown: Sequence[Change], width: int) -> list[Text]:
+def shown_columns(comparison: Comparison, top: int | None) -> tuple[Sequence[Change], list[Column]]:
+    """The largest changes that cost anything, and a table of them whose last row is the whole."""
+    shown = [c for c in comparison.changes if c.before_ms or c.after_ms][:top]
     rows = [*shown, comparison.whole]
     decimals = decimals_for(max(max(c.before_ms, c.after_ms) for c in rows) * 1e6)
 
@@ -149,7 +154,7 @@ def _table(comparison: Comparison, shown: Sequence[Change], width: int) -> list[
     if comparison.by == "module":
         classes = [*(visible(c.class_name) for c in shown), ""]
         columns.insert(1, Column("class", classes, 3, least=10, left=True))
-    return lay_out(columns, width, [_STYLES.get(c.verdict, "") for c in rows])
+    return shown, columns
 
 
 def _node(change: Change) -> str:

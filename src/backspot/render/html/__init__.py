@@ -29,7 +29,7 @@ from backspot.render.html._parts import (
 from backspot.report import Report
 from backspot.words import counted, visible
 
-__all__ = ["to_html"]
+__all__ = ["asset", "to_html"]
 
 _SCRIPTS = ("model.js", "icicle.js", "table.js", "details.js", "report.js")
 _STATIC_ROWS = 25
@@ -42,16 +42,16 @@ def to_html(report: Report) -> bytes:
     Everything that the trace names is text there: it is escaped in the markup, and the script sets
     it as text. The page asks for nothing, and its content policy lets it ask for nothing.
     """
-    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    script = "\n".join(asset(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     plain = by_operator(report)
     said = answer(report, depth=None, sort="wall", by="path")
     table, notes = _operators(report) if plain else _modules(report)
-    page = Template(_asset("template.html")).substitute(
+    page = Template(asset("template.html")).substitute(
         version=__version__,
         title=shown(_title(said)),
         trace=shown(report.trace),
-        style=_asset("report.css"),
+        style=asset("report.css"),
         script=script,
         script_hash=f"sha256-{digest}",
         answer=sentence(said),
@@ -60,7 +60,7 @@ def to_html(report: Report) -> bytes:
         phases=phases_bar(report),
         findings=findings_list(report) or _NOTHING_FOUND,
         heading="Autograd nodes" if plain else "Modules",
-        explorer="" if plain else _asset("explorer.html"),
+        explorer="" if plain else asset("explorer.html"),
         table=table,
         notes=notes,
         data="{}" if plain else page_data(report),
@@ -76,7 +76,8 @@ _NOTHING_FOUND = (
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of this folder."""
     return files(__package__).joinpath(name).read_text("utf-8").rstrip("\n")
 
 

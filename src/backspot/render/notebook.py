@@ -1,0 +1,101 @@
+"""Results in a notebook: a small static table, in the notebook's own colours, without a script.
+
+What is not told here is in the page: ``report.save("report.html")``.
+"""
+
+from __future__ import annotations
+
+from backspot.comparison import Comparison
+from backspot.render._diagnosis import KINDS
+from backspot.render._story import answer, by_operator, coverage, select
+from backspot.render.comparison import said, shown_columns, table_note
+from backspot.render.html import asset
+from backspot.render.html._parts import (
+    findings_list,
+    module_table,
+    operator_table,
+    phases_bar,
+    sentence,
+    setting_list,
+    shown,
+    warnings_list,
+)
+from backspot.report import Report
+from backspot.words import counted
+
+__all__ = ["comparison_html", "report_html"]
+
+_ROWS = 10
+_FINDINGS = 3
+
+
+def report_html(report: Report) -> str:
+    """A report for a cell of a notebook: the answer, the first rows, and what to do."""
+    parts = [
+        f'<p class="said">{sentence(answer(report, depth=None, sort="wall", by="path"))}</p>',
+        setting_list(report),
+        warnings_list(report),
+        phases_bar(report),
+    ]
+    if by_operator(report):
+        parts.append(_scroll(operator_table(report, _ROWS)))
+    else:
+        chosen = select(report, top=_ROWS, depth=None, sort="wall", by="path")
+        parts.append(_scroll(module_table(report, chosen.shown, chosen.unowned)))
+        parts.append(_legend(report))
+        more = counted(len(chosen.hidden), "more module")
+        rest = f" {more}: report.top(), report.save('report.html')." if chosen.hidden else ""
+        parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
+    return _whole([*parts, findings_list(report, limit=_FINDINGS)])
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """A comparison for a cell of a notebook: the answer, and the largest changes."""
+    changes, columns = shown_columns(comparison, _ROWS)
+    head = "".join(
+        f'<th scope="col"{_number(column.left)}>{shown(column.head)}</th>' for column in columns
+    )
+    lines = []
+    for index, change in enumerate([*changes, comparison.whole]):
+        cells = "".join(
+            f"<td{_number(column.left)}>{shown(column.cells[index])}</td>" for column in columns[1:]
+        )
+        name = f'<th scope="row"><code>{shown(columns[0].cells[index])}</code></th>'
+        kind = change.verdict if change.claimed else "muted" if change.verdict != "new" else ""
+        lines.append(f'<tr class="{kind}">{name}{cells}</tr>')
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    notes = "".join(f"<li>{shown(note)}</li>" for note in comparison.notes)
+    return _whole(
+        [
+            f'<p class="said">{shown(said(comparison))}</p>',
+            f'<p class="muted">{shown(table_note(comparison))}</p>',
+            _scroll(table),
+            f'<ul class="warnings">{notes}</ul>' if notes else "",
+        ]
+    )
+
+
+def _number(left: bool) -> str:
+    return "" if left else ' class="n"'
+
+
+def _scroll(table: str) -> str:
+    return f'<div class="scroll">{table}</div>'
+
+
+def _legend(report: Report) -> str:
+    """The colours of the bars, as far as they occur."""
+    used = [
+        (kind, name)
+        for kind, name in KINDS.items()
+        if any(getattr(row.wall_on, f"{kind}_ns") for row in report.modules)
+    ]
+    if not report.has_gpu or not used:
+        return ""
+    entries = "".join(f'<li><i class="k-{kind}"></i>{name}</li>' for kind, name in used)
+    return f'<ul class="legend" aria-label="Colours">{entries}</ul>'
+
+
+def _whole(parts: list[str]) -> str:
+    style = f"<style>{asset('notebook.css')}</style>"
+    return f'<div class="backspot">{style}{"".join(parts)}</div>'

@@ -1,0 +1,92 @@
+"""The most expensive modules as a bar chart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backspot.errors import MissingDependencyError
+from backspot.render._diagnosis import KINDS
+from backspot.render._story import by_operator, node_name, operators_by, select, time_of
+from backspot.render._table import keep_end
+from backspot.report import By, Report, Row, Sort
+from backspot.words import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["plot"]
+
+_COLOURS = {
+    "gpu": "#4a86c0",
+    "communication": "#9a72c0",
+    "queued": "#8497a1",
+    "sync": "#d65a4c",
+    "host": "#c98a1b",
+}
+_PLAIN = "#6f8dab"
+_LONGEST = 44  # characters of a name
+_TITLES: dict[Sort, str] = {"wall": "wall time", "gpu": "GPU time", "cpu": "CPU time"}
+
+
+def plot(
+    report: Report, *, top: int, depth: int | None, sort: Sort, by: By, ax: Axes | None
+) -> Axes:
+    """Draw the modules' times per step; the arguments are those of ``Report.plot``.
+
+    Raises:
+        MissingDependencyError: where matplotlib is not installed.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise MissingDependencyError(
+            "plot() needs matplotlib: pip install 'backspot[plot]'"
+        ) from error
+    chosen = select(report, top=top, depth=depth, sort=sort, by=by)
+    labelled = not by_operator(report)
+    names, times = _modules(chosen.shown, sort) if labelled else _nodes(report, sort, top)
+    if ax is None:
+        height = 1.2 + 0.28 * max(1, len(names))
+        _, ax = plt.subplots(figsize=(8, height), layout="constrained")
+    scale = 1e6 * report.steps
+    places = range(len(names))
+    kinds = _kinds(report, chosen.shown) if sort == "wall" and labelled else {}
+    left = [0.0] * len(names)
+    for kind, spent in kinds.items():
+        widths = [ns / scale for ns in spent]
+        ax.barh(places, widths, left=left, color=_COLOURS[kind], label=KINDS[kind])
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    if kinds:
+        ax.legend(frameon=False, loc="lower right")
+    else:
+        ax.barh(places, [ns / scale for ns in times], color=_PLAIN)
+    # A dollar sign would begin a formula.
+    shown = [keep_end(visible(name), _LONGEST).replace("$", r"\$") for name in names]
+    ax.set_yticks(places, labels=shown)
+    ax.invert_yaxis()
+    per = "pass" if report.step_unit == "backward pass" else "step"
+    ax.set_xlabel(f"{_TITLES[sort]} in the backward, ms per {per}")
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def _modules(rows: tuple[Row, ...], sort: Sort) -> tuple[list[str], list[int]]:
+    return [row.label for row in rows], [time_of(row, sort) for row in rows]
+
+
+def _nodes(report: Report, sort: Sort, top: int) -> tuple[list[str], list[int]]:
+    ranked = operators_by(report, sort)[:top]
+    return [node_name(one.name) for one in ranked], [time_of(one, sort) for one in ranked]
+
+
+def _kinds(report: Report, rows: tuple[Row, ...]) -> dict[str, list[int]]:
+    """What the rows' wall time is spent on, where the report tells it."""
+    if not report.has_gpu or any(_told(row) != row.wall_ns for row in rows):
+        return {}
+    kinds = {kind: [getattr(row.wall_on, f"{kind}_ns") for row in rows] for kind in KINDS}
+    return {kind: spent for kind, spent in kinds.items() if any(spent)}
+
+
+def _told(row: Row) -> int:
+    return sum(getattr(row.wall_on, f"{kind}_ns") for kind in KINDS)

@@ -1,0 +1,136 @@
+"""What a notebook shows of a report and of a comparison, and the plot."""
+
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from sample_reports import SAMPLES, diagnosed, report, reports, row, unlabelled, vit, vit_rows
+
+import backspot
+from backspot.errors import MissingDependencyError, UsageError
+
+
+class Markup(HTMLParser):
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(content)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.open.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_a_report_shows_itself_in_a_notebook_without_a_script(name):
+    found = Markup(SAMPLES[name]()._repr_html_())
+    assert found.open == []
+    assert not {"script", "iframe", "link", "img"} & set(found.tags)
+
+
+def test_a_notebook_shows_the_answer_the_first_rows_and_what_to_do():
+    text = Markup(diagnosed()._repr_html_()).text
+    assert "patch_drop (PatchDropout) takes 18% of the backward" in text
+    assert "105 more modules: report.top()" in text
+    assert "Index whole rows instead" in text
+
+
+def test_a_notebooks_output_styles_nothing_but_itself():
+    content = vit()._repr_html_()
+    style = re.search(r"<style>(.*?)</style>", content, re.DOTALL)[1]
+    for rule in re.findall(r"([^{}]+)\{", style):
+        assert all(part.strip().startswith(".backspot") for part in rule.split(","))
+    assert len(content) < 30_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(reports(), reports())
+def test_no_name_becomes_markup_in_a_notebook(before, after):
+    for content in (before._repr_html_(), backspot.compare(before, after)._repr_html_()):
+        found = Markup(content)
+        assert found.open == []
+        assert not {"script", "img", "iframe"} & set(found.tags)
+        assert found.text.isprintable()
+
+
+def test_a_comparison_shows_itself_in_a_notebook():
+    slower = report(vit_rows(drop=18_000_000))
+    text = Markup(backspot.compare(vit(), slower)._repr_html_()).text
+    assert "The backward got slower" in text
+    assert "patch_drop" in text
+    assert "the whole backward" in text
+
+
+def test_a_plot_draws_the_first_modules_in_ms_per_step():
+    pytest.importorskip("matplotlib").use("Agg")
+    axes = vit().plot(3)
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "patch_drop (PatchDropout)",
+        "patch_embed.proj (Conv2d)",
+        "blocks.11.mlp.fc1 (Linear)",
+    ]
+    assert axes.get_xlabel() == "wall time in the backward, ms per step"
+    lengths: dict[float, float] = {}
+    for bar in axes.patches:
+        at = bar.get_y()
+        lengths[at] = lengths.get(at, 0) + bar.get_width()
+    assert lengths[min(lengths)] == pytest.approx(vit()["patch_drop"].row.wall_ms_per_step)
+    assert axes.yaxis_inverted()
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_every_kind_of_report_can_be_drawn_into_given_axes(name):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    assert SAMPLES[name]().plot(ax=axes, sort="cpu", by="pattern") is axes
+    axes.figure.canvas.draw()
+
+
+def test_without_labels_nodes_are_drawn():
+    pytest.importorskip("matplotlib").use("Agg")
+    assert unlabelled().plot().get_yticklabels()[0].get_text() == "GatherBackward0"
+
+
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is():
+    pytest.importorskip("matplotlib").use("Agg")
+    axes = report([row("$x_{", wall=9_000_000), row("\x1b[31m", wall=8_000_000)]).plot()
+    axes.figure.canvas.draw()
+    shown = [label.get_text() for label in axes.get_yticklabels()]
+    assert shown == [r"\$x_{ (Linear)", r"\x1b[31m (Linear)"]
+
+
+def test_a_plot_refuses_what_top_refuses():
+    pytest.importorskip("matplotlib").use("Agg")
+    with pytest.raises(UsageError, match="depth=-1"):
+        vit().plot(depth=-1)
+
+
+def test_without_matplotlib_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'backspot\[plot\]'"):
+        vit().plot()
+
+
+def test_the_plot_leaves_out_what_an_older_report_does_not_tell():
+    pytest.importorskip("matplotlib").use("Agg")
+    from backspot.report import WallKinds
+
+    rows = [replace(one, wall_on=WallKinds()) for one in vit().modules]
+    axes = replace(vit(), modules=tuple(rows)).plot(3)
+    assert len(axes.patches) == 3
