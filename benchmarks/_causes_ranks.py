@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel  # isort: skip
 from _causes_models import Vit, Wide
 from _causes_training import images, resnet, vit, wide
 
+_BUCKETS = {"gradient-accumulation": "gradients are copied into buckets, which are no views"}
 _WAITS = {"launch-bound": "the GPU waits for the other rank"}
 
 
@@ -26,14 +27,14 @@ def _train_wide(context: Context, model: Wide, outer: nn.Module, tokens: int = 1
     return built(context, model, lambda: outer(data).square().mean())
 
 
-@plant("exposed-communication", None, _WAITS, ranks=2, gpus=2)
+@plant("exposed-communication", None, {**_WAITS, **_BUCKETS}, ranks=2, gpus=2)
 def exchange_wide(context: Context) -> Built:
     """Data-parallel training of large weights on few tokens."""
     model = wide(context)
     return _train_wide(context, model, _parallel(context, model))
 
 
-@plant("exposed-communication", None, _WAITS, ranks=2, gpus=2)
+@plant("exposed-communication", None, {**_WAITS, **_BUCKETS}, ranks=2, gpus=2)
 def exchange_one_bucket(context: Context) -> Built:
     """One bucket for all gradients: nothing is sent before the backward's end."""
     model = wide(context)
@@ -73,7 +74,12 @@ def exchange_sharded(context: Context) -> Built:
 @plant(
     "exposed-communication",
     None,
-    {**_WAITS, "sync-in-backward": "the statistics are waited for", "small-batch": "16 images"},
+    {
+        **_WAITS,
+        **_BUCKETS,
+        "sync-in-backward": "the statistics are waited for",
+        "small-batch": "16 images",
+    },
     ranks=2,
     gpus=2,
 )

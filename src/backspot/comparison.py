@@ -169,7 +169,8 @@ def compare(before: Report, after: Report) -> Comparison:
     claim about each: a report does not hold their times by step.
 
     A change is claimed (``slower``, ``faster``) where it lies outside a Welch-type 95% interval for
-    the difference of the means over steps, never narrower than 2% of the larger mean either way.
+    the difference of the means over steps, never narrower than 2% of the larger mean either way, 8%
+    for a module.
     For modules the level is divided by their number, and their variances count as no less than what
     is typical of all. What the steps of a recording share, such as another load on the machine, no
     interval over them can show: where most modules changed alike, a note says so.

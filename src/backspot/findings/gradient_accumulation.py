@@ -37,6 +37,12 @@ def find(evidence: Evidence) -> Finding | None:
             "Each pass reads and writes every gradient once more: fewer, larger micro-batches cost "
             "less; gradients in bf16 halve it."
         )
+    elif (evidence.work.tier == 2).any():
+        why = "data parallelism copies each gradient into its buckets"
+        remedy = (
+            "DistributedDataParallel(..., gradient_as_bucket_view=True) lets gradients lie in the "
+            "buckets from the start."
+        )
     else:
         why = "a gradient whose memory others share, or whose strides differ, is copied or added"
         remedy = (
