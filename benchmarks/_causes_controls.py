@@ -177,7 +177,7 @@ def segments_gpt(context: Context) -> Built:
     return train_gpt(context, model)
 
 
-@control("attention-math")
+@control("attention-math", {"layout-copies": "it copies its projections, as it does"})
 def multihead_vit(context: Context) -> Built:
     """nn.MultiheadAttention that is not asked for its weights."""
     model = vit(context)
