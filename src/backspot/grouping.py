@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, parts
 
@@ -81,6 +82,7 @@ def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
     return name
 
 
+@lru_cache(maxsize=1 << 16)
 def _pattern(path: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 

@@ -14,6 +14,7 @@ from backspot.annotating import check_labelled, write_labelled
 from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
 from backspot.errors import NoBackwardError, UsageError
 from backspot.findings import Evidence, find_all
+from backspot.garbage import without_collecting
 from backspot.lines import MOST_NODES
 from backspot.phasing import find_phases, step_windows
 from backspot.report import Report
@@ -168,15 +169,16 @@ def _owned(events: Events) -> Ownership:
 
 
 def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Report:
-    report = account(ownership, depth=depth, warnings=_warnings_of(events, ownership))
-    windows = step_windows(events, ownership)
-    report = replace(
-        report,
-        trace=events.source,
-        phases=find_phases(events, ownership, windows),
-        step_ns=report.step_ns if report.step_unit == "backward pass" else windows.lengths,
-    )
-    return replace(report, findings=find_all(Evidence(events, ownership, report)))
+    with without_collecting():
+        report = account(ownership, depth=depth, warnings=_warnings_of(events, ownership))
+        windows = step_windows(events, ownership)
+        report = replace(
+            report,
+            trace=events.source,
+            phases=find_phases(events, ownership, windows),
+            step_ns=report.step_ns if report.step_unit == "backward pass" else windows.lengths,
+        )
+        return replace(report, findings=find_all(Evidence(events, ownership, report)))
 
 
 def _no_backward(events: Events) -> str:

@@ -7,7 +7,7 @@ escape them: every name comes from a trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from backspot.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
@@ -58,7 +58,8 @@ class Selection:
 
 def select(report: Report, *, top: int | None, depth: int | None, sort: Sort, by: By) -> Selection:
     """Choose the rows for a table; the arguments are those of ``Report.top``."""
-    report.top(top, depth=depth, sort=sort, by=by)  # complains about what cannot be meant
+    # Without rows this costs nothing, and complains about what cannot be meant.
+    replace(report, modules=()).top(top, depth=depth, sort=sort, by=by)
     ranked = report.top(depth=depth, sort=sort, by=by)
     modules = [row for row in ranked if row.is_module and _costs(row)]
     limit = len(modules) if top is None else top
