@@ -20,7 +20,6 @@ import numpy as np
 __all__ = ["Copies"]
 
 _GAP_NS = 10_000_000  # between two copies: no work of one is pending when the next begins
-_CHUNK = 4  # copies that are written at a time
 _ARGS = ("External id", "correlation", "Sequence number")
 
 
@@ -61,6 +60,10 @@ class Copies:
     def size(self) -> int:
         """How many bytes one copy takes."""
         return len(self._copy(0).encode()) + 1
+
+    def written(self, copies: int) -> int:
+        """How many bytes a plain trace of so many copies takes."""
+        return sum(len(text.encode()) for text in self._parts(copies))
 
     def count(self, size: int) -> int:
         """How many copies make a trace of at least ``size`` bytes."""
