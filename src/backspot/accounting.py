@@ -62,7 +62,7 @@ class _Accountant:
         self.node = np.where(self.recompute, len(spans.node_names), spans.node)
         self.host = host_clock(ownership)
         self.devices = np.unique(work.device).tolist()
-        self.clock = {device: device_clock(ownership, device, self.host) for device in self.devices}
+        self.clock = {device: device_clock(ownership, device) for device in self.devices}
 
     # Costs ---------------------------------------------------------------------------------------
 
@@ -101,10 +101,11 @@ class _Accountant:
     def _wall(self, clock: Timeline, chosen: Ints, device: int) -> tuple[Piece, Ints, Ints]:
         windows = self.o.windows
         cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
-        run, value, amount = pieces(clock, cut)
-        _, kind, _ = pieces(kinds(self.o, clock, device_drained(self.o, device)), cut)
+        kind = kinds(self.o, clock, device_drained(self.o, device)).values
+        # Both have the same edges: cut once, and look both up.
+        run, at, amount = pieces(Timeline(clock.edges, np.arange(len(clock.edges))), cut)
         # Before a clock begins, nothing is on a device: the host's time, the last of the kinds.
-        return self._deal(value, run, amount, np.where(kind < 0, KINDS - 1, kind))
+        return self._deal(take(clock.values, at), run, amount, take(kind, at, KINDS - 1))
 
     def _cpu(self) -> Piece:
         amount = np.zeros(self.span_count, np.int64)
@@ -199,7 +200,7 @@ class _Accountant:
             modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
             operators=self._operators(nodes),
             passes=passes,
-            devices=self._devices(gpu, self.work.device[launched]),
+            devices=self._devices(wall, gpu, self.work.device[launched]),
             step_unit=o.steps.unit,
             step_ns=tuple(by_step.tolist()),
             wall_ns=totals[0],
@@ -307,13 +308,15 @@ class _Accountant:
             return SPECIAL[owner]
         return self.spans.modules[owner - len(SPECIAL)].path
 
-    def _devices(self, gpu: Piece, device: Ints) -> tuple[DeviceCost, ...]:
+    def _devices(self, wall: Piece, gpu: Piece, device: Ints) -> tuple[DeviceCost, ...]:
         """Each device's own table: the passes as it alone would have them."""
         every = np.arange(len(self.passes.start))
         costs = []
         for number in self.devices:
             mine = device == number
-            wall, _, _ = self._wall(self.clock[number], every, number)
+            # Where there is but one, its table is the report's.
+            alone = len(self.devices) == 1
+            wall = wall if alone else self._wall(self.clock[number], every, number)[0]
             costs.append(
                 DeviceCost(
                     device=number,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from backspot.making import find_lines_of_nodes
 from backspot.passes import Passes, Steps, find_steps
 from backspot.recomputing import NO_CALLER, find_recomputation
 from backspot.spans import Spans, find_spans
-from backspot.timeline import NOTHING, first_started
+from backspot.timeline import NOTHING, Timeline, first_started
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -138,6 +138,7 @@ class Ownership:
             not known.
         lines: the lines of source that the trace names.
         exact_lines: whether these made the nodes themselves, or called the modules that did.
+        clocks: what ``clock`` worked out of it.
     """
 
     spans: Spans
@@ -151,6 +152,9 @@ class Ownership:
     line: Ints
     lines: Sequence[SourceLine] = ()
     exact_lines: bool = True
+    clocks: dict[tuple[object, ...], Timeline] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
 
 def attribute(events: Events) -> Ownership:

@@ -5,6 +5,10 @@ The values of these timelines are *holders*: indices of spans, and after these o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar, cast
+
 import numpy as np
 
 from backspot.attribution import Ownership
@@ -28,6 +32,23 @@ _GPU, _COMMUNICATION, _QUEUED, _SYNC, _HOST = range(KINDS)
 _TIERS = 3
 
 
+_Clock = TypeVar("_Clock", bound=Callable[..., Timeline])
+
+
+def _once(clock: _Clock) -> _Clock:
+    """Work a clock out once for each ownership: accounts, phases and rules ask for the same."""
+
+    @wraps(clock)
+    def kept(ownership: Ownership, *which: int) -> Timeline:
+        key = (clock.__name__, *which)
+        if key not in ownership.clocks:
+            ownership.clocks[key] = clock(ownership, *which)
+        return ownership.clocks[key]
+
+    return cast("_Clock", kept)
+
+
+@_once
 def host_clock(ownership: Ownership) -> Timeline:
     """What the host executes: on the passes' threads first, then forward calls anywhere."""
     spans, passes = ownership.spans, ownership.passes
@@ -43,18 +64,22 @@ def host_clock(ownership: Ownership) -> Timeline:
     return layered(*layers) if layers else Timeline(empty, empty)
 
 
+@_once
 def whole_clock(ownership: Ownership) -> Timeline:
     """Who holds each moment of the trace: what runs on any device, else as the busiest sees it."""
-    host, work = host_clock(ownership), ownership.work
+    work = ownership.work
     devices, which = np.unique(work.device, return_inverse=True)
     if not len(devices):
-        return host
+        return host_clock(ownership)
+    if len(devices) == 1:
+        return device_clock(ownership, int(devices[0]))
     spent = np.zeros(len(devices), np.int64)
     np.add.at(spent, which, work.end - work.start)
     busy = [device_busy(ownership, device) for device in devices.tolist()]
-    return layered(*busy, device_clock(ownership, int(devices[np.argmax(spent)]), host))
+    return layered(*busy, device_clock(ownership, int(devices[np.argmax(spent)])))
 
 
+@_once
 def device_busy(ownership: Ownership, device: int) -> Timeline:
     """What runs on a device: compute, then copies, then communication; what started first."""
     work, count = ownership.work, len(ownership.spans.start)
@@ -67,7 +92,8 @@ def device_busy(ownership: Ownership, device: int) -> Timeline:
     )
 
 
-def device_clock(ownership: Ownership, device: int, host: Timeline) -> Timeline:
+@_once
+def device_clock(ownership: Ownership, device: int) -> Timeline:
     """Who holds each moment, as one device sees it.
 
     First what runs on it: compute before copies before communication, then what started first.
@@ -78,14 +104,14 @@ def device_clock(ownership: Ownership, device: int, host: Timeline) -> Timeline:
     Args:
         ownership: a trace with owners.
         device: its index.
-        host: the host's clock.
     """
     busy = device_busy(ownership, device)
     begin, queued, end, following = _idle(ownership, busy)
     waiting = first_started(queued, end, following)
-    return layered(busy, waiting, _drained(ownership, begin, queued), host)
+    return layered(busy, waiting, _drained(ownership, begin, queued), host_clock(ownership))
 
 
+@_once
 def device_drained(ownership: Ownership, device: int) -> Timeline:
     """When a device idles because the host waited for it until it ran empty; the waiting spans."""
     begin, queued, _, _ = _idle(ownership, device_busy(ownership, device))

@@ -211,17 +211,28 @@ def _feeders(spans: Spans, passes: Ints) -> Ints:
     accumulates = np.array([name.endswith(_ACCUMULATE) for name in spans.node_names], bool)
     nodes = np.flatnonzero(spans.is_node)
     nodes = nodes[np.argsort(spans.start[nodes], kind="stable")]
-    latest: dict[tuple[int, int], int] = {}
-    anywhere: dict[int, int] = {}
-    for node in nodes.tolist():
-        run = int(passes[node])
-        place = (int(spans.thread[node]), int(spans.parent[node]))
-        if accumulates[spans.node[node]]:
-            # Fed from another thread (a parameter on the CPU in a GPU model): the last to run.
-            found = latest.get(place, anywhere.get(run, NOTHING))
-            feeder[node] = found if found >= 0 and passes[found] == run else NOTHING
-        else:
-            latest[place] = anywhere[run] = node
+    is_fed, run = accumulates[spans.node[nodes]], passes[nodes]
+
+    def latest(*place: Ints) -> Ints:
+        """For each node the last before it in the same place that is not fed itself."""
+        order = np.lexsort((np.arange(len(nodes)), *place))
+        begins = np.zeros(len(nodes), bool)
+        for column in place:
+            begins |= np.append(True, column[order][1:] != column[order][:-1])
+        at = np.arange(len(nodes))
+        # A place begins with nothing before it: what is carried on never crosses that.
+        feeds = np.maximum.accumulate(np.where(is_fed[order], NOTHING, at))
+        feeds[feeds < np.maximum.accumulate(np.where(begins, at, 0))] = NOTHING
+        found = np.empty(len(nodes), np.int64)
+        found[order] = np.where(feeds >= 0, nodes[order][feeds], NOTHING)
+        return found
+
+    if is_fed.any():
+        here = latest(spans.thread[nodes], spans.parent[nodes])
+        # Fed from another thread (a parameter on the CPU in a GPU model): the last to run.
+        found = np.where(here >= 0, here, latest(run))
+        found = np.where(np.append(passes, NOTHING - 1)[found] == run, found, NOTHING)
+        feeder[nodes[is_fed]] = found[is_fed]
     return feeder
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from backspot.attribution import Ownership
 from backspot.clock import device_busy, whole_clock
 from backspot.diagnosis import Phase, PhaseName
-from backspot.timeline import NOTHING, Timeline, first_started, layered
+from backspot.timeline import NOTHING, Timeline, first_started, layered, merged
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -120,7 +120,7 @@ def find_phases(events: Events, ownership: Ownership, windows: StepWindows) -> t
     )
     host = _host_phases(events, ownership)
     lines = (steps, clock, busy, in_pass, host)
-    edges = np.unique(np.concatenate([line.edges for line in lines]))
+    edges = merged(*(line.edges for line in lines))
     if len(edges) < 2:
         return ()
     at, length = edges[:-1], np.diff(edges)

@@ -39,6 +39,8 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
     """
     operators, node = _operators(events, spans)
     numbered = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
+    if not numbered.any():
+        return spans
     recomputing = _recomputing(events, spans, node, numbered)
     kept = numbered & np.isin(node, recomputing)
     if not kept.any():

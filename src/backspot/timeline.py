@@ -13,7 +13,16 @@ import numpy as np
 
 from backspot.trace.events import Ints
 
-__all__ = ["NOTHING", "Nesting", "Timeline", "first_started", "innermost", "layered", "pieces"]
+__all__ = [
+    "NOTHING",
+    "Nesting",
+    "Timeline",
+    "first_started",
+    "innermost",
+    "layered",
+    "merged",
+    "pieces",
+]
 
 NOTHING = -1
 
@@ -169,7 +178,7 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
 
 def layered(*timelines: Timeline) -> Timeline:
     """Lay timelines over each other: the first that holds anything at a moment decides."""
-    edges = _merged(*(timeline.edges for timeline in timelines))
+    edges = merged(*(timeline.edges for timeline in timelines))
     values = np.full(len(edges), NOTHING, np.int64)
     for timeline in timelines:
         free = values == NOTHING
@@ -184,16 +193,16 @@ def pieces(timeline: Timeline, windows: Timeline) -> tuple[Ints, Ints, Ints]:
         For each piece that lies in a window: the window's value, the timeline's value (``NOTHING``
         too) and the length. The lengths of a window's pieces sum to its own.
     """
-    edges = _merged(timeline.edges, windows.edges)
+    edges = merged(timeline.edges, windows.edges)
     if len(edges) < 2:
         empty = np.empty(0, np.int64)
         return empty, empty, empty
-    window, value = windows.at(edges[:-1]), timeline.at(edges[:-1])
+    window = windows.at(edges[:-1])
     inside = window != NOTHING
-    return window[inside], value[inside], np.diff(edges)[inside]
+    return window[inside], timeline.at(edges[:-1][inside]), np.diff(edges)[inside]
 
 
-def _merged(*edges: Ints) -> Ints:
+def merged(*edges: Ints) -> Ints:
     """All edges, sorted, each once; ``np.unique`` hashes first, which takes ten times as long."""
     merged = np.concatenate(edges)
     merged.sort(kind="stable")  # made for what is sorted in stretches

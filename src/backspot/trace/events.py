@@ -127,6 +127,9 @@ class Events:
     origin_ns: int = 0
     truncated: bool = False
     lines: LineTable = field(default_factory=LineTable)
+    _of: dict[tuple[Category, ...], Ints] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def end(self) -> Ints:
@@ -134,8 +137,12 @@ class Events:
         return self.start + self.duration
 
     def of(self, *categories: Category) -> Ints:
-        """The indices of the events of these categories."""
-        return np.flatnonzero(np.isin(self.category, categories))
+        """The indices of the events of these categories; kept, so they are read only."""
+        if categories not in self._of:
+            index = np.flatnonzero(np.isin(self.category, categories))
+            index.flags.writeable = False
+            self._of[categories] = index
+        return self._of[categories]
 
     def named(self, category: Category, *prefixes: str) -> Ints:
         """The indices of the events of a category whose names start with one of ``prefixes``."""
