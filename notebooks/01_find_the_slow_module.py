@@ -106,7 +106,8 @@ print(on_gpu)
 #
 # ## Why, and what can be done?
 #
-# A report comes with findings: what makes the step slower than it need be, where, and the remedy.
+# The list ends with that: what makes the step slower than it need be, where, and the remedy. In
+# Python findings are data.
 
 # %%
 finding = next(f for f in on_gpu.findings if f.path == "patch_drop" and f.rule == "sorted-indexing")

@@ -29,6 +29,19 @@ print(report)
 # A ResNet-18 on an H200, two steps, recorded under `backspot.instrument(model)`. On a command line
 # the same list is `backspot show TRACE`.
 #
+# ## Is it the backward at all?
+#
+# Before looking into it: where does the step go, and how much of that is the GPU at work?
+
+# %%
+for phase in report.phases:
+    ms = phase.wall_ns / 1e6 / report.steps
+    print(f"{phase.name:10}{ms:6.2f} ms, the GPU busy for {phase.utilisation:4.0%} of it")
+
+# %% [markdown]
+# The forward takes longer than the backward, with the GPU idle through most of it: such a small
+# model keeps the host busier than the GPU. Good to know before tuning any kernel.
+#
 # ## Is it one bad layer, or a kind of layer?
 #
 # Twenty convolutions of 2% each answer nothing. Add them up: by class, or by the layers that

@@ -31,6 +31,7 @@ SHOWN = {
     ],
     "02_read_a_trace": [
         r"torch imported: False",
+        r"backward +10\.82 ms, the GPU busy for +52%",
         r"by class\n +4\.64 ms +43%  Conv2d",
         r"reads back equal: True",
         r"The trace names no modules",

@@ -117,6 +117,13 @@ def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
     assert trace.read_bytes().count(b'"enumerate(DataLoader)#') == 3
 
 
+def test_waiting_for_a_batch_is_a_phase_of_the_step(case):
+    report = backspot.profile(case.step_on, case.model, data=range(10))
+    assert "data" in {phase.name for phase in report.phases}
+    report = backspot.profile(case.step, case.model)
+    assert "data" not in {phase.name for phase in report.phases}
+
+
 def test_data_that_ends_too_early_is_told(case):
     with pytest.raises(UsageError, match="ended after 4 batches"):
         backspot.profile(case.step_on, case.model, data=iter(range(4)))
