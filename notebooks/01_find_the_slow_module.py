@@ -64,7 +64,7 @@ def step():
 
 # %%
 report = backspot.profile(step, {"": model, "loss": loss_fn})
-print(report)
+report
 
 # %% [markdown]
 # *wall* is the time for which a module is the reason: the rows add up to the whole backward, to the
@@ -98,15 +98,15 @@ for node in patch_drop.nodes[:3]:
 
 # %%
 on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
-print(on_gpu)
+_ = on_gpu.plot(8)
 
 # %% [markdown]
 # There it is, first by far, with as much as seven other modules. Not "some `GatherBackward0`":
-# `patch_drop`.
+# `patch_drop`. Most of its bar is the GPU at work; the bars below are mostly the GPU waiting.
 #
 # ## Why, and what can be done?
 #
-# The list ends with that: what makes the step slower than it need be, where, and the remedy. In
+# A report ends with that: what makes the step slower than it need be, where, and the remedy. In
 # Python findings are data.
 
 # %%

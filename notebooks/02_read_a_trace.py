@@ -23,7 +23,7 @@ import backspot
 
 report = backspot.locate("../tests/data/h200/resnet_channels_last.trace.json.gz")
 print("torch imported:", "torch" in sys.modules)
-print(report)
+report
 
 # %% [markdown]
 # A ResNet-18 on an H200, two steps, recorded under `backspot.instrument(model)`. On a command line

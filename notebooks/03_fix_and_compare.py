@@ -65,6 +65,7 @@ x, y = torch.randn(16, 32), torch.randn(16, 32)
 
 
 def step():
+    model.zero_grad()
     loss_fn(model(x), y).backward()
 
 
@@ -75,18 +76,23 @@ def step():
 
 # %%
 before = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
-print(before)
+before
 
 # %% [markdown]
-# `2.1`, by path, with its line of source. A profiler alone would say `GateBackward`.
-#
+# `2.1`, by path. A profiler alone would say `GateBackward`. And which line was it?
+
+# %%
+line = before["2.1"].row.lines[0]
+print(line.place, "|", line.text)
+
+# %% [markdown]
 # ## How much of this is noise?
 #
 # Record the same thing again and compare it with itself, before you believe any difference.
 
 # %%
 again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
-print(backspot.compare(before, again))
+backspot.compare(before, again)
 
 # %% [markdown]
 # Nothing was changed in between. The noise column comes from how much the steps differ within each
@@ -100,8 +106,7 @@ print(backspot.compare(before, again))
 # %%
 model[2][1] = nn.ReLU()
 after = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
-comparison = backspot.compare(before, after)
-print(comparison)
+backspot.compare(before, after)
 
 # %% [markdown]
 # ## How does it stay mended?

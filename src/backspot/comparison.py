@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from backspot.aligning import Move, aligned
 from backspot.errors import UsageError
@@ -141,6 +141,9 @@ class Comparison:
         from backspot.render.comparison import render_text
 
         return render_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401 - IPython's
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         from backspot.render.notebook import comparison_html

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from backspot.diagnosis import Finding, Phase, PhaseName, Place
 from backspot.errors import UsageError
@@ -229,6 +229,9 @@ class Report:
         from backspot.render.text import render_text
 
         return render_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401 - IPython's
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         from backspot.render.notebook import report_html

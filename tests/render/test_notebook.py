@@ -134,3 +134,10 @@ def test_the_plot_leaves_out_what_an_older_report_does_not_tell():
     rows = [replace(one, wall_on=WallKinds()) for one in vit().modules]
     axes = replace(vit(), modules=tuple(rows)).plot(3)
     assert len(axes.patches) == 3
+
+
+def test_a_prompt_of_ipython_shows_the_list():
+    pretty = pytest.importorskip("IPython.lib.pretty").pretty
+    before, after = vit(), diagnosed()
+    assert pretty(before) == str(before)
+    assert pretty(backspot.compare(before, after)) == str(backspot.compare(before, after))
