@@ -47,6 +47,12 @@ class Timeline:
         index = np.searchsorted(self.edges, times, side="right") - 1
         return np.where(index < 0, NOTHING, self.values[np.maximum(index, 0)])
 
+    def over(self, times: Ints) -> Ints:
+        """What holds at each of ``times``, which are sorted; quicker than ``at`` for many."""
+        first = np.searchsorted(times, self.edges, side="left")
+        lasting = np.diff(np.concatenate([[0], first, [len(times)]]))
+        return np.repeat(np.append(NOTHING, self.values), lasting)
+
     def where(self, keep: Ints | np.ndarray) -> Timeline:
         """The same timeline with only those values for which ``keep[value]`` is true."""
         kept = np.where(
@@ -181,8 +187,7 @@ def layered(*timelines: Timeline) -> Timeline:
     edges = merged(*(timeline.edges for timeline in timelines))
     values = np.full(len(edges), NOTHING, np.int64)
     for timeline in timelines:
-        free = values == NOTHING
-        values[free] = timeline.at(edges[free])
+        values = np.where(values == NOTHING, timeline.over(edges), values)
     return Timeline(edges, values)
 
 
@@ -197,9 +202,9 @@ def pieces(timeline: Timeline, windows: Timeline) -> tuple[Ints, Ints, Ints]:
     if len(edges) < 2:
         empty = np.empty(0, np.int64)
         return empty, empty, empty
-    window = windows.at(edges[:-1])
+    window = windows.over(edges[:-1])
     inside = window != NOTHING
-    return window[inside], timeline.at(edges[:-1][inside]), np.diff(edges)[inside]
+    return window[inside], timeline.over(edges[:-1])[inside], np.diff(edges)[inside]
 
 
 def merged(*edges: Ints) -> Ints:

@@ -140,9 +140,15 @@ class Evidence:
 
     def work_named(self, matches: Callable[[str], bool]) -> Mask:
         """Whether each piece of device work has a name that matches."""
-        names, inverse = np.unique(self.work.name, return_inverse=True)
+        names, inverse = self._work_names
         good = np.array([matches(self.events.names[name]) for name in names.tolist()], bool)
         return good[inverse] if len(names) else np.zeros(0, bool)
+
+    @cached_property
+    def _work_names(self) -> tuple[Ints, Ints]:
+        """The names of all device work, each once, and which of them each piece has."""
+        names, inverse = np.unique(self.work.name, return_inverse=True)
+        return names, inverse
 
     def spans_of_work(self, chosen: Mask) -> Mask:
         """Whether each span launched any of this device work."""
