@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.errors import MissingDependencyError, OutputExistsError, UsageError
-from backspot.report import Report
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from backspot.report import Report
 
 _PATCH_DROP = "patch_drop"
 _WARM_UP, _PROFILED = 3, 5
@@ -235,12 +235,16 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], 
 
 def _typical(nanoseconds: Sequence[int]) -> float:
     """The median step in milliseconds: one step that the machine held up decides nothing."""
+    import statistics  # not needed for the help, which loads this file
+
     return statistics.median(nanoseconds) / 1e6
 
 
 def _compare(
     before: Report, after: Report, times: dict[str, list[float]], console: Console
 ) -> None:
+    import statistics
+
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

@@ -1,0 +1,111 @@
+"""What grows with a trace and with a model grows in step with it; counted, never timed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import backspot
+from synthetic import Trace
+
+TICK = 1_000
+
+
+def steps(count: int, path: Path) -> Path:
+    """Steps of ten modules each."""
+    trace = Trace()
+    for step in range(count):
+        at = 1_000 * TICK * step
+        for module in range(10):
+            begin = at + 20 * TICK * module
+            trace.forward(f"m.{module}", "M", begin, begin + 10 * TICK)
+            trace.operator("aten::mul", begin + TICK, begin + 2 * TICK, seq=10 * step + module)
+        trace.annotation("Optimizer.zero_grad#SGD.zero_grad", at + 300 * TICK, at + 301 * TICK)
+        for module in reversed(range(10)):
+            begin = at + 400 * TICK + 20 * TICK * (10 - module)
+            trace.node("MulBackward0", begin, begin + 9 * TICK, seq=10 * step + module)
+            trace.kernel(begin + 5 * TICK, begin + 12 * TICK, launch=begin + TICK)
+    return trace.save(path)
+
+
+def most_bytes(work: Callable[[], object]) -> int:
+    """The most that Python and NumPy hold at once while ``work`` runs."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_report_of_twice_the_steps_takes_at_most_twice_the_memory(tmp_path: Path) -> None:
+    paths = [steps(count, tmp_path / f"{count}.json") for count in (200, 400)]
+    backspot.locate(paths[0])  # what is imported and kept once
+    once, twice = (most_bytes(lambda path=path: backspot.locate(path)) for path in paths)
+    assert twice < 2.4 * once
+
+
+def test_the_cost_of_n_steps_is_n_times_that_of_one(tmp_path: Path) -> None:
+    few, many = (backspot.locate(steps(count, tmp_path / "t.json")) for count in (3, 30))
+    assert {r.path: (10 * r.wall_ns, 10 * r.gpu_ns, 10 * r.cpu_ns) for r in few.modules} == {
+        r.path: (r.wall_ns, r.gpu_ns, r.cpu_ns) for r in many.modules
+    }
+
+
+def test_twice_the_modules_take_at_most_twice_the_memory_to_instrument() -> None:
+    nn = pytest.importorskip("torch.nn")
+
+    def instrumented(count: int) -> int:
+        model = nn.ModuleList(
+            nn.Sequential(*(nn.Identity() for _ in range(50))) for _ in range(count)
+        )
+        found: list[int] = []
+
+        def work() -> None:
+            with backspot.instrument(model) as handle:
+                found.append(len(handle.paths))
+
+        used = most_bytes(work)
+        assert found == [51 * count + 1]
+        return used
+
+    instrumented(2)
+    assert instrumented(40) < 2.4 * instrumented(20)
+
+
+def test_a_table_of_many_modules_shows_a_few_and_counts_the_rest(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in range(2_000):
+        at = 10 * TICK * number
+        trace.forward(f"blocks.{number}", "Block", at, at + 8 * TICK)
+        trace.operator("aten::mul", at + TICK, at + 2 * TICK, seq=number)
+    for number in reversed(range(2_000)):
+        at = 10 * TICK * (4_000 - number)
+        trace.node("MulBackward0", at, at + 5 * TICK, seq=number)
+    text = str(backspot.locate(trace.save(tmp_path / "t.json")))
+    assert len(text.splitlines()) < 40
+    assert "1,985 more modules" in text
+    assert "2000 × blocks.* (Block)" in text
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import backspot", ("numpy", "msgspec", "rich", "torch", "backspot.report")),
+        (
+            "import backspot.commands as c; c.main(['--help'])",
+            ("numpy", "msgspec", "rich", "torch"),
+        ),
+        ("import backspot; backspot.locate", ("torch", "rich")),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(statement: str, absent: tuple[str, ...]) -> None:
+    home = Path(backspot.__file__).parents[1]
+    code = f"import sys; sys.path.insert(0, {str(home)!r}); {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(absent) & set(done.stdout.splitlines()[-1].split())
