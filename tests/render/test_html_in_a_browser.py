@@ -251,12 +251,23 @@ def test_names_that_look_like_markup_stay_text_wherever_they_are_shown(opened):
     assert page.evaluate("document.body.innerText.includes('\\u202e')") is False
 
 
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_nothing_undefined_is_shown(opened, name):
+    page = opened(SAMPLES[name]())
+    for index in range(min(5, page.locator("#table-box button.name").count())):
+        page.locator("#table-box button.name").nth(index).click()
+        shown = page.evaluate("document.body.innerText")
+        assert not re.search(r"\b(null|undefined|NaN|Infinity)\b", shown)
+
+
 def test_very_many_modules_are_shown_a_hundred_at_a_time(opened):
     page = opened(large(3_000))
     assert len(names(page)) == 100
     page.get_by_role("button", name=re.compile("^Show 100 more of ")).click()
     assert len(names(page)) == 200
     assert "most expensive of 3,000 modules" in page.locator("#folded").inner_text()
+    rest = page.locator("tbody.unowned tr").nth(1).inner_text()
+    assert re.match(r"\s*[\d,]+ modules\s", rest)
 
 
 def test_a_choice_of_light_or_dark_lasts(opened):
@@ -282,8 +293,10 @@ def test_on_a_narrow_screen_details_open_on_demand_and_close(opened):
     assert not details.is_visible()
     page.get_by_role("button", name="patch_embed.proj", exact=True).click()
     assert details.is_visible()
-    page.get_by_role("button", name="Close the details").click()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
     assert not details.is_visible()
+    assert page.evaluate("document.activeElement.innerText") == "patch_embed.proj"
 
 
 @pytest.mark.parametrize("name", ["diagnosed", "odd", "even_vit", "unlabelled"])

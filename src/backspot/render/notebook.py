@@ -46,7 +46,7 @@ def report_html(report: Report) -> str:
         more = counted(len(chosen.hidden), "more module")
         rest = f" {more}: report.top(), report.save('report.html')." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
-    return _whole([*parts, findings_list(report, limit=_FINDINGS)])
+    return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -33,6 +33,7 @@ __all__ = ["asset", "to_html"]
 
 _SCRIPTS = ("model.js", "icicle.js", "table.js", "details.js", "report.js")
 _STATIC_ROWS = 25
+_FINDINGS = 5
 _OPERATORS = 200
 
 
@@ -49,6 +50,7 @@ def to_html(report: Report) -> bytes:
     table, notes = _operators(report) if plain else _modules(report)
     page = Template(asset("template.html")).substitute(
         version=__version__,
+        per="pass" if report.step_unit == "backward pass" else "step",
         title=shown(_title(said)),
         trace=shown(report.trace),
         style=asset("report.css"),
@@ -58,7 +60,7 @@ def to_html(report: Report) -> bytes:
         setting=setting_list(report),
         warnings=warnings_list(report),
         phases=phases_bar(report),
-        findings=findings_list(report) or _NOTHING_FOUND,
+        findings=findings_list(report, shown_first=_FINDINGS) or _NOTHING_FOUND,
         heading="Autograd nodes" if plain else "Modules",
         explorer="" if plain else asset("explorer.html"),
         table=table,

@@ -27,7 +27,7 @@ from backspot.render._story import (
     setting,
 )
 from backspot.report import Finding, OperatorCost, Report, Row, WallKinds
-from backspot.words import decimals_for, duration, milliseconds, percent, visible
+from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
 
 __all__ = [
     "findings_list",
@@ -101,16 +101,20 @@ def _busy(report: Report, utilisation: float) -> str:
     return f", GPU busy {percent(utilisation)}" if report.has_gpu else ""
 
 
-def findings_list(report: Report, *, limit: int | None = None) -> str:
-    """What makes the step slower than it need be, and what to do."""
-    found = report.findings[:limit]
-    if not found:
+def findings_list(report: Report, *, shown_first: int) -> str:
+    """What makes the step slower than it need be, and what to do; the rest opens on demand."""
+    if not report.findings:
         return ""
-    items = "".join(_finding(report, one) for one in found)
-    rest = len(report.findings) - len(found)
-    more = f'<p class="muted">{rest} more in report.findings.</p>' if rest else ""
-    found_list = f'<ol class="found">{items}</ol>'
-    return f'<section class="findings"><h2>{HEADING}</h2>{found_list}{more}</section>'
+    items = [_finding(report, one) for one in report.findings]
+    first, rest = items[:shown_first], items[shown_first:]
+    more = ""
+    if rest:
+        summary = f"<summary>{counted(len(rest), 'more finding')}</summary>"
+        more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
+    return (
+        f'<section class="findings"><h2>{HEADING}</h2>'
+        f'<ol class="found">{"".join(first)}</ol>{more}</section>'
+    )
 
 
 def _finding(report: Report, finding: Finding) -> str:
@@ -147,47 +151,57 @@ def module_table(report: Report, rows: Sequence[Row], unowned: Sequence[Row]) ->
     def line(rank: int | None, row: Row) -> str:
         node = heaviest(row, "wall")
         cells = [
-            f'<td class="n muted">{rank or ""}</td>',
+            f'<td class="n muted rank">{rank or ""}</td>',
             f'<th scope="row"><code class="path"><bdi dir="ltr">{shown(row.name)}</bdi></code>'
             "</th>",
             f'<td class="o2">{shown(row.class_name) if row.is_module else ""}</td>',
             f'<td class="n"><b>{time(row.wall_ns)}</b></td>',
             f'<td class="n">{percent(report.share(row))}</td>',
-            f'<td class="b">{_kinds_bar(row.wall_on, row.wall_ns, longest)}</td>',
+            f'<td class="b">{_kinds_bar(report, row.wall_on, row.wall_ns, longest)}</td>',
         ]
         if report.has_gpu:
-            cells.append(f'<td class="n">{time(row.gpu_ns)}</td>')
-        cells.append(f'<td class="n">{time(row.cpu_ns)}</td>')
+            cells.append(f'<td class="n o1">{time(row.gpu_ns)}</td>')
+        cells.append(f'<td class="n o1">{time(row.cpu_ns)}</td>')
         if node:
-            spent = f"<code>{shown(node_name(node.name))}</code> {time(node.wall_ns)}"
+            name = f"<code>{shown(node_name(node.name))}</code>"
+            spent = f'<span class="node-cost">{name} <span>{time(node.wall_ns)}</span></span>'
         cells.append(f'<td class="node">{spent if node else ""}</td>')
         return f"<tr>{''.join(cells)}</tr>"
 
-    gpu = '<th scope="col" class="n">GPU</th>' if report.has_gpu else ""
-    head = (
-        '<tr><th scope="col" class="n">#</th><th scope="col">module</th>'
-        '<th scope="col" class="o2">class</th>'
-        '<th scope="col" class="n">wall</th><th scope="col" class="n">share</th>'
-        f'<td class="b"></td>{gpu}<th scope="col" class="n">CPU</th>'
-        '<th scope="col" class="node">heaviest node</th></tr>'
-    )
+    titles = [("module", ""), ("class", "o2"), *_times(report), ("heaviest node", "node")]
     body = "".join(line(rank, row) for rank, row in enumerate(rows, 1))
     rest = "".join(line(None, row) for row in unowned)
-    columns = 9 if report.has_gpu else 8
     below = (
-        f'<tbody class="unowned"><tr><th scope="rowgroup" colspan="{columns}">no module owns:</th>'
+        f'<tbody class="unowned"><tr><th scope="rowgroup" colspan="{len(titles) + 1}">'
+        "no module owns:</th>"
         f"</tr>{rest}</tbody>"
         if rest
         else ""
     )
-    return f'<table class="ranked"><thead>{head}</thead><tbody>{body}</tbody>{below}</table>'
+    return f'<table class="ranked">{_head(titles)}<tbody>{body}</tbody>{below}</table>'
 
 
-def _kinds_bar(spent: WallKinds, wall_ns: int, longest: int) -> str:
+def _times(report: Report) -> list[tuple[str, str]]:
+    """The titles and classes of the columns that tables of costs share."""
+    gpu = [("GPU", "n o1")] if report.has_gpu else []
+    return [("wall", "n"), ("share", "n"), ("drawn", "b"), *gpu, ("CPU", "n o1")]
+
+
+def _head(titles: Sequence[tuple[str, str]]) -> str:
+    cells = "".join(
+        f'<th scope="col" class="{kind}">'
+        + (f'<span class="unseen">{title}</span>' if kind == "b" else title)
+        + "</th>"
+        for title, kind in [("#", "n rank"), *titles]
+    )
+    return f"<thead><tr>{cells}</tr></thead>"
+
+
+def _kinds_bar(report: Report, spent: WallKinds, wall_ns: int, longest: int) -> str:
     """A bar as long as the row's time, in the colours of what it is spent on."""
     if not wall_ns:
         return ""
-    kinds = [(kind, getattr(spent, f"{kind}_ns")) for kind in KINDS]
+    kinds = [(kind, getattr(spent, f"{kind}_ns")) for kind in KINDS if report.has_gpu]
     parts = [(kind, ns) for kind, ns in kinds if ns > 0] or [("unknown", wall_ns)]
     told = "".join(f'<i class="k-{kind}" style="flex-grow:{ns}"></i>' for kind, ns in parts)
     return f'<span class="mix" style="width:{100 * wall_ns / longest:.1f}%">{told}</span>'
@@ -196,6 +210,8 @@ def _kinds_bar(spent: WallKinds, wall_ns: int, longest: int) -> str:
 def operator_table(report: Report, limit: int) -> str:
     """The autograd nodes by name, where no module can be named."""
     ranked: list[OperatorCost] = operators_by(report, "wall")[:limit]
+    if not ranked:
+        return "<p>No autograd node ran in it: was the backward recorded?</p>"
     steps, whole = report.steps, report.wall_ns or 1
     decimals = decimals_for(max((one.wall_ns for one in ranked), default=0) / steps)
     longest = max((one.wall_ns for one in ranked), default=0) or 1
@@ -204,20 +220,14 @@ def operator_table(report: Report, limit: int) -> str:
         return milliseconds(ns / steps, decimals)
 
     lines = "".join(
-        f'<tr><td class="n muted">{rank}</td>'
-        f'<th scope="row"><code>{shown(node_name(one.name))}</code></th>'
+        f'<tr><td class="n muted rank">{rank}</td>'
+        f'<th scope="row" class="of-nodes"><code>{shown(node_name(one.name))}</code></th>'
         f'<td class="n"><b>{time(one.wall_ns)}</b></td>'
         f'<td class="n">{percent(one.wall_ns / whole)}</td>'
-        f'<td class="b">{_kinds_bar(WallKinds(), one.wall_ns, longest)}</td>'
-        + (f'<td class="n">{time(one.gpu_ns)}</td>' if report.has_gpu else "")
-        + f'<td class="n">{time(one.cpu_ns)}</td><td class="n">{one.count:,}</td></tr>'
+        f'<td class="b">{_kinds_bar(report, WallKinds(), one.wall_ns, longest)}</td>'
+        + (f'<td class="n o1">{time(one.gpu_ns)}</td>' if report.has_gpu else "")
+        + f'<td class="n o1">{time(one.cpu_ns)}</td><td class="n">{one.count:,}</td></tr>'
         for rank, one in enumerate(ranked, 1)
     )
-    gpu = '<th scope="col" class="n">GPU</th>' if report.has_gpu else ""
-    return (
-        '<table class="ranked"><thead><tr><th scope="col" class="n">#</th>'
-        '<th scope="col">autograd node</th><th scope="col" class="n">wall</th>'
-        f'<th scope="col" class="n">share</th><td class="b"></td>{gpu}'
-        '<th scope="col" class="n">CPU</th><th scope="col" class="n">count</th></tr></thead>'
-        f"<tbody>{lines}</tbody></table>"
-    )
+    titles = [("autograd node", ""), *_times(report), ("count", "n")]
+    return f'<table class="ranked">{_head(titles)}<tbody>{lines}</tbody></table>'

@@ -8,17 +8,18 @@ function makeDetails(model, box, change, say) {
     box.hidden = !row;
     if (!row) return;
     const around = model.around(row);
-    box.replaceChildren(
+    const parts = [
       make("div", { class: "details-head" },
         make("h3", {}, make("code", {}, row.shown)),
-        make("button", { type: "button", class: "quiet close", onclick: () => change({ open: false, chosen: null }), "aria-label": "Close the details" }, "✕")),
+        make("button", { type: "button", class: "quiet close", onclick: () => change({ open: false }), "aria-label": "Close the details" }, "✕")),
       make("p", { class: "muted" }, [
         row.isModule ? row.cls : "no module owns this",
         row.isModule && `${perStep(row.calls / model.steps)} ${row.calls === model.steps ? "call" : "calls"} a ${model.per}`,
       ].filter(Boolean).join(" · "), around && around.id >= 0 ? " · in " : "",
         around && around.id >= 0 ? link(around) : ""),
       label(row), costs(row), spentOn(row), steps(row), nodes(row), lines(row), kernels(row), within(row),
-    );
+    ];
+    box.replaceChildren(...parts.filter(Boolean));
   }
 
   const link = (row) =>

@@ -3,7 +3,7 @@
 
 const LEVEL = 28; // pixels
 const LEVELS = 14;
-const NARROWEST = 3; // pixels; what is narrower is drawn together with its neighbours
+const NARROWEST = 4; // pixels; what is narrower is drawn together with its neighbours
 
 function makeIcicle(model, box, note, change) {
   const known = new Map();

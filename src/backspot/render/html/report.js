@@ -32,12 +32,16 @@
     details.draw(state.open ? state.chosen : null);
     trail();
     legend();
+    // A sheet over the page takes the focus, and gives it back.
+    if (next.chosen && narrow.matches) element("details").focus();
+    else if (next.open === false && narrow.matches) table.focus(state.chosen);
     element("idle").textContent = idle
       ? `${counted(idle, "more module")} ${idle === 1 ? "costs" : "cost"} the backward nothing.` : "";
     const share = percent(spent / (model.sums.wall || Infinity));
     if ("query" in next || "depth" in next) {
       const cost = `${duration(spent / model.steps)} (${share}) of the backward`;
       say(`${found.toLocaleString("en")} of ${counted(of, "row")}: ${cost}`);
+      element("found").textContent = state.query ? element("status").textContent : "";
     } else if (next.chosen) say(`${next.chosen.title}: details shown`);
     else if (next.zoom) say(`Zoomed to ${next.zoom.title}`);
     else if (next.sort) say(`Sorted by ${state.sort}, ${state.descending ? "descending" : "ascending"}`);

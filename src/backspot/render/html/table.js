@@ -51,7 +51,8 @@ function makeTable(model, box, change) {
     const column = list.find((one) => one.key === state.sort) || list.find((one) => one.key === "wall");
     const all = folded(model, state.depth);
     const costs = (line) => line.cost.wall || line.cost.gpu || line.cost.cpu;
-    const modules = all.filter((line) => line.isModule);
+    const small = all.filter((line) => line.row && line.row.members);
+    const modules = all.filter((line) => line.isModule && !small.includes(line));
     // What costs nothing is there to be found, not to be scrolled past.
     const found = modules.filter((line) =>
       (state.query ? state.hits(line.shown, line.cls) : costs(line)));
@@ -68,10 +69,14 @@ function makeTable(model, box, change) {
     const view = { list, state, longest, decimals };
     const table = make("table", { class: "ranked live" }, head(list, state, column));
     table.append(make("tbody", {}, ...ranked.slice(0, limit).map((line, index) => cells(line, index + 1, view))));
-    if (unowned.length && !state.query) {
-      const title = make("th", { scope: "rowgroup", colspan: list.length + 1 }, "no module owns:");
-      table.append(make("tbody", { class: "unowned" }, make("tr", {}, title),
-        ...unowned.map((line) => cells(line, "", view))));
+    const below = state.query ? [] : [
+      ["added up, for each of them is small:", small.length ? [together(small)] : []],
+      ["no module owns:", unowned],
+    ];
+    for (const [title, lines] of below.filter(([, some]) => some.length)) {
+      const heading = make("th", { scope: "rowgroup", colspan: list.length + 1 }, title);
+      table.append(make("tbody", { class: "unowned" }, make("tr", {}, heading),
+        ...lines.map((line) => cells(line, "", view))));
     }
     const kept = document.activeElement && document.activeElement.dataset.key;
     const more = ranked.length > limit && make("button", {
@@ -85,9 +90,20 @@ function makeTable(model, box, change) {
     return { found: found.length, of: modules.length, spent, idle: state.query ? 0 : modules.length - found.length };
   }
 
+  // Modules too small to stand in the page by themselves, as one line.
+  function together(lines) {
+    const cost = zero();
+    for (const line of lines) addTo(cost, line.cost);
+    const members = lines.reduce((sum, line) => sum + line.row.members, 0);
+    return { row: null, isModule: true, cost, node: "", spent: 0, cls: "", calls: null, shown: counted(members, "module") };
+  }
+
   function head(list, state, sorted) {
     const titles = list.map((column) => {
-      if (column.bar) return make("td", { class: "b" }, column.head);
+      if (column.bar) {
+        const title = column.head || make("span", { class: "unseen" }, "drawn");
+        return make("th", { scope: "col", class: "b" }, title);
+      }
       const active = column === sorted;
       const way = active ? (state.descending ? "descending" : "ascending") : null;
       return make("th", { scope: "col", class: classes(column, state), "aria-sort": way },
@@ -122,8 +138,9 @@ function makeTable(model, box, change) {
       }
       if (column.key === "forward" && !line.isModule) return make("td", { class: kind });
       if (column.key === "node") {
-        const spent = line.node ? ` ${milliseconds(line.spent / model.steps, decimals)}` : "";
-        return make("td", { class: kind }, make("code", {}, line.node), spent);
+        const spent = line.node ? milliseconds(line.spent / model.steps, decimals) : "";
+        return make("td", { class: `node ${kind}`, title: line.node },
+          make("span", { class: "node-cost" }, make("code", {}, line.node), " ", make("span", {}, spent)));
       }
       const text = column.text ? line.cls : milliseconds(column.value(line) / model.steps, decimals);
       return make("td", { class: kind }, text);
@@ -153,7 +170,9 @@ function makeTable(model, box, change) {
       value > 0 ? mix(parts, value, width) : null);
   }
 
-  return { draw };
+  const focus = (row) => row && box.querySelector(`[data-key="row ${row.id}"]`)?.focus();
+
+  return { draw, focus };
 }
 
 const perStep = (number) =>
