@@ -5,7 +5,19 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from sample_reports import SAMPLES, checkpointed, diagnosed, even_vit, large, odd, report, row, vit
+from hypothesis import HealthCheck, given, settings
+from sample_reports import (
+    SAMPLES,
+    checkpointed,
+    diagnosed,
+    even_vit,
+    large,
+    odd,
+    report,
+    reports,
+    row,
+    vit,
+)
 
 from backspot.report import LineCost
 from backspot.words import decimals_for, duration, milliseconds, percent
@@ -258,6 +270,26 @@ def test_nothing_undefined_is_shown(opened, name):
         page.locator("#table-box button.name").nth(index).click()
         shown = page.evaluate("document.body.innerText")
         assert not re.search(r"\b(null|undefined|NaN|Infinity)\b", shown)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(reports())
+def test_any_report_opens_and_no_name_of_it_becomes_an_element(browser, tmp_path, any_report):
+    path = any_report.save(tmp_path / "any.html", force=True)
+    with browser.open(path) as opened:
+        page = opened.page
+        button = page.locator("#table-box button.name")
+        if button.count():
+            button.last.click()
+        kinds = page.evaluate(
+            "[...new Set([...document.querySelectorAll('body *')].map(x => x.tagName))]"
+        )
+        assert not {"IMG", "IFRAME", "OBJECT", "SVG", "STYLE"} & set(kinds)
+        assert page.locator("script").count() == 2
+        assert opened.said == []
+        assert len(opened.asked) == 1
 
 
 def test_very_many_modules_are_shown_a_hundred_at_a_time(opened):

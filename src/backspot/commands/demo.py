@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PATCH_DROP = "patch_drop"
 _WARM_UP, _PROFILED = 3, 5
-_FILES = ("trace.json.gz", "report.json", "report.csv", "report.md")
+_FILES = ("trace.json.gz", "report.html", "report.json", "report.csv", "report.md")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -208,8 +208,8 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
             "GPU deterministic gather sorts, and patch_drop heads the list.\n"
         )
     console.print(
-        f"[bold]2.[/] Wrote {', '.join(_FILES)} into {folder}{os.sep}: open the trace at "
-        'https://ui.perfetto.dev and search for "backward: patch_drop".'
+        f"[bold]2.[/] Wrote {', '.join(_FILES)} into {folder}{os.sep}: open report.html, or the "
+        'trace at https://ui.perfetto.dev and search for "backward: patch_drop".'
     )
     console.print(
         "[bold]3.[/] timm's PatchDropout gathers, with one index for each number; here is one that "

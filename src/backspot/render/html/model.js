@@ -27,6 +27,7 @@ function readModel(data) {
       steps: ns(steps),
       nodes: nodes.map(([n, count, ...spent]) => ({
         name: n < 0 ? `${-n} more` : text(n),
+        isSum: n < 0,
         count,
         spent: ns(spent),
       })),
@@ -108,7 +109,7 @@ function folded(model, depth) {
     const line = lines.get(key);
     if (!deeper) line.row = row;
     addTo(line.cost, row.own);
-    for (const node of row.nodes) {
+    for (const node of row.nodes.filter((one) => !one.isSum)) {
       line.heaviest.set(node.name, (line.heaviest.get(node.name) || 0) + node.spent[0]);
     }
   }

@@ -101,7 +101,7 @@ function makeTable(model, box, change) {
   function head(list, state, sorted) {
     const titles = list.map((column) => {
       if (column.bar) {
-        const title = column.head || make("span", { class: "unseen" }, "drawn");
+        const title = make("span", { class: column.head ? "share" : "unseen" }, column.head || "drawn");
         return make("th", { scope: "col", class: "b" }, title);
       }
       const active = column === sorted;
