@@ -284,7 +284,21 @@ def odd() -> Report:
         made = node(name, 5_000_000)
         lines = (line(made, name, index + 1, name),)
         rows.append(row(name, name, wall=9_000_000 - 100_000 * index, nodes=(made,), lines=lines))
-    return report(rows, warnings=("a warning with \x1b[2J in it",), trace="\x1b[2Jtrace.json")
+    found = Finding(
+        rule="odd",
+        title="a title with \x1b[2J in it",
+        seen="a </script><script>alert(1)</script> and a | pipe",
+        remedy=f"set torch.{'very_' * 16}long_name = False & see `it` <b>work</b>",
+        wall_ns=9_000_000,
+        places=tuple(Place(name, name, 3, 900_000, f"{name}.py:1") for name in ODD_NAMES),
+        link="javascript:alert(1)",
+    )
+    return report(
+        rows,
+        warnings=("a warning with \x1b[2J in it",),
+        trace="\x1b[2Jtrace.json",
+        findings=(found,),
+    )
 
 
 def unlabelled() -> Report:

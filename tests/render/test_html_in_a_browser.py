@@ -200,6 +200,18 @@ def test_a_block_is_as_wide_as_its_part_of_the_whole(opened):
     assert found / whole == pytest.approx(of.share(of["patch_drop"].row), abs=0.005)
 
 
+@pytest.mark.parametrize("scripted", [True, False])
+def test_a_bar_is_as_long_as_its_rows_time(opened, scripted):
+    page = opened(
+        report(
+            [row(name, wall=ms * 1_000_000) for name, ms in zip("abc", (80, 60, 20), strict=True)]
+        ),
+        java_script_enabled=scripted,
+    )
+    lengths = [bar.bounding_box()["width"] for bar in page.locator("#table-box .mix").all()]
+    assert [length / lengths[0] for length in lengths] == pytest.approx([1, 0.75, 0.25], abs=0.02)
+
+
 def test_the_keyboard_alone_reaches_a_modules_details(opened):
     page = opened(vit())
     button = page.get_by_role("button", name="patch_embed.proj", exact=True)

@@ -204,7 +204,7 @@ def _kinds_bar(report: Report, spent: WallKinds, wall_ns: int, longest: int) -> 
     kinds = [(kind, getattr(spent, f"{kind}_ns")) for kind in KINDS if report.has_gpu]
     parts = [(kind, ns) for kind, ns in kinds if ns > 0] or [("unknown", wall_ns)]
     told = "".join(f'<i class="k-{kind}" style="flex-grow:{ns}"></i>' for kind, ns in parts)
-    return f'<span class="mix" style="width:{100 * wall_ns / longest:.1f}%">{told}</span>'
+    return f'<span class="mix" style="--part:{wall_ns / longest:.3f}">{told}</span>'
 
 
 def operator_table(report: Report, limit: int) -> str:

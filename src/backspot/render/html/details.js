@@ -62,7 +62,7 @@ function makeDetails(model, box, change, say) {
     const told = row.own.on.reduce((sum, value) => sum + value, 0);
     if (!model.gpu || !told) return null;
     const rows = KINDS.map((kind, index) => [kind, row.own.on[index]]).filter(([, ns]) => ns > 0);
-    return section("Its wall time is spent on", mix(row.own.on, row.own.wall, 100),
+    return section("Its wall time is spent on", mix(row.own.on, row.own.wall, 1),
       make("ul", { class: "legend column" }, ...rows.map(([kind, ns]) =>
         make("li", {}, make("i", { class: `k-${kind}`, "aria-hidden": "true" }), KIND_NAMES[kind], " ",
           make("b", {}, duration(ns / model.steps)), " ", make("span", { class: "muted" }, percent(ns / told))))));

@@ -82,7 +82,7 @@ function makeIcicle(model, box, note, change) {
     const time = block.size > 150 ? `${row.short}\u2002${words[0]}` : row.short;
     label.textContent = block.size > 24 ? time : "";
     strip.replaceChildren(...(state.measure !== "ratio" && model.gpu
-      ? mix(row.total.on, row.total.wall, 100).children : []));
+      ? mix(row.total.on, row.total.wall, 1).children : []));
     made.className = `block ${colour(row)}`;
     made.classList.toggle("dim", Boolean(state.matches) && !inside(row));
     made.classList.toggle("chosen", state.chosen === row);

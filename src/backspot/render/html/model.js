@@ -178,7 +178,7 @@ const counted = (number, thing, things = `${thing}s`) =>
 function make(tag, attributes, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (name === "style") Object.assign(element.style, value);
+    if (name === "style") setStyle(element, value);
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
@@ -187,14 +187,18 @@ function make(tag, attributes, ...children) {
   return element;
 }
 
-// A bar in the colours of what a time is spent on.
-function mix(on, whole, width) {
+function setStyle(element, style) {
+  for (const [name, value] of Object.entries(style)) element.style.setProperty(name, value);
+}
+
+// A bar in the colours of what a time is spent on; as long as `part` (0 to 1) of its room.
+function mix(on, whole, part) {
   const told = on.reduce((sum, value) => sum + value, 0);
   const kinds = told > 0 ? KINDS.map((kind, index) => [kind, on[index]]) : [["unknown", whole]];
   return make(
     "span",
-    { class: "mix", style: { width: `${width}%` }, "aria-hidden": "true" },
+    { class: "mix", style: { "--part": part }, "aria-hidden": "true" },
     ...kinds.filter(([, value]) => value > 0).map(([kind, value]) =>
-      make("i", { class: `k-${kind}`, style: { flexGrow: value } })),
+      make("i", { class: `k-${kind}`, style: { "flex-grow": value } })),
   );
 }

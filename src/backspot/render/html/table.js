@@ -163,11 +163,11 @@ function makeTable(model, box, change) {
 
   function bar(line, state, longest) {
     const value = measured(line.cost, state.measure);
-    const width = Number.isFinite(value) ? Math.min(100, (100 * value) / longest) : 0;
+    const part = Number.isFinite(value) ? Math.min(1, value / longest) : 0;
     const parts = state.measure === "wall" && model.gpu ? line.cost.on : [];
     const share = state.measure === "ratio" ? "" : percent(value / (model.sums[state.measure] || Infinity));
     return make("td", { class: "b" }, make("span", { class: "share" }, share),
-      value > 0 ? mix(parts, value, width) : null);
+      value > 0 ? mix(parts, value, part) : null);
   }
 
   const focus = (row) => row && box.querySelector(`[data-key="row ${row.id}"]`)?.focus();
