@@ -18,12 +18,12 @@ class Phase:
     """One part of the step; the phases of a report sum to its steps exactly.
 
     Attributes:
-        name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies that
-            nothing else hides), ``forward``, ``loss``, ``backward``, ``optimizer`` (``zero_grad``
-            and clipping included), ``other`` (known work that is none of these) or ``idle``
-            (nothing recorded, on the host or on a device).
+        name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies that no
+            kernel hides, those of the backward left out), ``forward``, ``loss``, ``backward``,
+            ``optimizer`` (``zero_grad`` and clipping included), ``other`` (known
+            work that is none of these) or ``idle`` (nothing recorded, on the host or on a device).
         wall_ns: clock time, each moment dealt to one phase by the same rule as the rows' ``wall``.
-        busy_ns: the part of it in which a device was running something.
+        busy_ns: the part of it in which any device was running something.
     """
 
     name: PhaseName

@@ -175,8 +175,8 @@ def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Repor
         report = replace(
             report,
             trace=events.source,
-            phases=find_phases(events, ownership, windows),
-            step_ns=report.step_ns if report.step_unit == "backward pass" else windows.lengths,
+            phases=find_phases(events, ownership, windows) if windows else (),
+            step_ns=windows.lengths if windows else report.step_ns,
         )
         return replace(report, findings=find_all(Evidence(events, ownership, report)))
 

@@ -16,11 +16,22 @@ from backspot.timeline import NOTHING
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
-__all__ = ["Passes", "Steps", "find_passes", "find_steps", "separators", "top_nodes"]
+__all__ = [
+    "OPTIMIZER_STEP",
+    "STEP_MARK",
+    "Passes",
+    "Steps",
+    "find_passes",
+    "find_steps",
+    "separators",
+    "top_nodes",
+]
 
-_STEP = "ProfilerStep#"
-_OPTIMIZER = "Optimizer.step#"
-_BETWEEN_PASSES = (_STEP, "Optimizer.", "Optimizer#")
+STEP_MARK = "ProfilerStep#"
+"""How the profiler marks a step."""
+OPTIMIZER_STEP = "Optimizer.step#"
+"""How PyTorch marks an optimizer's step."""
+_BETWEEN_PASSES = (STEP_MARK, "Optimizer.", "Optimizer#")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +228,8 @@ def find_steps(events: Events, passes: Passes) -> Steps:
     each optimizer step ends a step; with neither, each pass is one.
     """
     count = len(passes.start)
-    marks = events.named(Category.ANNOTATION, _STEP)
-    optimizers = np.sort(events.start[events.named(Category.ANNOTATION, _OPTIMIZER)])
+    marks = events.named(Category.ANNOTATION, STEP_MARK)
+    optimizers = np.sort(events.start[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
     if len(marks):
         marks = marks[np.argsort(events.start[marks], kind="stable")]
         inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1

@@ -7,26 +7,30 @@ host does. So a phase is not where the host stood, but what the step was waiting
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 
+from backspot.activity import (
+    BACKWARD,
+    COPY,
+    DATA,
+    IDLE,
+    NAMES,
+    OTHER,
+    Activity,
+    find_activity,
+    to_device,
+)
 from backspot.attribution import Ownership
-from backspot.clock import device_busy, whole_clock
-from backspot.diagnosis import Phase, PhaseName
+from backspot.clock import device_busy, device_clock
+from backspot.costs import summed, take
+from backspot.diagnosis import Phase
+from backspot.passes import OPTIMIZER_STEP
 from backspot.timeline import NOTHING, Timeline, first_started, layered, merged
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
 __all__ = ["StepWindows", "find_phases", "step_windows"]
-
-_NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
-_DATA, _COPY, _FORWARD, _LOSS, _BACKWARD, _OPTIMIZER, _OTHER, _IDLE = range(len(_NAMES))
-
-_TO_DEVICE = "Memcpy HtoD"
-_LOADERS = ("enumerate(DataLoader)", "[pl][profile]")
-_LOADS = ("DataLoader", "dataloader_next")
-_MODEL, _PASS, _STEP = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +51,30 @@ class StepWindows:
         return tuple((self.end - self.start).tolist())
 
 
-def step_windows(events: Events, ownership: Ownership) -> StepWindows:
+def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
     """Tell when each step began and ended.
 
     A step ends when all that it launched is done; the next begins at that moment, though the host
-    may be far ahead. The first begins with its mark, or with the first thing recorded.
+    may be far ahead. The first begins with its mark, or with the first thing recorded. Where
+    neither a mark nor an optimizer tells of steps, a pass with its forward is one.
+
+    Returns:
+        The steps on the clock; ``None`` where the trace tells of backward passes only.
     """
     steps, passes, work = ownership.steps, ownership.passes, ownership.work
+    first, last = np.full(steps.count, np.iinfo(np.int64).max), np.zeros(steps.count, np.int64)
+    np.minimum.at(first, steps.of_pass, passes.start)
+    np.maximum.at(last, steps.of_pass, passes.end)
     if len(steps.start):
         begins, ends = steps.start, steps.end
+    elif steps.unit == "optimizer step":
+        begins, ends = _between_updates(events, first, last)
     else:
-        begins, ends = _unmarked(events, ownership)
+        begins, ends = _forwards(events, ownership), last
+        if (begins >= first).all():
+            return None
+    # A pass that no mark stands around is its step's all the same.
+    begins, ends = np.minimum(begins, first), np.maximum(ends, last)
     launched = np.where(_left_over(events, ownership), -1, work.launch)
     launched = np.where(work.launch >= 0, launched, work.start)
     order = np.argsort(launched, kind="stable")
@@ -67,7 +84,7 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows:
         finished: Ints = done[np.searchsorted(launched[order], times, side="left")]
         return np.maximum(times, finished)
 
-    end = np.maximum.accumulate(np.maximum(drained(ends), int(passes.start.min())))
+    end = np.maximum.accumulate(drained(ends))
     start = np.maximum(drained(begins), np.append(0, end[:-1]))
     return StepWindows(np.minimum(start, end), end)
 
@@ -83,22 +100,38 @@ def _left_over(events: Events, ownership: Ownership) -> np.ndarray:
     return early
 
 
-def _unmarked(events: Events, ownership: Ownership) -> tuple[Ints, Ints]:
-    """Steps end with their optimizer's step, else with their last pass."""
-    steps, passes = ownership.steps, ownership.passes
-    ends = np.zeros(steps.count, np.int64)
-    np.maximum.at(ends, steps.of_pass, passes.end)
-    updates = np.sort(events.end[events.named(Category.ANNOTATION, "Optimizer.step#")])
-    after = np.append(updates, -1)[np.searchsorted(updates, ends, side="left")]
-    following = np.append(ends[1:], np.iinfo(np.int64).max)
-    ends = np.where((after >= 0) & (after < following), after, ends)
+def _between_updates(events: Events, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Steps end with their optimizer's last step before the next pass, and begin with that end."""
+    updates = np.sort(events.end[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
+    before = np.searchsorted(updates, np.append(first[1:], np.iinfo(np.int64).max), side="right")
+    ends = np.maximum(last, np.append(-1, updates)[before])
     host = events.of(Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME)
-    first = int(events.start[host].min(initial=int(passes.start.min())))
-    return np.append(first, ends[:-1]), ends
+    return np.append(int(events.start[host].min()), ends[:-1]), ends
+
+
+def _forwards(events: Events, ownership: Ownership) -> Ints:
+    """When each pass's forward begins: a module's call, else an operator that autograd numbers.
+
+    A pass that follows another without either begins with its first node.
+    """
+    spans, passes = ownership.spans, ownership.passes
+    operators = events.of(Category.OPERATOR)
+    made = (events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)
+    called = (spans.module >= 0) & (passes.of_span < 0)
+    ended = np.append(-1, np.maximum.accumulate(passes.end)[:-1])
+    start: Ints = passes.start.copy()
+    for times in (spans.start[called], events.start[operators[made]]):
+        after = np.searchsorted(np.sort(times), ended, side="left")
+        found = np.append(np.sort(times), np.iinfo(np.int64).max)[after]
+        start = np.where(start < passes.start, start, np.minimum(found, passes.start))
+    return start
 
 
 def find_phases(events: Events, ownership: Ownership, windows: StepWindows) -> tuple[Phase, ...]:
     """Deal the steps' clock time out to the phases; they sum to the windows exactly.
+
+    The backward is what the rows' wall time is made of: where the steps hold all of the passes, the
+    phase is as long as the report's ``wall_ns``.
 
     Args:
         events: the trace.
@@ -108,177 +141,75 @@ def find_phases(events: Events, ownership: Ownership, windows: StepWindows) -> t
     Returns:
         The phases that take any time, in the order of a step.
     """
-    spans, work, passes = ownership.spans, ownership.work, ownership.passes
-    count = len(spans.start)
-    clock = whole_clock(ownership)
-    devices = np.unique(work.device).tolist()
-    busy = layered(Timeline(*_EMPTY), *(device_busy(ownership, device) for device in devices))
-    every = np.arange(len(windows.start))
-    steps = first_started(windows.start, windows.end, every)
-    in_pass = first_started(
-        ownership.windows.start, ownership.windows.end, np.arange(len(passes.start))
-    )
-    host = _host_phases(events, ownership)
-    lines = (steps, clock, busy, in_pass, host)
-    edges = merged(*(line.edges for line in lines))
-    if len(edges) < 2:
-        return ()
+    work, passes = ownership.work, ownership.windows
+    activity = find_activity(events, ownership)
+    of_work = _of_work(events, ownership, activity)
+    held = _held(ownership)
+    steps = first_started(windows.start, windows.end, np.arange(len(windows.start)))
+    backward = first_started(passes.start, passes.end, np.arange(len(passes.start)))
+    edges = merged(*(line.edges for line in (steps, held, backward, activity.host)))
     at, length = edges[:-1], np.diff(edges)
-    inside = steps.at(at) >= 0
+    inside = steps.over(at) >= 0
     at, length = at[inside], length[inside]
-    holder, within = clock.at(at), in_pass.at(at) >= 0
-    is_work = holder >= count
-    of_span = np.where(
-        passes.of_span >= 0, _BACKWARD, np.where(_is_loss(ownership), _LOSS, _FORWARD)
+    item, within = held.over(at), backward.over(at) >= 0
+    phase = np.where(item >= 0, take(of_work, item), activity.host.over(at))
+    # What the rows of a pass hold: the host's time, and work that no launch record tells of.
+    unknown = (item < 0) | (take(work.launch, item) < 0)
+    phase[phase < 0] = IDLE
+    phase[within & unknown] = BACKWARD
+    running = (item >= 0) & (at >= take(work.start, item))
+    wall, busy = (
+        summed(phase[chosen], length[chosen], len(NAMES))
+        for chosen in (np.ones(len(at), bool), running)
     )
-    of_host = np.where(holder >= 0, np.append(of_span, 0)[np.minimum(holder, count)], host.at(at))
-    of_host = np.where(within, _BACKWARD, np.where(of_host < 0, _IDLE, of_host))
-    of_work = np.append(_work_phases(events, ownership, host, of_span), 0)
-    of_work = of_work[np.where(is_work, holder - count, NOTHING)]
-    lost = np.append(work.launch < 0, False)[np.where(is_work, holder - count, NOTHING)]
-    of_work = np.where(lost, np.where(within, _BACKWARD, _OTHER), of_work)
-    phase = np.where(is_work, of_work, of_host)
-    wall, running = np.zeros(len(_NAMES), np.int64), np.zeros(len(_NAMES), np.int64)
-    np.add.at(wall, phase, length)
-    np.add.at(running, phase, np.where(busy.at(at) >= 0, length, 0))
     return tuple(
-        Phase(name, int(wall[number]), int(running[number]))
-        for number, name in enumerate(_NAMES)
+        Phase(name, int(wall[number]), int(busy[number]))
+        for number, name in enumerate(NAMES)
         if wall[number]
     )
 
 
-_EMPTY = (np.empty(0, np.int64), np.empty(0, np.int64))
-
-
-def _is_loss(ownership: Ownership) -> np.ndarray:
-    """Whether each span is a call of a loss that stands outside the model."""
-    modules = ownership.spans.modules
-    loss = [m.class_name.endswith("Loss") and m.path == m.root for m in modules]
-    is_loss: np.ndarray = np.array([*loss, False], bool)[ownership.spans.module]
-    return is_loss
-
-
-def _work_phases(events: Events, ownership: Ownership, host: Timeline, of_span: np.ndarray) -> Ints:
+def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
     """The phase that each piece of device work belongs to."""
     work = ownership.work
-    phase = host.at(work.launch)
-    # Work is no waiting: what is launched while data is fetched is other work.
-    phase = np.where((phase < 0) | (phase == _IDLE) | (phase == _DATA), _OTHER, phase)
-    phase = np.where(work.span >= 0, np.append(of_span, 0)[work.span], phase)
-    copies = events.name_mask(_TO_DEVICE)[work.name]
-    phase = np.where(copies & (phase != _BACKWARD), _COPY, phase)
-    phase = np.where(work.optimizer.astype(bool), _OPTIMIZER, phase)
-    of_engine = (work.span < 0) & (work.run >= 0)
-    return np.where(of_engine, _BACKWARD, phase).astype(np.int64)
+    phase = activity.of_launches(work.thread, work.launch)
+    # Work is no waiting: what is launched while a batch is fetched is other work.
+    phase[(phase < 0) | (phase == DATA) | (work.launch < 0)] = OTHER
+    phase[to_device(events, work.name)] = COPY
+    of_node = take(ownership.passes.of_span, work.span) >= 0
+    of_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)
+    phase[of_node | of_engine] = BACKWARD
+    return phase
 
 
-def _host_phases(events: Events, ownership: Ownership) -> Timeline:
-    """What the host is at, outside of module calls and nodes, as a timeline of phases."""
-    annotations = events.of(Category.ANNOTATION)
-    name = events.name[annotations]
-    fetches = events.name_mask(*_LOADERS) & np.array(
-        [any(word in text for word in _LOADS) for text in events.names], bool
-    )
-    optimizes = events.name_mask("Optimizer.", "Optimizer#")
-    fetching, optimizing = annotations[fetches[name]], annotations[optimizes[name]]
-    thread, regions, kinds, model = _regions(events, ownership)
-    line = Timeline(regions, kinds[:, 0]) if len(regions) else Timeline(*_EMPTY)
-    host = events.of(Category.OPERATOR, Category.RUNTIME)
-    host = host[events.thread[host] == thread]
-    host = host[ownership.spans.at(thread, events.start[host]) < 0]
-    active = _constant(events, host, 0)
-    edges = np.unique(np.concatenate([line.edges, active.edges]))
-    working = Timeline(edges, np.where(active.at(edges) >= 0, line.at(edges), NOTHING))
-    waiting = _before_copies(events, ownership, regions, kinds) if not len(fetching) else []
-    return layered(
-        _constant(events, optimizing, _OPTIMIZER),
-        _constant(events, fetching, _DATA),
-        first_started(*model, np.full(len(model[0]), _FORWARD)),
-        working,
-        *waiting,
-    )
+def _held(ownership: Ownership) -> Timeline:
+    """Which device work holds each moment: it runs, or waits to run, where nothing else does.
 
-
-def _constant(events: Events, index: Ints, value: int) -> Timeline:
-    """Where any of these events runs, ``value``."""
-    return first_started(events.start[index], events.end[index], np.full(len(index), value))
-
-
-def _regions(events: Events, ownership: Ownership) -> tuple[int, Ints, Ints, tuple[Ints, Ints]]:
-    """Between the model's calls, the passes and the optimizer's steps: what lies between which.
-
-    Returns:
-        The thread that the program runs on; where each region begins; and for each region the phase
-        of operators in it, and whether a call of the model comes next; and when a model without
-        labels runs.
+    As in the passes: until one ends, its device decides.
     """
-    spans, passes = ownership.spans, ownership.passes
-    calls = np.flatnonzero((spans.module >= 0) & (spans.parent < 0) & (passes.of_span < 0))
-    calls = calls[~_is_loss(ownership)[calls]]
-    if len(calls):
-        threads, votes = np.unique(spans.thread[calls], return_counts=True)
-        thread = int(threads[np.argmax(votes)])
-        calls = calls[spans.thread[calls] == thread]
-        model, unlabelled = (spans.start[calls], spans.end[calls]), _EMPTY
-    else:
-        thread, unlabelled = _unlabelled(events, ownership)
-        model = unlabelled
-    steps = events.named(Category.ANNOTATION, "Optimizer.step")
-    begin = np.concatenate([model[0], passes.start, events.start[steps]])
-    end = np.concatenate([model[1], passes.end, events.end[steps]])
-    kind = np.repeat([_MODEL, _PASS, _STEP], [len(model[0]), len(passes.start), len(steps)])
-    order = np.argsort(begin, kind="stable")
-    end, kind = np.maximum.accumulate(end[order]), kind[order]
-    before, after = np.append(_STEP, kind), np.append(kind, NOTHING)
-    phase = np.full(len(before), _OTHER, np.int64)
-    phase[(before == _MODEL) & (after == _PASS)] = _LOSS if len(calls) else _FORWARD
-    phase[(before == _MODEL) & (after == _MODEL)] = _FORWARD
-    phase[(before == _PASS) & (after == _STEP)] = _OPTIMIZER  # clipping, unscaling
-    first = min(int(events.start.min(initial=0)), int(end.min(initial=0))) - 1
-    edges, kept = np.unique(np.append(first, end), return_index=True)
-    # Of regions that begin at one moment the last one holds.
-    last = np.append(kept[1:], len(before)) - 1
-    table = np.stack([phase, (after == _MODEL).astype(np.int64)], axis=1)
-    return thread, edges, table[last], unlabelled
+    passes, count = ownership.windows, len(ownership.spans.start)
+    devices = np.unique(ownership.work.device).tolist()
+    if not devices:
+        return _NONE
+    busy = {device: device_busy(ownership, device) for device in devices}
+    lines = {}
+    for device in np.unique(passes.device).tolist():
+        others = [busy[other] for other in devices if other != device]
+        lines[device] = layered(busy[device], *others, device_clock(ownership, device, _NONE))
+    # A waiting call's time is the host's.
+    lines = {
+        device: Timeline(line.edges, np.where(line.values >= count, line.values - count, NOTHING))
+        for device, line in lines.items()
+    }
+    if len(lines) == 1:
+        return next(iter(lines.values()))
+    edges = merged(passes.end, *(line.edges for line in lines.values()))
+    turn = np.minimum(np.searchsorted(passes.end, edges, side="right"), len(passes.end) - 1)
+    values = np.full(len(edges), NOTHING)
+    for device, line in lines.items():
+        mine = passes.device[turn] == device
+        values[mine] = line.at(edges[mine])
+    return Timeline(edges, values)
 
 
-def _unlabelled(events: Events, ownership: Ownership) -> tuple[int, tuple[Ints, Ints]]:
-    """Without labels the forward is what builds nodes before each pass."""
-    passes = ownership.passes
-    made = events.of(Category.OPERATOR)
-    made = made[(events.sequence[made] >= 0) & (events.forward_thread[made] <= 0)]
-    made = made[ownership.spans.around(events.thread[made], events.start[made]) < 0]
-    if not len(made):
-        return NOTHING, _EMPTY
-    threads, votes = np.unique(events.thread[made], return_counts=True)
-    thread = int(threads[np.argmax(votes)])
-    made = made[events.thread[made] == thread]
-    made = made[np.argsort(events.start[made], kind="stable")]
-    run = np.searchsorted(passes.start, events.start[made], side="left")
-    kept = run < len(passes.start)
-    runs, first = np.unique(run[kept], return_index=True)
-    finish = np.zeros(len(runs), np.int64)
-    np.maximum.at(finish, np.searchsorted(runs, run[kept]), events.end[made[kept]])
-    begin = events.start[made[kept]][first]
-    return thread, (begin, np.minimum(finish, passes.start[runs]))
-
-
-def _before_copies(
-    events: Events, ownership: Ownership, regions: Ints, kinds: Ints
-) -> list[Timeline]:
-    """Before a call of the model, idle until its batch is copied: waiting for data.
-
-    For programs that fetch their batches by no DataLoader, or by one that bears no mark.
-    """
-    work = ownership.work
-    copies = events.name_mask(_TO_DEVICE)[work.name] & (work.launch >= 0) & (work.span < 0)
-    launch = np.sort(work.launch[copies])
-    if not len(launch) or not len(regions):
-        return []
-    finish = np.append(regions[1:], np.iinfo(np.int64).max)
-    at = np.searchsorted(launch, regions, side="left")
-    arrival = np.append(launch, np.iinfo(np.int64).max)[at]
-    waits = (kinds[:, 1] > 0) & (arrival < finish)
-    begin, end = regions[waits], arrival[waits]
-    return [first_started(begin, end, np.full(len(begin), _DATA))]
+_NONE = Timeline(np.empty(0, np.int64), np.empty(0, np.int64))

@@ -100,7 +100,8 @@ class Report:
         devices: per-device costs; empty where the trace has no device work.
         step_unit: what counts as one step.
         step_ns: each step's clock time: from its mark, or the end of the step before, until all
-            that it launched is done. Where each backward pass counts as a step, the pass's.
+            that it launched is done; where each backward pass counts as a step, from the start of
+            its forward. The passes' time where no forward is recorded either.
         wall_ns: the backward's clock time; the rows sum to it.
         gpu_ns: the backward's device time; the rows sum to it.
         cpu_ns: the host's time in backward; the rows sum to it.
@@ -109,9 +110,8 @@ class Report:
         has_gpu: whether the trace holds device work.
         warnings: what a reader must know before trusting the numbers.
         trace: what was read: a file's name, ``live profile``, …
-        phases: where the steps' clock time goes, in the order of a step. They sum to ``step_ns``;
-            where each backward pass counts as a step, to all that lies from the first thing
-            recorded to the end of the last pass.
+        phases: where the steps' clock time goes, in the order of a step. They sum to ``step_ns``
+            exactly; empty where the trace tells of nothing but backward passes.
         findings: what makes the step slower than it need be, the most expensive first.
         schema: version of this form.
     """
@@ -143,6 +143,12 @@ class Report:
     def wall_ms_per_step(self) -> float:
         """The backward's clock time in milliseconds, per step."""
         return self.wall_ns / 1e6 / self.steps
+
+    @property
+    def utilisation(self) -> float:
+        """The share (0 to 1) of the steps in which a device was running something."""
+        whole = sum(phase.wall_ns for phase in self.phases)
+        return sum(phase.busy_ns for phase in self.phases) / whole if whole else 0.0
 
     def share(self, row: Row, sort: Sort = "wall") -> float:
         """The row's part (0 to 1) of the backward's wall, gpu or cpu time.

@@ -25,7 +25,8 @@ def find(evidence: Evidence) -> Finding | None:
     waiting |= cpu_operators.spans_with(evidence)
     mine = evidence.in_pass & ~waiting
     cost = int(evidence.host_ns[mine].sum())
-    if not evidence.report.has_gpu or not cost or cost < _LEAST * evidence.report.wall_ns:
+    wall = evidence.report.wall_ns
+    if not evidence.report.has_gpu or not wall or not cost or cost < _LEAST * wall:
         return None
     kernels = int(evidence.backward.sum())
     length = int((evidence.work.end - evidence.work.start)[evidence.backward].sum())
@@ -34,7 +35,7 @@ def find(evidence: Evidence) -> Finding | None:
         "launch-bound",
         title="The GPU waits for the host to launch kernels",
         seen=(
-            f"In {percent(cost / evidence.report.wall_ns)} of the backward, {evidence.ms(cost)}, "
+            f"In {percent(cost / wall)} of the backward, {evidence.ms(cost)}, "
             "the GPU has nothing queued while the host goes through nodes: "
             f"{evidence.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
             "average. (A profiler slows the host: without it this is less.)"
