@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
-from backspot.clock import KINDS, device_busy, device_clock, device_drained, host_clock, kinds
+from backspot.clock import KINDS, device_clock, device_drained, host_clock, kinds, pass_clock
 from backspot.costs import Piece, joined, line_costs, node_costs, summed, take
 from backspot.report import (
     Coverage,
@@ -91,13 +91,6 @@ class _Accountant:
             summed(run[~kept & ~early], amount[~kept & ~early], count),
         )
 
-    def _pass_clock(self, device: int) -> Timeline:
-        """The clock of the passes that wait for ``device``: while it idles, others may work."""
-        others = [device_busy(self.o, other) for other in self.devices if other != device]
-        if not others:
-            return self.clock[device]
-        return layered(device_busy(self.o, device), *others, self.clock[device])
-
     def _wall(self, clock: Timeline, chosen: Ints, device: int) -> tuple[Piece, Ints, Ints]:
         windows = self.o.windows
         cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
@@ -156,7 +149,7 @@ class _Accountant:
         count = len(begin)
         parts = [
             self._wall(
-                self._pass_clock(device) if device >= 0 else self.host,
+                pass_clock(self.o, device),
                 np.flatnonzero(waits_for == device),
                 device,
             )

@@ -22,6 +22,7 @@ __all__ = [
     "device_drained",
     "host_clock",
     "kinds",
+    "pass_clock",
     "whole_clock",
 ]
 
@@ -109,6 +110,23 @@ def device_clock(ownership: Ownership, device: int) -> Timeline:
     begin, queued, end, following = _idle(ownership, busy)
     waiting = first_started(queued, end, following)
     return layered(busy, waiting, _drained(ownership, begin, queued), host_clock(ownership))
+
+
+@_once
+def pass_clock(ownership: Ownership, device: int) -> Timeline:
+    """The clock of the passes that wait for ``device``: while it idles, others may work.
+
+    Args:
+        ownership: a trace with owners.
+        device: its index; ``NOTHING`` where the host alone decides.
+    """
+    if device == NOTHING:
+        return host_clock(ownership)
+    devices = np.unique(ownership.work.device).tolist()
+    others = [device_busy(ownership, other) for other in devices if other != device]
+    if not others:
+        return device_clock(ownership, device)
+    return layered(device_busy(ownership, device), *others, device_clock(ownership, device))
 
 
 @_once

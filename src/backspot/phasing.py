@@ -22,11 +22,11 @@ from backspot.activity import (
     to_device,
 )
 from backspot.attribution import Ownership
-from backspot.clock import device_busy, device_clock
+from backspot.clock import pass_clock
 from backspot.costs import summed, take
 from backspot.diagnosis import Phase
 from backspot.passes import OPTIMIZER_STEP
-from backspot.timeline import NOTHING, Timeline, first_started, layered, merged
+from backspot.timeline import NOTHING, Timeline, first_started, merged
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -188,19 +188,12 @@ def _held(ownership: Ownership) -> Timeline:
     As in the passes: until one ends, its device decides.
     """
     passes, count = ownership.windows, len(ownership.spans.start)
-    devices = np.unique(ownership.work.device).tolist()
-    if not devices:
-        return _NONE
-    busy = {device: device_busy(ownership, device) for device in devices}
     lines = {}
     for device in np.unique(passes.device).tolist():
-        others = [busy[other] for other in devices if other != device]
-        lines[device] = layered(busy[device], *others, device_clock(ownership, device, _NONE))
-    # A waiting call's time is the host's.
-    lines = {
-        device: Timeline(line.edges, np.where(line.values >= count, line.values - count, NOTHING))
-        for device, line in lines.items()
-    }
+        line = pass_clock(ownership, device)
+        # Where a span holds, a waiting call's included, it is for the host to say.
+        work = np.where(line.values >= count, line.values - count, NOTHING)
+        lines[device] = Timeline(line.edges, work)
     if len(lines) == 1:
         return next(iter(lines.values()))
     edges = merged(passes.end, *(line.edges for line in lines.values()))
@@ -210,6 +203,3 @@ def _held(ownership: Ownership) -> Timeline:
         mine = passes.device[turn] == device
         values[mine] = line.at(edges[mine])
     return Timeline(edges, values)
-
-
-_NONE = Timeline(np.empty(0, np.int64), np.empty(0, np.int64))

@@ -209,7 +209,7 @@ def pieces(timeline: Timeline, windows: Timeline) -> tuple[Ints, Ints, Ints]:
 
 def merged(*edges: Ints) -> Ints:
     """All edges, sorted, each once; ``np.unique`` hashes first, which takes ten times as long."""
-    every = np.concatenate(edges)
-    every.sort(kind="stable")  # made for what is sorted in stretches
-    first: Ints = every[np.append(True, every[1:] > every[:-1])] if len(every) else every
+    merged = np.concatenate(edges)
+    merged.sort(kind="stable")  # made for what is sorted in stretches
+    first: Ints = merged[np.append(True, merged[1:] > merged[:-1])] if len(merged) else merged
     return first
