@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 from hypothesis import given, settings
-from sample_reports import SAMPLES, diagnosed, large, odd, reports, unlabelled, vit
+from sample_reports import SAMPLES, diagnosed, large, odd, report, reports, row, unlabelled, vit
 
 from backspot.render.html import to_html
 
@@ -77,6 +77,13 @@ def test_the_page_asks_for_nothing():
 def test_the_page_stays_small(modules, limit):
     content = to_html(large(modules))
     assert len(content) < 1_000 * limit
+
+
+def test_very_many_steps_do_not_make_the_page_large():
+    steps = 5_000
+    rows = [row(f"layers.{index}", wall=steps * (index + 9), steps=steps) for index in range(200)]
+    many = report(rows, step_ns=(50_000_000,) * steps)
+    assert len(to_html(many)) < 300_000
 
 
 def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():

@@ -420,3 +420,12 @@ def test_printed_the_page_is_light_and_without_controls(opened):
     assert page.locator("#table-box table").is_visible()
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == "rgb(252, 252, 251)"
+
+
+def test_of_very_many_steps_the_first_are_drawn_and_all_are_told(opened):
+    slow = row("fc", wall=400_000_000, steps=200)
+    slow = replace(slow, wall_ns_by_step=(*[1_990_000] * 199, 3_990_000))
+    page = opened(report([slow], step_ns=(5_000_000,) * 200))
+    text = page.locator("#details").inner_text()
+    assert "2.0 ms to 4.0 ms over 200 steps; drawn are the first 60" in text
+    assert page.locator("#details .steps i").count() == 60

@@ -27,6 +27,8 @@ _BYTES = 225_000
 _BYTES_A_MODULE = 250
 _MOST_BYTES = 900_000
 """How much a page may hold: up to 1,000 modules fit the first, more take more, to a limit."""
+_STEPS = 60
+"""How many steps are drawn one by one."""
 _LONGEST = 160
 """Characters of a kernel's name, or a line: templates run to thousands."""
 
@@ -141,12 +143,19 @@ def _row(
         row.calls,
         [_in(unit, ns) for ns in costs],
         [_in(unit, ns) for ns in astuple(row.wall_on)],
-        [_in(unit, ns) for ns in row.wall_ns_by_step],
+        _steps(row.wall_ns_by_step, unit),
         _nodes(row.nodes, strings, unit, 6 if full else 2),
         _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,
         _lines(row.lines, strings, unit, 5 if full else 1),
     ]
+
+
+def _steps(by_step: Sequence[int], unit: int) -> list[int]:
+    """The least and the most of all steps, and the first steps' times."""
+    if len(by_step) < 2:
+        return []
+    return [_in(unit, ns) for ns in (min(by_step), max(by_step), *by_step[:_STEPS])]
 
 
 def _nodes(nodes: Sequence[NodeCost], strings: _Strings, unit: int, limit: int) -> list[list[int]]:
@@ -212,7 +221,7 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
         sum(row.calls for row in members),
         summed(costs),
         summed([astuple(row.wall_on) for row in members]),
-        summed([row.wall_ns_by_step for row in members]),
+        [],
         [],
         [],
         0,

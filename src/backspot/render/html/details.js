@@ -70,12 +70,13 @@ function makeDetails(model, box, change, say) {
 
   function steps(row) {
     if (row.steps.length < 2 || !row.own.wall) return null;
-    const most = Math.max(...row.steps);
-    const least = Math.min(...row.steps);
-    const text = `${duration(least)} to ${duration(most)} over ${counted(row.steps.length, model.per, model.per === "pass" ? "passes" : "steps")}`;
-    const shown = row.steps.slice(0, 60);
+    const [least, most] = row.spread;
+    const rest = model.steps - row.steps.length;
+    const text = `${duration(least)} to ${duration(most)} over ` +
+      counted(model.steps, model.per, model.per === "pass" ? "passes" : "steps") +
+      (rest > 0 ? `; drawn are the first ${row.steps.length}` : "");
     return section(`Spread over ${model.per === "pass" ? "passes" : "steps"}`,
-      make("div", { class: "steps", role: "img", "aria-label": text }, ...shown.map((ns) =>
+      make("div", { class: "steps", role: "img", "aria-label": text }, ...row.steps.map((ns) =>
         make("i", { style: { height: `${most ? (100 * ns) / most : 0}%` }, title: duration(ns) }))),
       make("p", { class: "small muted" }, text));
   }

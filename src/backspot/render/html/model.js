@@ -24,7 +24,8 @@ function readModel(data) {
       root: text(root),
       calls,
       own: { wall, gpu, cpu, forward, recompute, on: ns(on) },
-      steps: ns(steps),
+      spread: ns(steps.slice(0, 2)), // the least and the most of all steps
+      steps: ns(steps.slice(2)), // the first ones
       nodes: nodes.map(([n, count, ...spent]) => ({
         name: n < 0 ? `${-n} more` : text(n),
         isSum: n < 0,
@@ -74,7 +75,7 @@ function readModel(data) {
   const whole = {
     id: -1, level: 0, depth: -1, parent: null, path: "", name: "", cls: "", root: "", calls: 0,
     shown: "the whole backward", short: "the whole backward", title: "the whole backward",
-    isModule: false, members: 0, own: zero(), total: zero(), steps: [], nodes: [], kernels: [], lines: [],
+    isModule: false, members: 0, own: zero(), total: zero(), spread: [], steps: [], nodes: [], kernels: [], lines: [],
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
