@@ -21,7 +21,7 @@ from backspot.activity import (
     find_activity,
     to_device,
 )
-from backspot.attribution import Ownership
+from backspot.attribution import DeviceWork, Ownership
 from backspot.clock import pass_clock
 from backspot.costs import summed, take
 from backspot.diagnosis import Phase
@@ -75,13 +75,13 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
             return None
     # A pass that no mark stands around is its step's all the same.
     begins, ends = np.minimum(begins, first), np.maximum(ends, last)
-    launched = np.where(_left_over(events, ownership), -1, work.launch)
+    launched = np.where(_left_over(work), -1, work.launch)
     launched = np.where(work.launch >= 0, launched, work.start)
     order = np.argsort(launched, kind="stable")
-    done = np.maximum.accumulate(np.append(0, work.end[order]))
+    launched, done = launched[order], np.maximum.accumulate(np.append(0, work.end[order]))
 
     def drained(times: Ints) -> Ints:
-        finished: Ints = done[np.searchsorted(launched[order], times, side="left")]
+        finished: Ints = done[np.searchsorted(launched, times, side="left")]
         return np.maximum(times, finished)
 
     end = np.maximum.accumulate(drained(ends))
@@ -89,11 +89,9 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
     return StepWindows(np.minimum(start, end), end)
 
 
-def _left_over(events: Events, ownership: Ownership) -> np.ndarray:
+def _left_over(work: DeviceWork) -> np.ndarray:
     """What was launched before the recording and ran into it, by its place in its queue."""
-    work = ownership.work
-    calls = events.correlation[events.of(Category.RUNTIME)]
-    known = np.isin(events.correlation[work.event], calls[calls > 0])
+    known = work.thread >= 0
     first = np.full(int(work.queue.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, work.queue[known], work.start[known])
     early: np.ndarray = ~known & (work.start < first[work.queue])
