@@ -214,6 +214,37 @@ def test_an_optimizer_that_runs_its_own_passes_owns_what_follows_them() -> None:
     assert busy(report) == {"forward": 8, "backward": 5}
 
 
+def test_lightnings_actions_are_told_by_their_names() -> None:
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    for name, start, end in (
+        ("[pl][profile][_TrainingEpochLoop].train_dataloader_next", 1, 8),
+        ("[pl][profile][Strategy]SingleDeviceStrategy.batch_to_device", 10, 13),
+        ("[pl][profile]run_training_batch", 14, 95),
+        ("[pl][profile][LightningModule]Net.optimizer_step", 15, 94),
+        ("Optimizer.step#AdamW.step", 16, 93),
+        ("[pl][profile][Strategy]SingleDeviceStrategy.training_step", 20, 50),
+        ("[pl][module]torch.nn.modules.linear.Linear: encoder", 22, 30),
+        ("[pl][module]torch.nn.modules.linear.Linear: head", 33, 40),
+        ("[pl][module]torch.nn.modules.loss.CrossEntropyLoss: loss_fn", 42, 46),
+        ("[pl][profile][LightningModule]Net.optimizer_zero_grad", 52, 54),
+        ("[pl][profile][Strategy]SingleDeviceStrategy.backward", 58, 76),
+        ("[pl][profile][LightningModule]Net.configure_gradient_clipping", 78, 80),
+    ):
+        trace.annotation(name, start * TICK, end * TICK)
+    operator(trace, "aten::addmm", 23, 24, seq=0)
+    trace.node("AddmmBackward0", 60 * TICK, 75 * TICK, seq=0, thread=HOST)
+    assert ticks(report_of(trace)) == {
+        "data": 7,
+        "copy": 3,
+        "forward": 20 + 6,  # what training_step does beside the loss
+        "loss": 4,
+        "backward": 15,
+        "optimizer": 2 + 18,
+        "idle": 25,
+    }
+
+
 def test_what_is_fetched_by_no_marked_loader_is_waited_for_until_it_is_copied() -> None:
     trace = Trace()
     step(trace, loader=False)
