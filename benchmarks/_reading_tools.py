@@ -12,6 +12,7 @@ import argparse
 import gzip
 import json
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -39,9 +40,16 @@ def backspot(path: Path, jobs: int | None = None) -> Callable[[], Found]:
     import backspot.render.text
 
     def run() -> Found:
-        report = library.locate(path, jobs=jobs)
+        begin = read = time.perf_counter()
+
+        def progress(done: int, total: int | None) -> None:
+            nonlocal read
+            read = time.perf_counter()  # the last time is when all of it is in columns
+
+        report = library.locate(path, jobs=jobs, progress=progress)
         text = str(report)
         return {
+            "read_seconds": read - begin,
             "steps": report.steps,
             "wall_ns": report.wall_ns,
             "rows": {r.path: [r.wall_ns, r.gpu_ns, r.cpu_ns] for r in report.modules},
@@ -123,6 +131,14 @@ def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def idle_worker() -> int:
+    """What one of Backspot's other processes holds before it reads, in KiB."""
+    code = "import resource, sys; sys.path[:] = sys.argv[1:]; import backspot.trace._worker; "
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    command = [sys.executable, "-I", "-S", "-c", code, *sys.path]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tool", choices=TOOLS)
@@ -133,6 +149,7 @@ def main() -> None:
     except ImportError as error:
         print(json.dumps({"skipped": f"not installed ({error})"}))
         return
+    worker_idle = idle_worker() if options.tool.startswith("backspot") else 0
     started: list[str] = []
     sys.addaudithook(
         lambda event, _: started.append(event) if event == "subprocess.Popen" else None
@@ -146,12 +163,14 @@ def main() -> None:
         return
     seconds = time.perf_counter() - begin
     own, others = peak() - idle, resource.getrusage(resource.RUSAGE_CHILDREN)
+    workers = len(started)
+    worker = others.ru_maxrss - worker_idle if workers else 0
     result = {
         "seconds": seconds,
         "cpu_seconds": time.process_time() - spent + others.ru_utime + others.ru_stime,
-        "processes": 1 + len(started),
-        # The other processes are counted whole, their interpreters included.
-        "peak_kib": own + len(started) * others.ru_maxrss,
+        "processes": 1 + workers,
+        # Of all its processes together, as if each held its most at once.
+        "peak_kib": own + workers * worker,
         **found,
     }
     sys.stdout.write(json.dumps(result) + "\n")

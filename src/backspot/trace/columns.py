@@ -14,8 +14,8 @@ __all__ = ["Columns", "Index"]
 
 _TOGETHER = 1 << 17
 """Rows to join at a time: many small arrays would leave memory in shreds."""
-# What is bounded by its making waits in fewer bytes; all become 64 bits in the end.
-_NARROW = {"category": np.int8, "name": np.int32, "thread": np.int32}
+# What is bounded by its making takes fewer bytes.
+_NARROW: dict[str, Any] = {"category": np.int8, "name": np.int32, "thread": np.int32}
 
 
 class Index(dict[Any, int]):
@@ -142,8 +142,8 @@ class Columns:
 
         The pieces are given up on the way, so that nothing is held twice.
         """
-        arrays = {
-            field: _joined(gathered).astype(np.int64, copy=False)
+        arrays: dict[str, Ints] = {
+            field: _joined(gathered).astype(_NARROW.get(field, np.int64), copy=False)
             for field, gathered in self._pieces.items()
         }
         origin = int(arrays["start"].min()) if len(arrays["start"]) else 0

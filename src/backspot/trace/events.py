@@ -83,6 +83,8 @@ class Flows:
 class Events:
     """A trace as columns; arrays of equal length, one entry an event, in the order of the trace.
 
+    ``category``, ``name`` and ``thread`` are of fewer than 64 bits.
+
     Attributes:
         start: nanoseconds from the trace's first event.
         duration: nanoseconds, never negative.
