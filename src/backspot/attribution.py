@@ -18,7 +18,7 @@ from backspot.making import find_lines_of_nodes
 from backspot.passes import Passes, Steps, find_steps
 from backspot.recomputing import NO_CALLER, find_recomputation
 from backspot.spans import Spans, find_spans
-from backspot.timeline import NOTHING, Timeline, first_started
+from backspot.timeline import NOTHING, Timeline, distinct, first_started
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -221,7 +221,7 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
     launch, thread = _launches(events, index)
     span = np.full(len(index), NOTHING, np.int64)
     run = np.full(len(index), NOTHING, np.int64)
-    for number in np.unique(thread[thread >= 0]).tolist():
+    for number in distinct(thread[thread >= 0]):
         mine = np.flatnonzero(thread == number)
         span[mine] = spans.at(number, launch[mine])
         if number in passes.threads:
@@ -282,7 +282,7 @@ def _in_optimizer(events: Events, launch: Ints, thread: Ints) -> np.ndarray:
     """Whether each launch lies in an annotation of PyTorch's optimizers on its thread."""
     marks = events.named(Category.ANNOTATION, "Optimizer.")
     inside = np.zeros(len(launch), bool)
-    for number in np.unique(events.thread[marks]).tolist():
+    for number in distinct(events.thread[marks]):
         mine = marks[events.thread[marks] == number]
         steps = first_started(events.start[mine], events.end[mine], mine)
         here = thread == number
@@ -306,7 +306,7 @@ def _infer_launches(
     launch, thread, span = columns
     queue = events.thread[work]
     latest = np.append(np.maximum.accumulate(passes.end), -1)  # of the passes up to each
-    for number in np.unique(queue[launch < 0]).tolist():
+    for number in distinct(queue[launch < 0]):
         mine = np.flatnonzero(queue == number)
         recorded = launch[mine] >= 0
         known, lost = mine[recorded], mine[~recorded]

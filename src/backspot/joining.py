@@ -15,7 +15,7 @@ import numpy as np
 
 from backspot.passes import Passes, find_passes
 from backspot.spans import EVALUATE, Spans
-from backspot.timeline import NOTHING
+from backspot.timeline import NOTHING, distinct
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -97,7 +97,7 @@ def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     node_of_name = np.array(
         [name_ids.get(name.removeprefix(EVALUATE), NOTHING) for name in events.names], np.int64
     )
-    for thread in np.unique(events.thread[numbered]).tolist():
+    for thread in distinct(events.thread[numbered]):
         mine = numbered[events.thread[numbered] == thread]
         span = spans.at(thread, events.start[mine])
         fits = (span >= 0) & (
@@ -112,7 +112,7 @@ def _forward_operators(events: Events) -> dict[int, _Operators]:
     operators = events.of(Category.OPERATOR)
     forward = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
     result = {}
-    for thread in np.unique(events.thread[forward]).tolist():
+    for thread in distinct(events.thread[forward]):
         index = forward[events.thread[forward] == thread]
         index = index[np.lexsort((events.start[index], events.sequence[index]))]
         result[thread] = _Operators(index, events.sequence[index], events.start[index])

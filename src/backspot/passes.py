@@ -12,7 +12,7 @@ import numpy as np
 
 from backspot.report import StepUnit
 from backspot.spans import Spans
-from backspot.timeline import NOTHING
+from backspot.timeline import NOTHING, distinct
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -213,7 +213,7 @@ def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, In
     """
     operators = events.of(Category.OPERATOR)
     result = {}
-    for thread in np.unique(events.thread[operators]).tolist():
+    for thread in distinct(events.thread[operators]):
         times = np.sort(events.start[operators[events.thread[operators] == thread]])
         span = spans.at(thread, times)
         # A label within a node belongs to the node: only what has no node around it separates.

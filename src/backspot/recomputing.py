@@ -17,7 +17,7 @@ import numpy as np
 from backspot.labels import parse_label
 from backspot.passes import separators, top_nodes
 from backspot.spans import EVALUATE, Spans, nest
-from backspot.timeline import NOTHING
+from backspot.timeline import NOTHING, distinct
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -89,7 +89,7 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     operators = operators[plain[events.name[operators]] & (events.forward_thread[operators] <= 0)]
     is_node = np.append(spans.is_node, False)
     found, nodes = [], []
-    for thread in np.unique(spans.thread[spans.is_node]).tolist():
+    for thread in distinct(spans.thread[spans.is_node]):
         mine = operators[events.thread[operators] == thread]
         span = spans.at(thread, events.start[mine])
         mine, span = mine[is_node[span]], span[is_node[span]]
@@ -116,7 +116,7 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     times = [between[thread] for thread in spans.nesting if thread in between]
     starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
     rare = []
-    for thread in np.unique(spans.thread[nodes]).tolist():
+    for thread in distinct(spans.thread[nodes]):
         mine = nodes[spans.thread[nodes] == thread]
         mine = mine[np.argsort(spans.start[mine], kind="stable")]
         run = np.searchsorted(starts, spans.start[mine])

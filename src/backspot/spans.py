@@ -13,7 +13,7 @@ import numpy as np
 
 from backspot.labels import Kind, parse_label
 from backspot.report import LabelSource
-from backspot.timeline import NOTHING, Nesting, innermost
+from backspot.timeline import NOTHING, Nesting, distinct, innermost
 from backspot.trace import Category, Events
 from backspot.trace.events import MODULE_CALL, Ints
 
@@ -97,7 +97,7 @@ class Spans:
     def around(self, threads: Ints, times: Ints) -> Ints:
         """The innermost span at each of ``times``, each on its own of ``threads``."""
         found = np.full(len(times), NOTHING, np.int64)
-        for thread in np.unique(threads).tolist():
+        for thread in distinct(threads):
             mine = threads == thread
             found[mine] = self.at(thread, times[mine])
         return found
@@ -105,7 +105,7 @@ class Spans:
     def any_starts(self, threads: Ints, after: Ints, before: Ints) -> np.ndarray:
         """Whether a span starts between two times, neither included, each on its own thread."""
         found = np.zeros(len(threads), bool)
-        for thread in np.unique(threads).tolist():
+        for thread in distinct(threads):
             mine = threads == thread
             edges = self.nesting[thread][1].timeline.edges
             low = np.searchsorted(edges, after[mine], side="right")
@@ -157,7 +157,7 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
     regions = operators[events.name_mask(_REGION)[events.name[operators]]]
     alone = [
         mine[spans.at(thread, events.start[mine]) < 0]
-        for thread in np.unique(events.thread[regions]).tolist()
+        for thread in distinct(events.thread[regions])
         for mine in (regions[events.thread[regions] == thread],)
     ]
     index = np.concatenate([np.empty(0, np.int64), *alone])
@@ -202,7 +202,7 @@ def _mark(events: Events, spans: Spans) -> None:
         return
     markers = events.of(Category.OPERATOR, Category.ANNOTATION)
     markers = markers[named[events.name[markers]] >= 0]
-    for thread in np.unique(events.thread[markers]).tolist():
+    for thread in distinct(events.thread[markers]):
         mine = markers[events.thread[markers] == thread]
         span = spans.at(thread, events.start[mine])
         at = (span >= 0) & np.append(spans.is_node, False)[span]
@@ -213,7 +213,7 @@ def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[In
     """Each span's parent; and for each thread its spans' indices and how they nest."""
     parent = np.full(len(start), NOTHING, np.int64)
     nesting: dict[int, tuple[Ints, Nesting]] = {}
-    for number in np.unique(thread).tolist():
+    for number in distinct(thread):
         mine = np.flatnonzero(thread == number)
         nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
         nesting[number] = (mine, nested)

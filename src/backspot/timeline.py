@@ -17,6 +17,7 @@ __all__ = [
     "NOTHING",
     "Nesting",
     "Timeline",
+    "distinct",
     "first_started",
     "innermost",
     "layered",
@@ -213,3 +214,12 @@ def merged(*edges: Ints) -> Ints:
     merged.sort(kind="stable")  # made for what is sorted in stretches
     first: Ints = merged[np.append(True, merged[1:] > merged[:-1])] if len(merged) else merged
     return first
+
+
+def distinct(values: Ints) -> list[int]:
+    """The values that occur, sorted; quick where they come in runs, as threads of events do."""
+    if not len(values):
+        return []
+    runs = values[np.append(True, values[1:] != values[:-1])]
+    found: list[int] = np.unique(runs).tolist()
+    return found

@@ -129,14 +129,18 @@ class Events:
     origin_ns: int = 0
     truncated: bool = False
     lines: LineTable = field(default_factory=LineTable)
+    _end: list[Ints] = field(default_factory=list, init=False, repr=False, compare=False)
     _of: dict[tuple[Category, ...], Ints] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
     def end(self) -> Ints:
-        """``start + duration``."""
-        return self.start + self.duration
+        """``start + duration``; kept, so it is read only."""
+        if not self._end:
+            self._end.append(self.start + self.duration)
+            self._end[0].flags.writeable = False
+        return self._end[0]
 
     def of(self, *categories: Category) -> Ints:
         """The indices of the events of these categories; kept, so they are read only."""
