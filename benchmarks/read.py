@@ -59,13 +59,14 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown tools: {', '.join(sorted(unknown))}; there are {', '.join(TOOLS)}")
     budget = Budget(options.seconds)
+    hardware = machine()
     document: dict[str, Any] = {
         "benchmark": "read",
-        "hardware": machine(),
+        "hardware": hardware,
         "recorded": RECORDED.name,
     }
-    print(", ".join(f"{key} {value}" for key, value in document["hardware"].items()))
-    cells: list[Cell] = []
+    print(", ".join(f"{key} {value}" for key, value in hardware.items()))
+    cells: list[Cell] = [live(options, budget)] if LIVE in tools else []
     with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
         traces = make(Path(folder), sizes, packed)
         document["traces"] = [
