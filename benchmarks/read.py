@@ -236,7 +236,8 @@ def live(options: argparse.Namespace, budget: Budget) -> Cell:
     script = Path(__file__).with_name("_live_reading.py")
     readings: list[dict[str, float]] = []
     reason = ""
-    while (len(readings) < min(3, options.repeat) and budget.left > 0) or not (readings or reason):
+    began = time.monotonic()
+    while len(readings) < options.repeat and time.monotonic() - began < options.patience:
         done = subprocess.run(
             [sys.executable, str(script), "--events", str(options.live_events)],
             capture_output=True,
