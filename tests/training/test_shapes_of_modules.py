@@ -265,6 +265,9 @@ def test_a_scripted_part_belongs_to_the_module_around_it():
             loss.backward()
         return loss
 
+    # PyTorch compares with itself only from the second model on: the first one's calls differ in
+    # the last bit, without Backspot too.
+    run(Scripted())
     _, own = found_in(Scripted, run)
     assert set(own) <= {"", "before", "after"}
     linear = {"AddmmBackward0", "TBackward0"}
