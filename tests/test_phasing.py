@@ -13,7 +13,7 @@ import backspot
 from backspot import Report
 from synthetic import Trace
 
-TICK = 10_000  # nanoseconds: well above what is taken for a clock's rounding
+TICK = 1_000_000  # nanoseconds: well above what a clock rounds, and what a loop does in Python
 HOST, ENGINE = 1, 2
 
 
@@ -366,3 +366,17 @@ def test_the_backward_phase_is_what_the_rows_are_made_of(trace: Trace) -> None:
     trace.events = [e for e in trace.events if e["args"].get("correlation", -1) in {-1, *launched}]
     report = report_of(trace)
     assert ticks(report).get("backward", 0) * TICK == report.wall_ns
+
+
+def test_what_a_loop_does_in_a_moment_is_no_waiting_for_data() -> None:
+    trace = Trace()
+    step(trace, loader=False)
+    trace.kernel(
+        TICK // 2,
+        TICK,
+        launch=TICK // 2,
+        launch_thread=HOST,
+        name="Memcpy HtoD (Pinned -> Device)",
+        cat="gpu_memcpy",
+    )
+    assert "data" not in ticks(report_of(trace))

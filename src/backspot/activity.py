@@ -37,6 +37,7 @@ __all__ = [
 
 NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
 """The phases in the order of a step; the values of an activity's timelines are their places."""
+_PYTHON = 1_000_000  # nanoseconds: less than this is what any loop does between two steps
 DATA, COPY, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER, IDLE = range(len(NAMES))
 
 _LIGHTNING = r"\[pl\]\[profile\].*"
@@ -368,7 +369,7 @@ class _Finder:
         else:
             first = np.append(NOTHING, self.o.steps.of_pass[:-1]) != self.o.steps.of_pass
             known, end = known & first, sections.forward
-        known &= end > begin
+        known &= end > begin + _PYTHON
         return _constant(begin[known], end[known], DATA)
 
 
