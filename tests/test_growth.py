@@ -62,7 +62,7 @@ def test_twice_the_modules_take_at_most_twice_the_memory_to_instrument() -> None
 
     def instrumented(count: int) -> int:
         model = nn.ModuleList(
-            nn.Sequential(*(nn.Identity() for _ in range(50))) for _ in range(count)
+            nn.Sequential(*(nn.Flatten() for _ in range(50))) for _ in range(count)
         )
         found: list[int] = []
 

@@ -175,6 +175,16 @@ def test_an_identity_does_not_claim_what_it_passes_on(record):
         assert record(step(model)).backward() == ["backward: 2 (Tanh)", "backward: 0 (Linear)"]
 
 
+def test_an_identity_bears_a_label_only_where_somebody_hooks_it(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Identity())
+    model[1].register_forward_hook(lambda module, args, output: output * 2)
+    with backspot.instrument(model) as instrumentation:
+        assert instrumentation.paths == ("", "0", "1")
+        assert record(step(model)).backward() == ["backward: 1 (Identity)", "backward: 0 (Linear)"]
+    with backspot.instrument(nn.Identity()) as instrumentation:
+        assert instrumentation.paths == ("",)
+
+
 def test_a_feature_belongs_to_the_module_that_made_it(record):
     class Skips(nn.Module):
         def __init__(self):

@@ -24,13 +24,17 @@ class Residual(nn.Module):
         return self.act(x)
 
 
+class Passing(nn.Identity):
+    """Bears labels, which ``nn.Identity`` itself does not."""
+
+
 class Views(nn.Module):
     """Views of memory that is changed in place, before and after the view is made."""
 
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(6, 6)
-        self.passing = nn.Identity()
+        self.passing = Passing()
         self.second = nn.Linear(6, 6)
 
     def forward(self, x):
@@ -52,7 +56,7 @@ class StaleUnbind(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.passing = nn.Identity()
+        self.passing = Passing()
 
     def forward(self, x):
         y = self.linear(x) * 1
@@ -231,7 +235,7 @@ def test_a_stale_view_is_counted_and_not_asked(record):
     model = StaleUnbind()
     with backspot.instrument(model):
         names = record(lambda: model(torch.randn(2, 4)).sum().backward()).names
-    assert names.count("unmarked: passing (Identity)") == 1
+    assert names.count("unmarked: passing (Passing)") == 1
     assert names[-2:] == ["backward: (StaleUnbind)", "backward: linear (Linear)"]
 
 

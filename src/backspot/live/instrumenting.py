@@ -175,7 +175,9 @@ def instrument(
     ``torch.jit.script`` refuses a model while it is instrumented: ``remove()`` before scripting.
 
     A traced call of a shared module bears its first path. Paths leave out the parts that wrappers
-    add (``torch.compile``, data parallelism, activation checkpointing).
+    add (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` on
+    which no hook stands makes no node and launches nothing: it bears no label, which saves its
+    cost.
 
     Args:
         model: the model, or any ``torch.nn.Module``, a loss function too.
@@ -217,7 +219,7 @@ def _instrument(
         reason = _refusal(module, hooks)
         if reason:
             skipped[path] = reason
-        else:
+        elif not (inner_path and hooks == "node" and _passes_on(module)):
             found.append((path, module, parent))
     if not found:
         raise UsageError(
@@ -286,6 +288,16 @@ def _check_paths(paths: tuple[str, ...], model: object) -> None:
                 f"{called} is in use by another instrumented model: pass name=, for instance "
                 f"instrument({type(model).__name__.lower()}, name='second')"
             )
+
+
+def _passes_on(module: Any) -> bool:  # noqa: ANN401 - a torch module
+    """Whether nothing can come of its calls: a third of the modules of many a model is so."""
+    return type(module) is torch.nn.Identity and not (
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+    )
 
 
 def _refusal(module: Any, hooks: str) -> str:  # noqa: ANN401 - a torch module
