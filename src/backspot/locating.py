@@ -178,7 +178,7 @@ def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Repor
             phases=find_phases(events, ownership, windows) if windows else (),
             step_ns=windows.lengths if windows else report.step_ns,
         )
-        return replace(report, findings=find_all(Evidence(events, ownership, report)))
+        return replace(report, findings=find_all(Evidence(events, ownership, report, windows)))
 
 
 def _no_backward(events: Events) -> str:

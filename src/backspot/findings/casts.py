@@ -32,7 +32,7 @@ def find(evidence: Evidence) -> Finding | None:
         "casts",
         title="Gradients are cast between dtypes",
         seen=(
-            f"{evidence.per_step(int(nodes.sum()), 'cast')} of gradients of activations take "
+            f"{evidence.per_step(int(nodes.sum()), 'cast')} of activations' gradients, "
             f"{evidence.ms(int(evidence.span_ns[nodes].sum()))}; each has its like in the forward."
         ),
         remedy=(

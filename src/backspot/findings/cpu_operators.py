@@ -7,7 +7,7 @@ import numpy as np
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence, Mask
 from backspot.labels import parse_label
-from backspot.timeline import Timeline, first_started, layered, pieces
+from backspot.timeline import first_started, pieces
 from backspot.trace import Category
 from backspot.trace.events import Ints
 
@@ -33,8 +33,8 @@ def find(evidence: Evidence) -> Finding | None:
         "cpu-operators",
         title="Operators of a GPU model run on the CPU",
         seen=(
-            f"{evidence.per_step(len(index), 'operator')} ({', '.join(names)}) compute on the host "
-            f"for {evidence.ms(int(cost.sum()))} while the GPU has nothing to do."
+            f"On the host: {evidence.per_step(len(index), 'operator')} ({', '.join(names)}), "
+            f"{evidence.ms(int(cost.sum()))} of them while the GPU has nothing to do."
         ),
         remedy=(
             "Create the tensors on the device (torch.arange(…, device=x.device)), register "
@@ -65,6 +65,8 @@ def _computing(evidence: Evidence) -> Ints:
     skipped = labels | events.name_mask(*_NOT_COMPUTE)
     index = index[~skipped[events.name[index]]]
     calls = events.of(Category.RUNTIME)
+    if not len(calls):  # not recorded: any operator may have launched something
+        return calls
     kept = []
     for thread in np.unique(events.thread[index]).tolist():
         mine = index[events.thread[index] == thread]
@@ -80,13 +82,10 @@ def _computing(evidence: Evidence) -> Ints:
 
 def _while_idle(evidence: Evidence, index: Ints) -> Ints:
     """How long each of these events ran while the host held the clock."""
-    events, clock = evidence.events, evidence.clock
+    events = evidence.events
     held = np.zeros(len(index), np.int64)
-    if not len(index) or not len(clock.edges):
-        return held
     order = np.arange(len(index))
     running = first_started(events.start[index], events.end[index], order)
-    host = Timeline(clock.edges, np.where(clock.values < len(evidence.spans.start), 0, -1))
-    number, holder, length = pieces(layered(host), running)
-    np.add.at(held, number[holder >= 0], length[holder >= 0])
+    number, free, length = pieces(evidence.idle, running)
+    np.add.at(held, number[free >= 0], length[free >= 0])
     return held

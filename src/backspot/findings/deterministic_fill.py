@@ -20,7 +20,7 @@ def find(evidence: Evidence) -> Finding | None:
         "deterministic-fill",
         title="Deterministic mode fills memory that is overwritten anyway",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'kernel')} fill fresh tensors, "
+            f"Fresh tensors are filled, by {evidence.per_step(int(work.sum()), 'kernel')}, "
             f"{evidence.ms(int(evidence.work_ns[work].sum()))}: with "
             "torch.use_deterministic_algorithms(True), empty memory is filled with NaN."
         ),

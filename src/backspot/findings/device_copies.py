@@ -38,7 +38,7 @@ def find(evidence: Evidence) -> Finding | None:
         "device-copies",
         title=f"Tensors are copied {where}",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)} take "
+            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "
             f"{evidence.ms(cost)} in which nothing else runs."
         ),
         remedy=remedy,

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from backspot.attribution import OUTSIDE, SPECIAL, DeviceWork, Ownership
 from backspot.clock import device_busy, whole_clock
 from backspot.diagnosis import Finding, Phase, Place
+from backspot.phasing import StepWindows
 from backspot.report import Report
 from backspot.spans import Spans
-from backspot.timeline import NOTHING, Timeline, first_started, layered
+from backspot.timeline import NOTHING, Timeline, first_started, layered, merged, pieces
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 from backspot.words import counted, duration, percent
@@ -39,11 +40,13 @@ class Evidence:
         events: the trace.
         ownership: its owners.
         report: its costs, all depths, without findings.
+        windows: its steps on the clock; ``None`` where it tells of backward passes only.
     """
 
     events: Events
     ownership: Ownership
     report: Report
+    windows: StepWindows | None
 
     # What there is ---------------------------------------------------------------------------
 
@@ -75,6 +78,15 @@ class Evidence:
         return _take(self.in_pass, self.work.span, False).astype(bool)
 
     @cached_property
+    def recorded(self) -> Mask:
+        """Whether each piece of device work runs in the steps, not only before or between them."""
+        steps, work = self.windows or self.ownership.windows, self.work
+        at = np.searchsorted(steps.end, work.start, side="right")
+        begins = np.append(steps.start, np.iinfo(np.int64).max)[at]
+        kept: Mask = (begins < work.end) | (begins == work.start)
+        return kept
+
+    @cached_property
     def step_ns(self) -> int:
         """The clock time of all recorded steps, as far as the trace tells it."""
         marked = sum(phase.wall_ns for phase in self.report.phases)
@@ -92,24 +104,34 @@ class Evidence:
         return whole_clock(self.ownership)
 
     @cached_property
+    def steps(self) -> Timeline:
+        """Which step each moment belongs to."""
+        steps = self.windows or self.ownership.windows
+        return first_started(steps.start, steps.end, np.arange(len(steps.start)))
+
+    @cached_property
+    def idle(self) -> Timeline:
+        """When in the steps no device has anything to do, running or queued: 0, else nothing."""
+        edges = merged(self.clock.edges, self.steps.edges)
+        free = (self.clock.over(edges) < len(self.spans.start)) & (self.steps.over(edges) >= 0)
+        return Timeline(edges, np.where(free, 0, NOTHING))
+
+    @cached_property
     def _held(self) -> Ints:
-        count = len(self.spans.start) + len(self.work.start)
-        held = np.zeros(count, np.int64)
-        if len(self.clock.edges):
-            values = self.clock.values[:-1]
-            mine = values >= 0
-            np.add.at(held, values[mine], np.diff(self.clock.edges)[mine])
+        held = np.zeros(len(self.spans.start) + len(self.work.start), np.int64)
+        _, holder, length = pieces(self.clock, self.steps)
+        np.add.at(held, holder[holder >= 0], length[holder >= 0])
         return held
 
     @property
     def work_ns(self) -> Ints:
-        """For each piece of device work the clock time that it holds, waiting to run included."""
+        """For each piece of device work the time of the steps that it holds, its wait included."""
         held: Ints = self._held[len(self.spans.start) :]
         return held
 
     @property
     def host_ns(self) -> Ints:
-        """For each span the clock time that it holds on the host, no device having anything."""
+        """For each span the steps' time that it holds on the host, no device having anything."""
         held: Ints = self._held[: len(self.spans.start)]
         return held
 
@@ -123,8 +145,11 @@ class Evidence:
 
     @cached_property
     def busy_ns(self) -> int:
-        """The clock time in which any device ran something."""
-        return _length(layered(*self._busy)) if self._busy else 0
+        """The steps' clock time in which any device ran something."""
+        if not self._busy:
+            return 0
+        _, holder, length = pieces(layered(*self._busy), self.steps)
+        return int(length[holder >= 0].sum())
 
     @cached_property
     def _busy(self) -> tuple[Timeline, ...]:
@@ -139,10 +164,10 @@ class Evidence:
         return chosen
 
     def work_named(self, matches: Callable[[str], bool]) -> Mask:
-        """Whether each piece of device work has a name that matches."""
+        """Whether each piece of the steps' device work has a name that matches."""
         names, inverse = self._work_names
         good = np.array([matches(self.events.names[name]) for name in names.tolist()], bool)
-        return good[inverse] if len(names) else np.zeros(0, bool)
+        return good[inverse] & self.recorded if len(names) else np.zeros(0, bool)
 
     @cached_property
     def _work_names(self) -> tuple[Ints, Ints]:
@@ -158,7 +183,7 @@ class Evidence:
         return mask
 
     def launched_in(self, *operators: str, category: Category = Category.OPERATOR) -> Ints:
-        """For each piece of device work the event around its launch of one of these names.
+        """For each piece of the steps' device work the event of these names around its launch.
 
         Args:
             operators: whole names, or beginnings of names that end in ``*``.
@@ -167,7 +192,8 @@ class Evidence:
         Returns:
             Indices into the events, of the outermost one; ``NOTHING`` for none.
         """
-        return self.around(self.work.thread, self.work.launch, *operators, category=category)
+        found = self.around(self.work.thread, self.work.launch, *operators, category=category)
+        return np.where(self.recorded, found, NOTHING)
 
     def around(
         self,
@@ -214,14 +240,17 @@ class Evidence:
         """What these copies move in a step, as a text to insert: `` of 77 MB``."""
         size = self.events.size[self.work.event[chosen]]
         moved = int(size[size > 0].sum()) / self.report.steps
-        return f" of {moved / 1e6:,.{0 if moved >= 1e7 else 1}f} MB together" if moved else ""
+        together = " together" if int(chosen.sum()) > self.report.steps else ""
+        return f" of {moved / 1e6:,.{0 if moved >= 1e7 else 1}f} MB{together}" if moved else ""
 
     def per_step(self, count: int, thing: str, things: str = "") -> str:
-        """A number over all steps as a text: ``12 kernels a step``."""
+        """A number over all steps as a text: ``12 kernels per step``, ``1 wait in 5 steps``."""
         steps = self.report.steps
         if steps == 1 or count % steps == 0:
             return counted(count // steps, thing, things) + " per step"
-        return f"{count / steps:.1f} {things or thing + 's'} per step"
+        if count < steps:
+            return f"{counted(count, thing, things)} in {steps:,} steps"
+        return f"{count / steps:,.1f} {things or thing + 's'} per step"
 
     def places(self, owner: Ints, wall_ns: Ints, count: Ints | None = None) -> tuple[Place, ...]:
         """Sum costs by owner, most expensive first; ``NOTHING`` stands for no module's.
@@ -311,10 +340,6 @@ def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:
     np.add.at(sums, inverse, spent)
     ranked = np.argsort(-sums, kind="stable")[:_NAMED]
     return tuple(names[index] for index in which[ranked].tolist())
-
-
-def _length(line: Timeline) -> int:
-    return int(np.diff(line.edges)[line.values[:-1] >= 0].sum()) if len(line.edges) else 0
 
 
 def _take(column: np.ndarray, index: Ints, missing: int | bool) -> Ints:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence
-from backspot.words import percent
 
 __all__ = ["find"]
 
@@ -13,7 +12,7 @@ _COMMUNICATION = 2  # DeviceWork.tier
 
 def find(evidence: Evidence) -> Finding | None:
     """Find communication kernels that run while no device computes or copies."""
-    work = evidence.work.tier == _COMMUNICATION
+    work = (evidence.work.tier == _COMMUNICATION) & evidence.recorded
     cost = int(evidence.work_ns[work].sum())
     if not cost:
         return None
@@ -22,9 +21,8 @@ def find(evidence: Evidence) -> Finding | None:
         "exposed-communication",
         title="Communication between ranks is not hidden",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'collective')} run for {evidence.ms(whole)}; for "
-            f"{evidence.ms(cost)} ({percent(min(1.0, cost / whole))}) nothing is computed beside "
-            "them, on this rank."
+            f"{evidence.per_step(int(work.sum()), 'collective')}, {evidence.ms(whole)} in all; for "
+            f"{evidence.ms(cost)} this rank computes nothing, but waits for them to start or end."
         ),
         remedy=(
             "Larger or earlier buckets (DistributedDataParallel's bucket_cap_mb), FSDP's prefetch, "

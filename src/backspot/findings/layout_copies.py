@@ -50,8 +50,8 @@ def find(evidence: Evidence) -> Finding | None:
         "layout-copies",
         title="Gradients are copied into another memory layout",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')} take "
-            f"{evidence.ms(int(cost.sum()))} in backward and compute nothing."
+            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}: "
+            f"{evidence.ms(int(cost.sum()))} of the backward in which nothing is computed."
         ),
         remedy=remedy,
         link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",

@@ -17,8 +17,8 @@ def find(evidence: Evidence) -> Finding | None:
         "pageable-copy",
         title="Copies to the GPU come from pageable memory",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)} take "
-            f"{evidence.ms(int(evidence.work_ns[work].sum()))} in which nothing else runs: the "
+            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "
+            f"{evidence.ms(int(evidence.work_ns[work].sum()))} in which nothing else runs. The "
             "driver copies such memory twice, and the host waits."
         ),
         remedy=(
