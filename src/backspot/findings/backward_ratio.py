@@ -40,6 +40,7 @@ def find(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
         return None
     worst = int(np.argmax(np.where(odd, wall, 0)))
     nodes = odd[evidence.ownership.owner] & evidence.in_pass & evidence.spans.is_node
+    heaviest = evidence.top_nodes(nodes & (evidence.ownership.owner == worst))
     steps = evidence.report.steps
     path = evidence.places(np.array([worst]), np.array([0]))[0].label
     return evidence.finding(
@@ -48,7 +49,7 @@ def find(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
         seen=(
             f"{path}: forward {evidence.ms(int(forward[worst]))}, backward "
             f"{evidence.ms(int(backward[worst]))}, {backward[worst] / forward[worst]:.0f} times as "
-            f"long, where twice is usual; mostly {', '.join(evidence.top_nodes(nodes))}."
+            f"long, where twice is usual; mostly {', '.join(heaviest)}."
         ),
         remedy=(
             "Look at the nodes: an operation with a slow backward can often be written otherwise "

@@ -33,8 +33,8 @@ def find(evidence: Evidence) -> Finding | None:
         "cpu-operators",
         title="Operators of a GPU model run on the CPU",
         seen=(
-            f"On the host: {evidence.per_step(len(index), 'operator')} ({', '.join(names)}), "
-            f"{evidence.ms(int(cost.sum()))} of them while the GPU has nothing to do."
+            f"{evidence.per_step(len(index), 'operator')} ({', '.join(names)}) on the host: "
+            f"{evidence.ms(int(cost.sum()))} in which the GPU has nothing to do."
         ),
         remedy=(
             "Create the tensors on the device (torch.arange(…, device=x.device)), register "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from backspot.diagnosis import Finding
 from backspot.findings.duplicate_indices import work_of
-from backspot.findings.evidence import Evidence
+from backspot.findings.evidence import Evidence, Mask
+from backspot.trace import Category
 
 __all__ = ["find"]
 
@@ -15,16 +18,17 @@ _LEAST = 0.04
 def find(evidence: Evidence) -> Finding | None:
     """Find embedding nodes, which fill a gradient for every row of the table."""
     nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
+    nodes &= ~_sparse(evidence)
     if int(evidence.span_ns[nodes].sum()) < max(1, _LEAST * evidence.step_ns):
         return None
     return evidence.finding(
         "dense-embedding-gradient",
         title="Embedding backward writes a gradient for the whole table",
         seen=(
-            f"{', '.join(evidence.top_nodes(nodes))} takes "
+            f"{', '.join(evidence.top_nodes(nodes))}: "
             f"{evidence.ms(int(evidence.span_ns[nodes].sum()))} in "
-            f"{evidence.per_step(int(nodes.sum()), 'node')}: it clears a gradient of the table's "
-            "size, sorts the indices and adds row by row."
+            f"{evidence.per_step(int(nodes.sum()), 'node')}. Each clears a gradient of the table's "
+            "size and adds to it row by row."
         ),
         remedy=(
             "For a large table of which a batch touches few rows, Embedding(..., sparse=True) with "
@@ -36,3 +40,14 @@ def find(evidence: Evidence) -> Finding | None:
         nodes=evidence.top_nodes(nodes),
         kernels=evidence.top_kernels(work_of(evidence, nodes)),
     )
+
+
+def _sparse(evidence: Evidence) -> Mask:
+    """Whether each span is of a table with ``sparse=True``: its node bears no other name."""
+    events = evidence.events
+    sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
+    index = events.named(Category.OPERATOR, *sparse)
+    span = evidence.spans.around(events.thread[index], events.start[index])
+    found = np.zeros(len(evidence.spans.start), bool)
+    found[span[span >= 0]] = True
+    return found

@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> Finding | None:
         "duplicate-indices",
         title="Many gradients are added into few rows",
         seen=(
-            f"{names} takes {evidence.ms(int(backward))} of GPU time, "
+            f"{names}: {evidence.ms(int(backward))} of GPU time, "
             f"{backward / max(int(forward), 1):.0f} times as long as its forward "
             f"({evidence.ms(int(forward))}): equal indices are added one after the other."
         ),

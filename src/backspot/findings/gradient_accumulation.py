@@ -7,7 +7,9 @@ import numpy as np
 from backspot.diagnosis import Finding
 from backspot.findings import zero_grad_fill
 from backspot.findings.duplicate_indices import work_of
-from backspot.findings.evidence import Evidence
+from backspot.findings.evidence import Evidence, Mask
+from backspot.passes import OPTIMIZER_STEP
+from backspot.trace import Category
 
 __all__ = ["find"]
 
@@ -18,26 +20,26 @@ _LEAST_SHARED = 0.03
 def find(evidence: Evidence) -> Finding | None:
     """Find AccumulateGrad nodes that do more than hand over what they are given."""
     nodes = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    passes = _passes(evidence, nodes)
     # Data-parallel wrappers launch their communication from hooks of these nodes.
-    work = work_of(evidence, nodes) & (evidence.work.tier != 2)
+    work = work_of(evidence, nodes) & (evidence.work.tier != 2) & evidence.recorded
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
         places = evidence.places_of_work(work)
     else:
         places = evidence.places_of_spans(nodes)
     cost = sum(place.wall_ns for place in places)
-    passes = len(evidence.report.passes) / evidence.report.steps
     if not places or (passes <= 1 and zero_grad_fill.fills(evidence).any()):
         return None  # the sums are there because zero_grad left zeros to add to
     if passes > 1:
         if cost < _LEAST_SHARED * evidence.step_ns:
             return None
-        why = f"{passes:.0f} passes in each step add to what the ones before left"
+        why = f"{passes} passes before each update add to what the ones before left"
         remedy = (
             "Each pass reads and writes every gradient once more: fewer, larger micro-batches cost "
             "less; gradients in bf16 halve it."
         )
-    elif (evidence.work.tier == 2).any():
+    elif evidence.events.name_mask("DistributedDataParallel.forward").any():
         why = "data parallelism copies each gradient into its buckets"
         remedy = (
             "DistributedDataParallel(..., gradient_as_bucket_view=True) lets gradients lie in the "
@@ -53,8 +55,8 @@ def find(evidence: Evidence) -> Finding | None:
         "gradient-accumulation",
         title="Gradients are copied or added at their parameters",
         seen=(
-            f"{evidence.per_step(int(nodes.sum()), 'AccumulateGrad node')} take "
-            f"{evidence.ms(cost)} with work of their own: {why}."
+            f"{evidence.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "
+            f"{evidence.ms(cost)}: {why}."
         ),
         remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
@@ -66,3 +68,17 @@ def find(evidence: Evidence) -> Finding | None:
         ),
         kernels=evidence.top_kernels(work),
     )
+
+
+def _passes(evidence: Evidence, accumulate: Mask) -> int:
+    """In how many passes a module gets gradients before its optimizer uses them, at most."""
+    events, passes = evidence.events, evidence.ownership.passes
+    updates = np.sort(events.start[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
+    run = passes.of_span[accumulate]
+    turn = np.searchsorted(updates, passes.start[run], side="right")
+    if not len(updates):
+        turn = evidence.ownership.steps.of_pass[run]
+    owner = evidence.ownership.owner[accumulate]
+    each = np.unique(np.stack([owner, turn, run]), axis=1)
+    _, times = np.unique(each[:2], axis=1, return_counts=True)
+    return int(times.max(initial=0))

@@ -31,7 +31,7 @@ def find(evidence: Evidence) -> Finding | None:
         "host-to-device-volume",
         title="Large batches travel to the GPU at full width",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)} take "
+            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "
             f"{evidence.ms(int(evidence.work_ns[work].sum()))} in which nothing else runs."
         ),
         remedy=(
@@ -48,14 +48,17 @@ def _narrow(evidence: Evidence, copies: Mask) -> Mask:
     """Whether each of these copies moves less than half a float for each element, as it seems."""
     work = evidence.work
     casting = (evidence.launched_in("aten::to", "aten::_to_copy") >= 0) & (work.span < 0)
-    kernels = np.flatnonzero(work.tier == 0)
+    size = evidence.events.size[work.event]
     result = np.zeros(len(copies), bool)
-    for copy in np.flatnonzero(copies).tolist():
-        after = kernels[np.searchsorted(work.start[kernels], work.end[copy]) :]
-        same = after[work.device[after] == work.device[copy]]
-        if not len(same) or not casting[same[0]]:
-            continue
-        size = evidence.events.size
-        elements = int(size[work.event[same[0]]]) / 1000 * _MULTIPROCESSORS * _PER_BLOCK
-        result[copy] = int(size[work.event[copy]]) < 2.5 * elements
+    for device in np.unique(work.device[copies]).tolist():
+        mine = np.flatnonzero(copies & (work.device == device))
+        kernels = np.flatnonzero((work.tier == 0) & (work.device == device))
+        kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
+        after = np.searchsorted(work.start[kernels], work.end[mine])
+        mine, after = mine[after < len(kernels)], after[after < len(kernels)]
+        following = kernels[after]
+        elements = size[following] / 1000 * _MULTIPROCESSORS * _PER_BLOCK
+        # Where the trace does not count blocks, nobody knows.
+        small = (size[mine] < 2.5 * elements) | (size[following] < 0)
+        result[mine] = casting[following] & small
     return result

@@ -10,9 +10,9 @@ from backspot.findings.evidence import Evidence
 __all__ = ["find"]
 
 _PLAIN = re.compile(
-    r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN"
-    r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm|[sd]gemm_largek"
-    r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32))"
+    r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN\w*<(float|double)"
+    r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
+    r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
 )
 
 
@@ -25,8 +25,8 @@ def find(evidence: Evidence) -> Finding | None:
         "no-tensor-cores",
         title="Matrix products run in fp32 without tensor cores",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'kernel')} take "
-            f"{evidence.ms(int(evidence.work_ns[work].sum()))} of the step, forward and backward; "
+            f"{evidence.per_step(int(work.sum()), 'kernel')}, "
+            f"{evidence.ms(int(evidence.work_ns[work].sum()))} of the step; "
             "tensor cores do such products several times as fast."
         ),
         remedy=(

@@ -8,8 +8,9 @@ import numpy as np
 
 from backspot.diagnosis import Finding, Place
 from backspot.findings.evidence import Evidence
-from backspot.timeline import Timeline, first_started, pieces
+from backspot.timeline import first_started, pieces
 from backspot.trace import Category
+from backspot.trace.events import Ints
 
 __all__ = ["find"]
 
@@ -22,7 +23,8 @@ _SMALL = 30_000  # nanoseconds
 def find(evidence: Evidence) -> Finding | None:
     """Find optimizer steps that launch many small kernels."""
     inside = evidence.launched_in(_STEP + "*", category=Category.ANNOTATION)
-    kernels = (inside >= 0) & (evidence.work.tier == 0)
+    begin = _own(evidence)
+    kernels = (inside >= 0) & (evidence.work.tier == 0) & (evidence.work.launch >= begin[inside])
     single = kernels & ~evidence.work_named(lambda name: _TOGETHER.search(name) is not None)
     number = int(single.sum())
     if number < _MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
@@ -32,14 +34,16 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     events = evidence.events
     marks = np.unique(inside[single])
-    cost = int(evidence.work_ns[single].sum()) + _host_time(evidence, marks)
+    cost = int(evidence.work_ns[single].sum()) + _host_time(
+        evidence, begin[marks], evidence.events.end[marks]
+    )
     names = sorted({events.names[n].removeprefix(_STEP).split(".")[0] for n in events.name[marks]})
     return evidence.finding(
         "optimizer-kernels",
         title="The optimizer updates parameters one by one",
         seen=(
-            f"{', '.join(names)}.step launches {evidence.per_step(number, 'kernel')} of "
-            f"{float(np.median(length)) / 1e3:.1f} µs (median): {evidence.ms(cost)}, "
+            f"{' and '.join(names)}: {evidence.per_step(number, 'kernel')} of "
+            f"{float(np.median(length)) / 1e3:.1f} µs (median), {evidence.ms(cost)} in all, "
             f"{evidence.share(cost)} of the step."
         ),
         remedy=(
@@ -47,15 +51,21 @@ def find(evidence: Evidence) -> Finding | None:
             "in a few; both are arguments of PyTorch's optimizers."
         ),
         link="https://docs.pytorch.org/docs/stable/optim.html",
-        places=(Place("(optimizer)", names[0], number, cost),),
+        places=(Place("(optimizer)", "", number, cost),),
         kernels=evidence.top_kernels(single),
     )
 
 
-def _host_time(evidence: Evidence, marks: np.ndarray) -> int:
-    """The time within these events in which no device has work, running or queued."""
-    events, clock = evidence.events, evidence.clock
-    within = first_started(events.start[marks], events.end[marks], marks)
-    free = Timeline(clock.edges, np.where(clock.values < len(evidence.spans.start), -1, 0))
-    _, busy, length = pieces(free, within)
-    return int(length[busy < 0].sum())
+def _own(evidence: Evidence) -> Ints:
+    """For each event when an optimizer's own work begins in it: after the passes of a closure."""
+    start, passes = evidence.events.start, evidence.ownership.passes
+    last = np.searchsorted(passes.start, evidence.events.end, side="left") - 1
+    holds = (last >= 0) & (passes.start[last] >= start)
+    return np.where(holds, np.minimum(passes.end[last], evidence.events.end), start)
+
+
+def _host_time(evidence: Evidence, begin: Ints, end: Ints) -> int:
+    """The time between these in which no device has work, running or queued."""
+    within = first_started(begin, end, np.arange(len(begin)))
+    _, free, length = pieces(evidence.idle, within)
+    return int(length[free >= 0].sum())

@@ -30,7 +30,10 @@ def find(evidence: Evidence) -> Finding | None:
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
     if used * evidence.busy_ns > _USED * evidence.step_ns:
         return None
-    idle = max(bound.wall_ns, evidence.step_ns - evidence.busy_ns)
+    # A larger batch takes no less time to come.
+    data = evidence.phase("data")
+    waited = data.wall_ns - data.busy_ns if data else 0
+    idle = max(bound.wall_ns, evidence.step_ns - evidence.busy_ns - waited)
     path, class_name = _root(evidence)
     return evidence.finding(
         "small-batch",

@@ -7,7 +7,6 @@ import re
 from backspot.diagnosis import Finding
 from backspot.findings import duplicate_indices
 from backspot.findings.evidence import Evidence, Mask
-from backspot.words import counted
 
 __all__ = ["find"]
 
@@ -24,13 +23,11 @@ def find(evidence: Evidence) -> Finding | None:
     nodes = duplicate_indices.sorting_nodes(evidence) & ~duplicate_indices.crowded(evidence)
     if not nodes.any():
         return None
-    gathers = evidence.nodes_named(lambda name: name.startswith(("Gather", "Scatter"))) & nodes
-    gathered = evidence.span_ns[gathers].sum()
     return evidence.finding(
         "sorted-indexing",
         title="Indexing backward sorts its indices",
         seen=_seen(evidence, nodes),
-        remedy=_GATHER if 2 * gathered > evidence.span_ns[nodes].sum() else _INDEX,
+        remedy=_remedy(evidence, nodes),
         link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
         places=evidence.places_of_spans(nodes),
         nodes=evidence.top_nodes(nodes),
@@ -43,10 +40,26 @@ _GATHER = (
     "instead, x[torch.arange(len(x))[:, None], keep]. Without "
     "torch.use_deterministic_algorithms(True) nothing is sorted."
 )
+_SELECT = (
+    "Without torch.use_deterministic_algorithms(True) nothing is sorted here; a slice, or a mask "
+    "by multiplication, needs no index at all."
+)
 _INDEX = (
     "Where one dimension is indexed, x.index_select(dim, index) adds without a sort (in an order "
     "that varies from run to run); slices, masks by multiplication and torch.where need no index."
 )
+
+
+def _remedy(evidence: Evidence, nodes: Mask) -> str:
+    """What to do about the kind of node that takes most of the time."""
+
+    def spent(*kinds: str) -> int:
+        mine = evidence.nodes_named(lambda name: name.startswith(kinds)) & nodes
+        return int(evidence.span_ns[mine].sum())
+
+    gathered, selected = spent("Gather", "Scatter"), spent("IndexSelect")
+    rest = int(evidence.span_ns[nodes].sum()) - gathered - selected
+    return max((rest, _INDEX), (gathered, _GATHER), (selected, _SELECT))[1]
 
 
 def _seen(evidence: Evidence, nodes: Mask) -> str:
@@ -54,9 +67,9 @@ def _seen(evidence: Evidence, nodes: Mask) -> str:
     sorting = work & evidence.work_named(lambda name: _SORT.search(name) is not None)
     names = ", ".join(evidence.top_nodes(nodes))
     length = (evidence.work.end - evidence.work.start)[sorting].sum()
-    kernels = counted(int(sorting.sum()) // evidence.report.steps, "kernel")
     return (
-        f"{names} takes {evidence.ms(int(evidence.span_ns[nodes].sum()))} in "
-        f"{evidence.per_step(int(nodes.sum()), 'node')}; {kernels} of it sort "
+        f"{names}: {evidence.ms(int(evidence.span_ns[nodes].sum()))} in "
+        f"{evidence.per_step(int(nodes.sum()), 'node')}, with "
+        f"{evidence.per_step(int(sorting.sum()), 'kernel')} to sort indices "
         f"({evidence.ms(int(length))}) before anything is added."
     )

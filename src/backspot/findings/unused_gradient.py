@@ -41,13 +41,12 @@ def find(evidence: Evidence) -> Finding | None:
         fed = fed[~needless[fed]]
         cost[fed] = evidence.span_ns[fed] // 2
     places = evidence.places(owner[cost > 0], cost[cost > 0])
-    number = int(unused.sum())
     return evidence.finding(
         "unused-gradient",
         title="Gradients are computed that no optimizer uses",
         seen=(
-            f"{counted(number, 'module')} got gradients for parameters that are in no optimizer "
-            f"which took a step: about {evidence.ms(int(cost.sum()))} of backward for nothing."
+            f"In {counted(len(places), 'place')} backward works for parameters that no optimizer "
+            f"then updates: about {evidence.ms(int(cost.sum()))} of it for nothing."
         ),
         remedy=(
             "parameter.requires_grad_(False) before the forward, not after it; a frozen prefix "

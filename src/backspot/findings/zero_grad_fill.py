@@ -25,14 +25,15 @@ def find(evidence: Evidence) -> Finding | None:
     adds = np.zeros(len(work), bool)
     if len(evidence.report.passes) <= evidence.report.steps:
         nodes = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
-        adds = work_of(evidence, nodes)
+        # What hooks of these nodes launch, to exchange gradients, is no addition.
+        adds = work_of(evidence, nodes) & (evidence.launched_in("aten::add_", "aten::add") >= 0)
     added = int(evidence.work_ns[adds].sum())
     then = f" Backward then adds to the zeros for {evidence.ms(added)}." if added else ""
     return evidence.finding(
         "zero-grad-fill",
         title="zero_grad fills gradients with zeros",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'kernel')} of zero_grad take "
+            f"{evidence.per_step(int(work.sum()), 'kernel')} of zero_grad, "
             f"{evidence.ms(cost)}.{then}"
         ),
         remedy=(
@@ -50,6 +51,9 @@ def fills(evidence: Evidence) -> Mask:
     within = evidence.launched_in("Optimizer.zero_grad#*", category=Category.ANNOTATION) >= 0
     # model.zero_grad() bears no mark of its own.
     within |= evidence.launched_in("aten::_foreach_zero_") >= 0
-    alone = (evidence.launched_in("aten::zero_") >= 0) & (evidence.work.span < 0)
+    # New tensors are zeroed too, by the same operator within another.
+    outer = evidence.launched_in("aten::*")
+    zeroes = np.append(evidence.events.name_mask("aten::zero_")[evidence.events.name], False)
+    alone = zeroes[outer] & (evidence.work.span < 0)
     within |= alone & ~evidence.work.optimizer.astype(bool)
     return within & evidence.work_named(lambda name: _ZEROES.search(name) is not None)
