@@ -4,10 +4,11 @@
 
 Every variant runs in every round, in an order drawn anew, so that whatever else the machine does
 meets all alike. In a round a variant is put on the model, takes one step to warm up, and then a few
-timed steps, each between two synchronisations; with the profiler on they share a session of their
-own that starts and stops outside the timed steps. A round's number is the median of its steps, and
-compared are the numbers of one round: the median ratio to the plain step of the same round, with a
-95% interval from resampling the rounds. All rounds without profiler run before the first session.
+steps in a row between two synchronisations, as training makes them: the host may run ahead of the
+GPU. With the profiler on they have a session of their own that starts and stops outside the timed
+steps. A round's number is that time by the number of steps, and compared are the numbers of one
+round: the median ratio to the plain step of the same round, with a 95% interval from resampling the
+rounds. All rounds without profiler run before the first session.
 """
 
 from __future__ import annotations
@@ -66,21 +67,19 @@ def session(variant: Variant, device: str, recorded: bool) -> AbstractContextMan
 def timed_steps(
     training: Training, variant: Variant, device: str, *, recorded: bool, steps: int
 ) -> list[float]:
-    """Milliseconds of each timed step of a variant."""
-    times = []
+    """Milliseconds of a step of a variant, from several in a row."""
     with variant.around(training.model), session(variant, device, recorded):
         training.step()
         synchronize(device)
         gc.disable()  # a collection hits one step in many, and whichever it likes
         try:
+            begin = time.perf_counter()
             for _ in range(steps):
-                begin = time.perf_counter()
                 training.step()
-                synchronize(device)
-                times.append((time.perf_counter() - begin) * 1e3)
+            synchronize(device)
+            return [(time.perf_counter() - begin) * 1e3 / steps]
         finally:
             gc.enable()
-    return times
 
 
 def measure(
@@ -235,7 +234,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the cases and end")
     parser.add_argument("--seconds", type=float, default=270, help="time for the whole run")
     parser.add_argument("--rounds", type=int, default=400, help="at most so many rounds a case")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps a variant and round")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps a variant and round")
     parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
     if not options.device:
