@@ -81,6 +81,15 @@ def test_findings_are_whole_and_in_order(name):
 
 
 @pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
+def test_the_phases_of_each_recording_sum_to_its_steps(name):
+    phases = report(name).phases
+    assert sum(phase.wall_ns for phase in phases) == sum(report(name).step_ns)
+    assert len({phase.name for phase in phases}) == len(phases)
+    assert all(0 <= phase.busy_ns <= phase.wall_ns for phase in phases)
+    assert sum(p.wall_ns for p in phases if p.name == "backward") == report(name).wall_ns
+
+
+@pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
 def test_no_finding_costs_more_than_the_steps_took(name):
     whole = sum(report(name).step_ns)
     assert all(finding.wall_ns <= whole for finding in report(name).findings)

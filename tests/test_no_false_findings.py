@@ -9,6 +9,7 @@ import pytest
 
 import backspot
 from backspot.diagnosis import Finding
+from backspot.labels import Kind, Label, format_label
 from h200 import WITH_BACKWARD, report_of
 from synthetic import Trace
 
@@ -174,3 +175,24 @@ def test_without_calls_of_the_driver_no_operator_is_said_to_compute_on_the_host(
     assert "cpu-operators" not in step.findings(tmp_path)
     step.kernel("mul", 900, 910, launch=890)
     assert "cpu-operators" in step.findings(tmp_path)
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_a_gradient_that_an_input_wants_is_used(tmp_path, at_the_end):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("first", "Linear", 50 * TICK, 100 * TICK)
+    step.operator("aten::mul", 60, 70, seq=0)
+    step.trace.forward("used", "Linear", 100 * TICK, 200 * TICK)
+    step.operator("aten::mul", 110, 120, seq=1)
+    step.trace.forward("idle", "Linear", 200 * TICK, 250 * TICK)
+    step.node("MulBackward0", 300, 400, seq=1)
+    step.node("torch::autograd::AccumulateGrad", 401, 410)
+    step.node("MulBackward0", 420, 600, seq=0)
+    if at_the_end:
+        step.node("torch::autograd::AccumulateGrad", 601, 610)
+    step.mark("Optimizer.step#SGD.step", 700, 800)
+    path = "first" if at_the_end else "idle"
+    label = format_label(Label(Kind.UNUSED, path, "Linear"))
+    step.operator(label, 790, 791)
+    assert ("unused-gradient" in step.findings(tmp_path)) is at_the_end

@@ -31,10 +31,13 @@ def find(evidence: Evidence) -> Finding | None:
     for run in range(len(evidence.report.passes)):
         mine = evidence.ownership.passes.of_span == run
         used = mine & accumulate & ~unused[owner]
+        wasted = mine & accumulate & unused[owner]
         last = spans.start[used].max(initial=-1)
-        needless = mine & (spans.start > last) if last >= 0 else np.zeros(len(mine), bool)
+        # Without an unused gradient at its end the engine goes on for the sake of an input's.
+        behind = last >= 0 and spans.start[wasted].max(initial=-1) > last
+        needless = mine & (spans.start > last) if behind else np.zeros(len(mine), bool)
         cost[needless] = evidence.span_ns[needless]
-        wasted = mine & accumulate & unused[owner] & ~needless
+        wasted &= ~needless
         cost[wasted] = evidence.span_ns[wasted]
         fed = feeder[wasted]
         fed = np.unique(fed[fed >= 0])
