@@ -196,3 +196,16 @@ def test_a_gradient_that_an_input_wants_is_used(tmp_path, at_the_end):
     label = format_label(Label(Kind.UNUSED, path, "Linear"))
     step.operator(label, 790, 791)
     assert ("unused-gradient" in step.findings(tmp_path)) is at_the_end
+
+
+@pytest.mark.parametrize(
+    ("kernel", "width"), [(SGEMM, "fp32"), ("volta_dgemm_64x64_nt", "fp64"), ("hgemm", None)]
+)
+def test_the_precision_of_products_is_told_by_their_kernels(tmp_path, kernel, width):
+    step = Step()
+    step.training()
+    step.kernel(kernel, 320, 420, launch=320, thread=ENGINE)
+    found = step.findings(tmp_path).get("no-tensor-cores")
+    assert (found.title if found else None) == (
+        f"Matrix products run in {width} without tensor cores" if width else None
+    )

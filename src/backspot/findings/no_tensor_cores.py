@@ -14,6 +14,16 @@ _PLAIN = re.compile(
     r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
     r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
 )
+_DOUBLE = re.compile(r"dgemm|<double")
+_FP32 = (
+    "torch.autocast('cuda', dtype=torch.bfloat16) around the forward (float16 before "
+    "Ampere); or, to stay in fp32, torch.set_float32_matmul_precision('high') and "
+    "torch.backends.cudnn.allow_tf32 = True."
+)
+_FP64 = (
+    "Where the result does not need fp64, model.float(), and the batch likewise: a tensor made from "
+    "NumPy is float64 unless told otherwise. Then torch.autocast('cuda', dtype=torch.bfloat16)."
+)
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -21,19 +31,17 @@ def find(evidence: Evidence) -> Finding | None:
     work = evidence.work_named(lambda name: _PLAIN.search(name) is not None)
     if not work.any():
         return None
+    double = evidence.work_named(lambda name: _DOUBLE.search(name) is not None) & work
+    wide = 2 * int(evidence.work_ns[double].sum()) > int(evidence.work_ns[work].sum())
     return evidence.finding(
         "no-tensor-cores",
-        title="Matrix products run in fp32 without tensor cores",
+        title=f"Matrix products run in {'fp64' if wide else 'fp32'} without tensor cores",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'kernel')}, "
             f"{evidence.ms(int(evidence.work_ns[work].sum()))} of the step; "
-            "tensor cores do such products several times as fast."
+            "in half precision tensor cores do such products several times as fast."
         ),
-        remedy=(
-            "torch.autocast('cuda', dtype=torch.bfloat16) around the forward (float16 before "
-            "Ampere); or, to stay in fp32, torch.set_float32_matmul_precision('high') and "
-            "torch.backends.cudnn.allow_tf32 = True."
-        ),
+        remedy=_FP64 if wide else _FP32,
         link=(
             "https://docs.pytorch.org/docs/stable/notes/cuda.html"
             "#tensorfloat-32-tf32-on-ampere-and-later-devices"
