@@ -21,7 +21,7 @@ _FP32 = (
     "torch.backends.cudnn.allow_tf32 = True."
 )
 _FP64 = (
-    "Where the result does not need fp64, model.float(), and the batch likewise: a tensor made from "
+    "Unless the result needs fp64: model.float(), and the batch likewise; a tensor made from "
     "NumPy is float64 unless told otherwise. Then torch.autocast('cuda', dtype=torch.bfloat16)."
 )
 
