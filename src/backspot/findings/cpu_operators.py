@@ -25,7 +25,8 @@ def find(evidence: Evidence) -> Finding | None:
     span = evidence.spans.around(evidence.events.thread[index], evidence.events.start[index])
     index, span = index[span >= 0], span[span >= 0]
     cost = _while_idle(evidence, index)
-    index, span, cost = index[cost > 0], span[cost > 0], cost[cost > 0]
+    kept = (cost > 0) & _comes_again(evidence, index, span)
+    index, span, cost = index[kept], span[kept], cost[kept]
     if not len(index):
         return None
     names = evidence.top_operators(index, cost)
@@ -45,6 +46,18 @@ def find(evidence: Evidence) -> Finding | None:
         places=evidence.places(evidence.ownership.owner[span], cost),
         operators=names,
     )
+
+
+def _comes_again(evidence: Evidence, index: Ints, span: Ints) -> Mask:
+    """Whether each of these operators is as long in every step, in the same module.
+
+    One that is long once was interrupted: another program had the processor.
+    """
+    owner = evidence.ownership.owner[span]
+    key = evidence.events.name[index] * (int(owner.max(initial=0)) + 1) + owner
+    _, which, count = np.unique(key, return_inverse=True, return_counts=True)
+    often: Mask = count[which] >= evidence.report.steps
+    return often
 
 
 def spans_with(evidence: Evidence) -> Mask:
