@@ -172,9 +172,9 @@ def compare(before: Report, after: Report) -> Comparison:
     claim about each: a report does not hold their times by step.
 
     A change is claimed (``slower``, ``faster``) where it lies outside a Welch-type 95% interval for
-    the difference of the means over steps, never narrower than 2% of the larger mean either way, 8%
-    for a module.
-    For modules the level is divided by their number, and their variances count as no less than what
+    the difference of the means over steps, never narrower than 2% of the larger mean either way;
+    for a module than 8%, and than half a percent of the whole. For modules the level is divided by
+    their number, and their variances count as no less than what
     is typical of all. What the steps of a recording share, such as another load on the machine, no
     interval over them can show: where most modules changed alike, a note says so.
     With a single step on either side nothing is claimed.
@@ -210,6 +210,9 @@ def compare(before: Report, after: Report) -> Comparison:
         Side(after.trace, after.steps, after.step_unit),
         (*_alike(changes), *_notes(before, after, by)),
     )
+
+
+_LEAST = 0.005  # of the whole: a module's change below this is not worth a claim
 
 
 def _named(report: Report) -> bool:
@@ -248,6 +251,7 @@ def _by_module(
     names = sorted({*others[0], *others[1]})
     typical = typical_spread(row.wall_ns_by_step for row in (*old.values(), *new.values()))
     among = len(pairs) + len(names)
+    reach = _LEAST * max(sum(side) / len(side) for side in sides)
     changes = []
     for was, now in pairs:
         start = () if was is None else old[was].wall_ns_by_step
@@ -256,7 +260,7 @@ def _by_module(
         found = (
             None
             if was is None or now is None
-            else interval(start, end, typical=typical, among=among)
+            else interval(start, end, typical=typical, among=among, reach=reach)
         )
         changes.append(
             _change("module", row.path, was, row.class_name, start, end, found, gone=now is None)
@@ -264,7 +268,7 @@ def _by_module(
     for name in names:
         start = others[0].get(name, (0,) * before.steps)
         end = others[1].get(name, (0,) * after.steps)
-        found = interval(start, end, typical=typical, among=among)
+        found = interval(start, end, typical=typical, among=among, reach=reach)
         changes.append(_change("unowned", name, name, "", start, end, found))
     return changes, moves
 
@@ -380,7 +384,7 @@ def _notes(before: Report, after: Report, by: str) -> Iterable[str]:
     if min(before.steps, after.steps) < 2:
         yield "One step has no spread: record several on both sides to tell a change from noise."
     elif min(before.steps, after.steps) < 4:
-        yield "With two or three steps only large changes can be told from noise: record more."
+        yield "Of two or three steps only large changes can be told from noise: profile(steps=10)."
     if before.step_unit != after.step_unit:
         yield (
             f"The steps differ in kind: before, a {before.step_unit}; after, a {after.step_unit}. "

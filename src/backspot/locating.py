@@ -193,6 +193,11 @@ def _no_backward(events: Events) -> str:
             f"{events.source} holds no CPU activity, so no backward can be seen in it: "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
+    if events.truncated:
+        return (
+            f"{events.source} is cut short before its first backward pass: copy it, or export it, "
+            "again"
+        )
     return (
         f"{events.source} holds no backward pass: record a training step, "
         "with loss.backward() while the profiler runs"

@@ -60,7 +60,12 @@ def typical_spread(samples: Iterable[Sequence[int]]) -> float:
 
 
 def interval(
-    before: Sequence[int], after: Sequence[int], *, typical: float | None = None, among: int = 1
+    before: Sequence[int],
+    after: Sequence[int],
+    *,
+    typical: float | None = None,
+    among: int = 1,
+    reach: float = 0.0,
 ) -> Interval | None:
     """The interval for ``mean(after) - mean(before)``, or ``None`` where there is no spread.
 
@@ -69,6 +74,7 @@ def interval(
         after: one time a step.
         typical: the typical relative spread of all modules; ``None`` trusts the samples alone.
         among: how many such differences are asked about.
+        reach: what the interval reaches in any case, either way: less is not worth a claim.
     """
     if len(before) < 2 or len(after) < 2:
         return None
@@ -82,7 +88,7 @@ def interval(
     wide = _quantile(LEVEL / max(1, among), freedom) * math.sqrt(sum(parts))
     change = fmean(after) - fmean(before)
     floor = FLOOR if typical is None else MODULE_FLOOR
-    wide = max(wide, floor * max(fmean(before), fmean(after)))
+    wide = max(wide, floor * max(fmean(before), fmean(after)), reach)
     return Interval(change - wide, change + wide, abs(change) > wide)
 
 

@@ -134,6 +134,12 @@ class Report:
     findings: tuple[Finding, ...] = ()
     schema: str = SCHEMA
 
+    def __repr__(self) -> str:
+        return (
+            f"<Report of {self.trace or 'a trace'}: {len(self.modules)} rows, backward "
+            f"{self.wall_ms_per_step:.3f} ms per step>"
+        )
+
     @property
     def steps(self) -> int:
         """How many steps were recorded."""

@@ -168,6 +168,12 @@ class Row:
     wall_on: WallKinds = WallKinds()
     lines: tuple[LineCost, ...] = ()
 
+    def __repr__(self) -> str:
+        return (
+            f"<Row {self.label}: wall {self.wall_ms_per_step:.3f}, GPU {self.gpu_ms_per_step:.3f}, "
+            f"CPU {self.cpu_ms_per_step:.3f} ms per step>"
+        )
+
     @property
     def name(self) -> str:
         """The path as people say it: the root is called by its class."""

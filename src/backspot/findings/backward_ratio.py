@@ -63,7 +63,10 @@ def find(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
 
 
 def _times(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each module's own device time in forward and in backward, and its backward's clock time."""
+    """Each module's own time in forward and in backward, and its backward's clock time.
+
+    The first two are the devices'; without any, the host's.
+    """
     spans, work, owner = evidence.spans, evidence.work, evidence.ownership.owner
     width = len(SPECIAL) + len(spans.modules)
     forward, backward, wall = (np.zeros(width, np.int64) for _ in range(3))
@@ -78,5 +81,9 @@ def _times(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     np.add.at(backward, payer[of_node], length[of_node])
     nodes = evidence.in_pass & computes
     np.add.at(wall, owner[nodes], evidence.span_ns[nodes])
+    if not evidence.report.has_gpu:
+        calls = (spans.module >= 0) & ~evidence.in_pass
+        np.add.at(forward, owner[calls], evidence.host_ns[calls])
+        backward = wall
     forward[: len(SPECIAL)] = 0
     return forward, backward, wall

@@ -23,6 +23,9 @@ def find(evidence: Evidence) -> Finding | None:
         remedy=(
             "DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…, "
             "pin_memory=True); move decoding and augmentation into the workers, or onto the GPU."
+            if evidence.report.has_gpu
+            else "DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…); move "
+            "decoding and augmentation into the workers."
         ),
         link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
         places=(Place("(data)", "", evidence.report.steps, phase.wall_ns),),

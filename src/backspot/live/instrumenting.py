@@ -251,7 +251,11 @@ def _check_arguments(
     model: object, depth: object, name: object, hooks: object, lines: object
 ) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"instrument() takes a torch.nn.Module, not {type(model).__name__}")
+        hint = ": a function bears no labels; nn.CrossEntropyLoss() and its like do"
+        raise UsageError(
+            f"instrument() takes a torch.nn.Module, not {type(model).__name__}"
+            f"{hint if callable(model) else ''}"
+        )
     if depth is not None and (type(depth) is not int or depth < 0):
         raise UsageError(f"depth must be None, 0 or a positive int, not {depth!r}")
     if not isinstance(name, str):

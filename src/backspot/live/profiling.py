@@ -130,7 +130,7 @@ def _check_arguments(
             which = f"model[{name!r}]" if isinstance(model, Mapping) else "model"
             raise UsageError(
                 f"profile(step, model): {which} must be a torch.nn.Module, not "
-                f"{type(part).__name__}; several go into a dict by name"
+                f"{type(part).__name__}{_way_out(part)}"
             )
     if not parts:
         raise UsageError("profile(step, model): the dict of models is empty")
@@ -261,3 +261,9 @@ def _with_unused(
         for who in unused
     )
     return replace(report, warnings=told + tuple(w for w in report.warnings if w != NO_LABELS))
+
+
+def _way_out(part: object) -> str:
+    if callable(part):
+        return ": a function bears no labels; nn.CrossEntropyLoss() and its like do"
+    return "; several go into a dict by name"

@@ -110,6 +110,10 @@ def load(path: str | os.PathLike[str]) -> Report:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         if isinstance(error, NotATraceError):
             raise
+        if data[:2] == b"\x1f\x8b":
+            raise NotATraceError(
+                f"{shown} is compressed, so no report: backspot.locate reads traces"
+            ) from None
         raise NotATraceError(f"{shown} is not JSON, or is broken: {visible(str(error))}") from None
 
 

@@ -231,6 +231,11 @@ def split_head(read: Callable[[int], bytes], source: str) -> tuple[bytes, bytes]
     while (match := _HEAD.search(text)) is None:
         more = read(_PIECE)
         if not more:
+            if b'"backspot.report/' in text:
+                raise NotATraceError(
+                    f"{source} is a report that Backspot saved, no trace: backspot diff compares "
+                    "it, backspot.Report.load reads it"
+                )
             raise NotATraceError(
                 f"{source} is no Kineto trace: it has no traceEvents; "
                 "give a file that export_chrome_trace wrote"

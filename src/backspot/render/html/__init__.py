@@ -72,7 +72,8 @@ def to_html(report: Report) -> bytes:
 
 _NOTHING_FOUND = (
     '<section class="findings"><h2>Why, and what to do</h2><p class="muted">No rule found anything '
-    "that makes this step slower than it need be. The ranking below still says where it goes.</p>"
+    "that makes this step slower than it need be. (Most rules look at what a GPU does.) The "
+    "ranking below still says where it goes.</p>"
     "</section>"
 )
 
