@@ -21,8 +21,7 @@ from backspot.live.sessions import sessions
 
 __all__ = ["Call", "Thread", "current_thread", "local"]
 
-_next_number = gates.sequence_number
-_open_range = gates.open_range
+_next_number, _new_range = gates.sequence_number, gates.new_range
 _INTERVALS = 1 << 16  # some hundred steps of a large model; the oldest half goes first
 
 
@@ -60,6 +59,9 @@ class Thread:
         calls: the labelled calls that have not returned, outermost first. All of them were opened
             in the session ``session``.
         counts: how often each module was called within the outermost call.
+        seen: ``id`` of the last tensor whose node was looked at, and the next node's number then.
+            While no node is made, that tensor's is the same, and no other tensor with that ``id``
+            can have a new one.
         unmarked: ids of the tensors that were counted as unmarked within the outermost call.
     """
 
@@ -70,6 +72,7 @@ class Thread:
         "_recorder",
         "calls",
         "counts",
+        "seen",
         "session",
         "unmarked",
     )
@@ -77,6 +80,7 @@ class Thread:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.counts: dict[Owner, int] = {}
+        self.seen = (0, -1)
         self.unmarked: set[int] = set()
         self.session = -1
         self._numbers: list[int] = []
@@ -89,8 +93,8 @@ class Thread:
         for call in self.calls:
             sessions.put_aside(call.opened)
 
-    def enter(self, owner: Owner, module: Any, kwargs: Any) -> None:  # noqa: ANN401
-        """A module call begins, and a profiler records."""
+    def enter(self, owner: Owner, module: Any, kwargs: Any) -> int:  # noqa: ANN401
+        """A module call begins, and a profiler records; gives the next node's number."""
         calls = self.calls
         if self.session != sessions.number:
             self.forget()
@@ -103,14 +107,17 @@ class Thread:
         if not calls:
             counts.clear()
             self.unmarked.clear()
+            self.seen = (0, -1)
         count = counts[owner] = counts.get(owner, 0) + 1
-        opened = _open_range(owner.forward if count == 1 else owner.repeated(count))
+        opened = _new_range(owner.forward if count == 1 else owner.repeated(count))
+        opened.__enter__()
         call = Call(owner, opened, id(module), id(kwargs))
         calls.append(call)
-        owner.open.append(None)
-        self.change_owner(owner)
+        number = _next_number()
+        self._change_owner(owner, number)
         if owner.scope.lines:
             self._follow_lines(call, module)
+        return number
 
     def find(self, owner: Owner, kwargs: Any, failed: bool) -> int:  # noqa: ANN401
         """Where the ending call stands in ``calls``, or -1 if its beginning was not recorded."""
@@ -128,21 +135,20 @@ class Thread:
             return len(calls) - 1
         return -1
 
-    def leave(self, index: int) -> None:
+    def leave(self, index: int, number: int) -> None:
         """The call at ``index`` ends; what stands above it was left behind by an interrupt."""
         calls = self.calls
         ended = calls[index]
         while len(calls) > index:
-            self._discard(calls.pop())
-        self.change_owner(calls[-1].owner if calls else None)
+            sessions.end(calls.pop().opened, self.session)
+        self._change_owner(calls[-1].owner if calls else None, number)
         if self._follower is not None:
             self._end_lines(ended)
 
-    def change_owner(self, owner: Owner | None) -> None:
-        """Nodes made from now on belong to ``owner``, or to no module."""
-        if _next_number is None:
+    def _change_owner(self, owner: Owner | None, number: int) -> None:
+        """Nodes from this number on belong to ``owner``, or to no module."""
+        if number < 0:
             return
-        number = _next_number()
         numbers = self._numbers
         if numbers:
             last = numbers[-1]
@@ -158,14 +164,19 @@ class Thread:
         numbers.append(number)
         self._owners.append(owner)
 
-    def owner_of(self, number: int) -> Owner | None:
-        """Who made the node with this number; ``None`` if no module did or it can't be told."""
+    def owner_of(self, number: int, following: int) -> Owner | None:
+        """Who made the node with this number; ``None`` if no module did or it can't be told.
+
+        Args:
+            number: the node's.
+            following: the next node's.
+        """
         numbers = self._numbers
-        if not numbers or _next_number is None:
+        if not numbers:
             return None
         if number >= numbers[-1]:
             # Not made on this thread if its number is still to come here.
-            return self._owners[-1] if number < _next_number() else None
+            return self._owners[-1] if number < following else None
         index = bisect_right(numbers, number) - 1
         return self._owners[index] if index >= 0 else None
 
@@ -199,14 +210,14 @@ class Thread:
             return
         for call in reversed(self.calls):
             if call not in kept:
-                self._discard(call)
+                sessions.end(call.opened, self.session)
         self.calls[:] = kept
         if self._follower is not None:
             self._end_lines(None)
         if self._owners:
             # What was made since the last change of owner may be from after the interrupt.
             self._owners[-1] = None
-        self.change_owner(kept[-1].owner if kept else None)
+        self._change_owner(kept[-1].owner if kept else None, _next_number())
 
     def _follow_lines(self, call: Call, module: Any) -> None:  # noqa: ANN401
         """Have the source line of each node noted while this call runs."""
@@ -243,11 +254,6 @@ class Thread:
             for _ in range(1 if follower is ended else recorder.times_pushed()):
                 gates.pop_node_hook()
         recorder.settle()
-
-    def _discard(self, call: Call) -> None:
-        if call.owner.open:
-            call.owner.open.pop()
-        sessions.end(call.opened, self.session)
 
 
 def _is_of_torch(module: Any) -> bool:  # noqa: ANN401

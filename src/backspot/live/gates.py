@@ -21,13 +21,13 @@ __all__ = [
     "is_compiling",
     "is_dynamo_compiling",
     "keep_from_dynamo",
-    "open_range",
+    "new_range",
     "pop_node_hook",
     "push_node_hook",
     "recording",
     "sequence_number",
     "torch_function_mode_enabled",
-    "transform_active",
+    "transform",
 ]
 
 # Dynamo knows these two by identity and folds them to True while it traces. The first is one plain
@@ -68,8 +68,8 @@ else:
     recording = _enabled_here
 
 
-# The number that this thread's next autograd node gets, or None where PyTorch does not tell.
-sequence_number: Callable[[], int] | None = _find("_C", "_autograd", "_get_sequence_nr")
+# The number that this thread's next autograd node gets; -1 where PyTorch does not tell.
+sequence_number: Callable[[], int] = _find("_C", "_autograd", "_get_sequence_nr") or (lambda: -1)
 
 # From torch 2.14 on autograd calls back for each node that a thread makes; None before.
 push_node_hook: Callable[[Any], None] | None = _find("_C", "_autograd", "_push_node_creation_hook")
@@ -96,30 +96,18 @@ torch_function_mode_enabled: Callable[[], bool] = (
 # A context without ``__torch_function__``: the user's need not hear that ``.grad_fn`` is read.
 ignore_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 
-_peek_transform = _find("_C", "_functorch", "peek_interpreter_stack")
-if _peek_transform is None:
-    transform_active: Callable[[], bool] = _no
-else:
-
-    def transform_active() -> bool:
-        """Whether ``torch.func.grad``, ``vmap`` and their like are at work on this thread."""
-        return _peek_transform() is not None
+# Which of ``torch.func.grad``, ``vmap`` and their like is at work on this thread, or None.
+transform: Callable[[], Any] = _find("_C", "_functorch", "peek_interpreter_stack") or (lambda: None)
 
 
-# The fast kind costs a tenth of ``record_function`` and is all that a label needs.
-_Range: Callable[[str], Any] = _find("_C", "_profiler", "_RecordFunctionFast") or record_function
-
-
-def open_range(label: str) -> Any:  # noqa: ANN401 - one of two torch classes
-    """Open a range; its ``__exit__`` closes it."""
-    opened = _Range(label)
-    opened.__enter__()
-    return opened
+# A range, which its ``__enter__`` opens and its ``__exit__`` closes. The fast kind costs a tenth of
+# ``record_function`` and is all that a label needs.
+new_range: Callable[[str], Any] = _find("_C", "_profiler", "_RecordFunctionFast") or record_function
 
 
 def emit(label: str) -> None:
     """Write a marker: a range that is closed at once, so that nothing can be left open."""
-    marker = _Range(label)
+    marker = new_range(label)
     marker.__enter__()
     marker.__exit__(None, None, None)
 

@@ -10,7 +10,7 @@ from typing import Any
 from backspot.labels import Kind
 from backspot.live import calls, gates, lines, nodes, placing
 from backspot.live.calls import local as _local
-from backspot.live.owners import Marker, Owner, Scope
+from backspot.live.owners import Owner, Scope, marker
 from backspot.live.placing import KEY, put_after, take_away
 from backspot.live.sessions import Sessions, sessions
 
@@ -18,7 +18,7 @@ __all__ = ["BackwardEnd", "BackwardStart", "Enter", "Hook", "Leave", "LeaveAndEx
 
 # A global is found faster than an attribute of a module.
 _is_dynamo_compiling, _is_compiling = gates.is_dynamo_compiling, gates.is_compiling
-_recording, _transform_active = gates.recording, gates.transform_active
+_recording, _transform, _next_number = gates.recording, gates.transform, gates.sequence_number
 _mark_nodes = nodes.mark_nodes
 
 
@@ -91,8 +91,7 @@ class Leave(Hook):
         if _is_dynamo_compiling():
             return
         try:
-            if self.owner.open:
-                _leave(self.owner, kwargs, output)
+            _leave(self.owner, kwargs, output)
         except Exception:
             return
 
@@ -115,8 +114,7 @@ class LeaveAndExplain(Leave):
         try:
             if output is None:
                 _explain(self.owner, sys.exc_info()[1])
-            if self.owner.open:
-                _leave(self.owner, kwargs, output)
+            _leave(self.owner, kwargs, output)
         except Exception:
             return
 
@@ -128,7 +126,7 @@ class BackwardStart(Hook):
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._marker = owner.marker
+        self._marker = owner.on_node
 
     def __call__(self, *_: object) -> None:
         """Mark that autograd starts on the module."""
@@ -142,7 +140,7 @@ class BackwardEnd(Hook):
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._marker = Marker(owner.scope, owner.label(Kind.BACKWARD_END))
+        self._marker = marker(owner.scope, owner.label(Kind.BACKWARD_END))
 
     def __call__(self, *_: object) -> None:
         """Mark that autograd is through with the module."""
@@ -167,7 +165,7 @@ def _enter(
     kwargs: dict[str, Any] | None,
 ) -> None:
     scope = owner.scope
-    if _is_compiling() or _transform_active() or not scope.active:
+    if _is_compiling() or _transform() is not None or not scope.active:
         return
     thread = _local.thread
     if leave is not None and KEY not in module._forward_hooks:
@@ -175,23 +173,37 @@ def _enter(
         if not owner.scope.active:  # removed meanwhile, on another thread
             take_away(module)
             return
-    thread.enter(owner, module, kwargs)
+    number = thread.enter(owner, module, kwargs)
     if scope.marks_nodes:
-        _mark_nodes(thread, owner, args)
+        # Most often the input is what the module before gave, and was looked at a moment ago.
+        if not (len(args) == 1 and thread.seen == (id(args[0]), number)):
+            _mark_nodes(thread, owner, args, number)
         if kwargs:
-            _mark_nodes(thread, owner, tuple(kwargs.values()))
+            _mark_nodes(thread, owner, tuple(kwargs.values()), number)
 
 
 def _leave(owner: Owner, kwargs: Any, output: Any) -> None:  # noqa: ANN401
     thread = _local.thread
-    index = thread.find(owner, kwargs, output is None and sys.exc_info()[0] is not None)
-    if index < 0:
+    running = thread.calls
+    if not running:
         return
+    index = len(running) - 1
+    innermost = running[index]
+    if innermost.kwargs_id != id(kwargs) or innermost.owner is not owner:
+        index = thread.find(owner, kwargs, output is None and sys.exc_info()[0] is not None)
+        if index < 0:
+            return
+    number = _next_number()
     try:
-        if output is not None and owner.scope.marks_nodes and _recording():
-            _mark_nodes(thread, owner, (output,))
+        if (
+            output is not None
+            and owner.scope.marks_nodes
+            and thread.seen != (id(output), number)
+            and _recording()
+        ):
+            _mark_nodes(thread, owner, (output,), number)
     finally:
-        thread.leave(index)
+        thread.leave(index, number)
 
 
 def _withdraw(scope: Scope) -> None:
@@ -234,10 +246,11 @@ def _functions_of(*holders: object) -> list[FunctionType]:
 # Every frame that a hook can open while a profiler records.
 gates.keep_from_dynamo(
     *_functions_of(
-        gates, nodes, placing, calls, calls.Thread, calls.Call, calls._Local, Owner, Marker, Scope
+        gates, nodes, placing, calls, calls.Thread, calls.Call, calls._Local, Owner, Scope
     ),
     *_functions_of(lines, lines.Recorder, lines.Store, lines.Book),
     *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
+    marker(Scope.__new__(Scope), ""),  # all markers are of one code
     _enter,
     _leave,
     _explain,

@@ -127,9 +127,9 @@ class Recorder:
 
     def turn(self, place: int) -> None:
         """Nodes made from now on belong to the call made at ``place``; -1 to none."""
-        if self.store is None or gates.sequence_number is None:
-            return
         number = gates.sequence_number()
+        if self.store is None or number < 0:
+            return
         if self.numbers and self.numbers[-1] == number:
             self.places[-1] = place
         else:

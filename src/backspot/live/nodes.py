@@ -26,42 +26,41 @@ _Tensor = torch.Tensor
 _mode_enabled = gates.torch_function_mode_enabled
 
 
-def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
+def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
     """Give each tensor's node the marker of the module that made it.
 
     Args:
         thread: the calling thread.
         caller: whose call the values go into or come out of.
         values: tensors, or what holds them; anything else is ignored.
+        following: the number of the thread's next node.
     """
     if _mode_enabled():
         with gates.ignore_torch_function():
-            _mark_all(thread, caller, values)
+            _mark_all(thread, caller, values, following)
     else:
-        _mark_all(thread, caller, values)
+        _mark_all(thread, caller, values, following)
 
 
-def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...]) -> None:
+def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
     for value in values:
         kind = type(value)
         if kind is _Tensor:
-            if value.requires_grad:
-                _mark(thread, caller, value)
+            _mark(thread, caller, value, following)
+            thread.seen = id(value), following
         elif value is not None and kind not in _PLAIN:
             for tensor in _tensors_in(value):
                 try:
                     if type(tensor) is _Tensor:
-                        if tensor.requires_grad:
-                            _mark(thread, caller, tensor)
+                        _mark(thread, caller, tensor, following)
                     else:
                         with gates.ignore_torch_function():
-                            if tensor.requires_grad:
-                                _mark(thread, caller, tensor)
+                            _mark(thread, caller, tensor, following)
                 except Exception:  # noqa: S112 - a subclass may refuse anything
                     continue
 
 
-def _mark(thread: Thread, caller: Owner, tensor: Any) -> None:  # noqa: ANN401 - a tensor
+def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  # noqa: ANN401
     node = None
     if not (tensor._version and tensor._is_view()):
         try:
@@ -69,36 +68,31 @@ def _mark(thread: Thread, caller: Owner, tensor: Any) -> None:  # noqa: ANN401 -
         except RuntimeError:
             pass
         else:
-            if node is None:  # a leaf
+            if node is None:  # a leaf, or no gradient is wanted
                 return
     if node is None:
-        if id(tensor) not in thread.unmarked:
+        if tensor.requires_grad and id(tensor) not in thread.unmarked:
             thread.unmarked.add(id(tensor))
             gates.emit(caller.unmarked)
         return
     metadata = node.metadata
     if _KEY in metadata:  # most inputs: they are the output of the call before
         return
-    owner = _mark_new(thread, node, metadata)
-    if owner is not None and node.name() in _JOINS:
-        # The work lies in what was joined: there, too, people look for the module's name.
-        for joined, _ in node.next_functions:
-            if joined is not None and thread.owner_of(joined._sequence_nr()) is owner:
-                metadata = joined.metadata
-                if _KEY not in metadata:
-                    _mark_new(thread, joined, metadata)
-
-
-def _mark_new(thread: Thread, node: Any, metadata: dict[Any, Any]) -> Owner | None:  # noqa: ANN401
-    """Mark a node that nobody looked at before; gives its owner if it is marked now."""
     # Kept also where the owner can't be told, lest another thread, on which the number means
     # something else, takes the node for its own later on.
     metadata[_KEY] = True
-    owner = thread.owner_of(node._sequence_nr())
+    owner = thread.owner_of(node._sequence_nr(), following)
     if owner is None or not owner.scope.active:
-        return None
+        return
     node.register_prehook(owner.on_node)
-    return owner
+    if node.name() in _JOINS:
+        # The work lies in what was joined: there, too, people look for the module's name.
+        for joined, _ in node.next_functions:
+            if joined is not None and thread.owner_of(joined._sequence_nr(), following) is owner:
+                metadata = joined.metadata
+                if _KEY not in metadata:
+                    metadata[_KEY] = True
+                    joined.register_prehook(owner.on_node)
 
 
 # Not worth a look: they hold no tensor, or a leaf.

@@ -6,15 +6,13 @@ Nothing here refers to a module, a tensor or a node, so that nothing is kept ali
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from backspot.labels import Kind, Label, format_label
 from backspot.live import gates
 
-__all__ = ["Marker", "Owner", "Scope"]
-
-_is_dynamo_compiling, _recording, _emit = gates.is_dynamo_compiling, gates.recording, gates.emit
+__all__ = ["Owner", "Scope", "marker"]
 
 
 class Scope:
@@ -53,24 +51,25 @@ class Scope:
                 yield owner, module
 
 
-class Marker:
-    """The prehook of a boundary node: from here on the engine works for one module."""
+def marker(scope: Scope, label: str) -> Callable[..., None]:
+    """The prehook of boundary nodes: from here on the engine works for one module."""
+    # What a closure holds is found faster than attributes and globals.
+    is_dynamo_compiling, recording = gates.is_dynamo_compiling, gates.recording
+    new_range = gates.new_range
 
-    __slots__ = ("label", "scope")
-
-    def __init__(self, scope: Scope, label: str) -> None:
-        self.scope = scope
-        self.label = label
-
-    def __call__(self, *_: object) -> None:
-        """Write the label; never raises, and returns nothing so that gradients stay as they are."""
-        if _is_dynamo_compiling():  # compiled autograd traces prehooks
+    def mark(*_: object) -> None:
+        # Never raises, and returns nothing so that gradients stay as they are.
+        if is_dynamo_compiling():  # compiled autograd traces prehooks
             return
-        if self.scope.active and _recording():
+        if scope.active and recording():
             try:
-                _emit(self.label)
+                written = new_range(label)
+                written.__enter__()
+                written.__exit__(None, None, None)
             except Exception:
                 return  # a label is never worth a failed backward
+
+    return mark
 
 
 class Owner:
@@ -78,10 +77,7 @@ class Owner:
 
     Attributes:
         ancestors: the owners of the modules around it.
-        on_node: the prehook of its boundary nodes: it writes ``marker``.
-        open: one entry for each labelled call of it that is not yet closed, on any thread. Used as
-            a counter, for appending and popping are atomic: a post-hook with nothing to close has
-            this one thing to ask.
+        on_node: the prehook of its boundary nodes.
     """
 
     __slots__ = (
@@ -89,9 +85,7 @@ class Owner:
         "ancestors",
         "class_name",
         "forward",
-        "marker",
         "on_node",
-        "open",
         "path",
         "scope",
         "unmarked",
@@ -105,12 +99,10 @@ class Owner:
         self.path = path
         self.class_name = class_name
         self.ancestors = ancestors
-        self.open: list[None] = []
         self.forward = self.label(Kind.FORWARD)
         self.unmarked = self.label(Kind.UNMARKED)
         self.unused = self.label(Kind.UNUSED)
-        self.marker = Marker(scope, self.label(Kind.BACKWARD))
-        self.on_node = self.marker.__call__  # PyTorch calls a bound method faster than an object
+        self.on_node = marker(scope, self.label(Kind.BACKWARD))
         self._repeated: dict[int, str] = {}
 
     def label(self, kind: Kind, call: int = 1) -> str:
