@@ -16,6 +16,7 @@ from torch.profiler import record_function
 __all__ = [
     "add_metadata",
     "call_code",
+    "carrier_of",
     "emit",
     "ignore_torch_function",
     "is_compiling",
@@ -110,6 +111,25 @@ def emit(label: str) -> None:
     marker = new_range(label)
     marker.__enter__()
     marker.__exit__(None, None, None)
+
+
+_by_dictionary = hasattr(_find("_C", "_FunctionBase"), "_register_hook_dict")
+_dispatch_modes: Callable[[], int] = _find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
+_empty = torch.empty(0, device="cpu")
+
+
+def carrier_of(hook: Callable[..., None]) -> Any:  # noqa: ANN401 - a tensor, or None
+    """A tensor that bears a hook, for ``node._register_hook_dict``; ``None`` if it has to wait.
+
+    This is how ``Tensor.register_hook`` hooks a node: it hands over the tensor's dictionary, in C.
+    ``Node.register_prehook`` makes a dictionary and a handle of its own for each node, in Python,
+    at ten times the cost.
+    """
+    if not _by_dictionary or _dispatch_modes():  # a mode of the user's would hear of the tensor
+        return None
+    carrier: Any = _empty.data  # no operator, which the profiler would record
+    carrier._backward_hooks = {0: hook}
+    return carrier
 
 
 def keep_from_dynamo(*functions: Any) -> None:  # noqa: ANN401 - functions have no common type

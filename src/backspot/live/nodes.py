@@ -84,7 +84,7 @@ def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  
     owner = thread.owner_of(node._sequence_nr(), following)
     if owner is None or not owner.scope.active:
         return
-    node.register_prehook(owner.on_node)
+    owner.hook(node)
     if node.name() in _JOINS:
         # The work lies in what was joined: there, too, people look for the module's name.
         for joined, _ in node.next_functions:
@@ -92,7 +92,7 @@ def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  
                 metadata = joined.metadata
                 if _KEY not in metadata:
                     metadata[_KEY] = True
-                    joined.register_prehook(owner.on_node)
+                    owner.hook(joined)
 
 
 # Not worth a look: they hold no tensor, or a leaf.

@@ -81,6 +81,7 @@ class Owner:
     """
 
     __slots__ = (
+        "_carrier",
         "_repeated",
         "ancestors",
         "class_name",
@@ -103,7 +104,18 @@ class Owner:
         self.unmarked = self.label(Kind.UNMARKED)
         self.unused = self.label(Kind.UNUSED)
         self.on_node = marker(scope, self.label(Kind.BACKWARD))
+        self._carrier: Any = None
         self._repeated: dict[int, str] = {}
+
+    def hook(self, node: Any) -> None:  # noqa: ANN401 - an autograd node
+        """Have autograd call ``on_node`` before the node."""
+        carrier = self._carrier
+        if carrier is None:
+            carrier = self._carrier = gates.carrier_of(self.on_node)
+        if carrier is None:
+            node.register_prehook(self.on_node)
+        else:
+            node._register_hook_dict(carrier)
 
     def label(self, kind: Kind, call: int = 1) -> str:
         """The label of this kind, as it stands in a trace."""
