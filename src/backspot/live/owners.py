@@ -14,6 +14,9 @@ from backspot.live import gates
 
 __all__ = ["Owner", "Scope", "marker"]
 
+_is_dynamo_compiling, _recording = gates.is_dynamo_compiling, gates.recording
+_new_range = gates.new_range
+
 
 class Scope:
     """One instrumentation, as its hooks see it.
@@ -53,17 +56,13 @@ class Scope:
 
 def marker(scope: Scope, label: str) -> Callable[..., None]:
     """The prehook of boundary nodes: from here on the engine works for one module."""
-    # What a closure holds is found faster than attributes and globals.
-    is_dynamo_compiling, recording = gates.is_dynamo_compiling, gates.recording
-    new_range = gates.new_range
-
     def mark(*_: object) -> None:
         # Never raises, and returns nothing so that gradients stay as they are.
-        if is_dynamo_compiling():  # compiled autograd traces prehooks
+        if _is_dynamo_compiling():  # compiled autograd traces prehooks
             return
-        if scope.active and recording():
+        if scope.active and _recording():
             try:
-                written = new_range(label)
+                written = _new_range(label)
                 written.__enter__()
                 written.__exit__(None, None, None)
             except Exception:
