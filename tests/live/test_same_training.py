@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import backspot
 
@@ -245,3 +246,52 @@ def test_state_dict_is_unchanged():
     with backspot.instrument(model):
         assert list(model.state_dict()) == before
         model.load_state_dict(model.state_dict())
+
+
+def test_a_module_that_gives_back_its_input_is_marked_where_it_changed_it(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.Tanh())
+    model.eval()  # the dropout hands on the very tensor
+    with backspot.instrument(model):
+        names = record(lambda: model(torch.randn(3, 4)).sum().backward()).backward()
+    assert names == ["backward: 3 (Tanh)", "backward: 1 (ReLU)", "backward: 0 (Linear)"]
+
+
+def test_labels_add_no_operator_to_the_trace(record):
+    model = Residual()
+    x = torch.randn(2, 3, 5, 5)
+
+    def operators():
+        recording = record(lambda: model(x).sum().backward())
+        return [event.name for event in recording.events if event.name.startswith("aten::")]
+
+    plain = operators()
+    model.zero_grad()
+    with backspot.instrument(model):
+        assert operators() == plain
+
+
+def test_a_mode_of_the_user_hears_of_no_operator_of_ours(record):
+    class Listening(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.heard = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.heard.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    model = Residual()
+    x = torch.randn(2, 3, 5, 5)
+
+    def heard():
+        model.zero_grad()
+        with Listening() as mode:
+            model(x).sum().backward()
+        return mode.heard
+
+    plain = heard()
+    with backspot.instrument(model):
+        found = []
+        recording = record(lambda: found.extend(heard()))
+    assert found == plain
+    assert "backward: conv (Conv2d)" in recording.backward()

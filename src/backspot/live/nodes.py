@@ -61,6 +61,8 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
 
 
 def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  # noqa: ANN401
+    if not tensor.requires_grad:
+        return
     node = None
     if not (tensor._version and tensor._is_view()):
         try:
@@ -68,10 +70,10 @@ def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  
         except RuntimeError:
             pass
         else:
-            if node is None:  # a leaf, or no gradient is wanted
+            if node is None:  # a leaf
                 return
     if node is None:
-        if tensor.requires_grad and id(tensor) not in thread.unmarked:
+        if id(tensor) not in thread.unmarked:
             thread.unmarked.add(id(tensor))
             gates.emit(caller.unmarked)
         return

@@ -56,6 +56,7 @@ class Scope:
 
 def marker(scope: Scope, label: str) -> Callable[..., None]:
     """The prehook of boundary nodes: from here on the engine works for one module."""
+
     def mark(*_: object) -> None:
         # Never raises, and returns nothing so that gradients stay as they are.
         if _is_dynamo_compiling():  # compiled autograd traces prehooks
