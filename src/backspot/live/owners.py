@@ -14,8 +14,7 @@ from backspot.live import gates
 
 __all__ = ["Owner", "Scope", "marker"]
 
-_is_dynamo_compiling, _recording = gates.is_dynamo_compiling, gates.recording
-_new_range = gates.new_range
+_is_dynamo_compiling, _recording, _emit = gates.is_dynamo_compiling, gates.recording, gates.emit
 
 
 class Scope:
@@ -63,9 +62,7 @@ def marker(scope: Scope, label: str) -> Callable[..., None]:
             return
         if scope.active and _recording():
             try:
-                written = _new_range(label)
-                written.__enter__()
-                written.__exit__(None, None, None)
+                _emit(label)
             except Exception:
                 return  # a label is never worth a failed backward
 
