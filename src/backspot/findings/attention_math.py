@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.diagnosis import Finding
-from backspot.findings.duplicate_indices import work_of
 from backspot.findings.evidence import Evidence
 
 __all__ = ["find"]
@@ -55,5 +54,5 @@ def find(evidence: Evidence) -> Finding | None:
         ),
         places=evidence.places_of_spans(nodes),
         nodes=evidence.top_nodes(nodes & spans.is_node),
-        kernels=evidence.top_kernels(work_of(evidence, nodes)),
+        kernels=evidence.top_kernels(evidence.work_of(nodes)),
     )

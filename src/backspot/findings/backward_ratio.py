@@ -73,7 +73,7 @@ def _times(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     mine = work.span >= 0
     length = (work.end - work.start)[mine]
     # Handing gradients over is no part of computing them.
-    computes = spans.is_node & ~evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    computes = spans.is_node & ~evidence.accumulates
     of_node = computes[work.span[mine]]
     of_pass = evidence.in_pass[work.span[mine]]
     payer = owner[work.span[mine]]

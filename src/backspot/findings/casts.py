@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.diagnosis import Finding
-from backspot.findings.duplicate_indices import work_of
 from backspot.findings.evidence import Evidence
 
 __all__ = ["find"]
@@ -17,14 +16,14 @@ _LEAST = 0.03
 def find(evidence: Evidence) -> Finding | None:
     """Find casts of activations' gradients; those of parameters belong to autocast itself."""
     nodes = evidence.nodes_named(lambda name: name.startswith("ToCopyBackward"))
-    accumulate = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    accumulate = evidence.accumulates
     fed = evidence.ownership.join.feeder[accumulate]
     of_parameters = np.zeros(len(nodes), bool)
     of_parameters[fed[fed >= 0]] = True
     # A loss in fp32 is as it should be.
     nodes &= ~of_parameters & ~evidence.of_loss
     # Only what a cast launches: copies between devices are another matter.
-    work = work_of(evidence, nodes) & ~evidence.work_named(lambda name: name.startswith("Memcpy"))
+    work = evidence.work_of(nodes) & ~evidence.work_named(lambda name: name.startswith("Memcpy"))
     nodes &= evidence.spans_of_work(work)
     if int(evidence.span_ns[nodes].sum()) < _LEAST * evidence.step_ns:
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.diagnosis import Finding
-from backspot.findings.duplicate_indices import work_of
 from backspot.findings.evidence import Evidence, Mask
 from backspot.trace import Category
 
@@ -38,7 +37,7 @@ def find(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
         places=evidence.places_of_spans(nodes),
         nodes=evidence.top_nodes(nodes),
-        kernels=evidence.top_kernels(work_of(evidence, nodes)),
+        kernels=evidence.top_kernels(evidence.work_of(nodes)),
     )
 
 

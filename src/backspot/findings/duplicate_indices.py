@@ -8,9 +8,8 @@ import numpy as np
 
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence, Mask
-from backspot.timeline import NOTHING
 
-__all__ = ["crowded", "find", "sorting_nodes", "work_of"]
+__all__ = ["crowded", "find", "sorting_nodes"]
 
 _INDEXING = re.compile(r"(Gather|Scatter|Index|Take|UnsafeIndex|UnsafeMaskedIndex)\w*Backward\d*$")
 _ADDS = re.compile(r"indexing_backward_kernel")
@@ -25,7 +24,7 @@ def find(evidence: Evidence) -> Finding | None:
     nodes = crowded(evidence)
     if not nodes.any():
         return None
-    work = work_of(evidence, nodes)
+    work = evidence.work_of(nodes)
     forward = forward_of(evidence)[nodes].sum()
     backward = (evidence.work.end - evidence.work.start)[work].sum()
     names = ", ".join(evidence.top_nodes(nodes))
@@ -71,11 +70,6 @@ def sorting_nodes(evidence: Evidence) -> Mask:
     sorting = np.zeros(len(index), bool)
     sorting[evidence.work.span[sorts & (evidence.work.span >= 0)]] = True
     return index & sorting
-
-
-def work_of(evidence: Evidence, spans: Mask) -> Mask:
-    """Whether each piece of device work was launched directly in one of ``spans``."""
-    return np.append(spans, False)[np.maximum(evidence.work.span, NOTHING)]
 
 
 def forward_of(evidence: Evidence) -> np.ndarray:

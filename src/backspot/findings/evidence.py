@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from backspot.attribution import OUTSIDE, SPECIAL, DeviceWork, Ownership
 from backspot.clock import device_busy, whole_clock
+from backspot.costs import take
 from backspot.diagnosis import Finding, Phase, Place
 from backspot.phasing import StepWindows
 from backspot.report import Report
@@ -75,7 +76,7 @@ class Evidence:
     @cached_property
     def backward(self) -> Mask:
         """Whether each piece of device work was launched by a node, or by what runs within one."""
-        return _take(self.in_pass, self.work.span, False).astype(bool)
+        return take(self.in_pass, self.work.span, False).astype(bool)
 
     @cached_property
     def recorded(self) -> Mask:
@@ -175,6 +176,16 @@ class Evidence:
         names, inverse = np.unique(self.work.name, return_inverse=True)
         return names, inverse
 
+    @property
+    def accumulates(self) -> Mask:
+        """Whether each span hands a gradient over to its parameter."""
+        return self.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+
+    def work_of(self, spans: Mask) -> Mask:
+        """Whether each piece of device work was launched directly in one of ``spans``."""
+        chosen: Mask = np.append(spans, False)[np.maximum(self.work.span, NOTHING)]
+        return chosen
+
     def spans_of_work(self, chosen: Mask) -> Mask:
         """Whether each span launched any of this device work."""
         mask = np.zeros(len(self.spans.start), bool)
@@ -224,7 +235,7 @@ class Evidence:
 
     def owner_of_work(self) -> Ints:
         """Each piece of device work's owner (see ``Ownership.owner``), ``NOTHING`` for none."""
-        return _take(self.ownership.owner, self.work.span, NOTHING)
+        return take(self.ownership.owner, self.work.span)
 
     # What a finding says ---------------------------------------------------------------------
 
@@ -340,9 +351,3 @@ def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:
     np.add.at(sums, inverse, spent)
     ranked = np.argsort(-sums, kind="stable")[:_NAMED]
     return tuple(names[index] for index in which[ranked].tolist())
-
-
-def _take(column: np.ndarray, index: Ints, missing: int | bool) -> Ints:
-    extended = np.append(column, missing)
-    taken: Ints = extended[np.where(index >= 0, index, len(column))].astype(np.int64)
-    return taken

@@ -6,7 +6,6 @@ import numpy as np
 
 from backspot.diagnosis import Finding
 from backspot.findings import zero_grad_fill
-from backspot.findings.duplicate_indices import work_of
 from backspot.findings.evidence import Evidence, Mask
 from backspot.passes import OPTIMIZER_STEP
 from backspot.trace import Category
@@ -19,10 +18,10 @@ _LEAST_SHARED = 0.03
 
 def find(evidence: Evidence) -> Finding | None:
     """Find AccumulateGrad nodes that do more than hand over what they are given."""
-    nodes = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    nodes = evidence.accumulates
     passes = _passes(evidence, nodes)
     # Data-parallel wrappers launch their communication from hooks of these nodes.
-    work = work_of(evidence, nodes) & (evidence.work.tier != 2) & evidence.recorded
+    work = evidence.work_of(nodes) & (evidence.work.tier != 2) & evidence.recorded
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
         places = evidence.places_of_work(work)

@@ -8,7 +8,6 @@ import numpy as np
 
 from backspot.diagnosis import Finding
 from backspot.findings import duplicate_indices
-from backspot.findings.duplicate_indices import work_of
 from backspot.findings.evidence import Evidence
 
 __all__ = ["find"]
@@ -23,12 +22,12 @@ _CONVERTS = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor
 def find(evidence: Evidence) -> Finding | None:
     """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout."""
     copying = evidence.launched_in("aten::contiguous", "aten::clone")
-    accumulate = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    accumulate = evidence.accumulates
     converts = evidence.work_named(lambda name: _CONVERTS.search(name) is not None)
     # What indexing does to its indices is indexing's own matter.
     others = accumulate | duplicate_indices.sorting_nodes(evidence)
-    work = ((copying >= 0) | converts) & evidence.backward & ~work_of(evidence, others)
-    converts |= work_of(evidence, evidence.nodes_named(lambda name: "Convolution" in name))
+    work = ((copying >= 0) | converts) & evidence.backward & ~evidence.work_of(others)
+    converts |= evidence.work_of(evidence.nodes_named(lambda name: "Convolution" in name))
     converted = int(evidence.work_ns[work & converts].sum())
     if converted < _LEAST_OF_CONVOLUTIONS * evidence.step_ns:
         if int(evidence.work_ns[work].sum()) < _LEAST * evidence.step_ns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from backspot.diagnosis import Finding
-from backspot.findings.duplicate_indices import work_of
 from backspot.findings.evidence import Evidence
 from backspot.words import percent
 
@@ -27,5 +26,5 @@ def find(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/docs/stable/checkpoint.html",
         places=evidence.places_of_spans(again),
-        kernels=evidence.top_kernels(work_of(evidence, again)),
+        kernels=evidence.top_kernels(evidence.work_of(again)),
     )

@@ -31,7 +31,7 @@ def find(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
         places=evidence.places_of_spans(nodes),
         nodes=evidence.top_nodes(nodes),
-        kernels=evidence.top_kernels(duplicate_indices.work_of(evidence, nodes)),
+        kernels=evidence.top_kernels(evidence.work_of(nodes)),
     )
 
 
@@ -63,7 +63,7 @@ def _remedy(evidence: Evidence, nodes: Mask) -> str:
 
 
 def _seen(evidence: Evidence, nodes: Mask) -> str:
-    work = duplicate_indices.work_of(evidence, nodes)
+    work = evidence.work_of(nodes)
     sorting = work & evidence.work_named(lambda name: _SORT.search(name) is not None)
     names = ", ".join(evidence.top_nodes(nodes))
     length = (evidence.work.end - evidence.work.start)[sorting].sum()

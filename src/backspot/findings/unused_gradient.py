@@ -25,7 +25,7 @@ def find(evidence: Evidence) -> Finding | None:
     unused = _unused(evidence)
     if not unused.any():
         return None
-    accumulate = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+    accumulate = evidence.accumulates
     feeder = evidence.ownership.join.feeder
     cost = np.zeros(len(owner), np.int64)
     for run in range(len(evidence.report.passes)):

@@ -7,7 +7,6 @@ import re
 import numpy as np
 
 from backspot.diagnosis import Finding, Place
-from backspot.findings.duplicate_indices import work_of
 from backspot.findings.evidence import Evidence, Mask
 from backspot.trace import Category
 
@@ -24,9 +23,9 @@ def find(evidence: Evidence) -> Finding | None:
     cost = int(evidence.work_ns[work].sum())
     adds = np.zeros(len(work), bool)
     if len(evidence.report.passes) <= evidence.report.steps:
-        nodes = evidence.nodes_named(lambda name: name.endswith("AccumulateGrad"))
+        nodes = evidence.accumulates
         # What hooks of these nodes launch, to exchange gradients, is no addition.
-        adds = work_of(evidence, nodes) & (evidence.launched_in("aten::add_", "aten::add") >= 0)
+        adds = evidence.work_of(nodes) & (evidence.launched_in("aten::add_", "aten::add") >= 0)
     added = int(evidence.work_ns[adds].sum())
     then = f" Backward then adds to the zeros for {evidence.ms(added)}." if added else ""
     return evidence.finding(

@@ -15,42 +15,13 @@ from typing import Any
 
 import msgspec
 
+from backspot import report as results
 from backspot.errors import NotATraceError, SourceNotFoundError
-from backspot.report import (
-    SCHEMA,
-    Coverage,
-    DeviceCost,
-    Finding,
-    KernelCost,
-    LineCost,
-    NodeCost,
-    OperatorCost,
-    Pass,
-    Phase,
-    Place,
-    Report,
-    Row,
-    WallKinds,
-)
+from backspot.report import SCHEMA, Report
 from backspot.words import visible
 
 __all__ = ["encoded", "load", "schema", "to_json"]
 
-_KINDS = (
-    Coverage,
-    DeviceCost,
-    Finding,
-    KernelCost,
-    LineCost,
-    NodeCost,
-    OperatorCost,
-    Pass,
-    Phase,
-    Place,
-    Report,
-    Row,
-    WallKinds,
-)
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 # What a terminal or a page might obey, raw: within JSON it can only stand in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]")
@@ -156,9 +127,8 @@ def _checked(report: Report, shown: str) -> Report:
 def schema() -> bytes:
     """The JSON Schema of the form; the descriptions are those of the classes."""
     form: dict[str, Any] = msgspec.json.schema(Report)
-    for kind in _KINDS:
-        definition = form["$defs"][kind.__name__]
-        summary, fields = _described(kind)
+    for kind, definition in form["$defs"].items():
+        summary, fields = _described(getattr(results, kind))
         definition["description"] = summary
         for name, meaning in fields.items():
             definition["properties"][name]["description"] = meaning
