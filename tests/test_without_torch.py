@@ -1,0 +1,83 @@
+"""A machine without torch: traces are read, and what needs torch says so."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRACE = Path(__file__).parent / "data" / "hta_resnet.json.gz"
+REMEDY = "pip install torch"
+
+
+def without_torch(code):
+    blocked = f"import sys; sys.modules['torch'] = None\n{code}"
+    return subprocess.run(
+        [sys.executable, "-c", blocked], capture_output=True, check=False, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        "backspot.profile",
+        "backspot.instrument",
+        "from backspot import Instrumentation",
+        "import backspot.live",
+    ],
+)
+def test_what_needs_torch_says_so_and_how_to_get_it(asking):
+    done = without_torch(f"import backspot; {asking}")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("backspot.errors.MissingDependencyError: ")
+    assert "need torch" in last
+    assert REMEDY in last
+    assert done.stderr.count("Traceback") == 1  # not one for torch and another for this
+
+
+def test_a_missing_torch_is_an_import_error_and_an_error_of_backspots():
+    code = """
+import backspot
+try:
+    from backspot import instrument
+except ImportError as error:
+    assert isinstance(error, backspot.BackspotError)
+    print(error)
+"""
+    done = without_torch(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert REMEDY in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_after_that_traces_are_read_all_the_same():
+    code = f"""
+import backspot
+try:
+    backspot.profile
+except ImportError:
+    pass
+report = backspot.locate({str(TRACE)!r})
+print(backspot.compare(report, report).whole.verdict, report.wall_ns > 0)
+"""
+    done = without_torch(code)
+    assert (done.stdout, done.stderr) == ("within the noise True\n", "")
+
+
+def test_a_torch_that_is_broken_tells_its_own_story(tmp_path):
+    (tmp_path / "torch.py").write_text("import libcudart_of_old\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import backspot; backspot.profile"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: No module named 'libcudart_of_old'"
+    )
+
+
+def test_the_demo_without_torch_is_one_line_and_its_exit_code():
+    code = "from backspot.commands import main; sys.exit(main(['demo']))"
+    done = without_torch(code)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr.startswith("backspot: error: the demo needs torch and timm")
+    assert done.stderr.endswith("pip install 'backspot[demo]'\n")
+    assert done.stderr.count("\n") == 1
