@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, report, reports, r
 
 from backspot.errors import UsageError
 from backspot.render.text import render_subtree, render_text
+from backspot.report import Phase
 from backspot.words import milliseconds
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -166,6 +168,27 @@ def test_any_report_fits_its_width_in_printable_characters(any_report, width, so
     assert ESCAPES.sub("", colored) == text
     for one in any_report.modules:
         render_subtree(any_report[one.path], width=width).encode()
+
+
+@pytest.mark.parametrize("width", range(60, 120))
+def test_facts_break_between_facts_only_and_a_line_that_goes_on_says_so(width):
+    text = render_text(SAMPLES["diagnosed"](), width=width)
+    told = text.partition("\n\n")[0].partition("Backward ")[2].split("\n")
+    assert " ".join(told) == (
+        "28.6 ms per step · 3 profiler steps of 45.7 ms · GPU 27.8 ms · CPU 3.3 ms · "
+        "modules by Backspot's labels · times in ms per step "
+        "Step: 3.0% waiting for data · 1.0% copies to the GPU · 22% forward · 1.0% loss · "
+        "62% backward · 7.0% optimizer · 4.0% idle"
+    )
+    for line in told:
+        assert line.endswith((" ·", " times in ms per step", "4.0% idle")) or line == (
+            "times in ms per step"
+        )
+
+
+def test_a_fact_that_comes_first_keeps_its_capitals():
+    one = replace(SAMPLES["diagnosed"](), phases=(Phase("copy", 9_000, 9_000),))
+    assert "Step: 100% copies to the GPU\n" in render_text(one, width=80)
 
 
 def test_what_was_found_stands_below_the_table_with_its_cost_its_place_and_its_remedy():

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from backspot.render._facts import fact_lines
 from backspot.render._found import finding_lines, phase_facts
 from backspot.render._story import (
     Part,
@@ -70,9 +71,9 @@ def render_text(
     if row is not None:
         lines += _line_of_answer(row, sort, width)
     per = "pass" if report.step_unit == "backward pass" else "step"
-    lines += _facts([*setting(report), f"times in ms per {per}"], width)
+    lines += fact_lines([*setting(report), f"times in ms per {per}"], width)
     if phases := phase_facts(report):
-        lines += _facts([f"{per}: {phases[0]}", *phases[1:]], width)
+        lines += fact_lines([f"{per}: {phases[0]}", *phases[1:]], width)
     lines.append(Text())
     if by_operator(report):
         operators = operators_by(report, sort)
@@ -322,18 +323,6 @@ def _operator_table(
             columns.append(Column(title, times(other), 1 + 2 * index, wide_head=f"{title} ms"))
     columns.append(Column("count", [str(op.count) for op in operators], 2))
     return lay_out(columns, width)
-
-
-def _facts(facts: Sequence[str], width: int) -> Iterator[Text]:
-    """Facts in a row, broken between facts only."""
-    line = facts[0].capitalize()
-    for fact in facts[1:]:
-        if len(f"{line} · {fact}") > width:
-            yield Text(line, "dim")
-            line = fact
-        else:
-            line = f"{line} · {fact}"
-    yield Text(line, "dim")
 
 
 def _sentence(parts: Sequence[Part], width: int) -> Text:
