@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_parts import node, report, row
 from rich.cells import cell_len
-from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, report, reports, row, unlabelled, vit
+from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 
 from backspot.errors import UsageError
 from backspot.render.text import render_subtree, render_text
@@ -94,6 +95,27 @@ def test_a_row_is_one_line_and_the_end_of_a_long_path_stays():
     path = ".".join(f"level{number}" for number in range(40)) + ".the_end"
     lines = render_text(report([row(path, wall=9_000_000)]), width=80).splitlines()
     assert [line for line in lines if line.startswith("1  …") and "the_end" in line]
+
+
+def test_columns_go_before_a_path_that_can_be_read_is_cut():
+    path = "decoder.layers.11.self_attn.out_proj"
+    rows = [
+        row(path, "Linear", wall=9_000_000, calls=3, nodes=(node("AddmmBackward0", 9_000_000),))
+    ]
+    narrow, middle, wide = (render_text(report(rows), width=w) for w in (80, 100, 120))
+    assert all(f" {path} " in text.partition("\n\n")[2] for text in (narrow, middle, wide))
+    heads = [text.splitlines()[text.splitlines().index("") + 1].split() for text in (narrow, wide)]
+    assert "calls" not in heads[0]
+    assert {"wall", "share"} < set(heads[0])
+    assert {"calls", "class", "CPU", "GPU"} < set(heads[1])
+
+
+def test_a_path_beyond_all_measure_does_not_drive_all_other_columns_away():
+    long = ".".join(f"level{number}" for number in range(60))
+    head = render_text(report([row(long, "Linear", wall=9_000)]), width=120)
+    assert {"class", "wall", "share", "GPU", "CPU", "calls"} < set(
+        head.partition("\n\n")[2].split()
+    )
 
 
 def test_the_rows_left_out_are_counted_and_none_is_when_all_are_shown():

@@ -28,6 +28,8 @@ class Column:
         least: how narrow a column of names can get; ``None`` where nothing may be cut.
         left: whether it is set to the left.
         cut_start: whether a name loses its start, because the end is what tells it apart.
+        outlasts: from which ``need`` on columns go before this one gets narrower than ``ample``.
+        ample: how wide a column of names need be to be read; never more than half of the line.
         gap: blanks before it.
         style: how it is set.
         bars: lengths of 0 to 1, drawn instead of cells.
@@ -39,6 +41,8 @@ class Column:
     least: int | None = None
     left: bool = False
     cut_start: bool = False
+    outlasts: int | None = None
+    ample: int = 48  # model.language_model.layers.31.self_attn.q_proj
     gap: int = 2
     style: str = ""
     wide_head: str = ""
@@ -53,11 +57,15 @@ class Column:
 
     def narrowest(self, *, wide: bool) -> int:
         """The width that it cannot do without."""
-        return (
-            self.natural(wide=wide)
-            if self.least is None
-            else min(self.least, self.natural(wide=wide))
-        )
+        natural = self.natural(wide=wide)
+        return natural if self.least is None else min(self.least, natural)
+
+    def readable(self, width: int, *, wide: bool) -> int:
+        """The width that it should have in a line of ``width``."""
+        if self.outlasts is None:
+            return self.narrowest(wide=wide)
+        enough = min(self.natural(wide=wide), self.ample, width // 2)
+        return max(self.narrowest(wide=wide), enough)
 
 
 def keep_end(text: str, width: int) -> str:
@@ -110,7 +118,14 @@ def _chosen(columns: Sequence[Column], width: int, *, wide: bool) -> list[Column
 
 
 def _fits(columns: Sequence[Column], width: int, *, wide: bool) -> bool:
-    return _taken(columns, [column.narrowest(wide=wide) for column in columns]) <= width
+    most = max(column.need for column in columns)
+    widths = [
+        column.readable(width, wide=wide)
+        if column.outlasts is not None and column.outlasts <= most
+        else column.narrowest(wide=wide)
+        for column in columns
+    ]
+    return _taken(columns, widths) <= width
 
 
 def _taken(columns: Sequence[Column], widths: Sequence[int]) -> int:
@@ -118,7 +133,10 @@ def _taken(columns: Sequence[Column], widths: Sequence[int]) -> int:
 
 
 def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
-    """Deal out what is left, a cell at a time: to all names alike, and to bars only then."""
+    """Deal out what is left.
+
+    To what outlasts others until it can be read, then to all names alike, and to bars only then.
+    """
     widths = [column.narrowest(wide=wide) for column in columns]
     wanted = [column.natural(wide=wide) for column in columns]
     left = width - _taken(columns, widths)
@@ -127,6 +145,10 @@ def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
             less = min(-left, widths[index] - 1)
             widths[index] -= less
             left += less
+    for index, column in enumerate(columns):
+        more = max(0, min(left, column.readable(width, wide=wide) - widths[index]))
+        widths[index] += more
+        left -= more
     while left > 0:
         growing = [index for index, want in enumerate(wanted) if widths[index] < want]
         if not growing:

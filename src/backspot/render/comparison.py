@@ -142,6 +142,7 @@ def shown_columns(comparison: Comparison, top: int | None) -> tuple[Sequence[Cha
             least=18,
             left=True,
             cut_start=comparison.by == "module",  # the end tells paths apart
+            outlasts=3,
             style="cyan",
         ),
         Column("before", [ms(c.before_ms) if c.verdict != "new" else "" for c in rows]),

@@ -109,6 +109,7 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
             [name for name, _ in placed],
             least=24,
             left=True,
+            outlasts=4,
             style="cyan",
         ),
         Column("class", [visible(row.class_name) for row in rows], 4, least=10, left=True),
@@ -162,6 +163,7 @@ def _module_table(
             least=20,
             left=True,
             cut_start=True,
+            outlasts=4,
             style="cyan",
         ),
     ]
@@ -229,7 +231,7 @@ def _node_columns(
     cells = [cost if node else "" for cost, node in zip(costs, spent, strict=True)]
     names = [_node_name(row, sort) for row in rows]
     return [
-        Column("heaviest node", names, 3, least=14, left=True),
+        Column("heaviest node", names, 3, least=14, left=True, outlasts=6, ample=20),
         Column("", cells, 3, gap=1, wide_head="ms"),
     ]
 
