@@ -6,6 +6,7 @@ what was planted where.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from functools import cache
@@ -33,6 +34,16 @@ NAMES = {case["rule"] for case in EXPECTED.values()}
 @cache
 def report(name: str) -> Report:
     return backspot.locate(DATA / f"{name}.trace.json.gz")
+
+
+def test_a_trace_that_is_cut_short_is_blamed_on_nothing(tmp_path):
+    text = gzip.decompress((DATA.parent / "h200" / "vit_patch_drop.trace.json.gz").read_bytes())
+    path = tmp_path / "t.json"
+    path.write_bytes(text[: len(text) * 6 // 10])  # behind the host's events, before the kernels
+    cut = backspot.locate(path)
+    assert cut.gpu_ns == 0 < cut.wall_ns
+    assert "no causes are given" in cut.warnings[0]
+    assert cut.findings == ()
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -178,6 +178,9 @@ def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Repor
             phases=find_phases(events, ownership, windows) if windows else (),
             step_ns=windows.lengths if windows else report.step_ns,
         )
+        if events.truncated:
+            # Kineto writes the GPU's work last: without it every rule would blame the host.
+            return report
         return replace(report, findings=find_all(Evidence(events, ownership, report, windows)))
 
 

@@ -175,6 +175,11 @@ def test_markdown_shows_odd_names_as_text():
     assert "pipe&#124;tick&#96;star&#42;&#95;under&#95;" in text
 
 
+def test_in_markdown_what_to_mistrust_stands_before_the_numbers():
+    text = renderer_for("x.md")(odd()).decode()
+    assert text.index("\n\n- Warning: a warning") < text.index("\n\n| # | module")
+
+
 def test_a_frame_has_a_row_a_module_and_raw_names():
     pytest.importorskip("pandas")
     frame = odd().to_pandas()

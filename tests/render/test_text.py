@@ -213,6 +213,14 @@ def test_a_fact_that_comes_first_keeps_its_capitals():
     assert "Step: 100% copies to the GPU\n" in render_text(one, width=80)
 
 
+def test_what_to_mistrust_stands_before_the_numbers():
+    one = report([row("fc", wall=9)], warnings=("The trace is cut short.", "Another matter."))
+    lines = render_text(one, width=80).splitlines()
+    first = lines.index("! The trace is cut short.")
+    assert lines[first + 1 : first + 3] == ["! Another matter.", ""]
+    assert lines[first + 3].split()[:2] == ["#", "module"]
+
+
 def test_what_was_found_stands_below_the_table_with_its_cost_its_place_and_its_remedy():
     text = render_text(SAMPLES["diagnosed"](), width=160)
     table, _, found = text.partition("Why, and what to do\n")

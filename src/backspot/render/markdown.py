@@ -1,4 +1,4 @@
-"""A report as Markdown, for an issue or a pull request: the answer, the table, what to mistrust."""
+"""A report as Markdown, for an issue or a pull request, in the order of the text."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ def to_markdown(
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Where the {per} goes: {goes}."), ""]
+    if warnings := remedies(report):
+        lines += [*(f"- Warning: {_text(text)}" for text in warnings), ""]
     if by_operator(report):
         lines += _table(report, [], operators_by(report, sort)[:top], sort, by)
     else:
         lines += _table(report, [*chosen.shown, *chosen.unowned], [], sort, by)
         below = [coverage(report), *notes(report, chosen, sort=sort, by=by)]
         lines += ["", *map(_text, below)]
-    lines += ["", *(f"- Warning: {_text(text)}" for text in remedies(report))]
     lines += _findings(report)
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
 

@@ -1,4 +1,4 @@
-"""A report as text: the answer first, then the ranked table, then what to mistrust."""
+"""A report as text: the answer, what to mistrust in it, the ranked table, and what to do."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def render_text(
     lines += fact_lines([*setting(report), f"times in ms per {per}"], width)
     if phases := phase_facts(report):
         lines += fact_lines([f"{per}: {phases[0]}", *phases[1:]], width)
+    lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
     lines.append(Text())
     if by_operator(report):
         operators = operators_by(report, sort)
@@ -87,7 +88,6 @@ def render_text(
         lines += _lines_table(chosen.shown, sort, width)
         lines += [Text(), Text(coverage(report))]
         lines += [Text(note, "dim") for note in notes(report, chosen, sort=sort, by=by)]
-    lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
     lines += finding_lines(report, width)
     return written(lines, width, color=color)
 

@@ -142,7 +142,9 @@ def _finished(decoder: ChromeDecoder, source: str) -> Events:
     warnings = []
     if truncated:
         warnings.append(
-            f"The trace is cut short: the {len(columns)} complete events before that are used."
+            f"The trace is cut short: the {len(columns):,} complete events before that are used. "
+            "GPU work and whole steps may be missing, so no causes are given: copy or export it "
+            "again."
         )
     if decoder.malformed:
         warnings.append(f"{decoder.malformed} malformed events were left out.")
