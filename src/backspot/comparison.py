@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from backspot.aligning import Move, aligned
+from backspot.cautions import alike, cautions, named
 from backspot.errors import UsageError
 from backspot.noise import Interval, interval, typical_spread
 from backspot.report import Report, Row, StepUnit
@@ -26,10 +26,6 @@ SCHEMA = "backspot.comparison/1"
 
 Kind = Literal["whole", "module", "node", "unowned"]
 Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
-
-# How many modules, and changed by which part, make a change of everything.
-_MANY = 8
-_DRIFT = 0.05
 
 LEFT_OUT = "(rows left out)"
 NO_NODE = "(no autograd node)"
@@ -43,11 +39,21 @@ class Side:
         trace: what was read.
         steps: how many steps it holds.
         step_unit: what counts as one.
+        name: what to call it, as given to ``compare``; empty where nothing was.
     """
 
     trace: str
     steps: int
     step_unit: StepUnit
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, and what it is of where the name does not say so."""
+        if not self.name:
+            return self.trace or "a report"
+        told = not self.trace or f"/{self.trace}".endswith(f"/{self.name}")
+        return self.name if told else f"{self.name} ({self.trace})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +157,9 @@ class Comparison:
         return comparison_html(self)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the comparison; the suffix decides the form (``.json``, ``.csv``, ``.txt``).
+        """Write the comparison; the suffix decides the form.
 
-        The file appears whole or not at all.
+        ``.md``, ``.txt``, ``.csv`` and ``.json`` are known. The file appears whole or not at all.
 
         Raises:
             OutputExistsError: where the file exists and ``force`` is false.
@@ -164,7 +170,7 @@ class Comparison:
         return save(self, path, force=force)
 
 
-def compare(before: Report, after: Report) -> Comparison:
+def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", "")) -> Comparison:
     """Compare two reports, module by module and as a whole, per step.
 
     Modules are aligned by path; one that moved or was renamed is recognised where the match is
@@ -182,9 +188,11 @@ def compare(before: Report, after: Report) -> Comparison:
     Args:
         before: the first report.
         after: the second.
+        names: what to call the two, such as ``("main", "branch")``; where one is empty, the
+            recording is called by what was read.
 
     Raises:
-        UsageError: where one of the two is no report.
+        UsageError: where one of the two is no report, or ``names`` are no two texts.
     """
     for report in (before, after):
         if not isinstance(report, Report):
@@ -192,9 +200,11 @@ def compare(before: Report, after: Report) -> Comparison:
                 f"compare takes two reports, not {type(report).__name__}: backspot.locate(trace) "
                 "or backspot.Report.load(path) gives one"
             )
+    if len(names) != 2 or {type(name) for name in names} != {str} or isinstance(names, str):
+        raise UsageError(f"names={names!r}: give two texts, what to call before and after")
     sides = [_whole(before), _whole(after)]
     whole = _change("whole", "", "", "", sides[0], sides[1], interval(sides[0], sides[1]))
-    by: Literal["module", "node"] = "module" if _named(before) and _named(after) else "node"
+    by: Literal["module", "node"] = "module" if named(before) and named(after) else "node"
     moves: tuple[Move, ...] = ()
     if by == "node":
         changes = _by_node(before, after)
@@ -206,17 +216,13 @@ def compare(before: Report, after: Report) -> Comparison:
         tuple(changes),
         by,
         moves,
-        Side(before.trace, before.steps, before.step_unit),
-        Side(after.trace, after.steps, after.step_unit),
-        (*_alike(changes), *_notes(before, after, by)),
+        Side(before.trace, before.steps, before.step_unit, names[0]),
+        Side(after.trace, after.steps, after.step_unit, names[1]),
+        (*alike(changes), *cautions(before, after, by)),
     )
 
 
 _LEAST = 0.005  # of the whole: a module's change below this is not worth a claim
-
-
-def _named(report: Report) -> bool:
-    return any(row.is_module for row in report.modules)
 
 
 def _whole(report: Report) -> tuple[int, ...]:
@@ -354,45 +360,3 @@ def _made(
         before_ns_by_step=before,
         after_ns_by_step=after,
     )
-
-
-def _alike(changes: Iterable[Change]) -> Iterable[str]:
-    """What to think where not this or that module changed, but everything."""
-    ratios = [
-        change.after_ms / change.before_ms
-        for change in changes
-        if change.kind == "module" and change.before_ms and change.after_ms
-    ]
-    if len(ratios) < _MANY:
-        return
-    middle = median(ratios)
-    if max(middle, 1 / middle) > 1 + _DRIFT:
-        yield (
-            f"Most modules changed alike, half of them by {(middle - 1) * 100:+.0f}% or more: a "
-            "change of everything (batch, precision), or another load or clock of the machine."
-        )
-
-
-def _notes(before: Report, after: Report, by: str) -> Iterable[str]:
-    if by == "node":
-        without = [name for name, r in (("before", before), ("after", after)) if not _named(r)]
-        where = "Neither recording names" if len(without) == 2 else f"The one {without[0]} names no"
-        yield (
-            f"{where} modules: autograd nodes are compared by name, each without a claim, because "
-            "a report does not hold their times by step."
-        )
-    if min(before.steps, after.steps) < 2:
-        yield "One step has no spread: record several on both sides to tell a change from noise."
-    elif min(before.steps, after.steps) < 4:
-        yield "Of two or three steps only large changes can be told from noise: profile(steps=10)."
-    if before.step_unit != after.step_unit:
-        yield (
-            f"The steps differ in kind: before, a {before.step_unit}; after, a {after.step_unit}. "
-            "Times per step may not compare."
-        )
-    if before.has_gpu != after.has_gpu:
-        yield f"Only the recording {'before' if before.has_gpu else 'after'} holds GPU work."
-    for name, report in (("Before", before), ("After", after)):
-        for warning in report.warnings:
-            if by == "module" or "names no modules" not in warning:
-                yield f"{name}: {warning}"

@@ -13,7 +13,7 @@ from sample_reports import report, row, vit
 
 from backspot import compare, locate
 from backspot.commands import main
-from backspot.render.comparison import render_text
+from backspot.render.comparison import render_text, to_markdown
 
 DATA = Path(__file__).parents[1] / "data"
 CONTROL, TEST = (str(DATA / f"hta_recommender_{name}.json.gz") for name in ("control", "test"))
@@ -31,7 +31,7 @@ def saved(tmp_path):
 def test_it_prints_the_comparison_of_two_saved_reports(saved, capsys):
     assert main(["diff", *saved, "--top", "4"]) == 0
     out, err = capsys.readouterr()
-    expected = compare(vit(drop=1_500_000), vit())
+    expected = compare(vit(drop=1_500_000), vit(), names=("before.json", "after.json"))
     assert out == render_text(expected, width=80, top=4) + "\n"
     assert not err
 
@@ -41,6 +41,39 @@ def test_a_trace_and_its_saved_report_are_the_same(trace, tmp_path, capsysbinary
     assert main(["diff", str(trace), str(path), "--format", "json"]) == 0
     found = json.loads(capsysbinary.readouterr().out)
     assert {c["verdict"] for c in (found["whole"], *found["changes"])} == {"within the noise"}
+
+
+def test_each_side_is_called_by_its_file_even_where_both_hold_a_profile_of_the_same(
+    tmp_path, capsys
+):
+    one = report([row("fc", wall=9_000)], trace="the profile of step()")
+    paths = [tmp_path / name / "report.json" for name in ("main", "branch")]
+    for path in paths:
+        path.parent.mkdir()
+        one.save(path)
+    assert main(["diff", *map(str, paths)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "before: main/report.json (the profile of step()), 3 steps ·" in out
+    assert "after: branch/report.json (the profile of step()), 3 steps" in out
+
+
+def test_a_trace_is_called_by_its_name_alone(trace, tmp_path, capsysbinary):
+    path = locate(trace).save(tmp_path / "report.json")
+    assert main(["diff", str(trace), str(path), "--format", "json"]) == 0
+    found = json.loads(capsysbinary.readouterr().out)
+    assert [found[side]["name"] for side in ("before", "after")] == ["trace.json.gz", "report.json"]
+    assert main(["diff", str(trace.parent), str(trace), "--format", "md"]) == 0
+    assert (
+        b"before: `trace.json.gz`, 2 steps; after: `trace.json.gz`" in capsysbinary.readouterr().out
+    )
+
+
+def test_markdown_keeps_to_top(saved, capsysbinary):
+    assert main(["diff", *saved, "--format", "md", "--top", "1"]) == 0
+    expected = compare(vit(drop=1_500_000), vit(), names=("before.json", "after.json"))
+    out = capsysbinary.readouterr().out
+    assert out == to_markdown(expected, top=1)
+    assert out.startswith(b"**The backward got slower by ")
 
 
 def test_a_report_whose_keys_were_sorted_is_still_a_report(saved, capsys):

@@ -33,11 +33,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--top",
         type=count,
         metavar="N",
-        help=f"how many of the largest changes to show (table: {_TOP}, else all)",
+        help=f"how many of the largest changes to show (table: {_TOP}, md: 30, else all)",
     )
     parser.add_argument(
         "--format",
-        choices=("table", "json", "csv"),
+        choices=("table", "json", "csv", "md"),
         default="table",
         help="the form of the output (default: table)",
     )
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.before == args.after == "-":
         raise UsageError("only one of BEFORE and AFTER can come through standard input")
-    comparison = compare(_read(args.before), _read(args.after))
+    (before, was), (after, now) = _read(args.before), _read(args.after)
+    comparison = compare(before, after, names=_told_apart(was, now))
     _print(comparison, args)
     if args.fail_above is None:
         return 0
@@ -72,11 +73,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(source: str) -> Report:
+def _read(source: str) -> tuple[Report, str]:
+    """The report, and the path of what it was read from."""
     from backspot.commands._source import read
     from backspot.report import Report
 
-    return Report.load(source) if _is_report(source) else read(source)
+    if _is_report(source):
+        return Report.load(source), source
+    report = read(source)
+    return report, report.trace
+
+
+def _told_apart(before: str, after: str) -> tuple[str, str]:
+    """The ends of two paths, as short as they can be with different names."""
+    was, now = Path(before).parts, Path(after).parts
+    for length in range(1, max(len(was), len(now)) + 1):
+        if was[-length:] != now[-length:]:
+            return str(Path(*was[-length:])), str(Path(*now[-length:]))
+    return Path(before).name, Path(after).name
 
 
 def _is_report(source: str) -> bool:
@@ -99,11 +113,14 @@ def _print(comparison: Comparison, args: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from backspot.commands._console import complain, use_color, write_bytes, write_text
-    from backspot.render.comparison import render_text, to_csv, to_json
+    from backspot.render.comparison import render_text, to_csv, to_json, to_markdown
 
     if args.format == "table":
         top = _TOP if args.top is None else args.top
         write_text(render_text(comparison, top=top, color=use_color(sys.stdout)))
+        return
+    if args.format == "md":
+        write_bytes(to_markdown(comparison, top=30 if args.top is None else args.top))
         return
     if args.top is not None:
         comparison = replace(comparison, changes=comparison.changes[: args.top])

@@ -1,28 +1,41 @@
-"""A comparison as text, JSON and CSV."""
+"""A comparison as text, Markdown, JSON and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from backspot.comparison import Change, Comparison
 from backspot.errors import UsageError
-from backspot.render._table import Column, keep_end, lay_out
+from backspot.render._facts import fact_lines
+from backspot.render._marking import as_code, as_sentence, as_table, as_text
+from backspot.render._story import Part
+from backspot.render._table import Column, lay_out
 from backspot.render._writing import writing
 from backspot.render.csv import cell
 from backspot.render.json import encoded
-from backspot.render.text import width_of, written
+from backspot.render.text import sentence, width_of, written
 from backspot.words import counted, decimals_for, duration, visible
 
-__all__ = ["render_text", "said", "save", "shown_columns", "table_note", "to_csv", "to_json"]
+__all__ = [
+    "recordings",
+    "render_text",
+    "said",
+    "save",
+    "shown_columns",
+    "to_csv",
+    "to_json",
+    "to_markdown",
+]
 
 _STYLES = {"slower": "red", "faster": "green", "within the noise": "dim", "undecided": "dim"}
 _MINUS = "\N{MINUS SIGN}"
+_MOVES = 5  # how many are named
 _COLUMNS = (
     "kind",
     "path",
@@ -42,84 +55,142 @@ def render_text(
     comparison: Comparison, *, width: int | None = None, top: int | None = 15, color: bool = False
 ) -> str:
     """The comparison for a terminal: the answer in a sentence, then the largest changes."""
-    if top is not None and top < 0:
-        raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
     width = width_of(width)
-    changes = [c for c in comparison.changes if c.before_ms or c.after_ms]
-    hidden = [] if top is None else changes[top:]
-    lines = [Text(said(comparison), "bold"), Text(table_note(comparison), "dim"), Text()]
     shown, columns = shown_columns(comparison, top)
     verdicts = [change.verdict for change in (*shown, comparison.whole)]
-    lines += lay_out(columns, width, [_STYLES.get(verdict, "") for verdict in verdicts])
-    if hidden:
-        what = f"more {comparison.by}"
-        lines.append(
-            Text(
-                f"{counted(len(hidden), what)} "
-                f"{'changes' if len(hidden) == 1 else 'change'} by "
-                f"{_signed_time(sum(c.change_ms for c in hidden))} in sum: --top {len(changes)}.",
-                "dim",
-            )
-        )
-    for move in comparison.moves[:5]:
-        lines.append(
-            Text(
-                f"Moved: {visible(move.before) or '(root)'} → {visible(move.after) or '(root)'} "
-                f"({counted(move.modules, 'module')})",
-                "dim",
-            )
-        )
-    if len(comparison.moves) > 5:
-        lines.append(Text(f"{counted(len(comparison.moves) - 5, 'more move')}.", "dim"))
+    lines = [sentence(said(comparison), width), *fact_lines(recordings(comparison), width)]
     lines += [Text("! " + visible(note), "yellow") for note in comparison.notes]
+    lines.append(Text())
+    lines += lay_out(columns, width, [_STYLES.get(verdict, "") for verdict in verdicts])
+    for parts in _left_out(comparison, shown):
+        lines.append(Text("".join(visible(text) for _, text in parts), "dim"))
     return written(lines, width, color=color)
 
 
-def table_note(comparison: Comparison) -> str:
-    """What the numbers are, and of which recordings."""
-    before, after = comparison.before, comparison.after
-    return (
-        f"Wall ms per step · before: {visible(before.trace) or 'a report'}, "
-        f"{counted(before.steps, 'step')} · after: {visible(after.trace) or 'a report'}, "
-        f"{counted(after.steps, 'step')}"
-    )
+def to_markdown(comparison: Comparison, *, top: int | None = 30) -> bytes:
+    """The comparison as GitHub's Markdown, in UTF-8: the answer, then the largest changes.
+
+    No name can leave its cell, start a tag or a link, or call upon anybody.
+    """
+    shown, columns = shown_columns(comparison, top)
+    sides = [f"{when}: {as_code(name)}, {steps}" for when, name, steps in _sides(comparison)]
+    named = {0, len(columns) - 1} | {1 for column in columns if column.head == "class"}
+    body = []
+    for index, change in enumerate((*shown, comparison.whole)):
+        name, *cells = (column.cells[index] for column in columns)
+        is_name = change.kind in ("module", "node")
+        cells = [
+            as_code(cell) if column.head == "class" and cell else as_text(cell)
+            for column, cell in zip(columns[1:], cells, strict=True)
+        ]
+        if change.claimed:
+            cells[-1] = f"**{cells[-1]}**"
+        body.append([as_code(name) if is_name else as_text(name), *cells])
+    lines = [
+        f"**{as_sentence(said(comparison))}**",
+        "",
+        f"Wall ms per step; {'; '.join(sides)}.",
+        "",
+        *(f"- Warning: {as_text(note)}" for note in comparison.notes),
+        *([""] if comparison.notes else []),
+        *as_table([column.head or "verdict" for column in columns], body, names=named),
+        "",
+        *(as_sentence(parts) for parts in _left_out(comparison, shown)),
+    ]
+    return ("\n".join(lines).rstrip("\n") + "\n").encode()
 
 
-def said(comparison: Comparison) -> str:
+def recordings(comparison: Comparison) -> list[str]:
+    """What the numbers are, and of which recordings, fact by fact."""
+    sides = [f"{when}: {visible(name)}, {steps}" for when, name, steps in _sides(comparison)]
+    return ["wall ms per step", *sides]
+
+
+def _sides(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """When each was recorded, what it is called, and how many steps it holds."""
+    sides = (("before", comparison.before), ("after", comparison.after))
+    return [(when, side.label, counted(side.steps, "step")) for when, side in sides]
+
+
+def _left_out(comparison: Comparison, shown: Sequence[Change]) -> Iterator[list[Part]]:
+    """What stands below the table: changes that it leaves out, and modules that moved."""
+    changes = _costly(comparison)
+    hidden = changes[len(shown) :]
+    if hidden:
+        number = counted(len(hidden), f"more {comparison.by}")
+        verb = "changes" if len(hidden) == 1 else "change"
+        time = _signed_time(sum(change.change_ms for change in hidden))
+        yield [("text", f"{number} {verb} by {time} in sum: --top {len(changes)}.")]
+    for move in comparison.moves[:_MOVES]:
+        yield [
+            ("text", "Moved: "),
+            ("name", move.before or "(root)"),
+            ("text", " → "),
+            ("name", move.after or "(root)"),
+            ("text", f" ({counted(move.modules, 'module')})."),
+        ]
+    if len(comparison.moves) > _MOVES:
+        yield [("text", f"{counted(len(comparison.moves) - _MOVES, 'more move')}.")]
+
+
+def said(comparison: Comparison) -> list[Part]:
     """The answer in a sentence."""
     whole = comparison.whole
     was, now = duration(whole.before_ms * 1e6), duration(whole.after_ms * 1e6)
-    share = "" if whole.percent is None else f"{_signed_percent(whole.percent)}, "
+    share = "" if whole.percent is None else _signed_percent(whole.percent)
     if whole.verdict == "undecided":
-        return (
-            f"The backward took {was} per step before and {now} after ({share}"
-            f"{_signed_time(whole.change_ms)}): too few steps to tell it from noise."
-        )
-    if not whole.claimed:
-        text = f"No difference beyond the noise: the backward took {was} before, {now} after"
-        text += f" ({share.removesuffix(', ')})" if share else ""
+        change = ", ".join(filter(None, [share, _signed_time(whole.change_ms)]))
+        return [
+            ("text", "The backward took "),
+            ("number", was),
+            ("text", " per step before and "),
+            ("number", now),
+            ("text", f" after ({change}): too few steps to tell it from noise."),
+        ]
+    if whole.claimed:
+        parts: list[Part] = [("text", f"The backward got {whole.verdict}")]
+        if whole.percent is not None:
+            parts += [("text", " by "), ("number", _percent(abs(whole.percent)))]
+        parts.append(("text", f": {was} before, {now} after, per step"))
     else:
-        by = f" by {_percent(abs(whole.percent))}" if whole.percent is not None else ""
-        text = f"The backward got {whole.verdict}{by}: {was} before, {now} after, per step"
-    same = [c for c in comparison.changes if c.claimed]
-    if same:
-        first = same[0]
-        name = keep_end(visible(first.name), 60)
-        text += f"; {name} got {first.verdict} by {duration(abs(first.change_ms) * 1e6)}"
-        text += f", {counted(len(same) - 1, 'other')} changed too" if len(same) > 1 else ""
-    elif whole.claimed and comparison.changes:
-        first = comparison.changes[0]
-        how = f" ({first.verdict})" if first.verdict in ("new", "gone") else ""
-        text += (
-            f"; the largest change is {keep_end(visible(_node(first)), 60)}{how}, "
-            f"{_signed_time(first.change_ms)}"
-        )
-    return text + "."
+        change = f" ({share})" if share else ""
+        parts = [
+            ("text", "No difference beyond the noise: the backward took "),
+            ("number", was),
+            ("text", " before, "),
+            ("number", now),
+            ("text", f" after{change}"),
+        ]
+    return [*parts, *_first_change(comparison), ("text", ".")]
+
+
+def _first_change(comparison: Comparison) -> Iterator[Part]:
+    """Which part of it changed most, beyond the noise if there is one."""
+    claimed = [change for change in comparison.changes if change.claimed]
+    if not claimed and not (comparison.whole.claimed and comparison.changes):
+        return
+    first = (claimed or comparison.changes)[0]
+    name: Part = ("node" if first.kind == "node" else "name", _node(first))
+    if claimed:
+        yield from (("text", "; "), name, ("text", f" got {first.verdict} by "))
+        yield ("number", duration(abs(first.change_ms) * 1e6))
+        if len(claimed) > 1:
+            yield ("text", f", {counted(len(claimed) - 1, 'other')} changed too")
+        return
+    how = f" ({first.verdict})" if first.verdict in ("new", "gone") else ""
+    yield from (("text", "; the largest change is "), name, ("text", f"{how}, "))
+    yield ("number", _signed_time(first.change_ms))
+
+
+def _costly(comparison: Comparison) -> list[Change]:
+    return [change for change in comparison.changes if change.before_ms or change.after_ms]
 
 
 def shown_columns(comparison: Comparison, top: int | None) -> tuple[Sequence[Change], list[Column]]:
     """The largest changes that cost anything, and a table of them whose last row is the whole."""
-    shown = [c for c in comparison.changes if c.before_ms or c.after_ms][:top]
+    if top is not None and top < 0:
+        raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
+    shown = _costly(comparison)[:top]
     rows = [*shown, comparison.whole]
     decimals = decimals_for(max(max(c.before_ms, c.after_ms) for c in rows) * 1e6)
 
@@ -199,6 +270,7 @@ def _to_text(comparison: Comparison) -> bytes:
 _FORMS: dict[str, Callable[[Comparison], bytes]] = {
     ".csv": to_csv,
     ".json": to_json,
+    ".md": to_markdown,
     ".txt": _to_text,
 }
 
@@ -209,7 +281,7 @@ def save(comparison: Comparison, path: str | os.PathLike[str], *, force: bool = 
     if render is None:
         raise UsageError(
             f"{visible(os.fspath(path))}: the name's end decides the form, "
-            "and this one is none of .csv, .json or .txt"
+            "and this one is none of .csv, .json, .md or .txt"
         )
     with writing(path, force=force) as file:
         file.write(render(comparison))

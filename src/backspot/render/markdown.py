@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from backspot.render._diagnosis import HEADING, cost_of, kept_phases, phase_text, worth
+from backspot.render._marking import as_code, as_sentence, as_table, as_text
 from backspot.render._story import (
-    Part,
     answer,
     by_operator,
     coverage,
@@ -22,13 +21,11 @@ from backspot.render._story import (
     time_of,
 )
 from backspot.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
-from backspot.words import counted, decimals_for, milliseconds, percent, visible
+from backspot.words import counted, decimals_for, milliseconds, percent
 
 __all__ = ["to_markdown"]
 
 _FINDINGS = 5
-# What a code span can hold in any reader of Markdown, in a table too.
-_PLAIN = re.compile(r"[\w .,:()*/+#%=^-]+\Z")
 
 
 def to_markdown(
@@ -46,19 +43,19 @@ def to_markdown(
     chosen = select(report, top=top, depth=depth, sort=sort, by=by)
     per = "pass" if report.step_unit == "backward pass" else "step"
     facts = "; ".join([*setting(report), f"times in ms per {per}"])
-    sentence = "".join(_inline(part) for part in answer(report, depth=depth, sort=sort, by=by))
+    sentence = as_sentence(answer(report, depth=depth, sort=sort, by=by))
     lines = [f"**{sentence}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
-        lines += [_text(f"Where the {per} goes: {goes}."), ""]
+        lines += [as_text(f"Where the {per} goes: {goes}."), ""]
     if warnings := remedies(report):
-        lines += [*(f"- Warning: {_text(text)}" for text in warnings), ""]
+        lines += [*(f"- Warning: {as_text(text)}" for text in warnings), ""]
     if by_operator(report):
         lines += _table(report, [], operators_by(report, sort)[:top], sort, by)
     else:
         lines += _table(report, [*chosen.shown, *chosen.unowned], [], sort, by)
         below = [coverage(report), *notes(report, chosen, sort=sort, by=by)]
-        lines += ["", *map(_text, below)]
+        lines += ["", *map(as_text, below)]
     lines += _findings(report)
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
 
@@ -71,13 +68,13 @@ def _findings(report: Report) -> list[str]:
     for number, finding in enumerate(report.findings[:_FINDINGS], 1):
         places, more = worth(finding, 3)
         named = [
-            _code(place.label) + (f", {_code(place.line)}" if place.line else "")
+            as_code(place.label) + (f", {as_code(place.line)}" if place.line else "")
             for place in places
         ]
         where = "; ".join([*named, more] if more else named)
-        cost = _text(", ".join(cost_of(report, finding)))
-        lines.append(f"{number}. **{_text(finding.title)}**: {cost} in {where}.")
-        lines.append(f"   {_text(finding.seen)} {_text(finding.remedy)}")
+        cost = as_text(", ".join(cost_of(report, finding)))
+        lines.append(f"{number}. **{as_text(finding.title)}**: {cost} in {where}.")
+        lines.append(f"   {as_text(finding.seen)} {as_text(finding.remedy)}")
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")
         lines += ["", f"{rest}: report.findings has all."]
@@ -99,17 +96,17 @@ def _table(
 
     def times(cost: Row | NodeCost | OperatorCost) -> list[str]:
         spent = [milliseconds(time_of(cost, kind) / report.steps, decimals) for kind in kinds]
-        return [spent[0], _text(percent(_share(report, cost, sort))), *spent[1:]]
+        return [spent[0], as_text(percent(_share(report, cost, sort))), *spent[1:]]
 
     titles = [f"{_KINDS[kind]} ms" for kind in kinds]
     titles.insert(1, "share")
     if not rows:
         head = ["#", "node", *titles, "count"]
         body = [
-            [str(rank), _code(node_name(cost.name)), *times(cost), str(cost.count)]
+            [str(rank), as_code(node_name(cost.name)), *times(cost), str(cost.count)]
             for rank, cost in enumerate(operators, 1)
         ]
-        return _lines(head, body, names={1})
+        return as_table(head, body, names={1})
     head = ["#", "class" if by == "class" else "module", "class", "modules", *titles]
     head += ["calls", "heaviest node", "its ms", "made by"]
     body = []
@@ -118,14 +115,14 @@ def _table(
         body.append(
             [
                 str(rank) if row.is_module else "",
-                _code(row.name) if row.is_module else _text(row.name),
-                _code(row.class_name) if row.is_module and row.class_name else "",
+                as_code(row.name) if row.is_module else as_text(row.name),
+                as_code(row.class_name) if row.is_module and row.class_name else "",
                 str(row.members) if row.is_module else "",
                 *times(row),
                 str(row.calls) if row.is_module else "",
-                _code(node_name(node.name)) if node else "",
+                as_code(node_name(node.name)) if node else "",
                 milliseconds(time_of(node, sort) / report.steps, decimals) if node else "",
-                _code(_made_by(line)) if line else "",
+                as_code(_made_by(line)) if line else "",
             ]
         )
     useless = {"path": {3}, "class": {2}, "pattern": set[int]()}[by]
@@ -134,7 +131,7 @@ def _table(
     keep = [index for index in range(len(head)) if index not in useless]
     chosen = [[line[index] for index in keep] for line in (head, *body)]
     names = {place for place, title in enumerate(chosen[0]) if title in _NAMES}
-    return _lines(chosen[0], chosen[1:], names=names)
+    return as_table(chosen[0], chosen[1:], names=names)
 
 
 _KINDS: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
@@ -148,28 +145,3 @@ def _made_by(line: LineCost) -> str:
 def _share(report: Report, cost: Row | NodeCost | OperatorCost, sort: Sort) -> float:
     whole = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
     return time_of(cost, sort) / whole if whole else 0.0
-
-
-def _lines(head: Sequence[str], body: Sequence[Sequence[str]], *, names: set[int]) -> list[str]:
-    rule = ["---" if index in names else "--:" for index in range(len(head))]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *body)]
-
-
-def _inline(part: Part) -> str:
-    kind, text = part
-    return _code(text) if kind in ("name", "node") else _text(text)
-
-
-def _code(name: str) -> str:
-    """A name as code; one that a code span cannot hold everywhere, as text without any markup."""
-    shown = visible(name)
-    if _PLAIN.match(shown) and shown == shown.strip():
-        return f"`{shown}`"
-    return "".join(
-        character if character.isalnum() or character == " " else f"&#{ord(character)};"
-        for character in shown
-    )
-
-
-def _text(text: str) -> str:
-    return re.sub(r"[\\`*_\[\]{}<>&|~@$#!^]", lambda found: f"&#{ord(found[0])};", visible(text))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from backspot.comparison import Comparison
 from backspot.render._diagnosis import KINDS
-from backspot.render._story import answer, by_operator, coverage, select
-from backspot.render.comparison import said, shown_columns, table_note
+from backspot.render._story import answer, by_operator, coverage, remedies, select, setting
+from backspot.render.comparison import recordings, said, shown_columns
 from backspot.render.html import asset
 from backspot.render.html._parts import (
+    facts_list,
     findings_list,
     module_table,
     operator_table,
     phases_bar,
     sentence,
-    setting_list,
     shown,
     warnings_list,
 )
@@ -33,8 +33,8 @@ def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     parts = [
         f'<p class="said">{sentence(answer(report, depth=None, sort="wall", by="path"))}</p>',
-        setting_list(report),
-        warnings_list(report),
+        facts_list(setting(report)),
+        warnings_list(remedies(report)),
         phases_bar(report),
     ]
     if by_operator(report):
@@ -64,13 +64,12 @@ def comparison_html(comparison: Comparison) -> str:
         kind = change.verdict if change.claimed else "muted" if change.verdict != "new" else ""
         lines.append(f'<tr class="{kind}">{name}{cells}</tr>')
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    notes = "".join(f"<li>{shown(note)}</li>" for note in comparison.notes)
     return _whole(
         [
-            f'<p class="said">{shown(said(comparison))}</p>',
-            f'<p class="muted">{shown(table_note(comparison))}</p>',
+            f'<p class="said">{sentence(said(comparison))}</p>',
+            facts_list(recordings(comparison)),
+            warnings_list(comparison.notes),
             _scroll(table),
-            f'<ul class="warnings">{notes}</ul>' if notes else "",
         ]
     )
 

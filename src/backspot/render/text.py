@@ -32,7 +32,7 @@ from backspot.render._table import Column, keep_end, keep_start, lay_out
 from backspot.report import By, LineCost, OperatorCost, Report, Row, Sort, Subtree
 from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
 
-__all__ = ["render_subtree", "render_text", "width_of", "written"]
+__all__ = ["render_subtree", "render_text", "sentence", "width_of", "written"]
 
 _NARROWEST = 40
 _LINES = 5  # how many lines of source are shown
@@ -66,7 +66,7 @@ def render_text(
     """
     width = width_of(width)
     chosen = select(report, top=top, depth=depth, sort=sort, by=by)
-    lines = [_sentence(answer(report, depth=depth, sort=sort, by=by), width)]
+    lines = [sentence(answer(report, depth=depth, sort=sort, by=by), width)]
     row = answered(report, depth=depth, sort=sort, by=by)
     if row is not None:
         lines += _line_of_answer(row, sort, width)
@@ -327,17 +327,18 @@ def _operator_table(
     return lay_out(columns, width)
 
 
-def _sentence(parts: Sequence[Part], width: int) -> Text:
+def sentence(parts: Sequence[Part], width: int) -> Text:
+    """One sentence with its names set apart, and cut where they are longer than a line."""
     # A path may be longer than the line; its end and the class are what tell it apart.
-    sentence = Text()
+    told = Text()
     for kind, text in parts:
         shown = visible(text)
         if kind == "name":
             shown = keep_end(shown, min(width, 80))
         elif kind == "node":
             shown = keep_start(shown, min(width, 60))
-        sentence.append(shown, _STYLES[kind])
-    return sentence
+        told.append(shown, _STYLES[kind])
+    return told
 
 
 def width_of(width: int | None) -> int:

@@ -14,15 +14,15 @@ from importlib.resources import files
 from string import Template
 
 from backspot._version import __version__
-from backspot.render._story import Part, answer, by_operator, coverage, select
+from backspot.render._story import Part, answer, by_operator, coverage, remedies, select, setting
 from backspot.render.html._data import page_data
 from backspot.render.html._parts import (
+    facts_list,
     findings_list,
     module_table,
     operator_table,
     phases_bar,
     sentence,
-    setting_list,
     shown,
     warnings_list,
 )
@@ -57,8 +57,8 @@ def to_html(report: Report) -> bytes:
         script=script,
         script_hash=f"sha256-{digest}",
         answer=sentence(said),
-        setting=setting_list(report),
-        warnings=warnings_list(report),
+        setting=facts_list(setting(report)),
+        warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
         findings=findings_list(report, shown_first=_FINDINGS) or _NOTHING_FOUND,
         heading="Autograd nodes" if plain else "Modules",

@@ -23,19 +23,17 @@ from backspot.render._story import (
     heaviest,
     node_name,
     operators_by,
-    remedies,
-    setting,
 )
 from backspot.report import Finding, OperatorCost, Report, Row, WallKinds
 from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
 
 __all__ = [
+    "facts_list",
     "findings_list",
     "module_table",
     "operator_table",
     "phases_bar",
     "sentence",
-    "setting_list",
     "shown",
     "warnings_list",
 ]
@@ -56,16 +54,14 @@ def sentence(parts: Sequence[Part]) -> str:
     )
 
 
-def setting_list(report: Report) -> str:
+def facts_list(facts: Sequence[str]) -> str:
     """What was measured, fact by fact."""
-    facts = setting(report)
-    facts[0] = facts[0][:1].upper() + facts[0][1:]
-    return f'<ul class="facts">{"".join(f"<li>{shown(fact)}</li>" for fact in facts)}</ul>'
+    told = [facts[0][:1].upper() + facts[0][1:], *facts[1:]]
+    return f'<ul class="facts">{"".join(f"<li>{shown(fact)}</li>" for fact in told)}</ul>'
 
 
-def warnings_list(report: Report) -> str:
+def warnings_list(warnings: Sequence[str]) -> str:
     """What to know before trusting the numbers."""
-    warnings = remedies(report)
     if not warnings:
         return ""
     items = "".join(f"<li>{shown(text)}</li>" for text in warnings)
