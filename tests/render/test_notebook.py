@@ -7,7 +7,18 @@ from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
-from sample_reports import SAMPLES, diagnosed, report, reports, row, unlabelled, vit, vit_rows
+from sample_reports import (
+    SAMPLES,
+    diagnosed,
+    report,
+    reports,
+    row,
+    unlabelled,
+    vit,
+    vit_rows,
+    vit_with_call_sites,
+    vit_with_lines,
+)
 
 import backspot
 from backspot.errors import MissingDependencyError, UsageError
@@ -46,6 +57,27 @@ def test_a_notebook_shows_the_answer_the_first_rows_and_what_to_do():
     assert "patch_drop (PatchDropout) takes 18% of the backward" in text
     assert "105 more modules: report.top()" in text
     assert "Index whole rows instead" in text
+
+
+def test_a_notebook_names_the_lines_of_source_below_the_answer_and_in_the_rows():
+    content = vit_with_lines()._repr_html_()
+    text = Markup(content).text
+    gather = "timm/layers/patch_dropout.py:45"
+    source = "x = x.gather(1, keep_indices.unsqueeze(-1)"
+    assert f"← {gather} {source}Backward" in text  # the facts follow
+    assert text.count(gather) == 2
+    assert text.count("timm/layers/mlp.py:48") == 8
+    assert "made by" in text
+    assert "made by" not in Markup(vit()._repr_html_()).text
+
+
+def test_a_notebook_says_of_a_line_that_it_only_called_the_module():
+    text = Markup(vit_with_call_sites()._repr_html_()).text
+    assert "← called at timm/layers/mlp.py:48 x = self.fc1(x)" in text
+
+
+def test_a_notebook_names_the_line_of_a_finding():
+    assert "patch_dropout.py:47" in Markup(diagnosed()._repr_html_()).text
 
 
 def test_a_notebooks_output_styles_nothing_but_itself():

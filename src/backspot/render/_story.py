@@ -22,6 +22,7 @@ __all__ = [
     "coverage",
     "heaviest",
     "heaviest_line",
+    "made_by",
     "node_name",
     "notes",
     "operators_by",
@@ -86,6 +87,11 @@ def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
     node = heaviest(row, sort)
     made = [line for line in row.lines if node is not None and line.node == node.name]
     return max(made, key=lambda line: time_of(line, sort), default=None)
+
+
+def made_by(line: LineCost) -> str:
+    """A line of source as people say it: the one that made a node, or that called what did."""
+    return line.place if line.exact else f"called at {line.place}"
 
 
 def node_name(name: str) -> str:

@@ -12,6 +12,7 @@ from backspot.render._story import (
     coverage,
     heaviest,
     heaviest_line,
+    made_by,
     node_name,
     notes,
     operators_by,
@@ -20,7 +21,7 @@ from backspot.render._story import (
     setting,
     time_of,
 )
-from backspot.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
+from backspot.report import By, NodeCost, OperatorCost, Report, Row, Sort
 from backspot.words import counted, decimals_for, milliseconds, percent
 
 __all__ = ["to_markdown"]
@@ -122,7 +123,7 @@ def _table(
                 str(row.calls) if row.is_module else "",
                 as_code(node_name(node.name)) if node else "",
                 milliseconds(time_of(node, sort) / report.steps, decimals) if node else "",
-                as_code(_made_by(line)) if line else "",
+                as_code(made_by(line)) if line else "",
             ]
         )
     useless = {"path": {3}, "class": {2}, "pattern": set[int]()}[by]
@@ -136,10 +137,6 @@ def _table(
 
 _KINDS: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
 _NAMES = {"module", "class", "heaviest node", "made by"}
-
-
-def _made_by(line: LineCost) -> str:
-    return line.place if line.exact else f"called at {line.place}"
 
 
 def _share(report: Report, cost: Row | NodeCost | OperatorCost, sort: Sort) -> float:

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from backspot.comparison import Comparison
 from backspot.render._diagnosis import KINDS
-from backspot.render._story import answer, by_operator, coverage, remedies, select, setting
+from backspot.render._story import (
+    answer,
+    answered,
+    by_operator,
+    coverage,
+    heaviest_line,
+    remedies,
+    select,
+    setting,
+)
 from backspot.render.comparison import recordings, said, shown_columns
 from backspot.render.html import asset
 from backspot.render.html._parts import (
     facts_list,
     findings_list,
+    line_shown,
     module_table,
     operator_table,
     phases_bar,
@@ -33,6 +43,7 @@ def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     parts = [
         f'<p class="said">{sentence(answer(report, depth=None, sort="wall", by="path"))}</p>',
+        _line_of_answer(report),
         facts_list(setting(report)),
         warnings_list(remedies(report)),
         phases_bar(report),
@@ -41,12 +52,22 @@ def report_html(report: Report) -> str:
         parts.append(_scroll(operator_table(report, _ROWS)))
     else:
         chosen = select(report, top=_ROWS, depth=None, sort="wall", by="path")
-        parts.append(_scroll(module_table(report, chosen.shown, chosen.unowned)))
+        parts.append(_scroll(module_table(report, chosen.shown, chosen.unowned, lines=True)))
         parts.append(_legend(report))
         more = counted(len(chosen.hidden), "more module")
         rest = f" {more}: report.top(), report.save('report.html')." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
     return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
+
+
+def _line_of_answer(report: Report) -> str:
+    """Below the answer, the line of source that made its node."""
+    row = answered(report, depth=None, sort="wall", by="path")
+    line = None if row is None else heaviest_line(row, "wall")
+    if line is None:
+        return ""
+    source = f' <code class="muted">{shown(line.text)}</code>' if line.text else ""
+    return f"<p>← {line_shown(line)}{source}</p>"
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -20,6 +20,7 @@ from backspot.render._story import (
     coverage,
     heaviest,
     heaviest_line,
+    made_by,
     node_name,
     notes,
     operators_by,
@@ -246,7 +247,7 @@ def _line_of_answer(row: Row, sort: Sort, width: int) -> list[Text]:
     line = heaviest_line(row, sort)
     if line is None:
         return []
-    lead = "  ← " if line.exact else "  ← called at "
+    lead = "  ← " + made_by(line).removesuffix(line.place)
     shown = keep_end(visible(line.place), width - len(lead))
     told = Text(lead, no_wrap=True)
     told.append(shown, "green")

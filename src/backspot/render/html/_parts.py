@@ -21,15 +21,18 @@ from backspot.render._diagnosis import (
 from backspot.render._story import (
     Part,
     heaviest,
+    heaviest_line,
+    made_by,
     node_name,
     operators_by,
 )
-from backspot.report import Finding, OperatorCost, Report, Row, WallKinds
+from backspot.report import Finding, LineCost, OperatorCost, Report, Row, WallKinds
 from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
 
 __all__ = [
     "facts_list",
     "findings_list",
+    "line_shown",
     "module_table",
     "operator_table",
     "phases_bar",
@@ -134,10 +137,27 @@ def _finding(report: Report, finding: Finding) -> str:
     )
 
 
-def module_table(report: Report, rows: Sequence[Row], unowned: Sequence[Row]) -> str:
-    """The ranked rows as a table, and below them what no module owns."""
+def line_shown(line: LineCost | None) -> str:
+    """A line of source by its place; what stands in it shows where the pointer rests."""
+    if line is None:
+        return ""
+    return f'<code title="{shown(line.text)}">{shown(made_by(line))}</code>'
+
+
+def module_table(
+    report: Report, rows: Sequence[Row], unowned: Sequence[Row], *, lines: bool = False
+) -> str:
+    """The ranked rows as a table, and below them what no module owns.
+
+    Args:
+        report: what they are rows of.
+        rows: the modules.
+        unowned: what no module owns.
+        lines: whether to name the line of source that made the heaviest node.
+    """
     steps = report.steps
     every = [*rows, *unowned]
+    lines = lines and any(heaviest_line(row, "wall") for row in every)
     decimals = decimals_for(max((row.wall_ns for row in every), default=0) / steps)
     longest = max((row.wall_ns for row in every), default=0) or 1
 
@@ -162,9 +182,12 @@ def module_table(report: Report, rows: Sequence[Row], unowned: Sequence[Row]) ->
             name = f"<code>{shown(node_name(node.name))}</code>"
             spent = f'<span class="node-cost">{name} <span>{time(node.wall_ns)}</span></span>'
         cells.append(f'<td class="node">{spent if node else ""}</td>')
+        if lines:
+            cells.append(f"<td>{line_shown(heaviest_line(row, 'wall'))}</td>")
         return f"<tr>{''.join(cells)}</tr>"
 
     titles = [("module", ""), ("class", "o2"), *_times(report), ("heaviest node", "node")]
+    titles += [("made by", "")] if lines else []
     body = "".join(line(rank, row) for rank, row in enumerate(rows, 1))
     rest = "".join(line(None, row) for row in unowned)
     below = (
