@@ -1,7 +1,7 @@
 """The command line: one verb a file, each with ``prepare_parser(parser)`` and ``run(args) -> int``.
 
-A verb's module docstring is its help. A verb imports what it works with inside ``run``, so that the
-help, and the errors, come at once.
+A verb's module docstring is its help; its ``EXIT_CODES`` are those that not every verb can give. A
+verb imports what it works with inside ``run``, so that the help, and the errors, come at once.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ Find the module that makes a PyTorch backward pass slow.
 A trace is what torch.profiler exports. Modules are told by their labels: record
 the trace within backspot.instrument(model) to have them.
 """
-_EXIT_CODES = """\
-exit codes:
-  0    fine
-  1    an error of Backspot's own
-  2    usage
-  3    not found, not readable, or a folder without traces
-  4    not a trace, or broken beyond use
-  5    a trace without a backward pass
-  6    the output exists
-  7    an optional part is not installed
-  8    slower than diff --fail-above allows
-  130  interrupted
-"""
+_CODES = {
+    0: "fine",
+    1: "an error of Backspot's own",
+    2: "usage",
+    3: "not found, not readable, or a folder without traces",
+    4: "not a trace, or broken beyond use",
+    5: "a trace without a backward pass",
+    6: "the output exists",
+    7: "an optional part is not installed",
+    8: "slower than diff --fail-above allows",
+    130: "interrupted",
+}
 _EXAMPLE = """\
 example:
   backspot show trace.json.gz --top 10 --depth 2
@@ -86,7 +85,7 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = _Parser(
         prog="backspot",
         description=_ABOUT,
-        epilog=_EXAMPLE + _EXIT_CODES,
+        epilog=_EXAMPLE + _exit_codes(tuple(_CODES)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -99,7 +98,8 @@ def _run(argv: Sequence[str] | None) -> int:
             name,
             help=about.partition("\n")[0].rstrip("."),
             description=about.strip(),
-            epilog=(f"example:\n{example.rstrip()}\n\n" if example else "") + _EXIT_CODES,
+            epilog=f"example:\n{example.rstrip()}\n\n{_exit_codes(verb.EXIT_CODES)}"
+            "  others: as of every verb, see backspot --help\n",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -114,6 +114,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return UsageError.exit_code
     code: int = args.run(args)
     return code
+
+
+def _exit_codes(codes: Sequence[int]) -> str:
+    return "exit codes:\n" + "".join(f"  {code:<3}  {_CODES[code]}\n" for code in codes)
 
 
 def _failed(error: Exception) -> int:

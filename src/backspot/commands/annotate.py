@@ -15,6 +15,8 @@ from pathlib import Path
 
 from backspot.commands._console import add_jobs
 
+EXIT_CODES = (3, 4, 5, 6)
+
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from backspot.report import Report
 
+EXIT_CODES = (6, 7)
+
 _PATCH_DROP = "patch_drop"
 _WARM_UP, _PROFILED = 3, 5
 _FILES = ("trace.json.gz", "report.html", "report.json", "report.csv", "report.md")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from backspot.comparison import Comparison
     from backspot.report import Report
 
+EXIT_CODES = (3, 4, 5, 8)
+
 _TOP = 15
 _SNIFFED = 4096
 

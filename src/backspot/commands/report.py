@@ -14,6 +14,8 @@ import argparse
 
 from backspot.commands._console import add_jobs, count
 
+EXIT_CODES = (3, 4, 5, 6)
+
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

@@ -17,6 +17,8 @@ from backspot.commands._console import add_jobs, count
 if TYPE_CHECKING:
     from backspot.report import Report
 
+EXIT_CODES = (3, 4, 5)
+
 _TOP = 15
 
 
