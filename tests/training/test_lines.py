@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from helpers.modules import Block, Checkpointed, Custom  # noqa: E402
 from helpers.source_lines import assert_true_lines  # noqa: E402
 from helpers.training import tells_creation  # noqa: E402
 
@@ -44,62 +44,14 @@ class Recurrent(nn.Module):
         return self.head(out[:, -1]).sum() + state.square().mean()
 
 
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x**2
-
-
-class Custom(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x):
-        x = self.inner(x)
-        return Cube.apply(x) + Cube.apply(x * 0.5)
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        y = self.fc(x)
-        y += x
-        return self.act(y) * 2
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
-        super().__init__()
-        self.reentrant = reentrant
-        self.stem = nn.Linear(4, 4)
-        self.blocks = nn.ModuleList([Block(), Block()])
-
-    def forward(self, x):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return checkpoint(lambda y: (y.tanh() * 2).exp(), x, use_reentrant=self.reentrant)
-
-
 # The least that PyTorch's own modules make of it: before torch 2.14 theirs alone have lines.
 MODELS = {
     "in-place": (lambda: nn.Sequential(Block(), Block()), (3, 4), 6, 10),
     "slices": (Slices, (4, 6), 4, 18),
     "LSTM": (Recurrent, (3, 2, 4), 3, 7),
-    "custom function": (Custom, (3, 4), 1, 6),
-    "reentrant checkpoints": (lambda: Checkpointed(True), (3, 4), 2, 11),
-    "checkpoints": (lambda: Checkpointed(False), (3, 4), 6, 14),
+    "custom function": (Custom, (3, 4), 1, 7),
+    "reentrant checkpoints": (lambda: Checkpointed(reentrant=True), (3, 4), 2, 11),
+    "checkpoints": (lambda: Checkpointed(reentrant=False), (3, 4), 6, 14),
     "transformer": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
         (2, 3, 8),

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from helpers.modules import Checkpointed, Custom  # noqa: E402
 from helpers.training import assert_true_owners, tells_creation  # noqa: E402
 
 needs_creation = pytest.mark.skipif(
@@ -67,58 +67,6 @@ class Recurrent(nn.Module):
         return self.head(out[:, -1]).sum() + state.square().mean()
 
 
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x**2
-
-
-class Custom(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.cubes = Cubes()
-
-    def forward(self, x):
-        return Cube.apply(self.cubes(self.inner(x))).sum()
-
-
-class Cubes(nn.Module):
-    def forward(self, x):
-        return Cube.apply(x) + Cube.apply(x * 0.5)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
-        super().__init__()
-        self.reentrant = reentrant
-        self.stem = nn.Linear(4, 4)
-        self.blocks = nn.ModuleList([Block(), Block()])
-
-    def forward(self, x):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        # Functional code that runs again, too.
-        return checkpoint(lambda y: (y.tanh() * 2).exp(), x, use_reentrant=self.reentrant).sum()
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.act = nn.GELU()
-
-    def forward(self, x):
-        return x + self.act(self.fc(x)) * 2
-
-
 def loss_of(model, *shape, integers=False):
     x = torch.randint(0, 7, shape) if integers else torch.randn(shape)
     return lambda: model(x).sum().backward()
@@ -129,8 +77,8 @@ MODELS = {
     "slices": (Slices, (4, 6), 15),
     "LSTM": (Recurrent, (3, 5), 8),
     "custom function": (Custom, (3, 4), 7),
-    "reentrant checkpoints": (lambda: Checkpointed(True), (3, 4), 14),
-    "checkpoints": (lambda: Checkpointed(False), (3, 4), 14),
+    "reentrant checkpoints": (lambda: Checkpointed(reentrant=True), (3, 4), 14),
+    "checkpoints": (lambda: Checkpointed(reentrant=False), (3, 4), 14),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 3, 8), 15),
 }
 
