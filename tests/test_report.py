@@ -197,6 +197,12 @@ def test_a_report_without_a_step_divides_by_nothing():
     assert "takes any time" in str(bare)
 
 
+def test_the_whole_is_the_steps_or_the_backward_where_the_trace_tells_of_nothing_else():
+    rows = [row("fc", wall=900)]
+    assert report(rows, step_ns=(500, 600)).whole_ns == 1100
+    assert report(rows, step_ns=(0, 0)).whole_ns == 900
+
+
 def test_the_root_is_called_by_its_class():
     assert row("", "VisionTransformer").label == "VisionTransformer"
     assert row("", "").label == "(root)"

@@ -151,6 +151,11 @@ class Report:
         return self.wall_ns / 1e6 / self.steps
 
     @property
+    def whole_ns(self) -> int:
+        """The clock time of all recorded steps in nanoseconds, as far as the trace tells it."""
+        return max(sum(self.step_ns), self.wall_ns)
+
+    @property
     def utilisation(self) -> float:
         """The share (0 to 1) of the steps in which a device was running something."""
         whole = sum(phase.wall_ns for phase in self.phases)

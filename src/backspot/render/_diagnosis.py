@@ -30,12 +30,6 @@ _PHASES: dict[PhaseName, str] = {
 }
 
 
-def _step_of(report: Report) -> int:
-    """The clock time of the recorded steps, in nanoseconds, as far as the trace tells it."""
-    marked = sum(phase.wall_ns for phase in report.phases)
-    return max(marked, sum(report.step_ns), report.wall_ns)
-
-
 def kept_phases(report: Report) -> list[Phase]:
     """The phases that took any time."""
     return [phase for phase in report.phases if phase.wall_ns > 0]
@@ -50,7 +44,7 @@ def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """What goes into it in a step, and its share: ``5.0 ms`` and ``11% of the step``."""
-    whole = _step_of(report)
+    whole = report.whole_ns
     step = "backward" if report.step_unit == "backward pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
     return duration(finding.wall_ns / report.steps), f"{share} of the {step}"
