@@ -144,6 +144,32 @@ def test_a_step_lasts_until_the_device_is_done_and_the_next_begins_no_earlier() 
     assert busy(report) == {"optimizer": 70}
 
 
+def left_over_and_a_step(*, launch: int) -> Trace:
+    """Two kernels of before the recording run into it, one behind the other; then one of a step."""
+    trace = Trace()
+    step(trace, 100)
+    trace.kernel(90 * TICK, 120 * TICK, launch=None)
+    trace.kernel(120 * TICK, 130 * TICK, launch=None)
+    trace.kernel(165 * TICK, 166 * TICK, launch=launch * TICK, launch_thread=HOST)
+    return trace
+
+
+def test_the_first_step_begins_when_what_was_launched_before_the_recording_is_done() -> None:
+    by_forward = report_of(left_over_and_a_step(launch=125))
+    by_backward = report_of(left_over_and_a_step(launch=155))
+    assert by_forward.step_ns == by_backward.step_ns == (70 * TICK,)
+    assert "data" not in ticks(by_backward)
+
+
+def test_work_without_a_launch_record_that_a_pass_may_have_launched_is_the_steps() -> None:
+    trace = Trace()
+    step(trace)
+    trace.kernel(55 * TICK, 65 * TICK, launch=None)
+    trace.kernel(75 * TICK, 76 * TICK, launch=72 * TICK, launch_thread=HOST)
+    trace.kernel(15 * TICK, 30 * TICK, launch=None, stream=8)  # nothing in its queue tells
+    assert report_of(trace).step_ns == (100 * TICK,)
+
+
 def test_what_still_runs_when_the_next_phase_begins_counts_for_what_launched_it() -> None:
     trace = Trace()
     step(trace)

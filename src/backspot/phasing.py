@@ -75,8 +75,8 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
             return None
     # A pass that no mark stands around is its step's all the same.
     begins, ends = np.minimum(begins, first), np.maximum(ends, last)
-    launched = np.where(_left_over(work), -1, work.launch)
-    launched = np.where(work.launch >= 0, launched, work.start)
+    launched = np.where(work.launch >= 0, work.launch, work.start)
+    launched[_left_over(work, int(passes.start.min()))] = -1
     order = np.argsort(launched, kind="stable")
     launched, done = launched[order], np.maximum.accumulate(np.append(0, work.end[order]))
 
@@ -89,13 +89,18 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
     return StepWindows(np.minimum(start, end), end)
 
 
-def _left_over(work: DeviceWork) -> np.ndarray:
-    """What was launched before the recording and ran into it, by its place in its queue."""
+def _left_over(work: DeviceWork, first_pass: int) -> np.ndarray:
+    """What was launched before the recording and ran into it, by its place in its queue.
+
+    Where nothing in the queue tells, or a pass may have launched it, it is not known to be that.
+    """
     known = work.thread >= 0
-    first = np.full(int(work.queue.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, work.queue[known], work.start[known])
-    early: np.ndarray = ~known & (work.start < first[work.queue])
-    return early
+    never = np.iinfo(np.int64).max
+    begun = np.full(int(work.queue.max(initial=-1)) + 1, never)
+    np.minimum.at(begun, work.queue[known], work.start[known])
+    begun[begun == never] = 0
+    early: np.ndarray = ~known & (work.start < begun[work.queue])
+    return early & ((work.launch >= 0) | (work.start < first_pass))
 
 
 def _between_updates(events: Events, first: Ints, last: Ints) -> tuple[Ints, Ints]:
