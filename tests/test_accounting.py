@@ -338,3 +338,12 @@ def test_an_optimizer_that_still_runs_is_neither_backward_nor_forward() -> None:
     trace.kernel(23 * TICK, 31 * TICK, launch=21 * TICK)
     (run,) = report_of(trace).passes
     assert (run.other_ns // TICK, run.forward_ns // TICK, run.wall_ns // TICK) == (2, 1, 8)
+
+
+def test_what_a_closure_launched_is_its_forwards_and_not_the_optimizers_that_called_it() -> None:
+    trace = Case([(2, 20, 30)], []).trace()
+    trace.annotation("Optimizer.step#LBFGS.step", 5 * TICK, 60 * TICK)
+    trace.kernel(16 * TICK, 23 * TICK, launch=15 * TICK, launch_thread=FORWARD_THREAD)
+    trace.kernel(23 * TICK, 31 * TICK, launch=21 * TICK)
+    (run,) = report_of(trace).passes
+    assert (run.other_ns // TICK, run.forward_ns // TICK, run.wall_ns // TICK) == (0, 3, 8)

@@ -275,11 +275,8 @@ class _Finder:
         """The optimizer's marks: of a step that runs its own passes, what follows the last."""
         events, marks = self.events, self.marks[OPTIMIZER]
         marks = marks[events.thread[marks] == thread]
-        start, end, begun = events.start[marks], events.end[marks], self.passes.start
-        last = np.searchsorted(begun, end, side="left") - 1
-        holds = (last >= 0) & (begun[last] >= start)
-        start = np.where(holds, np.minimum(self.passes.end[last], end), start)
-        return _constant(start, end, OPTIMIZER)
+        start, end = events.start[marks], events.end[marks]
+        return _constant(self.passes.after(start, end), end, OPTIMIZER)
 
     def _operators(self, thread: int, between: dict[int, tuple[Ints, Ints]]) -> Timeline:
         """What stands in no call and under no mark, by its name and its place."""

@@ -66,7 +66,7 @@ class DeviceWork:
             nobody knows.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
-        optimizer: whether an optimizer's step launched it.
+        optimizer: whether an optimizer launched it, and not the closure that its step was given.
         name: index into ``names``.
         queue: index into ``Events.threads``: the queue that executed it.
         event: index into ``Events``.
@@ -238,7 +238,7 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         thread=thread,
         span=span,
         run=run,
-        optimizer=_in_optimizer(events, launch, thread),
+        optimizer=_in_optimizer(events, passes, launch, thread),
         name=events.name[index],
         queue=events.thread[index],
         event=index,
@@ -278,13 +278,14 @@ def _launches(events: Events, work: Ints) -> tuple[Ints, Ints]:
     return launch, thread
 
 
-def _in_optimizer(events: Events, launch: Ints, thread: Ints) -> np.ndarray:
-    """Whether each launch lies in an annotation of PyTorch's optimizers on its thread."""
+def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> np.ndarray:
+    """Whether each launch lies in an optimizer's annotation on its thread, behind any closure."""
     marks = events.named(Category.ANNOTATION, "Optimizer.")
     inside = np.zeros(len(launch), bool)
     for number in distinct(events.thread[marks]):
         mine = marks[events.thread[marks] == number]
-        steps = first_started(events.start[mine], events.end[mine], mine)
+        start, end = events.start[mine], events.end[mine]
+        steps = first_started(passes.after(start, end), end, mine)
         here = thread == number
         inside[here] = steps.at(launch[here]) >= 0
     return inside

@@ -50,6 +50,15 @@ class Passes:
     end: Ints
     threads: tuple[int, ...]
 
+    def after(self, start: Ints, end: Ints) -> Ints:
+        """When the last pass within each stretch has ended; the stretch's start where none is.
+
+        So long a step of an optimizer that is given a closure does the closure's work.
+        """
+        last = np.searchsorted(self.start, end, side="left") - 1
+        begun, ended = (np.append(of, NOTHING)[last] for of in (self.start, self.end))
+        return np.where(begun >= start, np.minimum(ended, end), start)
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:

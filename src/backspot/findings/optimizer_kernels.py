@@ -23,7 +23,7 @@ _SMALL = 30_000  # nanoseconds
 def find(evidence: Evidence) -> Finding | None:
     """Find optimizer steps that launch many small kernels."""
     inside = evidence.launched_in(_STEP + "*", category=Category.ANNOTATION)
-    begin = _own(evidence)
+    begin = evidence.ownership.passes.after(evidence.events.start, evidence.events.end)
     kernels = (inside >= 0) & (evidence.work.tier == 0) & (evidence.work.launch >= begin[inside])
     single = kernels & ~evidence.work_named(lambda name: _TOGETHER.search(name) is not None)
     number = int(single.sum())
@@ -54,14 +54,6 @@ def find(evidence: Evidence) -> Finding | None:
         places=(Place("(optimizer)", "", number, cost),),
         kernels=evidence.top_kernels(single),
     )
-
-
-def _own(evidence: Evidence) -> Ints:
-    """For each event when an optimizer's own work begins in it: after the passes of a closure."""
-    start, passes = evidence.events.start, evidence.ownership.passes
-    last = np.searchsorted(passes.start, evidence.events.end, side="left") - 1
-    holds = (last >= 0) & (passes.start[last] >= start)
-    return np.where(holds, np.minimum(passes.end[last], evidence.events.end), start)
 
 
 def _host_time(evidence: Evidence, begin: Ints, end: Ints) -> int:
