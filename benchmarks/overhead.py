@@ -6,7 +6,8 @@ Every variant runs in every round, in an order drawn anew, so that whatever else
 meets all alike. In a round a variant is put on the model, takes one step to warm up, and then a few
 steps in a row between two synchronisations, as training makes them: the host may run ahead of the
 GPU. With the profiler on they have a session of their own that starts and stops outside the timed
-steps. A round's number is that time by the number of steps, and compared are the numbers of one
+steps; which of host and GPU decides a step's time is asked for both, as the profiler slows the
+host. A round's number is that time by the number of steps, and compared are the numbers of one
 round: the median ratio to the plain step of the same round, with a 95% interval from resampling the
 rounds. All rounds without profiler run before the first session.
 """
@@ -140,15 +141,18 @@ def judge(bound: str, mode: str, times: dict[str, list[list[float]]]) -> dict[st
     return {"variants": variants, "compared": compared}
 
 
-def bound_by(training: Training, device: str) -> tuple[str, float]:
+def bound_by(training: Training, device: str, *, recorded: bool) -> tuple[str, float]:
     """What decides a plain step's time, and the share of it that the host needs to launch it."""
     shares = []
-    for _ in range(9):
-        begin = time.perf_counter()
+    with session(VARIANTS[PLAIN], device, recorded):
         training.step()
-        launched = time.perf_counter() - begin
         synchronize(device)
-        shares.append(launched / (time.perf_counter() - begin))
+        for _ in range(9):
+            begin = time.perf_counter()
+            training.step()
+            launched = time.perf_counter() - begin
+            synchronize(device)
+            shares.append(launched / (time.perf_counter() - begin))
     share = statistics.median(shares)
     return ("gpu" if share < _GPU_BOUND else "host"), share
 
@@ -159,15 +163,13 @@ def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[st
     for _ in range(5):
         training.step()
     synchronize(case.device)
-    bound, launching = bound_by(training, case.device)
     result: dict[str, Any] = {
         "what": case.what,
-        "bound": bound,
-        "launching": launching,
         "modules": len(list(training.model.modules())),
     }
     share = {"off": _SHARE_OFF, "on": 1.0}
     for mode in ("off", "on"):
+        bound, launching = bound_by(training, case.device, recorded=mode == "on")
         times, failed = measure(
             training,
             case.device,
@@ -176,19 +178,27 @@ def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[st
             rounds=options.rounds,
             steps=options.steps,
         )
-        result[mode] = {**judge(bound, mode, times), "failed": failed}
+        result[mode] = {
+            "bound": bound,
+            "launching": launching,
+            **judge(bound, mode, times),
+            "failed": failed,
+        }
         result[mode]["rounds"] = len(times[PLAIN])
     return result
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    print(
-        f"\n{name}: {result.get('what', '')}, {result.get('modules', 0)} modules, "
-        f"bound by the {result.get('bound', '?')}"
-    )
+    print(f"\n{name}: {result.get('what', '')}, {result.get('modules', 0)} modules")
     if "error" in result:
         print(f"failed: {result['error']}")
         return
+    for mode in ("off", "on"):
+        found = result[mode]
+        print(
+            f"{mode}: bound by the {found['bound']}; the host is through with launching "
+            f"after {found['launching']:.0%} of a plain step"
+        )
     rows = []
     for variant in VARIANTS:
         row: list[Any] = [variant]

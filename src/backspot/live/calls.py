@@ -14,6 +14,8 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from backspot.live import gates
 from backspot.live.lines import Recorder, book
 from backspot.live.owners import Owner, Scope
@@ -25,43 +27,40 @@ _next_number, _new_range = gates.sequence_number, gates.new_range
 _INTERVALS = 1 << 16  # some hundred steps of a large model; the oldest half goes first
 
 
-class Call:
+class Call(msgspec.Struct, eq=False, gc=False):
     """One labelled call that has not returned: numbers and its owner, never the module itself.
 
+    A struct of C, for one is made for each call.
+
     Attributes:
-        opened: the range of its forward label.
+        owner: whose call it is.
+        opened: the range of its forward label, one of two torch classes.
         module_id: ``id`` of the module.
         kwargs_id: ``id`` of the call's keyword arguments, the one object that both hooks of a call
             share and no other call on the stack has.
         place: of the line that made the call, where its nodes are known by that; -1 for none.
     """
 
-    __slots__ = ("kwargs_id", "module_id", "opened", "owner", "place")
-
-    def __init__(
-        self,
-        owner: Owner,
-        opened: Any,  # noqa: ANN401 - one of two torch classes
-        module_id: int,
-        kwargs_id: int,
-    ) -> None:
-        self.owner = owner
-        self.opened = opened
-        self.module_id = module_id
-        self.kwargs_id = kwargs_id
-        self.place = -1
+    owner: Any
+    opened: Any
+    module_id: int
+    kwargs_id: int
+    place: int = -1
 
 
 class Thread:
     """The running calls and the owners of the node numbers of one thread.
 
+    What every recorded call goes through is written out where it is needed: with the processor's
+    caches cold, as they are between two operators of a real model, each step of Python's counts.
+
     Attributes:
         calls: the labelled calls that have not returned, outermost first. All of them were opened
             in the session ``session``.
         counts: how often each module was called within the outermost call.
-        seen: ``id`` of the last tensor whose node was looked at, and the next node's number then.
-            While no node is made, that tensor's is the same, and no other tensor with that ``id``
-            can have a new one.
+        seen_id: ``id`` of the last tensor whose node was looked at.
+        seen_at: the next node's number then. While no node is made, that tensor's is the same, and
+            no other tensor with that ``id`` can have a new one.
         unmarked: ids of the tensors that were counted as unmarked within the outermost call.
     """
 
@@ -72,7 +71,8 @@ class Thread:
         "_recorder",
         "calls",
         "counts",
-        "seen",
+        "seen_at",
+        "seen_id",
         "session",
         "unmarked",
     )
@@ -80,11 +80,13 @@ class Thread:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.counts: dict[Owner, int] = {}
-        self.seen = (0, -1)
+        self.seen_id = 0
+        self.seen_at = -1
         self.unmarked: set[int] = set()
         self.session = -1
-        self._numbers: list[int] = []
-        self._owners: list[Owner | None] = []
+        # Ascending; who owns the numbers from each on. Before the first of a session nobody does.
+        self._numbers: list[int] = [-1]
+        self._owners: list[Owner | None] = [None]
         self._recorder: Recorder | None = None
         self._follower: Call | None = None  # the outermost call whose lines are wanted
 
@@ -107,62 +109,61 @@ class Thread:
         if not calls:
             counts.clear()
             self.unmarked.clear()
-            self.seen = (0, -1)
-        count = counts[owner] = counts.get(owner, 0) + 1
-        opened = _new_range(owner.forward if count == 1 else owner.repeated(count))
+            self.seen_id = 0
+        if owner in counts:
+            opened = _new_range(self._again(owner))
+        else:
+            counts[owner] = 1
+            opened = _new_range(owner.forward)
         opened.__enter__()
         call = Call(owner, opened, id(module), id(kwargs))
         calls.append(call)
         number = _next_number()
-        self._change_owner(owner, number)
+        if number < self._numbers[-1]:
+            self._forget_numbers()
+        self._numbers.append(number)
+        self._owners.append(owner)
         if owner.scope.lines:
             self._follow_lines(call, module)
         return number
 
-    def find(self, owner: Owner, kwargs: Any, failed: bool) -> int:  # noqa: ANN401
-        """Where the ending call stands in ``calls``, or -1 if its beginning was not recorded."""
-        calls = self.calls
+    def _again(self, owner: Owner) -> str:
+        """The label of a call that is not the module's first within the outermost call."""
+        if len(self._numbers) > _INTERVALS:  # only calls in a loop come to so many
+            del self._numbers[1 : _INTERVALS // 2]
+            del self._owners[1 : _INTERVALS // 2]
+        count = self.counts[owner] = self.counts[owner] + 1
+        return owner.repeated(count)
+
+    def find(self, owner: Owner, kwargs: Any, failed: bool) -> Call | None:  # noqa: ANN401
+        """The call that is ending; ``None`` if its beginning was not recorded."""
         kwargs_id = id(kwargs)
-        index = len(calls) - 1
-        while index >= 0:
-            call = calls[index]
+        for call in reversed(self.calls):
             if call.kwargs_id == kwargs_id and call.owner is owner:
-                return index
-            index -= 1
+                return call
         # Another's hook replaced the keyword arguments. On an exception this could as well be a
         # call whose own pre-hook never ran, and that on the stack its caller's: leave that alone.
-        if calls and calls[-1].owner is owner and not failed:
-            return len(calls) - 1
-        return -1
+        if self.calls and self.calls[-1].owner is owner and not failed:
+            return self.calls[-1]
+        return None
 
-    def leave(self, index: int, number: int) -> None:
-        """The call at ``index`` ends; what stands above it was left behind by an interrupt."""
+    def leave(self, call: Call, number: int) -> None:
+        """A running call ends; what was begun after it was left behind by an interrupt."""
         calls = self.calls
-        ended = calls[index]
-        while len(calls) > index:
-            sessions.end(calls.pop().opened, self.session)
-        self._change_owner(calls[-1].owner if calls else None, number)
+        last = calls.pop()
+        while last is not call:
+            sessions.end(last.opened, self.session)
+            last = calls.pop()
+        if self.session == sessions.number:
+            call.opened.__exit__(None, None, None)
+        else:
+            sessions.end(call.opened, self.session)
+        if number < self._numbers[-1]:
+            self._forget_numbers()
+        self._numbers.append(number)
+        self._owners.append(calls[-1].owner if calls else None)
         if self._follower is not None:
-            self._end_lines(ended)
-
-    def _change_owner(self, owner: Owner | None, number: int) -> None:
-        """Nodes from this number on belong to ``owner``, or to no module."""
-        if number < 0:
-            return
-        numbers = self._numbers
-        if numbers:
-            last = numbers[-1]
-            if number == last:
-                self._owners[-1] = owner
-                return
-            if number < last:  # somebody set it back: the old intervals mean nothing any more
-                numbers.clear()
-                self._owners.clear()
-            elif len(numbers) >= _INTERVALS:
-                del numbers[: _INTERVALS // 2]
-                del self._owners[: _INTERVALS // 2]
-        numbers.append(number)
-        self._owners.append(owner)
+            self._end_lines(call)
 
     def owner_of(self, number: int, following: int) -> Owner | None:
         """Who made the node with this number; ``None`` if no module did or it can't be told.
@@ -172,13 +173,15 @@ class Thread:
             following: the next node's.
         """
         numbers = self._numbers
-        if not numbers:
-            return None
         if number >= numbers[-1]:
             # Not made on this thread if its number is still to come here.
             return self._owners[-1] if number < following else None
-        index = bisect_right(numbers, number) - 1
-        return self._owners[index] if index >= 0 else None
+        return self._owners[bisect_right(numbers, number) - 1]
+
+    def _forget_numbers(self) -> None:
+        """A session began, or somebody set the number back: the old intervals mean nothing."""
+        self._numbers[:] = [-1]
+        self._owners[:] = [None]
 
     def repair(self, entering: Any) -> None:  # noqa: ANN401 - a torch module
         """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
@@ -202,8 +205,7 @@ class Thread:
     def forget(self) -> None:
         """Start anew: a new session began."""
         self._keep([])
-        self._numbers.clear()
-        self._owners.clear()
+        self._forget_numbers()
 
     def _keep(self, kept: list[Call]) -> None:
         if len(kept) == len(self.calls):
@@ -214,10 +216,10 @@ class Thread:
         self.calls[:] = kept
         if self._follower is not None:
             self._end_lines(None)
-        if self._owners:
-            # What was made since the last change of owner may be from after the interrupt.
-            self._owners[-1] = None
-        self._change_owner(kept[-1].owner if kept else None, _next_number())
+        # What was made since the last change of owner may be from after the interrupt.
+        self._owners[-1] = None
+        self._numbers.append(max(_next_number(), self._numbers[-1]))
+        self._owners.append(kept[-1].owner if kept else None)
 
     def _follow_lines(self, call: Call, module: Any) -> None:  # noqa: ANN401
         """Have the source line of each node noted while this call runs."""

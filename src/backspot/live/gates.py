@@ -6,7 +6,7 @@ The gates are asked on every module call, so they are bound here once and called
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,22 +19,19 @@ __all__ = [
     "carrier_of",
     "emit",
     "ignore_torch_function",
-    "is_compiling",
     "is_dynamo_compiling",
     "keep_from_dynamo",
+    "labelling",
     "new_range",
     "pop_node_hook",
     "push_node_hook",
     "recording",
     "sequence_number",
     "torch_function_mode_enabled",
-    "transform",
 ]
 
-# Dynamo knows these two by identity and folds them to True while it traces. The first is one plain
-# ``return False`` outside of it, the second also tells non-strict export.
+# Dynamo knows it by identity and folds it to True while it traces; else a plain ``return False``.
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 # The code that a module call with hooks runs: by its frames live calls are told from stale ones.
 call_code: CodeType | None = getattr(getattr(torch.nn.Module, "_call_impl", None), "__code__", None)
@@ -61,9 +58,10 @@ if hasattr(_profiler, "_is_profiler_enabled"):
         """Whether a profiler records: on this thread, or (``profile_all_threads``) on every one.
 
         PyTorch's own gate says no on all threads where all are profiled. Its Python flag is the
-        process's: on a thread that takes no part, a label is then written for nothing.
+        process's: on a thread that takes no part, a label is then written for nothing. The flag is
+        asked first, for it costs no call.
         """
-        return _enabled_here() or _profiler._is_profiler_enabled
+        return _profiler._is_profiler_enabled or _enabled_here()
 
 else:
     recording = _enabled_here
@@ -98,7 +96,24 @@ torch_function_mode_enabled: Callable[[], bool] = (
 ignore_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
 
 # Which of ``torch.func.grad``, ``vmap`` and their like is at work on this thread, or None.
-transform: Callable[[], Any] = _find("_C", "_functorch", "peek_interpreter_stack") or (lambda: None)
+_transform: Callable[[], Any] = _find("_C", "_functorch", "peek_interpreter_stack") or (
+    lambda: None
+)
+
+# ``is_compiling()`` returns its flag, and asks another function first.
+_compiler: Any = (
+    torch.compiler
+    if hasattr(torch.compiler, "_is_compiling_flag")
+    else SimpleNamespace(_is_compiling_flag=False)
+)
+
+
+def labelling() -> bool:
+    """Whether a profiler records, and tensors are what they seem to be.
+
+    They are not under non-strict export and in ``torch.func``'s transforms.
+    """
+    return recording() and not _compiler._is_compiling_flag and _transform() is None
 
 
 # A range, which its ``__enter__`` opens and its ``__exit__`` closes. The fast kind costs a tenth of

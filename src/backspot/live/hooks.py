@@ -17,9 +17,9 @@ from backspot.live.sessions import Sessions, sessions
 __all__ = ["BackwardEnd", "BackwardStart", "Enter", "Hook", "Leave", "LeaveAndExplain", "hook_of"]
 
 # A global is found faster than an attribute of a module.
-_is_dynamo_compiling, _is_compiling = gates.is_dynamo_compiling, gates.is_compiling
-_recording, _transform, _next_number = gates.recording, gates.transform, gates.sequence_number
-_mark_nodes = nodes.mark_nodes
+_is_dynamo_compiling, _labelling = gates.is_dynamo_compiling, gates.labelling
+_next_number = gates.sequence_number
+_mark_nodes, _mark_output = nodes.mark_nodes, nodes.mark_output
 
 
 class Hook:
@@ -67,10 +67,26 @@ class Enter(Hook):
         """
         if _is_dynamo_compiling():  # asked first and alone: Dynamo folds it
             return
-        if not _recording():
+        if not _labelling():
             return
         try:
-            _enter(self.owner, self._leave, module, args, kwargs)
+            owner = self.owner
+            scope = owner.scope
+            if not scope.active:
+                return
+            if self._leave is not None and KEY not in module._forward_hooks:
+                put_after(module, self._leave)
+                if not owner.scope.active:  # removed meanwhile, on another thread
+                    take_away(module)
+                    return
+            thread = _local.thread
+            number = thread.enter(owner, module, kwargs)
+            if scope.marks_nodes:
+                # Most often the input is what the module before gave, looked at a moment ago.
+                if thread.seen_at != number or len(args) != 1 or thread.seen_id != id(args[0]):
+                    _mark_nodes(thread, owner, args, number)
+                if kwargs:
+                    _mark_nodes(thread, owner, tuple(kwargs.values()), number)
         except Exception:
             return  # a label is never worth a failed forward
 
@@ -91,7 +107,27 @@ class Leave(Hook):
         if _is_dynamo_compiling():
             return
         try:
-            _leave(self.owner, kwargs, output)
+            thread = _local.thread
+            if not thread.calls:
+                return
+            owner = self.owner
+            call = thread.calls[-1]
+            if call.kwargs_id != id(kwargs) or call.owner is not owner:
+                failed = output is None and sys.exc_info()[0] is not None
+                found = thread.find(owner, kwargs, failed)
+                if found is None:
+                    return
+                call = found
+            number = _next_number()
+            try:
+                if (
+                    output is not None
+                    and (thread.seen_at != number or thread.seen_id != id(output))
+                    and owner.scope.marks_nodes
+                ):
+                    _mark_output(thread, owner, output, number)
+            finally:
+                thread.leave(call, number)
         except Exception:
             return
 
@@ -114,9 +150,9 @@ class LeaveAndExplain(Leave):
         try:
             if output is None:
                 _explain(self.owner, sys.exc_info()[1])
-            _leave(self.owner, kwargs, output)
         except Exception:
             return
+        super().__call__(module, args, kwargs, output)
 
 
 class BackwardStart(Hook):
@@ -155,55 +191,6 @@ def hook_of(registered: Any) -> Hook | None:  # noqa: ANN401 - whatever stands a
     bound = type(registered) is MethodType
     hook: object = getattr(registered, "__self__", None) if bound else registered
     return hook if isinstance(hook, Hook) else None
-
-
-def _enter(
-    owner: Owner,
-    leave: Any,  # noqa: ANN401 - a bound method, or None
-    module: Any,  # noqa: ANN401
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
-) -> None:
-    scope = owner.scope
-    if _is_compiling() or _transform() is not None or not scope.active:
-        return
-    thread = _local.thread
-    if leave is not None and KEY not in module._forward_hooks:
-        put_after(module, leave)
-        if not owner.scope.active:  # removed meanwhile, on another thread
-            take_away(module)
-            return
-    number = thread.enter(owner, module, kwargs)
-    if scope.marks_nodes:
-        # Most often the input is what the module before gave, and was looked at a moment ago.
-        if not (len(args) == 1 and thread.seen == (id(args[0]), number)):
-            _mark_nodes(thread, owner, args, number)
-        if kwargs:
-            _mark_nodes(thread, owner, tuple(kwargs.values()), number)
-
-
-def _leave(owner: Owner, kwargs: Any, output: Any) -> None:  # noqa: ANN401
-    thread = _local.thread
-    running = thread.calls
-    if not running:
-        return
-    index = len(running) - 1
-    innermost = running[index]
-    if innermost.kwargs_id != id(kwargs) or innermost.owner is not owner:
-        index = thread.find(owner, kwargs, output is None and sys.exc_info()[0] is not None)
-        if index < 0:
-            return
-    number = _next_number()
-    try:
-        if (
-            output is not None
-            and owner.scope.marks_nodes
-            and thread.seen != (id(output), number)
-            and _recording()
-        ):
-            _mark_nodes(thread, owner, (output,), number)
-    finally:
-        thread.leave(index, number)
 
 
 def _withdraw(scope: Scope) -> None:
@@ -251,7 +238,5 @@ gates.keep_from_dynamo(
     *_functions_of(lines, lines.Recorder, lines.Store, lines.Book),
     *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
     marker(Scope.__new__(Scope), ""),  # all markers are of one code
-    _enter,
-    _leave,
     _explain,
 )

@@ -15,7 +15,7 @@ from backspot.live import gates
 from backspot.live.calls import Thread
 from backspot.live.owners import Owner
 
-__all__ = ["mark_nodes"]
+__all__ = ["mark_nodes", "mark_output"]
 
 _KEY = "backspot"  # in node.metadata: this node was looked at
 _DEPTH = 6  # how deep containers are looked into
@@ -42,12 +42,19 @@ def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following
         _mark_all(thread, caller, values, following)
 
 
+def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> None:  # noqa: ANN401
+    """The same for what a call returns, which is one tensor most often."""
+    if type(output) is _Tensor and not _mode_enabled():
+        _mark(thread, caller, output, following)
+    else:
+        mark_nodes(thread, caller, (output,), following)
+
+
 def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
     for value in values:
         kind = type(value)
         if kind is _Tensor:
             _mark(thread, caller, value, following)
-            thread.seen = id(value), following
         elif value is not None and kind not in _PLAIN:
             for tensor in _tensors_in(value):
                 try:
@@ -61,8 +68,8 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
 
 
 def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  # noqa: ANN401
-    if not tensor.requires_grad:
-        return
+    thread.seen_id = id(tensor)
+    thread.seen_at = following
     node = None
     if not (tensor._version and tensor._is_view()):
         try:
@@ -70,9 +77,11 @@ def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  
         except RuntimeError:
             pass
         else:
-            if node is None:  # a leaf
+            if node is None:  # a leaf, or without gradient
                 return
     if node is None:
+        if not tensor.requires_grad:
+            return
         if id(tensor) not in thread.unmarked:
             thread.unmarked.add(id(tensor))
             gates.emit(caller.unmarked)
@@ -84,10 +93,10 @@ def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  
     # something else, takes the node for its own later on.
     metadata[_KEY] = True
     owner = thread.owner_of(node._sequence_nr(), following)
-    if owner is None or not owner.scope.active:
+    if owner is None:
         return
     owner.hook(node)
-    if node.name() in _JOINS:
+    if type(node).__name__ in _JOINS:
         # The work lies in what was joined: there, too, people look for the module's name.
         for joined, _ in node.next_functions:
             if joined is not None and thread.owner_of(joined._sequence_nr(), following) is owner:

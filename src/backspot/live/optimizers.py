@@ -45,7 +45,7 @@ class OptimizerWatch:
         self._known.clear()
 
     def _after_step(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401 - torch's optimizer
-        if gates.is_compiling():
+        if gates.is_dynamo_compiling():
             return
         try:
             self._known.add(optimizer)

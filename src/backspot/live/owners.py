@@ -14,7 +14,8 @@ from backspot.live import gates
 
 __all__ = ["Owner", "Scope", "marker"]
 
-_is_dynamo_compiling, _recording, _emit = gates.is_dynamo_compiling, gates.recording, gates.emit
+_is_dynamo_compiling, _recording = gates.is_dynamo_compiling, gates.recording
+_new_range = gates.new_range
 
 
 class Scope:
@@ -62,7 +63,8 @@ def marker(scope: Scope, label: str) -> Callable[..., None]:
             return
         if scope.active and _recording():
             try:
-                _emit(label)
+                with _new_range(label):
+                    return
             except Exception:
                 return  # a label is never worth a failed backward
 
