@@ -4,7 +4,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backspot.timeline import NOTHING, Timeline, first_started, innermost, layered, pieces
+from backspot.timeline import (
+    NOTHING,
+    Timeline,
+    first_started,
+    innermost,
+    layered,
+    numbered,
+    pieces,
+)
 
 LENGTH = 40
 spans = st.lists(
@@ -127,3 +135,22 @@ def test_pieces_of_a_window_sum_to_its_length(
         assert length[window == index].sum() == len(mine)
     held = {m for s, e in pairs for m in range(s, e)} & {m for s, e in windows for m in range(s, e)}
     assert length[value >= 0].sum() == len(held)
+
+
+@given(spans, st.sets(st.integers(-1, LENGTH + 1)))
+def test_a_cut_timeline_says_the_same_and_has_edges_at_the_cuts(
+    pairs: list[tuple[int, int]], cuts: set[int]
+) -> None:
+    start, end = columns(pairs)
+    timeline = first_started(start, end, np.arange(len(pairs)))
+    cut = timeline.cut(np.array(sorted(cuts), np.int64))
+    assert set(cut.edges.tolist()) == cuts | set(timeline.edges.tolist())
+    assert (np.diff(cut.edges) > 0).all()
+    assert sampled(cut) == sampled(timeline)
+
+
+@given(st.lists(st.integers(0, 12) | st.integers(0, 1 << 40)))
+def test_numbered_values_are_those_that_occur_and_lead_back_to_each(values: list[int]) -> None:
+    found, which = numbered(np.array(values, np.int64))
+    assert found.tolist() == sorted(set(values))
+    assert found[which].tolist() == values

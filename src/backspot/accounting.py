@@ -26,7 +26,15 @@ from backspot.report import (
     ranked_lines,
     ranked_nodes,
 )
-from backspot.timeline import NOTHING, Timeline, first_started, layered, pieces
+from backspot.timeline import (
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    layered,
+    numbered,
+    pieces,
+)
 from backspot.trace.events import Ints
 
 __all__ = ["account"]
@@ -61,44 +69,48 @@ class _Accountant:
         self.recompute = self.in_pass & ~spans.is_node
         self.node = np.where(self.recompute, len(spans.node_names), spans.node)
         self.host = host_clock(ownership)
-        self.devices = np.unique(work.device).tolist()
+        self.devices = distinct(work.device)
         self.clock = {device: device_clock(ownership, device) for device in self.devices}
 
     # Costs ---------------------------------------------------------------------------------------
 
     def _deal(self, value: Ints, run: Ints, amount: Ints, kind: Ints) -> tuple[Piece, Ints, Ints]:
         """Pieces of the clock by owner; and what in each pass was forward's or another's."""
-        is_work = value >= self.span_count
-        item = np.where(is_work, value - self.span_count, NOTHING)
-        work = self.work
-        span = np.where(is_work, take(work.span, item), value)
-        launch = take(work.launch, item)
+        work, of_span = self.work, np.full(self.span_count, NOTHING)
+        # Of each that can hold: spans, work, and in the end nothing.
+        span = np.concatenate([np.arange(self.span_count), work.span, [NOTHING]])
+        launch = np.concatenate([of_span, work.launch, [NOTHING]])
+        started = np.concatenate([of_span, work.run, [NOTHING]]) >= 0
+        optimizer = np.concatenate([of_span >= 0, work.optimizer, [False]]).astype(bool)
+        is_work = np.arange(len(span)) >= self.span_count
+        is_work[NOTHING] = False
         owner = take(self.o.owner, span, ENGINE)
         node, line = take(self.node, span), take(self.o.line, span)
         backward = take(self.in_pass, span, False).astype(bool)
         lost = is_work & (launch < 0)
         owner[lost], node[lost] = NO_LAUNCH, NOTHING
-        of_engine = is_work & ~lost & (span < 0) & (take(work.run, item) >= 0)
+        of_engine = is_work & ~lost & (span < 0) & started
         idle = ~is_work & ~backward  # nothing at all, or a forward on another thread
         owner[idle | of_engine], node[idle | of_engine] = ENGINE, NOTHING
-        kept = backward | lost | of_engine | idle
-        early = ~kept & ((span >= 0) | (launch < self.passes.start[run]))
-        early &= ~take(work.optimizer, item, False).astype(bool)
+        kept = (backward | lost | of_engine | idle)[value]
+        mine, rest = value[kept], value[~kept]
+        rest_run, rest_amount = run[~kept], amount[~kept]
+        early = (span[rest] >= 0) | (launch[rest] < self.passes.start[rest_run])
+        early &= ~optimizer[rest]
         count = len(self.passes.start)
         return (
-            Piece(run[kept], owner[kept], node[kept], line[kept], amount[kept], kind[kept]),
-            summed(run[early], amount[early], count),
-            summed(run[~kept & ~early], amount[~kept & ~early], count),
+            Piece(run[kept], owner[mine], node[mine], line[mine], amount[kept], kind[kept]),
+            summed(rest_run[early], rest_amount[early], count),
+            summed(rest_run[~early], rest_amount[~early], count),
         )
 
     def _wall(self, clock: Timeline, chosen: Ints, device: int) -> tuple[Piece, Ints, Ints]:
         windows = self.o.windows
         cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
-        kind = kinds(self.o, clock, device_drained(self.o, device)).values
-        # Both have the same edges: cut once, and look both up.
-        run, at, amount = pieces(Timeline(clock.edges, np.arange(len(clock.edges))), cut)
-        # Before a clock begins, nothing is on a device: the host's time, the last of the kinds.
-        return self._deal(take(clock.values, at), run, amount, take(kind, at, KINDS - 1))
+        line = clock.cut(cut.edges)
+        run, value, amount = pieces(line, cut)
+        _, kind, _ = pieces(kinds(self.o, line, device_drained(self.o, device)), cut)
+        return self._deal(value, run, amount, kind)
 
     def _cpu(self) -> Piece:
         amount = np.zeros(self.span_count, np.int64)
@@ -135,7 +147,7 @@ class _Accountant:
         span = np.where(is_work, take(self.work.span, value - self.span_count), value)
         windows = self.o.windows
         every = np.arange(len(windows.start))
-        in_window = first_started(windows.start, windows.end, every).at(clock.edges[:-1]) >= 0
+        in_window = first_started(windows.start, windows.end, every).over(clock.edges[:-1]) >= 0
         forward = (span >= 0) & ~take(self.in_pass, span, True).astype(bool)
         forward &= is_work | ~in_window  # on the clock a pass's host time is the pass's
         return summed(self.o.owner[span[forward]], amount[forward], owners)
@@ -153,7 +165,7 @@ class _Accountant:
                 np.flatnonzero(waits_for == device),
                 device,
             )
-            for device in np.unique(waits_for).tolist()
+            for device in distinct(waits_for)
         ]
         wall = joined([piece for piece, _, _ in parts])
         forward_tail = sum((tail for _, tail, _ in parts), np.zeros(count, np.int64))
@@ -264,7 +276,7 @@ class _Accountant:
         """Each owner's device work by name."""
         work = self.work
         width = len(work.names)
-        keys, inverse = np.unique(owner * width + work.name[launched], return_inverse=True)
+        keys, inverse = numbered(owner * width + work.name[launched])
         spent = summed(inverse, work.end[launched] - work.start[launched], len(keys))
         count = np.bincount(inverse, minlength=len(keys))
         kernels: dict[int, list[KernelCost]] = defaultdict(list)

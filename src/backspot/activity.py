@@ -16,7 +16,7 @@ import numpy as np
 from backspot.attribution import Ownership
 from backspot.diagnosis import PhaseName
 from backspot.passes import OPTIMIZER_STEP, STEP_MARK
-from backspot.timeline import NOTHING, Timeline, first_started, layered
+from backspot.timeline import NOTHING, Timeline, distinct, first_started, layered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -126,9 +126,9 @@ class _Finder:
     def __init__(self, events: Events, ownership: Ownership) -> None:
         self.events, self.o = events, ownership
         self.passes = ownership.passes
-        marks = events.of(Category.ANNOTATION)
         self.marks = {
-            phase: marks[_mask(events, pattern)[events.name[marks]]] for phase, pattern in _MARKS
+            phase: events.chosen(_mask(events, pattern), Category.ANNOTATION)
+            for phase, pattern in _MARKS
         }
         steps = self.marks[OPTIMIZER]
         steps = steps[events.name_mask(OPTIMIZER_STEP)[events.name[steps]]]
@@ -155,9 +155,9 @@ class _Finder:
         events = self.events
         index = events.of(Category.OPERATOR, Category.RUNTIME)
         tops = {}
-        for thread in np.unique(events.thread[index]).tolist():
+        for thread in distinct(events.thread[index]):
             mine = index[events.thread[index] == thread]
-            mine = mine[self.o.spans.at(thread, events.start[mine]) < 0]
+            mine = mine[self.o.spans.of(events, mine) < 0]
             line = first_started(events.start[mine], events.end[mine], mine)
             tops[thread] = (line.values[line.values >= 0], line)
         return tops
@@ -209,7 +209,7 @@ class _Finder:
         """The mark around each event, ``NOTHING`` for none."""
         events = self.events
         found = np.full(len(index), NOTHING, np.int64)
-        for thread in np.unique(events.thread[marks]).tolist():
+        for thread in distinct(events.thread[marks]):
             here = events.thread[index] == thread
             mine = marks[events.thread[marks] == thread]
             line = first_started(events.start[mine], events.end[mine], mine)
@@ -220,14 +220,8 @@ class _Finder:
 
     def find(self) -> Activity:
         """Lay what is known over each other, the surest first."""
-        threads = (
-            np.union1d(
-                self.events.thread[np.concatenate([*self.marks.values()])],
-                np.array(list(self.tops), np.int64),
-            )
-            .astype(np.int64)
-            .tolist()
-        )
+        marks = np.concatenate([*self.marks.values()])
+        threads = sorted({*distinct(self.events.thread[marks]), *self.tops})
         between = self._between()
         behind = [self._marked(FORWARD, thread) for thread in threads]
         own = {thread: self._of_thread(thread, between) for thread in threads}

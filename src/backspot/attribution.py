@@ -190,7 +190,7 @@ def _owners(events: Events, spans: Spans, join: Join) -> Ints:
     hangs_on = join.feeder.copy()
     joined = np.flatnonzero(join.operator >= 0)
     operator = join.operator[joined]
-    around = spans.around(events.thread[operator], events.start[operator])
+    around = spans.of(events, operator)
     owner[joined[around < 0]] = OUTSIDE
     # Made by no recorded operator, but the live half saw whose it is.
     told = (spans.marked >= 0) & (join.operator < 0)
@@ -201,10 +201,14 @@ def _owners(events: Events, spans: Spans, join: Join) -> Ints:
     unowned = again & (spans.caller == NO_CALLER)
     owner[unowned], hangs_on[unowned] = OUTSIDE, NOTHING
     # A node can hang on a node (double backward, AccumulateGrad), which started before it did.
-    rest = np.flatnonzero((hangs_on >= 0) & ~called)
-    for span in rest[np.argsort(spans.start[rest], kind="stable")].tolist():
-        owner[span] = owner[hangs_on[span]]
-    return owner
+    up = np.where((hangs_on >= 0) & ~called, hangs_on, np.arange(count))
+    for _ in range(count.bit_length()):  # each round doubles what it covers
+        further = up[up]
+        if (further == up).all():
+            break
+        up = further
+    owned: Ints = owner[up]
+    return owned
 
 
 def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
@@ -255,7 +259,7 @@ def _waits(events: Events, spans: Spans) -> Waits:
     kept = waiting[events.name[calls]] | np.isin(events.correlation[calls], blocking[blocking > 0])
     calls = calls[kept]
     calls = calls[np.argsort(events.start[calls], kind="stable")]
-    span = spans.around(events.thread[calls], events.start[calls])
+    span = spans.of(events, calls)
     calls, span = calls[span >= 0], span[span >= 0]
     return Waits(events.start[calls], events.end[calls], span, calls)
 

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from backspot.attribution import Ownership
-from backspot.timeline import NOTHING, Timeline, first_started, layered
+from backspot.timeline import NOTHING, Timeline, distinct, first_started, layered
 from backspot.trace.events import Ints
 
 __all__ = [
@@ -69,15 +69,14 @@ def host_clock(ownership: Ownership) -> Timeline:
 def whole_clock(ownership: Ownership) -> Timeline:
     """Who holds each moment of the trace: what runs on any device, else as the busiest sees it."""
     work = ownership.work
-    devices, which = np.unique(work.device, return_inverse=True)
-    if not len(devices):
+    devices = distinct(work.device)
+    if not devices:
         return host_clock(ownership)
     if len(devices) == 1:
-        return device_clock(ownership, int(devices[0]))
-    spent = np.zeros(len(devices), np.int64)
-    np.add.at(spent, which, work.end - work.start)
-    busy = [device_busy(ownership, device) for device in devices.tolist()]
-    return layered(*busy, device_clock(ownership, int(devices[np.argmax(spent)])))
+        return device_clock(ownership, devices[0])
+    spent = [int((work.end - work.start)[work.device == device].sum()) for device in devices]
+    busy = [device_busy(ownership, device) for device in devices]
+    return layered(*busy, device_clock(ownership, devices[spent.index(max(spent))]))
 
 
 @_once
@@ -122,7 +121,7 @@ def pass_clock(ownership: Ownership, device: int) -> Timeline:
     """
     if device == NOTHING:
         return host_clock(ownership)
-    devices = np.unique(ownership.work.device).tolist()
+    devices = distinct(ownership.work.device)
     others = [device_busy(ownership, other) for other in devices if other != device]
     if not others:
         return device_clock(ownership, device)
@@ -146,7 +145,7 @@ def kinds(ownership: Ownership, clock: Timeline, drained: Timeline) -> Timeline:
     """
     work, count = ownership.work, len(ownership.spans.start)
     kind = np.full(len(clock.edges), _HOST, np.int64)
-    kind[drained.at(clock.edges) >= 0] = _SYNC
+    kind[drained.over(clock.edges) >= 0] = _SYNC
     of_work = np.flatnonzero(clock.values >= count)
     item = clock.values[of_work] - count
     # Work holds the clock before it starts too, as long as the device idles and waits for it.

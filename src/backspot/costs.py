@@ -10,7 +10,7 @@ import numpy as np
 
 from backspot.lines import SourceLine
 from backspot.rows import LineCost, NodeCost
-from backspot.timeline import NOTHING
+from backspot.timeline import NOTHING, numbered
 from backspot.trace.events import Ints
 
 __all__ = ["Piece", "joined", "line_costs", "node_costs", "summed", "take"]
@@ -91,8 +91,8 @@ def line_costs(
 def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> Ints:
     """``column[index]``, with ``missing`` where the index is negative."""
     extended = np.append(column, missing)
-    taken: Ints = extended[np.where(index >= 0, index, len(column))].astype(np.int64)
-    return taken
+    taken: Ints = extended[np.maximum(index, NOTHING)]  # the last is the missing one
+    return taken.astype(np.int64, copy=False)
 
 
 def summed(key: Ints, amount: Ints, count: int) -> Ints:
@@ -107,7 +107,7 @@ def _by_key(columns: Iterable[tuple[Ints, Ints]]) -> dict[int, list[int]]:
     sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for column, (key, amount) in enumerate(columns):
         held = key >= 0
-        keys, inverse = np.unique(key[held], return_inverse=True)
+        keys, inverse = numbered(key[held])
         totals = summed(inverse, amount[held], len(keys))
         for one, total in zip(keys.tolist(), totals.tolist(), strict=True):
             sums[one][column] += total

@@ -15,7 +15,7 @@ import numpy as np
 
 from backspot.passes import Passes, find_passes
 from backspot.spans import EVALUATE, Spans
-from backspot.timeline import NOTHING, distinct
+from backspot.timeline import NOTHING, distinct, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -97,14 +97,12 @@ def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     node_of_name = np.array(
         [name_ids.get(name.removeprefix(EVALUATE), NOTHING) for name in events.names], np.int64
     )
-    for thread in distinct(events.thread[numbered]):
-        mine = numbered[events.thread[numbered] == thread]
-        span = spans.at(thread, events.start[mine])
-        fits = (span >= 0) & (
-            np.append(spans.node, NOTHING)[span] == node_of_name[events.name[mine]]
-        )
-        sequence[span[fits]] = events.sequence[mine[fits]]
-        logical[span[fits]] = events.forward_thread[mine[fits]]
+    span = spans.of(events, numbered)
+    fits = (span >= 0) & (
+        np.append(spans.node, NOTHING)[span] == node_of_name[events.name[numbered]]
+    )
+    sequence[span[fits]] = events.sequence[numbered[fits]]
+    logical[span[fits]] = events.forward_thread[numbered[fits]]
     return sequence, logical
 
 
@@ -247,7 +245,7 @@ def _map_threads(
     operators: dict[int, _Operators],
 ) -> tuple[dict[int, int], set[int]]:
     """Logical thread numbers to recorded threads; and those that stay ambiguous."""
-    wanted = [int(number) for number in np.unique(logical[sequence >= 0]) if number > 0]
+    wanted = [number for number in distinct(logical[sequence >= 0]) if number > 0]
     known = {n: events.logical_threads[n] for n in wanted if n in events.logical_threads}
     for number, votes in _votes(events, spans, logical).items():
         if number not in known:
@@ -295,15 +293,14 @@ def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int
     """What Kineto's arrows say: each leads from a recorded thread to a node of a logical one."""
     votes: dict[int, Counter[int]] = defaultdict(Counter)
     flows = events.flows
-    for thread in np.unique(flows.backward_thread).tolist():
+    for thread in distinct(flows.backward_thread):
         mine = flows.backward_thread == thread
         span = spans.at(thread, flows.backward_time[mine])
         numbers = np.where(span >= 0, logical[span], NOTHING)
-        for number, origin in zip(
-            numbers.tolist(), flows.forward_thread[mine].tolist(), strict=True
-        ):
-            if number > 0:
-                votes[number][origin] += 1
+        for number in distinct(numbers[numbers > 0]):
+            origins, which = numbered(flows.forward_thread[mine][numbers == number])
+            for origin, many in zip(origins.tolist(), np.bincount(which).tolist(), strict=True):
+                votes[number][origin] += many
     return votes
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.joining import Join
 from backspot.spans import Spans
-from backspot.timeline import NOTHING
+from backspot.timeline import NOTHING, distinct
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
@@ -23,7 +23,7 @@ def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
     line = np.full(len(spans.start), NOTHING, np.int64)
     if not table.lines:
         return line
-    for index in np.unique(join.builder[join.builder >= 0]).tolist():
+    for index in distinct(join.builder[join.builder >= 0]):
         _, thread = events.threads[index]
         if isinstance(thread, int):
             mine = np.flatnonzero((join.builder == index) & (join.sequence >= 0) & spans.is_node)

@@ -12,7 +12,7 @@ import numpy as np
 
 from backspot.report import StepUnit
 from backspot.spans import Spans
-from backspot.timeline import NOTHING, distinct
+from backspot.timeline import NOTHING, distinct, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -104,7 +104,8 @@ def find_passes(
     of_root = np.full(len(top) + 1, NOTHING, np.int64)
     of_root[roots] = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
-    busiest, count = np.unique(spans.thread[roots], return_counts=True)
+    busiest, which = numbered(spans.thread[roots])
+    count = np.bincount(which, minlength=len(busiest))
     start = spans.start[roots[first]]
     end = np.maximum.reduceat(spans.end[roots], first) if len(first) else start.copy()
     return Passes(
@@ -143,15 +144,16 @@ def _first_roots(
 
     by_step = parted(np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)]))
     host = spans.thread[roots]
-    built = np.array([threads.get(n, NOTHING) for n in origin.tolist()], np.int64)
-    built = np.where(built == NOTHING, host, built)
+    built = host.copy()
+    for known, thread in threads.items():
+        built[origin == known] = thread
     involved = {
         thread: (host == thread) | (built == thread)
-        for thread in np.union1d(host, built).tolist()
+        for thread in distinct(np.append(host, built))
         if thread in between
     }
     by_thread = {thread: parted(between[thread]) for thread in involved}
-    numbered = {n: (origin == n) & (number >= 0) for n in np.unique(origin[number >= 0]).tolist()}
+    numbered = {n: (origin == n) & (number >= 0) for n in distinct(origin[number >= 0])}
     rises = np.zeros(len(roots), bool)
     for mine in numbered.values():
         at = np.flatnonzero(mine)
@@ -223,10 +225,10 @@ def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, In
     operators = events.of(Category.OPERATOR)
     result = {}
     for thread in distinct(events.thread[operators]):
-        times = np.sort(events.start[operators[events.thread[operators] == thread]])
-        span = spans.at(thread, times)
+        mine = operators[events.thread[operators] == thread]
+        span = spans.of(events, mine)
         # A label within a node belongs to the node: only what has no node around it separates.
-        result[thread] = times[(span < 0) | ~np.append(within, False)[span]]
+        result[thread] = np.sort(events.start[mine[(span < 0) | ~np.append(within, False)[span]]])
     return result
 
 

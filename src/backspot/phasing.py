@@ -26,7 +26,7 @@ from backspot.clock import pass_clock
 from backspot.costs import summed, take
 from backspot.diagnosis import Phase
 from backspot.passes import OPTIMIZER_STEP
-from backspot.timeline import NOTHING, Timeline, first_started, merged
+from backspot.timeline import NOTHING, Timeline, distinct, first_started, merged
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -150,11 +150,11 @@ def find_phases(events: Events, ownership: Ownership, windows: StepWindows) -> t
     held = _held(ownership)
     steps = first_started(windows.start, windows.end, np.arange(len(windows.start)))
     backward = first_started(passes.start, passes.end, np.arange(len(passes.start)))
-    edges = merged(*(line.edges for line in (steps, held, backward, activity.host)))
-    at, length = edges[:-1], np.diff(edges)
+    held = held.cut(merged(*(line.edges for line in (steps, backward, activity.host))))
+    at, item, length = held.edges[:-1], held.values[:-1], np.diff(held.edges)
     inside = steps.over(at) >= 0
-    at, length = at[inside], length[inside]
-    item, within = held.over(at), backward.over(at) >= 0
+    at, item, length = at[inside], item[inside], length[inside]
+    within = backward.over(at) >= 0
     phase = np.where(item >= 0, take(of_work, item), activity.host.over(at))
     # What the rows of a pass hold: the host's time, and work that no launch record tells of.
     unknown = (item < 0) | (take(work.launch, item) < 0)
@@ -192,7 +192,7 @@ def _held(ownership: Ownership) -> Timeline:
     """
     passes, count = ownership.windows, len(ownership.spans.start)
     lines = {}
-    for device in np.unique(passes.device).tolist():
+    for device in distinct(passes.device):
         line = pass_clock(ownership, device)
         # Where a span holds, a waiting call's included, it is for the host to say.
         work = np.where(line.values >= count, line.values - count, NOTHING)

@@ -17,7 +17,7 @@ import numpy as np
 from backspot.labels import parse_label
 from backspot.passes import separators, top_nodes
 from backspot.spans import EVALUATE, Spans, nest
-from backspot.timeline import NOTHING, distinct
+from backspot.timeline import NOTHING, distinct, merged
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -38,7 +38,7 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
         spans: its module calls and nodes.
     """
     operators, node = _operators(events, spans)
-    numbered = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
+    numbered = _numbered(events, operators)
     if not numbered.any():
         return spans
     recomputing = _recomputing(events, spans, node, numbered)
@@ -81,25 +81,33 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
     )
 
 
+def _numbered(events: Events, operators: Ints) -> np.ndarray:
+    """Whether autograd numbers each of these as it does a forward's operators."""
+    found: np.ndarray = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
+    return found
+
+
 def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
-    """The operators directly in a node, not in another operator, and the span of that node."""
+    """The operators directly in a node, not in another operator, and the span of that node.
+
+    None where none is numbered, as in most traces.
+    """
     label = np.array([parse_label(name) is not None for name in events.names], bool)
     plain = ~label & ~events.name_mask(EVALUATE)
-    operators = events.of(Category.OPERATOR)
-    operators = operators[plain[events.name[operators]] & (events.forward_thread[operators] <= 0)]
-    is_node = np.append(spans.is_node, False)
-    found, nodes = [], []
-    for thread in distinct(spans.thread[spans.is_node]):
+    operators = events.chosen(plain, Category.OPERATOR)
+    operators = operators[events.forward_thread[operators] <= 0]
+    operators = operators[np.append(spans.is_node, False)[spans.of(events, operators)]]
+    found: list[Ints] = []
+    nodes: list[Ints] = []
+    if not _numbered(events, operators).any():
+        operators = operators[:0]
+    for thread in distinct(events.thread[operators]):
         mine = operators[events.thread[operators] == thread]
-        span = spans.at(thread, events.start[mine])
-        mine, span = mine[is_node[span]], span[is_node[span]]
-        order = np.lexsort((-events.end[mine], events.start[mine]))
-        mine, span = mine[order], span[order]
-        if len(mine):
-            before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
-            outermost = events.start[mine] >= before
-            found.append(mine[outermost])
-            nodes.append(span[outermost])
+        mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
+        before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
+        mine = mine[events.start[mine] >= before]
+        found.append(mine)
+        nodes.append(spans.of(events, mine))
     empty = np.empty(0, np.int64)
     return np.concatenate([empty, *found]), np.concatenate([empty, *nodes])
 
@@ -110,7 +118,7 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     With ``create_graph=True`` every node's operators are numbered; then none of them recomputes as
     far as can be told.
     """
-    nodes = np.unique(node)
+    nodes = merged(node)
     between = separators(events, spans, top_nodes(spans) >= 0)
     # What starts a pass, or ends one, runs where the forward does.
     times = [between[thread] for thread in spans.nesting if thread in between]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from backspot.labels import Kind, parse_label
 from backspot.report import LabelSource
-from backspot.timeline import NOTHING, Nesting, distinct, innermost
+from backspot.timeline import NOTHING, Nesting, distinct, innermost, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import MODULE_CALL, Ints
 
@@ -80,6 +80,7 @@ class Spans:
     nesting: dict[int, tuple[Ints, Nesting]]
     source: LabelSource
     unmarked: int
+    _of: list[np.ndarray] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def is_node(self) -> np.ndarray:
@@ -94,13 +95,16 @@ class Spans:
         found = nesting.timeline.at(times)
         return np.where(found >= 0, np.append(indices, NOTHING)[found], NOTHING)
 
-    def around(self, threads: Ints, times: Ints) -> Ints:
-        """The innermost span at each of ``times``, each on its own of ``threads``."""
-        found = np.full(len(times), NOTHING, np.int64)
-        for thread in distinct(threads):
-            mine = threads == thread
-            found[mine] = self.at(thread, times[mine])
-        return found
+    def of(self, events: Events, index: Ints) -> Ints:
+        """The innermost span on its thread at the start of each of these events of the host."""
+        if not self._of:
+            found = np.full(len(events.start), NOTHING, np.int32)
+            for thread in self.nesting:
+                mine = np.flatnonzero(events.thread == thread)
+                found[mine] = self.at(thread, events.start[mine])
+            self._of.append(found)
+        chosen: Ints = self._of[0][index].astype(np.int64)
+        return chosen
 
     def any_starts(self, threads: Ints, after: Ints, before: Ints) -> np.ndarray:
         """Whether a span starts between two times, neither included, each on its own thread."""
@@ -142,7 +146,7 @@ def find_spans(events: Events) -> Spans:
         node_names=node_names,
         nesting=nesting,
         source=source,
-        unmarked=int(unmarked[events.name].sum()),
+        unmarked=int(unmarked[events.name].sum()) if unmarked.any() else 0,
     )
     _mark(events, spans)
     return _with_regions(events, spans)
@@ -153,18 +157,13 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
 
     Where a whole call is compiled, hooks and all, no label can be written in it.
     """
-    operators = events.of(Category.OPERATOR, Category.ANNOTATION)
-    regions = operators[events.name_mask(_REGION)[events.name[operators]]]
-    alone = [
-        mine[spans.at(thread, events.start[mine]) < 0]
-        for thread in distinct(events.thread[regions])
-        for mine in (regions[events.thread[regions] == thread],)
-    ]
-    index = np.concatenate([np.empty(0, np.int64), *alone])
+    names = events.name_mask(_REGION)
+    regions = events.chosen(names, Category.OPERATOR, Category.ANNOTATION)
+    index = regions[spans.of(events, regions) < 0]
     if not len(index):
         return spans
-    names, which = np.unique(events.name[index], return_inverse=True)
-    added = tuple(Module(events.names[name], "", events.names[name], True) for name in names)
+    used, which = numbered(events.name[index])
+    added = tuple(Module(events.names[name], "", events.names[name], True) for name in used)
     nothing = np.full(len(index), NOTHING, np.int64)
     start = np.concatenate([spans.start, events.start[index]])
     end = np.concatenate([spans.end, events.end[index]])
@@ -200,13 +199,10 @@ def _mark(events: Events, spans: Spans) -> None:
     )
     if not (named >= 0).any():
         return
-    markers = events.of(Category.OPERATOR, Category.ANNOTATION)
-    markers = markers[named[events.name[markers]] >= 0]
-    for thread in distinct(events.thread[markers]):
-        mine = markers[events.thread[markers] == thread]
-        span = spans.at(thread, events.start[mine])
-        at = (span >= 0) & np.append(spans.is_node, False)[span]
-        spans.marked[span[at]] = named[events.name[mine[at]]]
+    markers = events.chosen(named >= 0, Category.OPERATOR, Category.ANNOTATION)
+    span = spans.of(events, markers)
+    at = (span >= 0) & np.append(spans.is_node, False)[span]
+    spans.marked[span[at]] = named[events.name[markers[at]]]
 
 
 def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[Ints, Nesting]]]:
@@ -225,13 +221,12 @@ def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[In
 
 def _nodes(events: Events) -> tuple[Ints, tuple[str, ...], Ints]:
     """The executions of autograd nodes: event indices, names, and each one's name."""
-    operators = events.of(Category.OPERATOR)
-    evaluates = events.name_mask(EVALUATE)
-    index = operators[evaluates[events.name[operators]]]
+    index = events.named(Category.OPERATOR, EVALUATE)
     if not len(index):
         # Before torch 1.9 the engine recorded the nodes alone.
+        operators = events.of(Category.OPERATOR)
         index = operators[events.forward_thread[operators] > 0]
-    used, node = np.unique(events.name[index], return_inverse=True)
+    used, node = numbered(events.name[index])
     names = tuple(events.names[name].removeprefix(EVALUATE) for name in used.tolist())
     return index, names, node.astype(np.int64)
 
@@ -250,11 +245,9 @@ def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
     )
     for source, is_label, categories in sources:
         mask = np.fromiter(map(is_label, events.names), bool, len(events.names))
-        if mask.any():
-            candidates = events.of(*categories)
-            index = candidates[mask[events.name[candidates]]]
-            if len(index):
-                return source, index, events.name[index]
+        index = events.chosen(mask, *categories)
+        if len(index):
+            return source, index, events.name[index]
     empty = np.empty(0, np.int64)
     return "none", empty, empty
 
@@ -263,34 +256,39 @@ def _modules(
     events: Events, source: LabelSource, called: Ints, parent: Ints, start: Ints, end: Ints
 ) -> tuple[tuple[Module, ...], Ints]:
     """Turn the calls' name indices into modules with paths and roots."""
-    order = np.lexsort((-end, start)).tolist()
-    call_name, enclosing = called.tolist(), parent.tolist()
+    calls = np.flatnonzero(called >= 0)
+    calls = calls[np.lexsort((-end[calls], start[calls]))]
+    name_of = np.append(called, NOTHING)
     # A call's nearest enclosing call, whatever nodes lie between.
-    outer: dict[int, int] = {}
-    path_of: dict[int, tuple[str, str]] = {}
+    outer = parent[calls]
+    while (between := (outer >= 0) & (name_of[outer] < 0)).any():
+        outer[between] = parent[outer[between]]
     identities: dict[int, tuple[str, str]] = {}
     root_of: dict[str, str] = {}
     names: dict[tuple[str, str], int] = {}
-    result = called.copy()
-    for span in order:
-        around = enclosing[span]
-        call_around = around if around < 0 or call_name[around] >= 0 else outer.get(around, NOTHING)
-        outer[span] = call_around
-        name = call_name[span]
-        if name < 0:
+    settled: set[tuple[int, int]] = set()  # what would change nothing now
+    for pair in zip(called[calls].tolist(), name_of[outer].tolist(), strict=True):
+        if pair in settled:
             continue
+        settled.add(pair)
+        name, around = pair
+        outer_path = identities[around][0] if around >= 0 else ""
         if name not in identities:
-            identities[name] = _identity(
-                events.names[name], source, path_of.get(call_around, ("", ""))[0]
-            )
-        path, class_name = path_of[span] = identities[name]
-        result[span] = names.setdefault((path, class_name), len(names))
-        if call_around >= 0:
-            outermost = root_of.get(path_of[call_around][0], path_of[call_around][0])
+            identities[name] = _identity(events.names[name], source, outer_path)
+        path, _ = identities[name]
+        names.setdefault(identities[name], len(names))
+        if around >= 0:
+            outermost = root_of.get(outer_path, outer_path)
             if outermost == "" or path.startswith(f"{outermost}."):
-                root_of[path] = outermost if path != outermost else root_of.get(path, path)
+                root = outermost if path != outermost else root_of.get(path, path)
+                if root_of.get(path) != root:
+                    root_of[path] = root
+                    settled.clear()
     modules = tuple(Module(path, class_name, root_of.get(path, path)) for path, class_name in names)
-    return modules, result
+    number = np.full(len(events.names) + 1, NOTHING, np.int64)
+    for name, identity in identities.items():
+        number[name] = names[identity]
+    return modules, number[called]
 
 
 def _identity(name: str, source: LabelSource, around: str) -> tuple[str, str]:

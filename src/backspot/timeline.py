@@ -22,6 +22,7 @@ __all__ = [
     "innermost",
     "layered",
     "merged",
+    "numbered",
     "pieces",
 ]
 
@@ -46,13 +47,25 @@ class Timeline:
         if not len(self.edges):
             return np.full(len(times), NOTHING, np.int64)
         index = np.searchsorted(self.edges, times, side="right") - 1
-        return np.where(index < 0, NOTHING, self.values[np.maximum(index, 0)])
+        held: Ints = self.values.take(index, mode="clip")
+        held[index < 0] = NOTHING
+        return held
 
     def over(self, times: Ints) -> Ints:
         """What holds at each of ``times``, which are sorted; quicker than ``at`` for many."""
         first = np.searchsorted(times, self.edges, side="left")
         lasting = np.diff(np.concatenate([[0], first, [len(times)]]))
         return np.repeat(np.append(NOTHING, self.values), lasting)
+
+    def cut(self, times: Ints) -> Timeline:
+        """The same timeline with edges at ``times`` too, which are few, sorted, and each once."""
+        at = np.searchsorted(self.edges, times, side="left")
+        new = np.append(self.edges, times[-1:] + 1)[at] != times
+        at, times = at[new], times[new]
+        if not len(times):
+            return self
+        held = np.append(NOTHING, self.values)[at]
+        return Timeline(np.insert(self.edges, at, times), np.insert(self.values, at, held))
 
     def where(self, keep: Ints | np.ndarray) -> Timeline:
         """The same timeline with only those values for which ``keep[value]`` is true."""
@@ -168,8 +181,9 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
     A span holds from the latest end among those that started before it: as long as any of these
     runs, it is the earlier one's time.
     """
-    order = np.lexsort((end, start))
-    start, end, value = start[order], end[order], value[order]
+    if not _in_order(start, end):
+        order = np.lexsort((end, start))
+        start, end, value = start[order], end[order], value[order]
     begin = start.copy()
     if len(begin) > 1:
         begin[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
@@ -183,34 +197,41 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
     return Timeline(edges[last], values[last])
 
 
+def _in_order(first: Ints, second: Ints) -> bool:
+    """Whether these are sorted by the first, and where that is equal by the second."""
+    if (first[1:] < first[:-1]).any():
+        return False
+    return not ((first[1:] == first[:-1]) & (second[1:] < second[:-1])).any()
+
+
 def layered(*timelines: Timeline) -> Timeline:
     """Lay timelines over each other: the first that holds anything at a moment decides."""
-    edges = merged(*(timeline.edges for timeline in timelines))
+    some = [timeline for timeline in timelines if len(timeline.edges)]
+    if len(some) == 1:
+        return some[0]
+    edges = merged(*(timeline.edges for timeline in some))
     values = np.full(len(edges), NOTHING, np.int64)
-    for timeline in timelines:
+    for timeline in some:
         values = np.where(values == NOTHING, timeline.over(edges), values)
     return Timeline(edges, values)
 
 
 def pieces(timeline: Timeline, windows: Timeline) -> tuple[Ints, Ints, Ints]:
-    """Cut ``timeline`` along ``windows``.
+    """Cut ``timeline`` along ``windows``, which are few.
 
     Returns:
         For each piece that lies in a window: the window's value, the timeline's value (``NOTHING``
         too) and the length. The lengths of a window's pieces sum to its own.
     """
-    edges = merged(timeline.edges, windows.edges)
-    if len(edges) < 2:
-        empty = np.empty(0, np.int64)
-        return empty, empty, empty
-    window = windows.over(edges[:-1])
+    line = timeline.cut(windows.edges)
+    window = windows.over(line.edges[:-1])
     inside = window != NOTHING
-    return window[inside], timeline.over(edges[:-1])[inside], np.diff(edges)[inside]
+    return window[inside], line.values[:-1][inside], np.diff(line.edges)[inside]
 
 
 def merged(*edges: Ints) -> Ints:
     """All edges, sorted, each once; ``np.unique`` hashes first, which takes ten times as long."""
-    merged = np.concatenate(edges)
+    merged = np.concatenate([np.empty(0, np.int64), *edges])
     merged.sort(kind="stable")  # made for what is sorted in stretches
     first: Ints = merged[np.append(True, merged[1:] > merged[:-1])] if len(merged) else merged
     return first
@@ -220,6 +241,20 @@ def distinct(values: Ints) -> list[int]:
     """The values that occur, sorted; quick where they come in runs, as threads of events do."""
     if not len(values):
         return []
-    runs = values[np.append(True, values[1:] != values[:-1])]
-    found: list[int] = np.unique(runs).tolist()
+    runs = np.sort(values[np.append(True, values[1:] != values[:-1])])
+    found: list[int] = runs[np.append(True, runs[1:] != runs[:-1])].tolist()
     return found
+
+
+def numbered(values: Ints) -> tuple[Ints, Ints]:
+    """The values that occur, none negative, sorted; and which of these each one is.
+
+    As ``np.unique`` with its inverse, by a table instead of a sort where it need not be large.
+    """
+    most = int(values.max(initial=-1)) + 1
+    if most > 4 * len(values) + 1024:
+        found, which = np.unique(values, return_inverse=True)
+        return found.astype(np.int64), which
+    occurs = np.zeros(most, bool)
+    occurs[values] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[values]

@@ -13,6 +13,7 @@ import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
 from backspot.spans import Module
+from backspot.timeline import distinct
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
@@ -77,7 +78,7 @@ def find_tracks(ownership: Ownership) -> list[Track]:
     ]
     tracks += [
         Track(queue, True, _nested(_on_device(ownership, queue), chains))
-        for queue in np.unique(ownership.work.queue[ownership.work.run >= 0]).tolist()
+        for queue in distinct(ownership.work.queue[ownership.work.run >= 0])
     ]
     return [track for track in tracks if track.spans]
 
@@ -90,7 +91,7 @@ def find_arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> li
     spans, of_span = ownership.spans, ownership.passes.of_span
     nodes = np.flatnonzero(spans.is_node & (of_span >= 0) & (ownership.join.operator >= 0))
     operator = ownership.join.operator[nodes]
-    around = spans.around(events.thread[operator], events.start[operator])
+    around = spans.of(events, operator)
     parent, module, run_of = spans.parent.tolist(), spans.module.tolist(), of_span.tolist()
     made: set[tuple[int, int]] = set()
     for call, run in set(zip(around.tolist(), of_span[nodes].tolist(), strict=True)):

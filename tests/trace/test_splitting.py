@@ -104,6 +104,39 @@ def test_without_a_python_to_start_one_process_reads(
         assert backspot.locate(path, jobs=2) == expected
 
 
+@pytest.mark.parametrize(
+    "does", ["exit 0", "exit 1", "head -c 4 > taken; exit 0", "head -c 4 > taken; kill -9 $$"]
+)
+def test_where_another_process_does_not_do_its_part_one_process_reads(
+    does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = plain("ddp.rank0", tmp_path)
+    expected = backspot.locate(path, jobs=1)
+    executable = tmp_path / "python"
+    executable.write_text(f"#!/bin/sh\n{does}\n")
+    executable.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(executable))
+    monkeypatch.chdir(tmp_path)
+    assert backspot.locate(path, jobs=3) == expected
+
+
+@pytest.mark.parametrize("where", ["event", "head", "tail"])
+def test_what_is_longer_than_a_stretch_is_read_once(where: str, tmp_path: Path) -> None:
+    document = json.loads(plain("ddp.rank0", tmp_path).read_bytes())
+    filler = "x" * len(json.dumps(document))
+    events = document.pop("traceEvents")
+    if where == "event":
+        long = {"ph": "X", "cat": "cpu_op", "name": filler, "pid": 1, "tid": 1, "ts": 1, "dur": 1}
+        events.insert(len(events) // 2, long)
+    before = {"filler": filler} if where == "head" else {}
+    after = {"filler": filler} if where == "tail" else {}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({**document, **before, "traceEvents": events, **after}))
+    parts = splitting.decode_in_parts(path, path.stat().st_size, 3, None)
+    assert parts is not None
+    assert columns(parts.columns.finish(str(path))) == columns(read_events(path, jobs=1))
+
+
 def test_a_script_without_a_main_guard_can_read_in_several_processes(tmp_path: Path) -> None:
     path = plain("ddp.rank0", tmp_path)
     script = tmp_path / "script.py"

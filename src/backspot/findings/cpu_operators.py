@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.diagnosis import Finding
-from backspot.findings.evidence import Evidence, Mask
+from backspot.findings.evidence import Evidence, Mask, once
 from backspot.labels import parse_label
-from backspot.timeline import first_started, pieces
+from backspot.timeline import distinct, first_started, merged, numbered, pieces
 from backspot.trace import Category
 from backspot.trace.events import Ints
 
@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Finding | None:
     if not evidence.report.has_gpu:
         return None
     index = _computing(evidence)
-    span = evidence.spans.around(evidence.events.thread[index], evidence.events.start[index])
+    span = evidence.spans.of(evidence.events, index)
     index, span = index[span >= 0], span[span >= 0]
     cost = _while_idle(evidence, index)
     kept = (cost > 0) & _comes_again(evidence, index, span)
@@ -54,26 +54,25 @@ def _comes_again(evidence: Evidence, index: Ints, span: Ints) -> Mask:
     One that is long once was interrupted: another program had the processor.
     """
     owner = evidence.ownership.owner[span]
-    key = evidence.events.name[index] * (int(owner.max(initial=0)) + 1) + owner
-    _, which, count = np.unique(key, return_inverse=True, return_counts=True)
-    often: Mask = count[which] >= evidence.report.steps
+    _, which = numbered(owner * len(evidence.events.names) + evidence.events.name[index])
+    often: Mask = np.bincount(which)[which] >= evidence.report.steps
     return often
 
 
 def spans_with(evidence: Evidence) -> Mask:
     """Whether each span contains such an operator."""
     index = _computing(evidence)
-    span = evidence.spans.around(evidence.events.thread[index], evidence.events.start[index])
+    span = evidence.spans.of(evidence.events, index)
     mask = np.zeros(len(evidence.spans.start), bool)
     mask[span[span >= 0]] = True
     return mask
 
 
+@once
 def _computing(evidence: Evidence) -> Ints:
     """The outermost operators that take long and never call the driver; indices of events."""
     events = evidence.events
-    index = events.of(Category.OPERATOR)
-    index = index[events.duration[index] >= _LONG]
+    index = np.flatnonzero((events.duration >= _LONG) & (events.category == Category.OPERATOR))
     labels = np.array([parse_label(name) is not None for name in events.names], bool)
     skipped = labels | events.name_mask(*_NOT_COMPUTE)
     index = index[~skipped[events.name[index]]]
@@ -81,7 +80,7 @@ def _computing(evidence: Evidence) -> Ints:
     if not len(calls):  # not recorded: any operator may have launched something
         return calls
     kept = []
-    for thread in np.unique(events.thread[index]).tolist():
+    for thread in distinct(events.thread[index]):
         mine = index[events.thread[index] == thread]
         times = np.sort(events.start[calls[events.thread[calls] == thread]])
         quiet = np.searchsorted(times, events.start[mine]) == np.searchsorted(
@@ -89,7 +88,7 @@ def _computing(evidence: Evidence) -> Ints:
         )
         mine = mine[quiet]
         line = first_started(events.start[mine], events.end[mine], mine)
-        kept.append(np.unique(line.values[line.values >= 0]))
+        kept.append(merged(line.values[line.values >= 0]))
     return np.concatenate([np.empty(0, np.int64), *kept])
 
 

@@ -46,7 +46,7 @@ def _sparse(evidence: Evidence) -> Mask:
     events = evidence.events
     sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
     index = events.named(Category.OPERATOR, *sparse)
-    span = evidence.spans.around(events.thread[index], events.start[index])
+    span = evidence.spans.of(events, index)
     found = np.zeros(len(evidence.spans.start), bool)
     found[span[span >= 0]] = True
     return found

@@ -7,7 +7,8 @@ import re
 import numpy as np
 
 from backspot.diagnosis import Finding
-from backspot.findings.evidence import Evidence, Mask
+from backspot.findings.evidence import Evidence, Mask, once
+from backspot.timeline import distinct
 
 __all__ = ["crowded", "find", "sorting_nodes"]
 
@@ -48,6 +49,7 @@ def find(evidence: Evidence) -> Finding | None:
     )
 
 
+@once
 def crowded(evidence: Evidence) -> Mask:
     """Whether each span is an index node that duplicates slow down."""
     # Gather's own trouble is an index that was expanded: that has no duplicates.
@@ -63,6 +65,7 @@ def crowded(evidence: Evidence) -> Mask:
     return index & (forward > 0) & (spent > _CROWDED * forward)
 
 
+@once
 def sorting_nodes(evidence: Evidence) -> Mask:
     """Whether each span is an indexing node that sorts on a device."""
     index = evidence.nodes_named(lambda name: _INDEXING.match(name) is not None)
@@ -72,13 +75,14 @@ def sorting_nodes(evidence: Evidence) -> Mask:
     return index & sorting
 
 
+@once
 def forward_of(evidence: Evidence) -> np.ndarray:
     """For each node the device time that the operator took that made it; 0 where unknown."""
     events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
     made = np.flatnonzero(operator >= 0)
     spent = np.zeros(len(operator), np.int64)
     length = work.end - work.start
-    for thread in np.unique(work.thread[work.thread >= 0]).tolist():
+    for thread in distinct(work.thread[work.thread >= 0]):
         mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
         mine = mine[np.argsort(work.launch[mine], kind="stable")]
         total = np.append(0, np.cumsum(length[mine]))

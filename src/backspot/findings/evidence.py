@@ -7,8 +7,9 @@ a span of the host. A rule picks holders; their times are what the finding costs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +21,41 @@ from backspot.diagnosis import Finding, Phase, Place
 from backspot.phasing import StepWindows
 from backspot.report import Report
 from backspot.spans import Spans
-from backspot.timeline import NOTHING, Timeline, first_started, layered, merged, pieces
+from backspot.timeline import (
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    layered,
+    numbered,
+    pieces,
+)
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 from backspot.words import counted, duration, percent
 
-__all__ = ["Evidence", "Mask"]
+__all__ = ["Evidence", "Mask", "once"]
 
 Mask = NDArray[np.bool_]
 
 _NOWHERE = SPECIAL[OUTSIDE]
 _NAMED = 3  # how many nodes, operators or kernels a finding names
+
+
+_Asked = TypeVar("_Asked")
+
+
+def once(ask: Callable[[Evidence], _Asked]) -> Callable[[Evidence], _Asked]:
+    """Work out once what several rules ask of the evidence."""
+
+    @wraps(ask)
+    def asked(evidence: Evidence) -> _Asked:
+        if ask not in evidence.answers:
+            evidence.answers[ask] = ask(evidence)
+        answer: _Asked = evidence.answers[ask]
+        return answer
+
+    return asked
 
 
 @dataclass(frozen=True)
@@ -48,6 +73,9 @@ class Evidence:
     ownership: Ownership
     report: Report
     windows: StepWindows | None
+    answers: dict[Callable[[Evidence], Any], Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     # What there is ---------------------------------------------------------------------------
 
@@ -112,9 +140,11 @@ class Evidence:
     @cached_property
     def idle(self) -> Timeline:
         """When in the steps no device has anything to do, running or queued: 0, else nothing."""
-        edges = merged(self.clock.edges, self.steps.edges)
-        free = (self.clock.over(edges) < len(self.spans.start)) & (self.steps.over(edges) >= 0)
-        return Timeline(edges, np.where(free, 0, NOTHING))
+        line = self.clock.cut(self.steps.edges)
+        free = (line.values < len(self.spans.start)) & (self.steps.over(line.edges) >= 0)
+        # What is not free is one stretch, however many hold it one after the other.
+        turns = np.append(True, free[1:] != free[:-1]) if len(free) else free
+        return Timeline(line.edges[turns], np.where(free[turns], 0, NOTHING))
 
     @cached_property
     def _held(self) -> Ints:
@@ -153,7 +183,7 @@ class Evidence:
 
     @cached_property
     def _busy(self) -> tuple[Timeline, ...]:
-        return tuple(device_busy(self.ownership, d) for d in np.unique(self.work.device).tolist())
+        return tuple(device_busy(self.ownership, d) for d in distinct(self.work.device))
 
     # Names -----------------------------------------------------------------------------------
 
@@ -172,8 +202,7 @@ class Evidence:
     @cached_property
     def _work_names(self) -> tuple[Ints, Ints]:
         """The names of all device work, each once, and which of them each piece has."""
-        names, inverse = np.unique(self.work.name, return_inverse=True)
-        return names, inverse
+        return numbered(self.work.name)
 
     @property
     def accumulates(self) -> Mask:
@@ -222,10 +251,9 @@ class Evidence:
             ],
             bool,
         )
-        index = self.events.of(category)
-        index = index[good[self.events.name[index]]]
+        index = self.events.chosen(good, category)
         found = np.full(len(times), NOTHING, np.int64)
-        for thread in np.unique(self.events.thread[index]).tolist():
+        for thread in distinct(self.events.thread[index]):
             mine = index[self.events.thread[index] == thread]
             here = threads == thread
             line = first_started(self.events.start[mine], self.events.end[mine], mine)
@@ -271,7 +299,7 @@ class Evidence:
             count: how many things each entry stands for; one where left out.
         """
         counts = np.ones(len(owner), np.int64) if count is None else count
-        owners, inverse = np.unique(np.maximum(owner, OUTSIDE), return_inverse=True)
+        owners, inverse = numbered(np.maximum(owner, OUTSIDE))
         spent = np.zeros(len(owners), np.int64)
         times = np.zeros(len(owners), np.int64)
         np.add.at(spent, inverse, wall_ns)
@@ -345,7 +373,7 @@ class Evidence:
 
 
 def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:
-    which, inverse = np.unique(name, return_inverse=True)
+    which, inverse = numbered(name)
     sums = np.zeros(len(which), np.int64)
     np.add.at(sums, inverse, spent)
     ranked = np.argsort(-sums, kind="stable")[:_NAMED]

@@ -78,6 +78,9 @@ def _passes(evidence: Evidence, accumulate: Mask) -> int:
     if not len(updates):
         turn = evidence.ownership.steps.of_pass[run]
     owner = evidence.ownership.owner[accumulate]
-    each = np.unique(np.stack([owner, turn, run]), axis=1)
-    _, times = np.unique(each[:2], axis=1, return_counts=True)
-    return int(times.max(initial=0))
+    # Passes follow each other: one begins wherever a module's turn or run is not the one before.
+    order = np.lexsort((run, turn, owner))
+    owner, turn, run = owner[order], turn[order], run[order]
+    begins = np.append(True, (owner[1:] != owner[:-1]) | (turn[1:] != turn[:-1]))[: len(owner)]
+    differs = begins | np.append(True, run[1:] != run[:-1])[: len(owner)]
+    return int(np.bincount(np.cumsum(begins)[differs]).max(initial=0))

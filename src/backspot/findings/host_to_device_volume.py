@@ -6,6 +6,7 @@ import numpy as np
 
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence, Mask
+from backspot.timeline import distinct
 
 __all__ = ["find"]
 
@@ -50,7 +51,7 @@ def _narrow(evidence: Evidence, copies: Mask) -> Mask:
     casting = (evidence.launched_in("aten::to", "aten::_to_copy") >= 0) & (work.span < 0)
     size = evidence.events.size[work.event]
     result = np.zeros(len(copies), bool)
-    for device in np.unique(work.device[copies]).tolist():
+    for device in distinct(work.device[copies]):
         mine = np.flatnonzero(copies & (work.device == device))
         kernels = np.flatnonzero((work.tier == 0) & (work.device == device))
         kernels = kernels[np.argsort(work.start[kernels], kind="stable")]

@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.diagnosis import Finding
 from backspot.findings import cpu_operators
-from backspot.findings.evidence import Evidence
+from backspot.findings.evidence import Evidence, once
 from backspot.words import percent
 
 __all__ = ["find"]
@@ -15,6 +15,7 @@ _LEAST = 0.15
 """The share of the backward in which the GPU stands still, from which on it is called so."""
 
 
+@once
 def find(evidence: Evidence) -> Finding | None:
     """Find the nodes that the host executes while the GPU has nothing to do.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from backspot.diagnosis import Finding, Place
 from backspot.findings.evidence import Evidence
-from backspot.timeline import first_started, pieces
+from backspot.timeline import first_started, merged, pieces
 from backspot.trace import Category
 from backspot.trace.events import Ints
 
@@ -23,8 +23,11 @@ _SMALL = 30_000  # nanoseconds
 def find(evidence: Evidence) -> Finding | None:
     """Find optimizer steps that launch many small kernels."""
     inside = evidence.launched_in(_STEP + "*", category=Category.ANNOTATION)
-    begin = evidence.ownership.passes.after(evidence.events.start, evidence.events.end)
-    kernels = (inside >= 0) & (evidence.work.tier == 0) & (evidence.work.launch >= begin[inside])
+    marks = merged(inside[inside >= 0])
+    start, end = evidence.events.start[marks], evidence.events.end[marks]
+    begin = evidence.ownership.passes.after(start, end)
+    begins = np.append(begin, 0)[np.searchsorted(marks, inside)]
+    kernels = (inside >= 0) & (evidence.work.tier == 0) & (evidence.work.launch >= begins)
     single = kernels & ~evidence.work_named(lambda name: _TOGETHER.search(name) is not None)
     number = int(single.sum())
     if number < _MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
@@ -32,11 +35,9 @@ def find(evidence: Evidence) -> Finding | None:
     length = (evidence.work.end - evidence.work.start)[single]
     if float(np.median(length)) > _SMALL:
         return None
-    events = evidence.events
-    marks = np.unique(inside[single])
-    cost = int(evidence.work_ns[single].sum()) + _host_time(
-        evidence, begin[marks], evidence.events.end[marks]
-    )
+    used = np.isin(marks, inside[single])
+    cost = int(evidence.work_ns[single].sum()) + _host_time(evidence, begin[used], end[used])
+    events, marks = evidence.events, marks[used]
     names = sorted({events.names[n].removeprefix(_STEP).split(".")[0] for n in events.name[marks]})
     return evidence.finding(
         "optimizer-kernels",

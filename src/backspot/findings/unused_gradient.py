@@ -8,6 +8,7 @@ from backspot.attribution import SPECIAL
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence, Mask
 from backspot.labels import Kind, parse_label
+from backspot.timeline import distinct, merged
 from backspot.trace import Category
 from backspot.words import counted
 
@@ -40,7 +41,7 @@ def find(evidence: Evidence) -> Finding | None:
         wasted &= ~needless
         cost[wasted] = evidence.span_ns[wasted]
         fed = feeder[wasted]
-        fed = np.unique(fed[fed >= 0])
+        fed = merged(fed[fed >= 0])
         fed = fed[~needless[fed]]
         cost[fed] = evidence.span_ns[fed] // 2
     places = evidence.places(owner[cost > 0], cost[cost > 0])
@@ -69,12 +70,15 @@ def _unused(evidence: Evidence) -> Mask:
     events, modules = evidence.events, evidence.spans.modules
     labels = [parse_label(name) for name in events.names]
     wanted = np.array([label is not None and label.kind is Kind.UNUSED for label in labels], bool)
-    index = events.of(Category.OPERATOR, Category.ANNOTATION)
-    index = index[wanted[events.name[index]]]
+    index = events.chosen(wanted, Category.OPERATOR, Category.ANNOTATION)
     steps = events.named(Category.ANNOTATION, "Optimizer.step#")
     if len(steps):
         # Until each optimizer has taken a step, its parameters look as if nobody had them.
         index = index[events.start[index] >= events.start[steps].max()]
-    found = {(labels[n].path, labels[n].class_name) for n in np.unique(events.name[index]).tolist()}
+    found = {
+        (label.path, label.class_name)
+        for name in distinct(events.name[index])
+        if (label := labels[name]) is not None
+    }
     named = [(module.path, module.class_name) in found for module in modules]
     return np.array([False] * len(SPECIAL) + named, bool)

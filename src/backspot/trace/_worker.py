@@ -1,4 +1,4 @@
-"""A process that decodes one stretch of a trace, which it has as standard input.
+"""A process that decodes stretches of a trace, and takes the numbers of these from standard input.
 
 It writes what it found to standard output, for ``splitting`` to read.
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import pickle
 import sys
+from pathlib import Path
 
-from backspot.trace.chrome import ChromeDecoder
-from backspot.trace.splitting import stretch
+from backspot.heap import keep_freed
+from backspot.trace.stretches import decode_stretches
 
 __all__ = ["main"]
 
 
-def main(begin: int, end: int, last: bool) -> None:
-    """Decode the bytes from ``begin`` to ``end``; ``last`` says that the trace ends with them."""
-    with open(0, "rb", buffering=0) as file:
-        decoder = ChromeDecoder(stretch(file, begin, end), "")
-        sound = decoder.run_part(first=False, last=last)
-    decoder.columns.compact()
-    found = (decoder.columns, decoder.seen, decoder.impossible) if sound else None
-    pickle.dump(found, sys.stdout.buffer, protocol=5)
+def main(path: str, step: int, first: int) -> None:
+    """Decode ``first`` and whichever is next, while there are any; fail where one is broken."""
+    keep_freed()
+    for part in decode_stretches(Path(path), step, first, turns=0):
+        pickle.dump(part, sys.stdout.buffer, protocol=5)

@@ -133,6 +133,9 @@ class Events:
     _of: dict[tuple[Category, ...], Ints] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _names_of: dict[tuple[Category, ...], Ints] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def end(self) -> Ints:
@@ -145,15 +148,24 @@ class Events:
     def of(self, *categories: Category) -> Ints:
         """The indices of the events of these categories; kept, so they are read only."""
         if categories not in self._of:
-            index = np.flatnonzero(np.isin(self.category, categories))
+            chosen = np.logical_or.reduce([self.category == category for category in categories])
+            index = np.flatnonzero(chosen)
             index.flags.writeable = False
             self._of[categories] = index
         return self._of[categories]
 
     def named(self, category: Category, *prefixes: str) -> Ints:
         """The indices of the events of a category whose names start with one of ``prefixes``."""
-        index = self.of(category)
-        found: Ints = index[self.name_mask(*prefixes)[self.name[index]]]
+        return self.chosen(self.name_mask(*prefixes), category)
+
+    def chosen(self, names: NDArray[np.bool_], *categories: Category) -> Ints:
+        """The indices of the events of these categories whose names are chosen."""
+        index = self.of(*categories)
+        if not names.any():
+            return index[:0]
+        if categories not in self._names_of:
+            self._names_of[categories] = self.name[index]
+        found: Ints = index[names[self._names_of[categories]]]
         return found
 
     def name_mask(self, *prefixes: str) -> NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
+from backspot.heap import keep_freed
 from backspot.trace.chrome import ChromeDecoder, split_head
 from backspot.trace.events import Events
 from backspot.trace.live import is_profiler, read_profiler
@@ -50,6 +51,7 @@ def read_events(
     """
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise UsageError(f"jobs={jobs!r}: give a whole number of at least 1, or None")
+    keep_freed()
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "-":
             return _read_stream(sys.stdin.buffer, "standard input", None, progress)

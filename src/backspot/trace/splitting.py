@@ -1,7 +1,8 @@
-"""Reading one large plain file in several processes, each of which decodes a stretch of it.
+"""Reading one large plain file in several processes, each of which decodes stretches of it.
 
-The stretches are cut between two events. Whatever goes wrong, a broken event included, ends in
-nothing: then one process reads the whole file, and tells what is wrong with it.
+Whoever is done with one takes the next, so that all end at about the same time, however late one
+starts and whatever else runs on its processor. Whatever goes wrong, a broken event included, ends
+in nothing: then one process reads the whole file, and tells what is wrong with it.
 """
 
 from __future__ import annotations
@@ -10,30 +11,34 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import backspot
-from backspot.trace.chrome import ChromeDecoder, first_between
-from backspot.trace.unpacking import Progress, Read
+from backspot.trace.chrome import ChromeDecoder
+from backspot.trace.stretches import NUMBER, Part, decode_stretches
+from backspot.trace.unpacking import Progress
 
-__all__ = ["decode_in_parts", "stretch"]
+__all__ = ["decode_in_parts"]
 
 _WORTH_IT = 48 << 20
 """Bytes that a process should have to decode: it takes as long to start as to decode 24 MiB."""
-_HEAD_START = 24 << 20
 _MOST_JOBS = 8
 """Beyond, what one process does with the columns takes longer than all decoding."""
-_WINDOW = 1 << 20
+_STEP = 2 << 20
+"""Bytes of a stretch, which takes about a hundredth of a second."""
+_LEAST_TURNS, _MOST_TURNS = 4, 1000
+"""Stretches for each process at least; and for all at most, for a pipe to hold their numbers."""
 
 # Isolated (-I) and without site (-S): nothing runs there but this, and from where it runs here.
 _CODE = """\
 import sys
-begin, end, last, *sys.path = sys.argv[1:]
+path, step, first, *sys.path = sys.argv[1:]
 from backspot.trace._worker import main
-main(int(begin), int(end), last == "last")
+main(path, int(step), int(first))
 """
 
 
@@ -53,84 +58,83 @@ def decode_in_parts(
     """
     if jobs is None:
         jobs = min(_processors(), size // _WORTH_IT, _MOST_JOBS)
-    if jobs < 2 or not _is_python(sys.executable):
+    if jobs < 2 or size < jobs or not _is_python(sys.executable):
         return None
-    workers: list[subprocess.Popen[bytes]] = []
+    step = max(1, min(_STEP, size // (_LEAST_TURNS * jobs)), size // _MOST_TURNS)
+    count = -(-size // step)
     try:
-        ends, begins = _cuts(path, size, jobs)
-        for begin, end in zip(begins, [*ends[1:], size], strict=True):
-            workers.append(_worker(path, begin, end, last=end == size))
-        with path.open("rb", buffering=0) as file:
-            told = _scaled(progress, size, ends[0]) if progress is not None else None
-            decoder = ChromeDecoder(stretch(file, 0, ends[0], told), str(path))
-            if not decoder.run_part(first=True, last=False):
-                return None
-        for worker in workers:
-            assert worker.stdout is not None  # noqa: S101 - it was opened with one
-            found = pickle.load(worker.stdout)  # noqa: S301 - our own process wrote it
-            if found is None:
-                return None
-            decoder.extend(*found)
+        with ExitStack() as stack:
+            # Each begins with one of its own, lest the others have done all before it starts.
+            turns = stack.enter_context(os.fdopen(_turns(range(jobs, count)), "rb", buffering=0))
+            workers = [
+                stack.enter_context(_worker(path, step, first, turns)) for first in range(1, jobs)
+            ]
+            told = _told(progress, size) if progress is not None else None
+            parts = list(decode_stretches(path, step, 0, turns.fileno(), told))
+            for results in workers:
+                parts += results()
     except Exception:
         return None
-    finally:
-        for worker in workers:
-            with suppress(OSError):
-                worker.kill()
-            worker.communicate()
+    if len(parts) != count:
+        return None
+    whole = ChromeDecoder(lambda _: b"", str(path))
+    for _, columns, seen, impossible in sorted(parts, key=lambda part: part[0]):
+        whole.extend(columns, seen, impossible)
     if progress is not None:
         progress(size, size)
-    return decoder
+    return whole
 
 
-def stretch(
-    file: IO[bytes], begin: int, end: int, progress: Callable[[int], None] | None = None
-) -> Read:
-    """How to read the bytes of a file from ``begin`` to ``end``."""
-    file.seek(begin)
-    left = end - begin
-
-    def read(size: int) -> bytes:
-        nonlocal left
-        data = file.read(min(size, left))
-        left -= len(data)
-        if progress is not None:
-            progress(end - begin - left)
-        return data
-
-    return read
+def _turns(numbers: Iterable[int]) -> int:
+    """A pipe that holds these numbers, one to be read at a time: the file descriptor to read."""
+    turns, write = os.pipe()
+    with os.fdopen(write, "wb") as file:
+        file.write(b"".join(number.to_bytes(NUMBER, "little") for number in numbers))
+    return turns
 
 
-def _cuts(path: Path, size: int, jobs: int) -> tuple[list[int], list[int]]:
-    """Where each stretch but the last ends, and where the next one begins."""
-    head_start = _HEAD_START if size > 2 * jobs * _HEAD_START else 0
-    share = (size - head_start) / jobs
-    ends: list[int] = []
-    begins: list[int] = []
-    with path.open("rb") as file:
-        for number in range(1, jobs):
-            at = head_start + int(share * number)
-            file.seek(at)
-            between = first_between(file.read(_WINDOW))
-            if between is not None and (not begins or at + between[0] > begins[-1]):
-                ends.append(at + between[0])
-                begins.append(at + between[1])
-    return ends, begins
-
-
-def _worker(path: Path, begin: int, end: int, *, last: bool) -> subprocess.Popen[bytes]:
+@contextmanager
+def _worker(
+    path: Path, step: int, first: int, turns: IO[bytes]
+) -> Iterator[Callable[[], Iterator[Part]]]:
+    """Start a process; what is yielded waits for its end and gives what it found."""
     home = str(Path(backspot.__file__).parents[1])
     command = [sys.executable, "-I", "-S", "-c", _CODE]
-    command += [str(begin), str(end), "last" if last else "", home, *sys.path]
-    with path.open("rb") as file:
-        return subprocess.Popen(  # noqa: S603 - ourselves
-            command,
-            stdin=file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # Numpy's threads would be started for nothing.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )
+    command += [os.fspath(path), str(step), str(first), home, *sys.path]
+    # Numpy's threads would be started for nothing.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    with (
+        _memory() as found,
+        subprocess.Popen(  # noqa: S603 - ourselves
+            command, stdin=turns, stdout=found, stderr=subprocess.DEVNULL, env=environment
+        ) as process,
+    ):
+
+        def parts() -> Iterator[Part]:
+            if process.wait():
+                raise ChildProcessError("a stretch is not sound, or the process died")
+            size = found.seek(0, os.SEEK_END)
+            found.seek(0)
+            while found.tell() < size:
+                yield pickle.load(found)  # noqa: S301 - our own process wrote it
+
+        try:
+            yield parts
+        finally:
+            with suppress(OSError):
+                process.kill()
+
+
+def _memory() -> IO[bytes]:
+    """A file without a name: in memory, where the system can."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("backspot"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _told(progress: Progress, size: int) -> Callable[[int], None]:
+    """How far this process has come in the file is about how far all have."""
+    return lambda place: progress(place, size)
 
 
 def _is_python(executable: str | None) -> bool:
@@ -143,8 +147,3 @@ def _processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _scaled(progress: Progress, size: int, part: int) -> Callable[[int], None]:
-    """Tell of the whole file what is known of the part that this process reads."""
-    return lambda done: progress(done * size // part, size)
