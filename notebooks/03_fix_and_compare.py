@@ -92,12 +92,13 @@ print(line.place, "|", line.text)
 
 # %%
 again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
-backspot.compare(before, again)
+backspot.compare(before, again, names=("one run", "another"))
 
 # %% [markdown]
 # Nothing was changed in between. The noise column comes from how much the steps differ within each
 # recording. Whatever is called faster or slower nevertheless is the machine, busier during one of
-# the two; if most modules change alike, the last line says so. Record both under the same load.
+# the two; if most modules change alike, a line above the table says so. Record both under the same
+# load.
 #
 # ## Mend it
 #
@@ -106,7 +107,7 @@ backspot.compare(before, again)
 # %%
 model[2][1] = nn.ReLU()
 after = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
-backspot.compare(before, after)
+backspot.compare(before, after, names=("Gated", "ReLU"))
 
 # %% [markdown]
 # ## How does it stay mended?
