@@ -337,6 +337,18 @@ def test_what_two_devices_do_together_counts_once() -> None:
     assert ticks(report)["backward"] * TICK == report.wall_ns
 
 
+def test_what_is_left_on_one_device_takes_nothing_of_a_backward_on_another() -> None:
+    trace = Trace()
+    step(trace)
+    step(trace, 110)
+    trace.kernel(101 * TICK, 165 * TICK, launch=100 * TICK, launch_thread=HOST)
+    trace.kernel(161 * TICK, 162 * TICK, launch=160 * TICK, launch_thread=HOST, device=1, stream=8)
+    report = report_of(trace)
+    assert report.step_ns == (100 * TICK, 50 * TICK)
+    # But for what runs on the other device while this one has nothing to run.
+    assert ticks(report)["backward"] * TICK == report.wall_ns == 16 * TICK
+
+
 # Generated ---------------------------------------------------------------------------------------
 
 KERNELS = st.tuples(

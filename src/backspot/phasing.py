@@ -77,16 +77,25 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
     begins, ends = np.minimum(begins, first), np.maximum(ends, last)
     launched = np.where(work.launch >= 0, work.launch, work.start)
     launched[_left_over(work, int(passes.start.min()))] = -1
-    order = np.argsort(launched, kind="stable")
-    launched, done = launched[order], np.maximum.accumulate(np.append(0, work.end[order]))
-
-    def drained(times: Ints) -> Ints:
-        finished: Ints = done[np.searchsorted(launched, times, side="left")]
-        return np.maximum(times, finished)
-
-    end = np.maximum.accumulate(drained(ends))
-    start = np.maximum(drained(begins), np.append(0, end[:-1]))
+    end = np.maximum.accumulate(_drained(launched, work.end, ends))
+    start = _drained(launched, work.end, begins)
+    # What is left on one device delays no pass that waits for another.
+    decides = ownership.windows.device
+    for device in np.unique(decides).tolist():
+        mine, here = np.flatnonzero(decides == device), work.device == device
+        step = steps.of_pass[mine]
+        free = _drained(launched[here], work.end[here], begins[step])
+        np.minimum.at(start, step, np.maximum(free, passes.start[mine]))
+    start = np.maximum(start, np.append(0, end[:-1]))
     return StepWindows(np.minimum(start, end), end)
+
+
+def _drained(launched: Ints, ended: Ints, times: Ints) -> Ints:
+    """When all work that was launched before each time has ended; no earlier than that time."""
+    order = np.argsort(launched, kind="stable")
+    done = np.maximum.accumulate(np.append(0, ended[order]))
+    before = np.searchsorted(launched[order], times, side="left")
+    return np.maximum(times, done[before])
 
 
 def _left_over(work: DeviceWork, first_pass: int) -> np.ndarray:
