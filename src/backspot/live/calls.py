@@ -11,6 +11,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import Counter
+from operator import itemgetter
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,7 @@ from backspot.live.sessions import sessions
 __all__ = ["Call", "Thread", "current_thread", "local"]
 
 _next_number, _new_range = gates.sequence_number, gates.new_range
+_first = itemgetter(0)
 _INTERVALS = 1 << 16  # some hundred steps of a large model; the oldest half goes first
 
 
@@ -66,8 +68,7 @@ class Thread:
 
     __slots__ = (
         "_follower",
-        "_numbers",
-        "_owners",
+        "_made",
         "_recorder",
         "calls",
         "counts",
@@ -84,9 +85,8 @@ class Thread:
         self.seen_at = -1
         self.unmarked: set[int] = set()
         self.session = -1
-        # Ascending; who owns the numbers from each on. Before the first of a session nobody does.
-        self._numbers: list[int] = [-1]
-        self._owners: list[Owner | None] = [None]
+        # From which number on nodes are whose, ascending; nobody's before a session's first call.
+        self._made: list[tuple[int, Owner | None]] = [(-1, None)]
         self._recorder: Recorder | None = None
         self._follower: Call | None = None  # the outermost call whose lines are wanted
 
@@ -119,19 +119,18 @@ class Thread:
         call = Call(owner, opened, id(module), id(kwargs))
         calls.append(call)
         number = _next_number()
-        if number < self._numbers[-1]:
+        made = self._made
+        if number < made[-1][0]:
             self._forget_numbers()
-        self._numbers.append(number)
-        self._owners.append(owner)
+        made.append((number, owner))
         if owner.scope.lines:
             self._follow_lines(call, module)
         return number
 
     def _again(self, owner: Owner) -> str:
         """The label of a call that is not the module's first within the outermost call."""
-        if len(self._numbers) > _INTERVALS:  # only calls in a loop come to so many
-            del self._numbers[1 : _INTERVALS // 2]
-            del self._owners[1 : _INTERVALS // 2]
+        if len(self._made) > _INTERVALS:  # only calls in a loop come to so many
+            del self._made[1 : _INTERVALS // 2]
         count = self.counts[owner] = self.counts[owner] + 1
         return owner.repeated(count)
 
@@ -158,10 +157,10 @@ class Thread:
             call.opened.__exit__(None, None, None)
         else:
             sessions.end(call.opened, self.session)
-        if number < self._numbers[-1]:
+        made = self._made
+        if number < made[-1][0]:
             self._forget_numbers()
-        self._numbers.append(number)
-        self._owners.append(calls[-1].owner if calls else None)
+        made.append((number, calls[-1].owner if calls else None))
         if self._follower is not None:
             self._end_lines(call)
 
@@ -172,16 +171,15 @@ class Thread:
             number: the node's.
             following: the next node's.
         """
-        numbers = self._numbers
-        if number >= numbers[-1]:
+        last, owner = self._made[-1]
+        if number >= last:
             # Not made on this thread if its number is still to come here.
-            return self._owners[-1] if number < following else None
-        return self._owners[bisect_right(numbers, number) - 1]
+            return owner if number < following else None
+        return self._made[bisect_right(self._made, number, key=_first) - 1][1]
 
     def _forget_numbers(self) -> None:
         """A session began, or somebody set the number back: the old intervals mean nothing."""
-        self._numbers[:] = [-1]
-        self._owners[:] = [None]
+        self._made[:] = [(-1, None)]
 
     def repair(self, entering: Any) -> None:  # noqa: ANN401 - a torch module
         """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
@@ -217,9 +215,9 @@ class Thread:
         if self._follower is not None:
             self._end_lines(None)
         # What was made since the last change of owner may be from after the interrupt.
-        self._owners[-1] = None
-        self._numbers.append(max(_next_number(), self._numbers[-1]))
-        self._owners.append(kept[-1].owner if kept else None)
+        last, _ = self._made[-1]
+        self._made[-1] = last, None
+        self._made.append((max(_next_number(), last), kept[-1].owner if kept else None))
 
     def _follow_lines(self, call: Call, module: Any) -> None:  # noqa: ANN401
         """Have the source line of each node noted while this call runs."""

@@ -50,21 +50,19 @@ def _no() -> bool:
     return False
 
 
+# PyTorch's own gate says no on all threads where all are profiled (``profile_all_threads``). Its
+# Python flag is the process's: on a thread that takes no part, a label is then written for nothing.
 _enabled_here: Callable[[], bool] = _find("autograd", "_profiler_enabled") or _no
+_profiling: Any = (
+    _profiler
+    if hasattr(_profiler, "_is_profiler_enabled")
+    else SimpleNamespace(_is_profiler_enabled=False)
+)
 
-if hasattr(_profiler, "_is_profiler_enabled"):
 
-    def recording() -> bool:
-        """Whether a profiler records: on this thread, or (``profile_all_threads``) on every one.
-
-        PyTorch's own gate says no on all threads where all are profiled. Its Python flag is the
-        process's: on a thread that takes no part, a label is then written for nothing. The flag is
-        asked first, for it costs no call.
-        """
-        return _profiler._is_profiler_enabled or _enabled_here()
-
-else:
-    recording = _enabled_here
+def recording() -> bool:
+    """Whether a profiler records: on this thread, or on every one."""
+    return _profiling._is_profiler_enabled or _enabled_here()  # the flag first: it costs no call
 
 
 # The number that this thread's next autograd node gets; -1 where PyTorch does not tell.
@@ -113,7 +111,11 @@ def labelling() -> bool:
 
     They are not under non-strict export and in ``torch.func``'s transforms.
     """
-    return recording() and not _compiler._is_compiling_flag and _transform() is None
+    return (
+        (_profiling._is_profiler_enabled or _enabled_here())  # recording(), without the call
+        and not _compiler._is_compiling_flag
+        and _transform() is None
+    )
 
 
 # A range, which its ``__enter__`` opens and its ``__exit__`` closes. The fast kind costs a tenth of
