@@ -19,7 +19,7 @@ from typing import IO
 
 import backspot
 from backspot.trace.chrome import ChromeDecoder
-from backspot.trace.stretches import NUMBER, Part, decode_stretches
+from backspot.trace.stretches import STRETCH, Part, decode_stretches
 from backspot.trace.unpacking import Progress
 
 __all__ = ["decode_in_parts"]
@@ -28,17 +28,18 @@ _WORTH_IT = 48 << 20
 """Bytes that a process should have to decode: it takes as long to start as to decode 24 MiB."""
 _MOST_JOBS = 8
 """Beyond, what one process does with the columns takes longer than all decoding."""
-_STEP = 2 << 20
-"""Bytes of a stretch, which takes about a hundredth of a second."""
-_LEAST_TURNS, _MOST_TURNS = 4, 1000
-"""Stretches for each process at least; and for all at most, for a pipe to hold their numbers."""
+_LEAST = 1 << 20
+"""Bytes of a stretch at least, which take some thousandths of a second."""
+_TURNS = 4
+"""A stretch is what is left, divided by the processes and by this: they become shorter, so that
+there are few and the last ones end together."""
 
 # Isolated (-I) and without site (-S): nothing runs there but this, and from where it runs here.
 _CODE = """\
 import sys
-path, step, first, *sys.path = sys.argv[1:]
+path, after, until, *sys.path = sys.argv[1:]
 from backspot.trace._worker import main
-main(path, int(step), int(first))
+main(path, int(after), int(until))
 """
 
 
@@ -60,22 +61,21 @@ def decode_in_parts(
         jobs = min(_processors(), size // _WORTH_IT, _MOST_JOBS)
     if jobs < 2 or size < jobs or not _is_python(sys.executable):
         return None
-    step = max(1, min(_STEP, size // (_LEAST_TURNS * jobs)), size // _MOST_TURNS)
-    count = -(-size // step)
+    stretches = _stretches(size, jobs)
     try:
         with ExitStack() as stack:
             # Each begins with one of its own, lest the others have done all before it starts.
-            turns = stack.enter_context(os.fdopen(_turns(range(jobs, count)), "rb", buffering=0))
+            turns = stack.enter_context(_turns(stretches[jobs:]))
             workers = [
-                stack.enter_context(_worker(path, step, first, turns)) for first in range(1, jobs)
+                stack.enter_context(_worker(path, first, turns)) for first in stretches[1:jobs]
             ]
             told = _told(progress, size) if progress is not None else None
-            parts = list(decode_stretches(path, step, 0, turns.fileno(), told))
+            parts = list(decode_stretches(path, stretches[0], turns.fileno(), told))
             for results in workers:
                 parts += results()
     except Exception:
         return None
-    if len(parts) != count:
+    if len(parts) != len(stretches):
         return None
     whole = ChromeDecoder(lambda _: b"", str(path))
     for _, columns, seen, impossible in sorted(parts, key=lambda part: part[0]):
@@ -85,22 +85,33 @@ def decode_in_parts(
     return whole
 
 
-def _turns(numbers: Iterable[int]) -> int:
-    """A pipe that holds these numbers, one to be read at a time: the file descriptor to read."""
+def _stretches(size: int, jobs: int) -> list[tuple[int, int]]:
+    """Stretches of so many bytes, several for each process."""
+    least = max(1, min(_LEAST, size // (_TURNS * jobs)))
+    stretches, at = [], 0
+    while at < size:
+        until = min(size, at + max(least, (size - at) // (_TURNS * jobs)))
+        stretches.append((at, until))
+        at = until
+    return stretches
+
+
+def _turns(stretches: Iterable[tuple[int, int]]) -> IO[bytes]:
+    """A pipe that holds these, one to be read at a time."""
     turns, write = os.pipe()
     with os.fdopen(write, "wb") as file:
-        file.write(b"".join(number.to_bytes(NUMBER, "little") for number in numbers))
-    return turns
+        file.write(b"".join(STRETCH.pack(*stretch) for stretch in stretches))
+    return os.fdopen(turns, "rb", buffering=0)
 
 
 @contextmanager
 def _worker(
-    path: Path, step: int, first: int, turns: IO[bytes]
+    path: Path, first: tuple[int, int], turns: IO[bytes]
 ) -> Iterator[Callable[[], Iterator[Part]]]:
     """Start a process; what is yielded waits for its end and gives what it found."""
     home = str(Path(backspot.__file__).parents[1])
     command = [sys.executable, "-I", "-S", "-c", _CODE]
-    command += [os.fspath(path), str(step), str(first), home, *sys.path]
+    command += [os.fspath(path), *map(str, first), home, *sys.path]
     # Numpy's threads would be started for nothing.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with (

@@ -1,7 +1,7 @@
 """A large plain file as stretches that several processes decode, whoever is free the next one.
 
 Every process finds out by itself where a stretch begins and ends: between two events, at the first
-such place behind a round number of bytes.
+such place behind a number of bytes.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from struct import Struct
 from typing import IO, TypeAlias
 
 from backspot.trace.chrome import ChromeDecoder, first_between
 from backspot.trace.columns import Columns
 
-__all__ = ["NUMBER", "Part", "decode_stretches"]
+__all__ = ["STRETCH", "Part", "decode_stretches"]
 
-NUMBER = 4
-"""Bytes of a stretch's number in the pipe that the processes take the next one from."""
+STRETCH = Struct("<QQ")
+"""A stretch in the pipe that the processes take the next one from: behind which bytes it begins and
+ends."""
 
 Part: TypeAlias = tuple[int, Columns, int, int]
-"""The number of a stretch, what it holds, how many events, and how many impossible ones."""
+"""Where a stretch begins, what it holds, how many events, and how many impossible ones."""
 
 _WINDOW = 1 << 14
 
 
 def decode_stretches(
     path: Path,
-    step: int,
-    first: int,
+    first: tuple[int, int],
     turns: int,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Part]:
@@ -36,9 +37,8 @@ def decode_stretches(
 
     Args:
         path: the file.
-        step: bytes from one stretch to the next.
-        first: the number of the stretch to begin with.
-        turns: the file descriptor that the numbers of the others are read from, until its end.
+        first: the stretch to begin with.
+        turns: the file descriptor that the others are read from, until its end.
         progress: called with the place in the file that has been reached.
 
     Raises:
@@ -47,20 +47,19 @@ def decode_stretches(
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        number = first
+        after, until = first
         while True:
-            begin = _between(file, number * step, size)[1]
-            end = _between(file, (number + 1) * step, size)[0]
+            begin, end = _between(file, after, size)[1], _between(file, until, size)[0]
             decoder = ChromeDecoder(_reader(file, begin, end, progress), str(path))
             # Where a single event covers a whole stretch, it belongs to the one before.
             if begin < end and not decoder.run_part(first=not begin, last=end == size):
                 raise ValueError("not sound")
             decoder.columns.compact()
-            yield number, decoder.columns, decoder.seen, decoder.impossible
-            turn = os.read(turns, NUMBER)
+            yield after, decoder.columns, decoder.seen, decoder.impossible
+            turn = os.read(turns, STRETCH.size)
             if not turn:
                 return
-            number = int.from_bytes(turn, "little")
+            after, until = STRETCH.unpack(turn)
 
 
 def _between(file: IO[bytes], at: int, size: int) -> tuple[int, int]:
