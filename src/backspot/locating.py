@@ -15,6 +15,7 @@ from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
 from backspot.errors import NoBackwardError, UsageError
 from backspot.findings import Evidence, find_all
 from backspot.garbage import without_collecting
+from backspot.heap import keep_freed
 from backspot.lines import MOST_NODES
 from backspot.phasing import find_phases, step_windows
 from backspot.report import Report
@@ -162,6 +163,7 @@ def _labelled(
 
 
 def _owned(events: Events) -> Ownership:
+    keep_freed()
     ownership = attribute(events)
     if not len(ownership.passes.start):
         raise NoBackwardError(_no_backward(events))

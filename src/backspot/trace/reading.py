@@ -51,7 +51,6 @@ def read_events(
     """
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise UsageError(f"jobs={jobs!r}: give a whole number of at least 1, or None")
-    keep_freed()
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "-":
             return _read_stream(sys.stdin.buffer, "standard input", None, progress)
@@ -76,6 +75,7 @@ def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Event
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
             if stat.S_ISREG(about.st_mode) and not file.peek(2).startswith(GZIP):
+                keep_freed()  # not while unpacking: what is unpacked would lie among the columns
                 decoder = decode_in_parts(path, about.st_size, jobs, progress)
                 if decoder is not None:
                     return _finished(decoder, str(path))
