@@ -79,13 +79,7 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
     launched[_left_over(work, int(passes.start.min()))] = -1
     end = np.maximum.accumulate(_drained(launched, work.end, ends))
     start = _drained(launched, work.end, begins)
-    # What is left on one device delays no pass that waits for another.
-    decides = ownership.windows.device
-    for device in np.unique(decides).tolist():
-        mine, here = np.flatnonzero(decides == device), work.device == device
-        step = steps.of_pass[mine]
-        free = _drained(launched[here], work.end[here], begins[step])
-        np.minimum.at(start, step, np.maximum(free, passes.start[mine]))
+    start = np.minimum(start, _at_work(ownership, launched, begins, start))
     start = np.maximum(start, np.append(0, end[:-1]))
     return StepWindows(np.minimum(start, end), end)
 
@@ -96,6 +90,31 @@ def _drained(launched: Ints, ended: Ints, times: Ints) -> Ints:
     done = np.maximum.accumulate(np.append(0, ended[order]))
     before = np.searchsorted(launched[order], times, side="left")
     return np.maximum(times, done[before])
+
+
+def _at_work(ownership: Ownership, launched: Ints, begins: Ints, start: Ints) -> Ints:
+    """When a pass of each step has the clock, though work of before still runs beside it.
+
+    Args:
+        ownership: the passes and what holds their clocks.
+        launched: when each piece of device work was.
+        begins: when each step does on the host: what was launched earlier is of before.
+        start: when all of that is done, which is the answer where no pass is earlier.
+    """
+    windows, step = ownership.windows, ownership.steps.of_pass
+    early = windows.start < start[step]
+    found: Ints = start.copy()
+    for device in np.unique(windows.device[early]).tolist():
+        mine = np.flatnonzero(early & (windows.device == device))
+        runs = first_started(windows.start[mine], windows.end[mine], mine)
+        clock = pass_clock(ownership, device).cut(runs.edges)
+        at, run = clock.edges[:-1], runs.over(clock.edges[:-1])
+        inside = run >= 0
+        at, run, item = at[inside], run[inside], clock.values[:-1][inside]
+        item = np.maximum(item - len(ownership.spans.start), NOTHING)
+        before = (item >= 0) & (take(launched, item) < begins[step[run]])
+        np.minimum.at(found, step[run[~before]], at[~before])
+    return found
 
 
 def _left_over(work: DeviceWork, first_pass: int) -> np.ndarray:
