@@ -1,6 +1,7 @@
 """What Backspot costs on a training step, with the profiler off and on.
 
     python benchmarks/overhead.py [--device cuda] [--seconds 270] [--cases vit,gpt2] [--quick]
+    python benchmarks/overhead.py --pool overhead_cuda.json overhead_cuda_2.json
 
 Every variant runs in every round, in an order drawn anew, so that whatever else the machine does
 meets all alike. In a round a variant is put on the model, takes one step to warm up, and then a few
@@ -9,13 +10,15 @@ GPU. With the profiler on they have a session of their own that starts and stops
 steps; which of host and GPU decides a step's time is asked for both, as the profiler slows the
 host. A round's number is that time by the number of steps, and compared are the numbers of one
 round: the median ratio to the plain step of the same round, with a 95% interval from resampling the
-rounds. All rounds without profiler run before the first session.
+rounds. All rounds without profiler run before the first session. Several runs can be pooled: their
+rounds are then judged as one run's.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
 import statistics
 import time
@@ -141,6 +144,31 @@ def judge(bound: str, mode: str, times: dict[str, list[list[float]]]) -> dict[st
     return {"variants": variants, "compared": compared}
 
 
+def pooled(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The cases of several runs, judged as if all rounds were of one."""
+    cases: dict[str, Any] = {}
+    for name in documents[0]["cases"]:
+        runs = [document["cases"][name] for document in documents]
+        cases[name] = {"what": runs[0]["what"], "modules": runs[0]["modules"]}
+        for mode in ("off", "on"):
+            found = [run[mode] for run in runs]
+            times = {
+                variant: [[ms] for each in found for ms in each["variants"][variant]["round_ms"]]
+                for variant in found[0]["variants"]
+                if all(variant in each["variants"] for each in found)
+            }
+            launching = statistics.mean(each["launching"] for each in found)
+            bound = _bound(launching)
+            cases[name][mode] = {
+                "bound": bound,
+                "launching": launching,
+                **judge(bound, mode, times),
+                "failed": {name: why for each in found for name, why in each["failed"].items()},
+                "rounds": sum(each["rounds"] for each in found),
+            }
+    return cases
+
+
 def bound_by(training: Training, device: str, *, recorded: bool) -> tuple[str, float]:
     """What decides a plain step's time, and the share of it that the host needs to launch it."""
     shares = []
@@ -154,7 +182,11 @@ def bound_by(training: Training, device: str, *, recorded: bool) -> tuple[str, f
             synchronize(device)
             shares.append(launched / (time.perf_counter() - begin))
     share = statistics.median(shares)
-    return ("gpu" if share < _GPU_BOUND else "host"), share
+    return _bound(share), share
+
+
+def _bound(launching: float) -> str:
+    return "gpu" if launching < _GPU_BOUND else "host"
 
 
 def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -245,6 +277,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=270, help="time for the whole run")
     parser.add_argument("--rounds", type=int, default=400, help="at most so many rounds a case")
     parser.add_argument("--steps", type=int, default=4, help="timed steps a variant and round")
+    parser.add_argument("--pool", type=Path, nargs="+", help="show these runs as one; run nothing")
     parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
     if not options.device:
@@ -259,6 +292,11 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    if options.pool:
+        documents = [json.loads(path.read_text()) for path in options.pool]
+        for name, result in pooled(documents).items():
+            show(name, result)
+        return
     everything = Budget(options.seconds)
     names = [name for name, case in CASES.items() if case.device == options.device]
     if options.cases:
