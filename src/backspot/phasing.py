@@ -104,7 +104,7 @@ def _at_work(ownership: Ownership, launched: Ints, begins: Ints, start: Ints) ->
     windows, step = ownership.windows, ownership.steps.of_pass
     early = windows.start < start[step]
     found: Ints = start.copy()
-    for device in np.unique(windows.device[early]).tolist():
+    for device in distinct(windows.device[early]):
         mine = np.flatnonzero(early & (windows.device == device))
         runs = first_started(windows.start[mine], windows.end[mine], mine)
         clock = pass_clock(ownership, device).cut(runs.edges)
