@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -147,11 +147,9 @@ class LeaveAndExplain(Leave):
         """Close the label; to an in-place error of PyTorch's backward hooks, add the way out."""
         if _is_dynamo_compiling():
             return
-        try:
-            if output is None:
+        if output is None:
+            with suppress(Exception):  # of more use without the advice than with another error
                 _explain(self.owner, sys.exc_info()[1])
-        except Exception:
-            return
         super().__call__(module, args, kwargs, output)
 
 
