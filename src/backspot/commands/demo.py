@@ -1,9 +1,9 @@
-"""Find a slow backward in a vision transformer, then mend it.
+"""Find the slow module in a model's backward, then mend it.
 
-Profiles timm's VisionTransformer with patch dropout under deterministic
-algorithms, ranks its modules by backward time, swaps in a patch dropout that
-indexes instead of gathering, and compares the two. Full size on a GPU; a
-smaller model, under a minute, on a CPU.
+Profiles a model with something slow in it, ranks its modules by backward time,
+mends what is slow, and compares the two. On a GPU that is timm's ViT-Base with
+a patch dropout that gathers under deterministic algorithms; on a CPU, where
+gathering is cheap, a text classifier with a large vocabulary.
 
 Example:
   backspot demo --output my-demo
@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.errors import MissingDependencyError, OutputExistsError, UsageError
+from backspot.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (6, 7)
 
-_PATCH_DROP = "patch_drop"
 _WARM_UP, _PROFILED = 3, 5
+_VOCABULARY = 250_000  # as multilingual models have
 _FILES = ("trace.json.gz", "report.html", "report.json", "report.csv", "report.md")
 
 
@@ -50,28 +52,30 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo."""
     from rich.console import Console
 
-    torch, timm = _import()
+    torch = _import("torch")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device; leave --device out")
     on_gpu = args.device != "cpu" and torch.cuda.is_available()
+    timm = _import("timm") if on_gpu else None
     folder = _folder(args.output, args.force)
-    # cuBLAS reads this when it starts; without it deterministic algorithms refuse to run.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     console = Console(highlight=False)
-    with _deterministic(torch):
-        _story(_Case(torch, timm, "cuda" if on_gpu else "cpu"), folder, args.force, console)
+    if on_gpu:
+        # cuBLAS reads this when it starts; without it deterministic algorithms refuse to run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        with _deterministic(torch):
+            _story(_OnGpu(torch, timm), folder, args.force, console)
+    else:
+        _story(_OnCpu(torch), folder, args.force, console)
     return 0
 
 
-def _import() -> tuple[Any, Any]:
+def _import(name: str) -> Any:  # noqa: ANN401
     try:
-        import timm
-        import torch
+        return importlib.import_module(name)
     except ImportError as error:
         raise MissingDependencyError(
             f"the demo needs torch and timm ({error}): pip install 'backspot[demo]'"
         ) from None
-    return torch, timm
 
 
 def _folder(wanted: str | None, force: bool) -> Path:
@@ -101,55 +105,50 @@ def _deterministic(torch: Any) -> Iterator[None]:  # noqa: ANN401
 
 
 class _Case:
-    """The published case: a ViT whose patch dropout gathers, under deterministic algorithms."""
+    """A model with something slow in it, and what mends it.
 
-    def __init__(self, torch: Any, timm: Any, device: str) -> None:  # noqa: ANN401
-        self.torch, self.device = torch, device
-        vit = timm.models.vision_transformer.VisionTransformer
-        torch.manual_seed(0)
-        if device == "cuda":
-            self.batch, size = 128, {}  # ViT-Base, 16 x 16 patches of a 224 x 224 image
-            self.name = torch.cuda.get_device_name()
-            self.rounds = 20
-        else:
-            self.batch = 8
-            size = {"embed_dim": 192, "depth": 6, "num_heads": 3}
-            self.name = f"the CPU ({torch.get_num_threads()} threads)"
-            self.rounds = 6
-        self.model = vit(patch_drop_rate=0.5, **size).to(device).train()
-        gather = self.model.patch_drop
-        self.variants = {"gather": gather, "index": _index_variant(torch, gather)}
+    Attributes:
+        slow: the path of the module that is slow.
+        about: what the model is, and where it trains.
+        remedy: what is swapped in, as a sentence that goes on.
+        rounds: how many steps of each variant are timed.
+    """
+
+    slow: str
+    about: str
+    remedy: str
+    rounds: int
+
+    def __init__(
+        self,
+        torch: Any,  # noqa: ANN401
+        model: Any,  # noqa: ANN401
+        mended: Any,  # noqa: ANN401
+        inputs: Any,  # noqa: ANN401
+    ) -> None:
+        self.torch, self.model, self.inputs = torch, model.train(), inputs
+        self.variants = {"before": model.get_submodule(self.slow), "after": mended.train()}
         self.loss = torch.nn.CrossEntropyLoss()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.images = torch.randn(self.batch, 3, 224, 224, device=device)
-        self.labels = torch.randint(0, 1000, (self.batch,), device=device)
-
-    def describe(self) -> str:
-        """One line for people."""
-        parameters = sum(p.numel() for p in self.model.parameters()) / 1e6
-        precision = "bf16 autocast" if self.device == "cuda" else "fp32"
-        return (
-            f"VisionTransformer(patch_drop_rate=0.5), {parameters:.0f} M parameters, batch "
-            f"{self.batch}, {precision}, deterministic algorithms, on {self.name}"
-        )
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        self.labels = torch.randint(0, 10, (len(inputs),), device=inputs.device)
 
     def step(self) -> None:
         """Forward, loss, backward, SGD."""
         torch = self.torch
         self.optimizer.zero_grad()
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-            loss = self.loss(self.model(self.images), self.labels)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.inputs.is_cuda):
+            loss = self.loss(self.model(self.inputs), self.labels)
         loss.backward()
         self.optimizer.step()
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self.device == "cuda":
+        if self.inputs.is_cuda:
             self.torch.cuda.synchronize()
 
     def use(self, variant: str) -> None:
-        """Put one of the two patch dropouts in place."""
-        self.model.patch_drop = self.variants[variant]
+        """Put the slow module in place, or what mends it."""
+        setattr(self.model, self.slow, self.variants[variant])
 
     def profile(self, variant: str, trace: Path | None, force: bool) -> Report:
         """Warm up, profile labelled steps and locate."""
@@ -177,6 +176,65 @@ class _Case:
         return times
 
 
+class _OnGpu(_Case):
+    """The published case: patch dropout that gathers under deterministic algorithms, in a ViT."""
+
+    slow = "patch_drop"
+    remedy = (
+        "timm's PatchDropout gathers, with one index for each number; here is one that indexes, "
+        "with one for each patch:"
+    )
+    rounds = 20
+
+    def __init__(self, torch: Any, timm: Any) -> None:  # noqa: ANN401
+        torch.manual_seed(0)
+        model = timm.models.vision_transformer.VisionTransformer(patch_drop_rate=0.5).cuda()
+        images = torch.randn(128, 3, 224, 224, device="cuda")
+        super().__init__(torch, model, _index_variant(torch, model.patch_drop), images)
+        self.about = (
+            f"VisionTransformer(patch_drop_rate=0.5), batch {len(images)}, bf16 autocast, "
+            f"deterministic algorithms, on {torch.cuda.get_device_name()}"
+        )
+
+
+class _OnCpu(_Case):
+    """A gradient for every row of a large table, of which a step looks up few."""
+
+    slow = "tokens"
+    remedy = (
+        f"A step looks up some 500 rows, and backward fills a gradient for all {_VOCABULARY:,}. "
+        "nn.Embedding(sparse=True) keeps those that were looked up:"
+    )
+    rounds = 16
+
+    def __init__(self, torch: Any) -> None:  # noqa: ANN401
+        torch.manual_seed(0)
+        model = _classifier(torch, rows=_VOCABULARY, width=192)
+        sparse = torch.nn.Embedding(1, 1, sparse=True)
+        sparse.weight = model.tokens.weight
+        sentences = torch.randint(0, _VOCABULARY, (8, 64))
+        super().__init__(torch, model, sparse, sentences)
+        self.about = (
+            f"a text classifier with {_VOCABULARY:,} tokens, batch {len(sentences)}, fp32, on the "
+            f"CPU ({counted(torch.get_num_threads(), 'thread')})"
+        )
+
+
+def _classifier(torch: Any, rows: int, width: int) -> Any:  # noqa: ANN401
+    class TextClassifier(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = torch.nn.Embedding(rows, width)
+            layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+            self.encoder = torch.nn.TransformerEncoder(layer, num_layers=4)
+            self.head = torch.nn.Linear(width, 10)
+
+        def forward(self, sentences: Any) -> Any:  # noqa: ANN401
+            return self.head(self.encoder(self.tokens(sentences)).mean(dim=1))
+
+    return TextClassifier()
+
+
 def _index_variant(torch: Any, gather: Any) -> Any:  # noqa: ANN401
     """A PatchDropout like timm's with one index for each patch, not one for each number in it."""
 
@@ -197,30 +255,21 @@ def _index_variant(torch: Any, gather: Any) -> Any:  # noqa: ANN401
 def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
     from backspot.render.text import render_text
 
-    console.print(f"[bold]1.[/] Training {case.describe()}")
-    before = case.profile("gather", folder / _FILES[0], force)
+    console.print(f"[bold]1.[/] Training {case.about}")
+    before = case.profile("before", folder / _FILES[0], force)
     colored = console.color_system is not None
     console.file.write(f"\n{render_text(before, width=console.width, color=colored)}\n\n")
     for name in _FILES[1:]:
         before.save(folder / name, force=force)
-    if not before.has_gpu:
-        row = before[_PATCH_DROP].row
-        console.print(
-            f"On a CPU gathering costs little: patch_drop takes {before.share(row):.1%} here. On a "
-            "GPU deterministic gather sorts, and patch_drop heads the list.\n"
-        )
     console.print(
         f"[bold]2.[/] Wrote {', '.join(_FILES)} into {folder}{os.sep}: open report.html, or the "
-        'trace at https://ui.perfetto.dev and search for "backward: patch_drop".'
+        f'trace at https://ui.perfetto.dev and search for "backward: {case.slow}".'
     )
-    console.print(
-        "[bold]3.[/] timm's PatchDropout gathers, with one index for each number; here is one that "
-        "indexes, with one for each patch:\n"
-    )
-    after = case.profile("index", None, force)
+    console.print(f"[bold]3.[/] {case.remedy}\n")
+    after = case.profile("after", None, force)
     with _progress(console, "timing both", 2 * (case.rounds + 1)) as tick:
         times = case.time(tick)
-    _compare(before, after, times, console)
+    _compare(case, before, after, times, console)
 
 
 @contextmanager
@@ -243,7 +292,11 @@ def _typical(nanoseconds: Sequence[int]) -> float:
 
 
 def _compare(
-    before: Report, after: Report, times: dict[str, list[float]], console: Console
+    case: _Case,
+    before: Report,
+    after: Report,
+    times: dict[str, list[float]],
+    console: Console,
 ) -> None:
     import statistics
 
@@ -257,11 +310,11 @@ def _compare(
         change = f"{(now - was) / was:+.0%}" if was else ""
         table.add_row(name, f"{was:.2f}", f"{now:.2f}", change)
 
-    rows = before[_PATCH_DROP].row, after[_PATCH_DROP].row
-    add("patch_drop, backward wall", *(_typical(row.wall_ns_by_step) for row in rows))
+    rows = before[case.slow].row, after[case.slow].row
+    add(f"{case.slow}, backward wall", *(_typical(row.wall_ns_by_step) for row in rows))
     if before.has_gpu:
-        add("patch_drop, backward GPU", *(row.gpu_ms_per_step for row in rows))
-    add("patch_drop, forward", *(row.forward_ms_per_step for row in rows))
+        add(f"{case.slow}, backward GPU", *(row.gpu_ms_per_step for row in rows))
+    add(f"{case.slow}, forward", *(row.forward_ms_per_step for row in rows))
     backwards = ([p.wall_ns for p in report.passes] for report in (before, after))
     add("whole backward, profiled", *(_typical(found) for found in backwards))
     steps = [statistics.median(found) for found in times.values()]
