@@ -19,7 +19,7 @@ def test_the_demo_names_the_slow_module_writes_its_files_and_mends_it(tmp_path, 
     assert sorted(path.name for path in output.iterdir()) == sorted(names)
     report = Report.load(output / "report.json")
     assert [row.name for row in report.top(1)] == ["tokens"]
-    assert "dense-embedding" in [finding.rule for finding in report.findings]
+    assert "dense-embedding-gradient" in [finding.rule for finding in report.findings]
     assert [row.name for row in backspot.locate(output / "trace.json.gz").top(1)] == ["tokens"]
     assert "tokens, backward wall" in said
 
