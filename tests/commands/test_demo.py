@@ -14,6 +14,7 @@ def test_the_demo_names_the_slow_module_writes_its_files_and_mends_it(tmp_path, 
     assert main(["demo", "--device", "cpu", "--output", str(output)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "tokens (Embedding) takes" in said
+    assert "demo.py:" in said  # the line that looked the tokens up
     assert 'search for "backward: tokens"' in said
     names = ("trace.json.gz", "report.html", "report.json", "report.csv", "report.md")
     assert sorted(path.name for path in output.iterdir()) == sorted(names)

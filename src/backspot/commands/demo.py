@@ -230,7 +230,8 @@ def _classifier(torch: Any, rows: int, width: int) -> Any:  # noqa: ANN401
             self.head = torch.nn.Linear(width, 10)
 
         def forward(self, sentences: Any) -> Any:  # noqa: ANN401
-            return self.head(self.encoder(self.tokens(sentences)).mean(dim=1))
+            embedded = self.tokens(sentences)
+            return self.head(self.encoder(embedded).mean(dim=1))
 
     return TextClassifier()
 

@@ -29,14 +29,14 @@ __all__ = ["Book", "Recorder", "book"]
 _Key = tuple[int, int, type | None]
 
 # Packages whose own lines say nothing: the line that called them does.
-_BENEATH = ("torch", "functorch", "einops", "opt_einsum", "backspot")
+_BENEATH = ("torch", "functorch", "einops", "opt_einsum")
 _MOST_NUMBER = 1 << 62  # AccumulateGrad's is the largest of 64 bits; it is nobody's line
 # A compiled region is one node for many lines.
 _COMPILED = "CompiledFunction"
 
 _folders = tuple(
     os.path.dirname(path) + os.sep  # noqa: PTH120 - compared with what code objects hold
-    for path in (torch.__file__, os.path.dirname(__file__))  # noqa: PTH120
+    for path in (torch.__file__, __file__)
 )
 _beneath: dict[str, bool] = {}
 
