@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from _common import print_table
@@ -36,13 +37,7 @@ def ratio(a: float | None, b: float | None) -> float | None:
 
 def checks(cells: list[Cell]) -> list[dict[str, Any]]:
     """The promises, each with what was measured; those that this run cannot tell are left out."""
-
-    def cell(tool: str, size: int, gzip: bool = False) -> Cell:
-        return cell_of(cells, tool, size, gzip)
-
-    def median(tool: str, size: int, gzip: bool = False) -> float | None:
-        return median_of(cells, tool, size, gzip)
-
+    cell, median = partial(cell_of, cells), partial(median_of, cells)
     found: list[dict[str, Any]] = []
 
     def check(what: str, value: float | None, limit: float, *, most: bool = False) -> None:

@@ -27,6 +27,8 @@ SCHEMA = "backspot.comparison/1"
 Kind = Literal["whole", "module", "node", "unowned"]
 Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
 
+_LEAST = 0.005  # of the whole: a module's change below this is not worth a claim
+
 LEFT_OUT = "(rows left out)"
 NO_NODE = "(no autograd node)"
 
@@ -220,9 +222,6 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
         Side(after.trace, after.steps, after.step_unit, names[1]),
         (*alike(changes), *cautions(before, after, by)),
     )
-
-
-_LEAST = 0.005  # of the whole: a module's change below this is not worth a claim
 
 
 def _whole(report: Report) -> tuple[int, ...]:

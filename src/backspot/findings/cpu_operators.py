@@ -61,11 +61,7 @@ def _comes_again(evidence: Evidence, index: Ints, span: Ints) -> Mask:
 
 def spans_with(evidence: Evidence) -> Mask:
     """Whether each span contains such an operator."""
-    index = _computing(evidence)
-    span = evidence.spans.of(evidence.events, index)
-    mask = np.zeros(len(evidence.spans.start), bool)
-    mask[span[span >= 0]] = True
-    return mask
+    return evidence.spans_around(_computing(evidence))
 
 
 @once

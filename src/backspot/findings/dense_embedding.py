@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence, Mask
 from backspot.trace import Category
@@ -43,10 +41,5 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _sparse(evidence: Evidence) -> Mask:
     """Whether each span is of a table with ``sparse=True``: its node bears no other name."""
-    events = evidence.events
     sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
-    index = events.named(Category.OPERATOR, *sparse)
-    span = evidence.spans.of(events, index)
-    found = np.zeros(len(evidence.spans.start), bool)
-    found[span[span >= 0]] = True
-    return found
+    return evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))

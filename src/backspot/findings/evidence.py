@@ -216,8 +216,14 @@ class Evidence:
 
     def spans_of_work(self, chosen: Mask) -> Mask:
         """Whether each span launched any of this device work."""
+        return self._spans_at(self.work.span[chosen])
+
+    def spans_around(self, index: Ints) -> Mask:
+        """Whether each span is the innermost around the start of any of these events."""
+        return self._spans_at(self.spans.of(self.events, index))
+
+    def _spans_at(self, span: Ints) -> Mask:
         mask = np.zeros(len(self.spans.start), bool)
-        span = self.work.span[chosen]
         mask[span[span >= 0]] = True
         return mask
 

@@ -125,9 +125,8 @@ new_range: Callable[[str], Any] = _find("_C", "_profiler", "_RecordFunctionFast"
 
 def emit(label: str) -> None:
     """Write a marker: a range that is closed at once, so that nothing can be left open."""
-    marker = new_range(label)
-    marker.__enter__()
-    marker.__exit__(None, None, None)
+    with new_range(label):
+        pass
 
 
 _by_dictionary = hasattr(_find("_C", "_FunctionBase"), "_register_hook_dict")

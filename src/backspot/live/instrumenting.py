@@ -25,7 +25,10 @@ from backspot.live.placing import put_after, put_before, take_away
 from backspot.live.sessions import sessions
 from backspot.live.walking import class_name, find_modules, unwrap
 
-__all__ = ["Instrumentation", "instrument"]
+__all__ = ["NO_FUNCTION", "Instrumentation", "instrument"]
+
+NO_FUNCTION = ": a function bears no labels; nn.CrossEntropyLoss() and its like do"
+"""What to say to whoever gives a function where a module is wanted."""
 
 _MODES = ("node", "module")
 
@@ -251,10 +254,9 @@ def _check_arguments(
     model: object, depth: object, name: object, hooks: object, lines: object
 ) -> None:
     if not isinstance(model, torch.nn.Module):
-        hint = ": a function bears no labels; nn.CrossEntropyLoss() and its like do"
         raise UsageError(
             f"instrument() takes a torch.nn.Module, not {type(model).__name__}"
-            f"{hint if callable(model) else ''}"
+            f"{NO_FUNCTION if callable(model) else ''}"
         )
     if depth is not None and (type(depth) is not int or depth < 0):
         raise UsageError(f"depth must be None, 0 or a positive int, not {depth!r}")

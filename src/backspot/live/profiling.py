@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, record_function, supported_activiti
 from backspot.annotating import check_labelled
 from backspot.errors import UsageError
 from backspot.live import gates
-from backspot.live.instrumenting import Instrumentation, instrument
+from backspot.live.instrumenting import NO_FUNCTION, Instrumentation, instrument
 from backspot.live.telling import telling
 from backspot.live.walking import class_name, unwrap
 from backspot.locating import NO_LABELS, locate_export
@@ -265,5 +265,5 @@ def _with_unused(
 
 def _way_out(part: object) -> str:
     if callable(part):
-        return ": a function bears no labels; nn.CrossEntropyLoss() and its like do"
+        return NO_FUNCTION
     return "; several go into a dict by name"
