@@ -73,6 +73,40 @@ def test_copying_is_pythons_own_again_after_removal():
     assert copyreg.dispatch_table == before
 
 
+def lazy(model):
+    model[0] = nn.LazyLinear(4)
+    return lambda: model(torch.randn(2, 3))
+
+
+def parametrized(model):
+    parametrize = nn.utils.parametrize
+    return lambda: parametrize.register_parametrization(model[0], "weight", nn.Identity())
+
+
+@pytest.mark.parametrize("change", [lazy, parametrized])
+def test_a_copy_is_plain_where_a_module_has_changed_its_class(change):
+    model = net()
+    happens = change(model)
+    with backspot.instrument(model):
+        was = type(model[0])
+        happens()
+        assert type(model[0]) is not was
+        twin = copy.deepcopy(model)
+        assert model[0]._forward_pre_hooks
+        for module in twin.modules():
+            for name, held in vars(module).items():
+                assert not (name.endswith(("hooks", "kwargs", "called")) and held), (name, held)
+
+
+def test_other_ordered_dictionaries_are_copied_as_ever():
+    model = net()
+    with backspot.instrument(model):
+        state = model.state_dict()
+        for twin in (copy.deepcopy(state), pickle.loads(pickle.dumps(state, protocol=1))):
+            assert list(twin) == list(state)
+            assert twin._metadata == state._metadata
+
+
 class Particular(nn.Linear):
     """Copies itself, attribute by attribute."""
 
@@ -83,10 +117,11 @@ class Particular(nn.Linear):
         return twin
 
 
-def test_a_class_with_its_own_way_to_copy_gets_idle_hooks(record):
+def test_a_class_with_its_own_way_to_copy_has_plain_copies_too(record):
     model = Particular(4, 4)
     with backspot.instrument(model):
         twin = copy.deepcopy(model)
+        assert not twin._forward_pre_hooks
         assert record(lambda: twin(torch.randn(2, 4)).sum().backward()).names == []
         with backspot.instrument(twin, name="twin"):
             pass

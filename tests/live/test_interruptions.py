@@ -279,3 +279,36 @@ def test_a_profiler_may_stop_within_a_forward(where, record):
             handle.remove()
         assert torch.equal(outputs[0], expected)
         assert record(step(model)).names == WHOLE
+
+
+class Mine(Exception):
+    """The user's own error."""
+
+
+@pytest.mark.parametrize("ends", ["the profiler", "the instrumentation"])
+def test_an_error_stays_the_users_where_a_hook_ends(ends):
+    model = nn.Sequential(Acting())
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    instrumentation = backspot.instrument(model)
+
+    def end(*_):
+        profiler.stop() if ends == "the profiler" else instrumentation.remove()
+
+    def fails(x):
+        raise Mine
+
+    handle = model[0].register_forward_hook(end, always_call=True)
+    model[0].action = fails
+    profiler.start()
+    with pytest.raises(Mine):
+        model(torch.ones(1))
+    if ends == "the instrumentation":
+        profiler.stop()
+    instrumentation.remove()
+    handle.remove()
+    # A hook that could not be taken away then has gone with the next call that succeeds.
+    model(torch.ones(1))
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks_always_called

@@ -22,7 +22,7 @@ from backspot.live.lines import Recorder, book
 from backspot.live.owners import Owner, Scope
 from backspot.live.sessions import sessions
 
-__all__ = ["Call", "Thread", "current_thread", "local"]
+__all__ = ["Call", "Thread", "calls_that_fail", "current_thread", "local"]
 
 _next_number, _new_range = gates.sequence_number, gates.new_range
 _first = itemgetter(0)
@@ -32,7 +32,7 @@ _INTERVALS = 1 << 16  # some hundred steps of a large model; the oldest half goe
 class Call(msgspec.Struct, eq=False, gc=False):
     """One labelled call that has not returned: numbers and its owner, never the module itself.
 
-    A struct of C, for one is made for each call.
+    A struct of C, for one is made for each call. It is the ``Holder`` of its range.
 
     Attributes:
         owner: whose call it is.
@@ -93,10 +93,14 @@ class Thread:
     def __del__(self) -> None:
         # The thread ended within a call; its ranges must not be freed while a profiler records.
         for call in self.calls:
-            sessions.put_aside(call.opened)
+            sessions.put_aside(call)
 
     def enter(self, owner: Owner, module: Any, kwargs: Any) -> int:  # noqa: ANN401
-        """A module call begins, and a profiler records; gives the next node's number."""
+        """A module call begins, and a profiler records; gives the next node's number.
+
+        The call is listed before its range is opened: whatever interrupts this, the range has an
+        owner that ends it or puts it aside.
+        """
         calls = self.calls
         if self.session != sessions.number:
             self.forget()
@@ -110,14 +114,16 @@ class Thread:
             counts.clear()
             self.unmarked.clear()
             self.seen_id = 0
+            if self._follower is not None:
+                self._end_lines(None)
         if owner in counts:
-            opened = _new_range(self._again(owner))
+            label = self._again(owner)
         else:
             counts[owner] = 1
-            opened = _new_range(owner.forward)
-        opened.__enter__()
-        call = Call(owner, opened, id(module), id(kwargs))
+            label = owner.forward
+        call = Call(owner, _new_range(label), id(module), id(kwargs))
         calls.append(call)
+        call.opened.__enter__()
         number = _next_number()
         made = self._made
         if number < made[-1][0]:
@@ -147,20 +153,26 @@ class Thread:
         return None
 
     def leave(self, call: Call, number: int) -> None:
-        """A running call ends; what was begun after it was left behind by an interrupt."""
+        """A running call ends; what was begun after it was left behind by an interrupt.
+
+        A call stays listed until its range has ended.
+        """
         calls = self.calls
-        last = calls.pop()
-        while last is not call:
-            sessions.end(last.opened, self.session)
-            last = calls.pop()
+        while calls[-1] is not call:
+            sessions.end(calls[-1], self.session)
+            calls.pop()
         if self.session == sessions.number:
-            call.opened.__exit__(None, None, None)
+            try:
+                call.opened.__exit__(None, None, None)
+            except Exception:  # noqa: S110 - the stack was full when it was to be opened
+                pass
         else:
-            sessions.end(call.opened, self.session)
+            sessions.put_aside(call)
         made = self._made
         if number < made[-1][0]:
             self._forget_numbers()
-        made.append((number, calls[-1].owner if calls else None))
+        made.append((number, calls[-2].owner if len(calls) > 1 else None))
+        calls.pop()
         if self._follower is not None:
             self._end_lines(call)
 
@@ -187,7 +199,7 @@ class Thread:
         Args:
             entering: the module whose call is beginning, and is not yet in ``calls``.
         """
-        running = _running_modules()
+        running = _running_modules(entering)
         running[id(entering)] -= 1
         kept: list[Call] = []
         for call in self.calls:
@@ -206,18 +218,19 @@ class Thread:
         self._forget_numbers()
 
     def _keep(self, kept: list[Call]) -> None:
-        if len(kept) == len(self.calls):
-            return
-        for call in reversed(self.calls):
-            if call not in kept:
-                sessions.end(call.opened, self.session)
-        self.calls[:] = kept
-        if self._follower is not None:
+        dropped = len(kept) < len(self.calls)
+        if dropped:
+            for call in reversed(self.calls):
+                if call not in kept:
+                    sessions.end(call, self.session)
+            self.calls[:] = kept
+        if self._follower is not None and self._follower not in kept:
             self._end_lines(None)
-        # What was made since the last change of owner may be from after the interrupt.
-        last, _ = self._made[-1]
-        self._made[-1] = last, None
-        self._made.append((max(_next_number(), last), kept[-1].owner if kept else None))
+        if dropped:
+            # What was made since the last change of owner may be from after the interrupt.
+            last, _ = self._made[-1]
+            self._made[-1] = last, None
+            self._made.append((max(_next_number(), last), kept[-1].owner if kept else None))
 
     def _follow_lines(self, call: Call, module: Any) -> None:  # noqa: ANN401
         """Have the source line of each node noted while this call runs."""
@@ -247,12 +260,12 @@ class Thread:
             if gates.push_node_hook is None:
                 recorder.turn(self.calls[-1].place)
             return
-        self._follower = None
         if gates.push_node_hook is None:
             recorder.turn(-1)
         else:
             for _ in range(1 if follower is ended else recorder.times_pushed()):
                 gates.pop_node_hook()
+        self._follower = None  # last: where an interrupt comes before, this is repeated, and asks
         recorder.settle()
 
 
@@ -262,15 +275,46 @@ def _is_of_torch(module: Any) -> bool:  # noqa: ANN401
     return home.startswith("torch.") and not home.endswith(".container")
 
 
-def _running_modules() -> Counter[int]:
-    """How often each module stands on this thread's Python stack, by ``id``."""
-    running: Counter[int] = Counter()
+def _running_modules(entering: Any) -> Counter[int]:  # noqa: ANN401 - a torch module
+    """How often each module is being called on this thread's Python stack, by ``id``.
+
+    Args:
+        entering: a module that certainly is.
+    """
     frame: FrameType | None = sys._getframe(1)
+    running: Counter[int] = Counter()
+    methods: Counter[int] = Counter()
     while frame is not None:
-        if frame.f_code is gates.call_code:
-            running[id(frame.f_locals.get("self"))] += 1
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            module_id = id(frame.f_locals.get("self"))
+            if gates.is_call(code):
+                running[module_id] += 1
+            else:
+                methods[module_id] += 1
         frame = frame.f_back
-    return running
+    # Somebody has put a module call of his own in the place of PyTorch's: go by any method.
+    return running if running[id(entering)] else running + methods
+
+
+def calls_that_fail() -> set[int]:
+    """The ``id`` of each module that is being called on a thread where an error is handled.
+
+    PyTorch may be going through such a module's hooks at this moment, in its own dictionary.
+    """
+    failing: set[int] = set()
+    stacks = None
+    for thread, error in sys._current_exceptions().items():
+        raised = error[1] if isinstance(error, tuple) else error  # a tuple before Python 3.12
+        if raised is None:
+            continue
+        stacks = stacks or sys._current_frames()
+        frame = stacks.get(thread)
+        while frame is not None:
+            if gates.is_call(frame.f_code):
+                failing.add(id(frame.f_locals.get("self")))
+            frame = frame.f_back
+    return failing
 
 
 class _Local(threading.local):

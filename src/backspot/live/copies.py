@@ -1,76 +1,75 @@
-"""Copies of an instrumented model, by ``copy``, ``pickle`` or ``torch.save``, are plain models.
+"""Copies of an instrumented model are plain models.
 
-While a model is instrumented, its modules' classes are reduced by a function of ours, which hands
-on what PyTorch would and leaves our hooks out. An instance that bears none is reduced as ever.
+PyTorch keeps a module's hooks in ordered dictionaries. While a model is instrumented, ``copy`` and
+``pickle`` reduce such a dictionary by a function of ours, which leaves our hooks out. It does not
+matter then which class a module has: lazy, parametrized and sharded modules change theirs.
 """
 
 from __future__ import annotations
 
 import copyreg
-import weakref
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from backspot.live.hooks import hook_of
+from backspot.live.placing import KEY
 
-__all__ = ["keep_copies_plain"]
+__all__ = ["end_plain_copies", "keep_copies_plain"]
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_FLAGS = (
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-)
-
-_users: Counter[type] = Counter()
+_classes: dict[Any, tuple[type, ...]] = {}  # of each user: whose instances are reduced by us
+_installed: dict[type, Callable[[Any], Any]] = {}
 
 
-def keep_copies_plain(model: Any, classes: Iterable[type]) -> Callable[[], Any]:  # noqa: ANN401
-    """Reduce instances of these classes without our hooks.
+def keep_copies_plain(user: Any, flagged: Iterable[type]) -> None:  # noqa: ANN401
+    """Leave our hooks out of copies until ``end_plain_copies(user)``.
 
-    Returns:
-        what ends it; it ends by itself when the model is gone.
+    Args:
+        user: on behalf of whom, anything hashable.
+        flagged: classes of modules that have full backward hooks, and a flag that says so.
     """
-    classes = frozenset(classes)
-    for cls in classes:
-        # Who has a reduction of their own keeps it: our hooks then come out as idle functions.
-        if copyreg.dispatch_table.setdefault(cls, _reduce) is _reduce:
-            _users[cls] += 1
-    return weakref.finalize(model, _release, classes)
+    _classes[user] = (OrderedDict, *flagged)
+    _install()
 
 
-def _release(classes: Iterable[type]) -> None:
-    for cls in classes:
-        if copyreg.dispatch_table.get(cls) is not _reduce:
-            continue
-        _users[cls] -= 1
-        if _users[cls] <= 0:
-            del copyreg.dispatch_table[cls], _users[cls]
+def end_plain_copies(user: Any) -> None:  # noqa: ANN401
+    """Undo it for this user; a second call does nothing."""
+    _classes.pop(user, None)
+    _install()
 
 
-def _reduce(module: Any) -> Any:  # noqa: ANN401 - what __reduce_ex__ returns: a str or a tuple
+def _install() -> None:
+    """Make ``copyreg`` agree with ``_classes``. Whatever interrupts this, the next call repairs."""
+    wanted = {cls for classes in _classes.values() for cls in classes}
+    for cls in wanted:
+        reducer = _installed.setdefault(
+            cls, _reduce_hooks if cls is OrderedDict else _reduce_module
+        )
+        copyreg.dispatch_table.setdefault(cls, reducer)  # a class with one of its own keeps it
+    for cls in _installed.keys() - wanted:
+        if copyreg.dispatch_table.get(cls) is _installed[cls]:
+            del copyreg.dispatch_table[cls]
+        del _installed[cls]
+
+
+def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> Any:  # noqa: ANN401 - of __reduce_ex__
+    if KEY not in dictionary or not _is_ours(dictionary[KEY]):
+        return dictionary.__reduce_ex__(4)
+    plain = OrderedDict((key, value) for key, value in dictionary.items() if key != KEY)
+    vars(plain).update(vars(dictionary))
+    return plain.__reduce_ex__(4)
+
+
+def _is_ours(value: object) -> bool:
+    """Whether it is a hook of ours, or a flag of one."""
+    return value is True or hook_of(value) is not None
+
+
+def _reduce_module(module: Any) -> Any:  # noqa: ANN401 - what __reduce_ex__ returns: str or tuple
     reduced = module.__reduce_ex__(4)
     if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
-        return (*reduced[:2], _without_hooks(reduced[2]), *reduced[3:])
+        state = dict(reduced[2])
+        if KEY in state.get("_backward_hooks", ()) and len(state["_backward_hooks"]) == 1:
+            state["_is_full_backward_hook"] = None
+        return (*reduced[:2], state, *reduced[3:])
     return reduced
-
-
-def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
-    ours: set[int] = set()
-    plain = dict(state)
-    for name in _HOOKS:
-        hooks = state.get(name)
-        if not hooks:
-            continue
-        mine = {key for key, hook in hooks.items() if hook_of(hook) is not None}
-        if mine:
-            ours |= mine
-            plain[name] = type(hooks)((key, h) for key, h in hooks.items() if key not in mine)
-            if name == "_backward_hooks" and not plain[name]:
-                plain["_is_full_backward_hook"] = None
-    for name in _FLAGS if ours else ():
-        flags = state.get(name)
-        if flags:
-            plain[name] = type(flags)((key, v) for key, v in flags.items() if key not in ours)
-    return plain

@@ -5,6 +5,7 @@ The gates are asked on every module call, so they are bound here once and called
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -15,10 +16,10 @@ from torch.profiler import record_function
 
 __all__ = [
     "add_metadata",
-    "call_code",
-    "carrier_of",
+        "carrier_of",
     "emit",
     "ignore_torch_function",
+    "is_call",
     "is_dynamo_compiling",
     "keep_from_dynamo",
     "labelling",
@@ -33,8 +34,15 @@ __all__ = [
 # Dynamo knows it by identity and folds it to True while it traces; else a plain ``return False``.
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
-# The code that a module call with hooks runs: by its frames live calls are told from stale ones.
-call_code: CodeType | None = getattr(getattr(torch.nn.Module, "_call_impl", None), "__code__", None)
+_module_file: str = sys.modules[torch.nn.Module.__module__].__file__ or ""
+
+
+def is_call(code: CodeType) -> bool:
+    """Whether this is the code of a module call, by whose frames running calls are told from stale.
+
+    Asked by name, for others replace ``Module._call_impl`` by wrappers of theirs.
+    """
+    return code.co_name == "_call_impl" and code.co_filename == _module_file
 
 
 def _find(*path: str) -> Any:  # noqa: ANN401 - a private part of torch, of whatever type it is

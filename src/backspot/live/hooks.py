@@ -9,6 +9,7 @@ from typing import Any
 
 from backspot.labels import Kind
 from backspot.live import calls, gates, lines, nodes, placing
+from backspot.live.calls import calls_that_fail
 from backspot.live.calls import local as _local
 from backspot.live.owners import Owner, Scope, marker
 from backspot.live.placing import KEY, put_after, take_away
@@ -109,6 +110,8 @@ class Leave(Hook):
         try:
             thread = _local.thread
             if not thread.calls:
+                if not self.owner.scope.active:
+                    self._retire(module, output)
                 return
             owner = self.owner
             call = thread.calls[-1]
@@ -130,6 +133,14 @@ class Leave(Hook):
                 thread.leave(call, number)
         except Exception:
             return
+
+    def _retire(self, module: Any, output: Any) -> None:  # noqa: ANN401
+        """Go, if removal had to leave this hook behind while PyTorch went through an error's hooks.
+
+        After a call that succeeds PyTorch goes through a copy.
+        """
+        if output is not None and hook_of(module._forward_hooks.get(KEY)) is self:
+            take_away(module, only_after=True)
 
 
 class LeaveAndExplain(Leave):
@@ -195,8 +206,10 @@ def _withdraw(scope: Scope) -> None:
     """A profiler stopped: calls cost again what a module with one hook costs."""
     _local.thread.drop(scope)  # it may have stopped within a forward
     if scope.marks_nodes:
+        failing = calls_that_fail()  # theirs go when the next profiler stops
         for _, module in scope.live_modules():
-            take_away(module, before=False)
+            if id(module) not in failing:
+                take_away(module, only_after=True)
 
 
 sessions.when_stopped = _withdraw

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from backspot.errors import AlreadyInstrumentedError, UsageError
 from backspot.garbage import without_collecting
-from backspot.live.calls import current_thread
-from backspot.live.copies import keep_copies_plain
+from backspot.live.calls import calls_that_fail, current_thread
+from backspot.live.copies import end_plain_copies, keep_copies_plain
 from backspot.live.hooks import (
     BackwardEnd,
     BackwardStart,
@@ -21,7 +20,7 @@ from backspot.live.hooks import (
     hook_of,
 )
 from backspot.live.owners import Owner, Scope
-from backspot.live.placing import put_after, put_before, take_away
+from backspot.live.placing import put_after, put_around_backward, put_before, take_away
 from backspot.live.sessions import sessions
 from backspot.live.walking import class_name, find_modules, unwrap
 
@@ -63,8 +62,8 @@ class Instrumentation:
         self.paths = paths
         self.skipped = skipped
         self._scope = scope
-        self._handles: list[Any] = []
-        self._end_copying: Callable[[], Any] | None = None
+        self._removed = False
+        self._model_gone: weakref.finalize[..., Any] | None = None
         # Modules with a flag that a full backward hook sets and its removal does not unset.
         self._flagged: list[weakref.ref[Any]] = []
 
@@ -79,19 +78,23 @@ class Instrumentation:
         Works at any time, between a forward and its backward too: what graphs still hold of
         Backspot does nothing from now on.
         """
-        if not self._scope.active:
+        if self._removed:
             return
+        # Each part can be repeated: a call that was interrupted is finished by the next one.
         self._scope.active = False
-        self._take_away()
+        failing = calls_that_fail()
+        for _, module in self._scope.live_modules():
+            take_away(module, keep_after=id(module) in failing)
         for reference in self._flagged:
             module = reference()
             if module is not None and not module._backward_hooks:
                 module._is_full_backward_hook = None
-        self._flagged.clear()
         current_thread().drop(self._scope)
-        if self._end_copying is not None:
-            self._end_copying()
+        end_plain_copies(self._scope)
+        if self._model_gone is not None:
+            self._model_gone.detach()
         sessions.depart(self._scope)
+        self._removed = True
 
     def __enter__(self) -> Instrumentation:
         if not self._scope.active:
@@ -115,33 +118,28 @@ class Instrumentation:
             parts.append("removed")
         return f"Instrumentation({', '.join(parts)})"
 
-    def _register(self) -> None:
-        try:
-            for owner, module in self._scope.live_modules():
-                self._register_one(owner, module)
-        except BaseException:
-            self._take_away()
-            raise
+    def _put_hooks(self) -> None:
+        for owner, module in self._scope.live_modules():
+            if self.hooks == "module":
+                if module._is_full_backward_hook is None:
+                    self._flagged.append(weakref.ref(module))
+                put_around_backward(
+                    module, BackwardStart(owner).__call__, BackwardEnd(owner).__call__
+                )
+                put_after(module, LeaveAndExplain(owner).__call__)
+                put_before(module, Enter(owner).__call__)
+            else:
+                put_before(module, Enter(owner, Leave(owner)).__call__)
 
-    def _take_away(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for _, module in self._scope.live_modules():
-            take_away(module)
-
-    def _register_one(self, owner: Owner, module: Any) -> None:  # noqa: ANN401 - a torch module
-        if self.hooks == "module":
-            flag = module._is_full_backward_hook
-            before = BackwardStart(owner)
-            self._handles.append(module.register_full_backward_pre_hook(before))
-            self._handles.append(module.register_full_backward_hook(BackwardEnd(owner)))
-            if flag is None:
-                self._flagged.append(weakref.ref(module))
-            put_after(module, LeaveAndExplain(owner).__call__)
-            put_before(module, Enter(owner).__call__)
-        else:
-            put_before(module, Enter(owner, Leave(owner)).__call__)
+    def _begin(self) -> None:
+        """Put the hooks on. Whatever ends this early, ``remove`` undoes what was done."""
+        scope = self._scope
+        sessions.join(scope)  # first: no range may be opened while sessions are not counted
+        classes = {type(module) for _, module in scope.live_modules()}
+        flagged = classes if self.hooks == "module" else ()
+        self._model_gone = weakref.finalize(scope.model(), end_plain_copies, scope)
+        keep_copies_plain(scope, flagged)
+        self._put_hooks()
 
 
 def instrument(
@@ -198,12 +196,22 @@ def instrument(
         AlreadyInstrumentedError: the model, or a part of it, is instrumented already.
     """
     _check_arguments(model, depth, name, hooks, lines)
-    # Half of the time that a model of 50,000 modules takes would be the collector's.
-    with without_collecting():
-        return _instrument(model, depth=depth, name=name, hooks=hooks, lines=lines)
+    instrumentation = None
+    try:
+        # Half of the time that a model of 50,000 modules takes would be the collector's.
+        with without_collecting():
+            instrumentation = _instrumentation_of(
+                model, depth=depth, name=name, hooks=hooks, lines=lines
+            )
+            instrumentation._begin()
+        return instrumentation
+    except BaseException:  # an interrupt too: all of the hooks, or none
+        if instrumentation is not None:
+            instrumentation.remove()
+        raise
 
 
-def _instrument(
+def _instrumentation_of(
     model: Any,  # noqa: ANN401 - a torch module
     *,
     depth: int | None,
@@ -242,11 +250,6 @@ def _instrument(
         scope, name=name, depth=depth, hooks=hooks, lines=lines, paths=paths, skipped=skipped
     )
     scope.modules = [(owners[id(module)], weakref.ref(module)) for _, module, _ in found]
-    instrumentation._register()
-    instrumentation._end_copying = keep_copies_plain(
-        unwrap(model), (type(module) for _, module, _ in found)
-    )
-    sessions.join(scope)
     return instrumentation
 
 

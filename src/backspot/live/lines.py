@@ -264,36 +264,35 @@ class Book:
     """The lines of the session that runs, and of the profiles that still live."""
 
     def __init__(self) -> None:
-        self._store: Store | None = None
-        self._lock = threading.Lock()
+        # By session, one at most. No lock: an interrupt on the way out of its ``with`` would leave
+        # it locked for good.
+        self._stores: dict[int, Store] = {}
         # A profile's results, as torch hands them out when it stops; gone when they are.
         self._kept: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     @property
     def is_open(self) -> bool:
         """Whether a session has lines that no trace holds yet."""
-        return self._store is not None
+        return bool(self._stores)
 
     def recorder(self, session: int, own: Recorder | None) -> Recorder | None:
         """The calling thread's recorder for this session; ``None`` where there is no more room."""
-        with self._lock:
-            store = self._store
-            if store is None or store.session != session:
-                store = self._store = Store(session)
-            if not store.has_room():
-                return None
-            return own if own is not None and own.store is store else store.recorder()
+        store = self._stores.get(session)
+        if store is None:
+            if self._stores:  # a session that never ended in order
+                self._stores = {}
+            store = self._stores.setdefault(session, Store(session))  # one of several threads'
+        if not store.has_room():
+            return None
+        return own if own is not None and own.store is store else store.recorder()
 
     def write(self) -> str | None:
         """Put the table into the trace that is being recorded; the last moment is the best one."""
-        with self._lock:
-            store, self._store = self._store, None
-        if store is None:
+        stores, self._stores = self._stores, {}
+        tables = [table for store in stores.values() if (table := store.close()) is not None]
+        if not tables:
             return None
-        table = store.close()
-        if table is None:
-            return None
-        form = format_lines(table)
+        form = format_lines(tables[-1])
         gates.add_metadata(KEY, form)
         return form
 

@@ -1,16 +1,17 @@
 """Profiler sessions told apart, so that no range ends in a later session than its own.
 
 Ending or freeing a range while a later session records corrupts the heap: the range writes its end
-into an event that went with its session. So a range is ended in its own session, or while no
-profiler records, when ending it has no effect; what can be neither is put aside until none does.
+into an event that went with its session. So a range is ended in its own session, or put aside and
+freed while no profiler records. ``docs/how-it-works.md`` argues why no interrupt gets around this.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch.autograd import profiler
 
@@ -19,14 +20,25 @@ from backspot.live.lines import book
 from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owners import Scope
 
-__all__ = ["Sessions", "sessions"]
+__all__ = ["Holder", "Sessions", "sessions"]
+
+
+class Holder(Protocol):
+    """What holds a range. Python frames hold the holder and never the range itself.
+
+    A traceback keeps the frames of an interrupt alive, for as long as somebody keeps the exception.
+    The range can be taken out of the holder all the same.
+    """
+
+    opened: Any
 
 
 class Sessions:
     """The process's profiler sessions by number, and the ranges that outlived theirs.
 
     Attributes:
-        number: grows by one whenever a profiler starts, while an instrumentation lives.
+        number: changes whenever a profiler starts or stops, while an instrumentation lives. A range
+            that was opened under this number can be ended.
         when_stopped: called for each instrumentation at work after a profiler stopped.
     """
 
@@ -35,13 +47,14 @@ class Sessions:
     def __init__(self) -> None:
         self.number = 0
         self._scopes: list[Scope] = []
-        self._aside: list[Any] = []
+        self._aside: list[Holder] = []
         self._watches = (
             _Watch("_run_on_profiler_start", self._starting),
             _Watch("_disable_profiler", self._stopping),
             _Watch("_run_on_profiler_stop", self._stopped),
         )
         self._optimizers = OptimizerWatch(self.live_scopes)
+        self._stack_room = _StackRoom()
 
     def live_scopes(self) -> list[Scope]:
         """The instrumentations at work: not removed, and their model not gone."""
@@ -64,21 +77,25 @@ class Sessions:
             self._unwatch()
         self.dispose()
 
-    def end(self, opened: Any, number: int) -> None:  # noqa: ANN401 - one of two torch classes
-        """End a range that was opened in the session of this number, or put it aside."""
-        if number == self.number or not gates.recording():
-            opened.__exit__(None, None, None)
+    def end(self, holder: Holder, number: int) -> None:
+        """End a range that was opened under this number, or put it aside."""
+        if number == self.number:
+            # After an interrupt it may have ended already, or never have begun.
+            with suppress(Exception):
+                holder.opened.__exit__(None, None, None)
         else:
-            self._aside.append(opened)
+            self.put_aside(holder)
 
-    def put_aside(self, opened: Any) -> None:  # noqa: ANN401 - one of two torch classes
+    def put_aside(self, holder: Holder) -> None:
         """Keep a range until no profiler records."""
-        self._aside.append(opened)
+        self._aside.append(holder)
+        self.dispose()
 
     def dispose(self) -> None:
-        """Free what was put aside, if no profiler records, on this thread or another."""
-        if self._aside and not gates.recording():
-            self._aside.clear()
+        """Free what was put aside, while no profiler records, on this thread or another."""
+        while self._aside and not gates.recording():
+            self._aside[-1].opened = None
+            self._aside.pop()
 
     def _watch(self) -> None:
         # A session may have begun and ended since the last watch.
@@ -86,8 +103,11 @@ class Sessions:
         self._optimizers.start()
         for watch in self._watches:
             watch.begin()
+        self._stack_room.give()
 
     def _unwatch(self) -> None:
+        self.number += 1  # from here on nobody counts
+        self._stack_room.take()
         self._optimizers.stop()
         if book.is_open:  # lines wait for their trace; its end ends the watch too
             return
@@ -103,6 +123,7 @@ class Sessions:
         form = None
         with suppress(Exception):  # a trace without lines, and nothing worse
             form = book.write()
+        self.number += 1  # before the session ends: what is still open no longer ends in it
         results = original()
         if form is not None:
             with suppress(TypeError):  # of what cannot be referred to weakly
@@ -117,6 +138,7 @@ class Sessions:
             if self.when_stopped is not None and not gates.recording():
                 for scope in self.live_scopes():
                     self.when_stopped(scope)
+            self.dispose()
         return result
 
 
@@ -128,23 +150,56 @@ class _Watch:
         self._around = around
         self._original: Any = None
         self._wrapper: Any = None
+        self._installed = False
 
     def begin(self) -> None:
-        original = getattr(profiler, self._name, None)
-        if original is None or self._wrapper is not None:
+        """Install the wrapper. An interrupt in here or in ``end`` leaves nothing half done."""
+        current = getattr(profiler, self._name, None)
+        if current is None or self._installed:
             return
+        if current is not self._wrapper:
 
-        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
-            return self._around(partial(original, *args, **kwargs))
+            def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
+                return self._around(partial(current, *args, **kwargs))
 
-        self._original, self._wrapper = original, wrapper
-        setattr(profiler, self._name, wrapper)
+            self._original, self._wrapper = current, wrapper
+            setattr(profiler, self._name, wrapper)
+        self._installed = True
 
     def end(self) -> None:
-        # Someone may have wrapped it since: then it stays, counts on, and is taken up again.
+        """Take the wrapper off, unless someone has wrapped it since: then it stays and counts."""
         if getattr(profiler, self._name, None) is self._wrapper is not None:
+            self._installed = False
             setattr(profiler, self._name, self._original)
             self._original = self._wrapper = None
+
+
+class _StackRoom:
+    """A higher recursion limit while a model is instrumented.
+
+    PyTorch calls a module that has a hook through one frame more, so that a model as deep as
+    Python's limit allows would fail because it is instrumented.
+    """
+
+    _HOOKS = 64  # frames that a hook may need at the very bottom
+
+    def __init__(self) -> None:
+        self._given: tuple[int, int] | None = None
+
+    def give(self) -> None:
+        if self._given is None:
+            limit = sys.getrecursionlimit()
+            # A call takes three frames of Python at least: one more is a third.
+            self._given = (limit, limit + limit // 2 + self._HOOKS)
+            sys.setrecursionlimit(self._given[1])
+
+    def take(self) -> None:
+        if self._given is not None:
+            before, given = self._given
+            if sys.getrecursionlimit() == given:  # else somebody has set another one
+                with suppress(RecursionError):  # the stack is deeper than that right now
+                    sys.setrecursionlimit(before)
+            self._given = None
 
 
 sessions = Sessions()

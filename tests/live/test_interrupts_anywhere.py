@@ -1,0 +1,182 @@
+"""An interrupt at any line or bytecode of the live half, with its exception kept, harms nothing.
+
+Each run is a process of its own, for what it looks for is the death of the process: a range that
+ends or is freed while a later profiler records writes into memory that is gone.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+COMMON = """
+    import faulthandler
+    import os
+    import sys
+
+    import torch
+    from torch import nn
+    from torch.profiler import ProfilerActivity, profile
+
+    import backspot
+    from backspot.live import instrumenting
+
+    faulthandler.enable()
+    EVENT = sys.argv[1]  # "line" or "opcode"
+    FOLDER = os.path.dirname(instrumenting.__file__)
+
+
+    def interrupted(number, run):
+        '''Run, with an interrupt at one line (or bytecode) of the live half; None past the last.'''
+
+        def enter(frame, event, arg):
+            if not frame.f_code.co_filename.startswith(FOLDER):
+                return None
+            frame.f_trace_opcodes = EVENT == "opcode"
+            return count
+
+        def count(frame, event, arg):
+            nonlocal number
+            if event == EVENT:
+                number -= 1
+                if number == 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return count
+
+        sys.settrace(enter)
+        try:
+            run()
+        except KeyboardInterrupt as error:
+            return error
+        finally:
+            sys.settrace(None)
+        return None
+
+
+    def labels(profiler):
+        events = profiler.profiler.kineto_results.events()
+        starts = ("forward: ", "backward: ")
+        return [e.name() for e in sorted(events, key=lambda e: e.start_ns())
+                if e.name().startswith(starts)]
+
+
+    def net():
+        return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Sigmoid(), nn.Tanh()))
+
+
+    def record(*steps):
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for step in steps:
+                step()
+        return labels(profiler)
+"""
+
+IN_A_STEP = """
+    model, x = net(), torch.randn(2, 4)
+    kept = []
+
+
+    def step():
+        model(x).sum().backward()
+
+
+    def interrupted_step():
+        error = interrupted(number, step)
+        assert error is not None or number > 50, "nothing of the live half was traced"
+        kept.append(error)
+
+
+    instrumentation = backspot.instrument(model, lines=True, hooks=sys.argv[2])
+    whole = record(step)
+    assert len(whole) == {"node": 8, "module": 10}[sys.argv[2]], whole
+    number = 0
+    while not kept or kept[-1] is not None:
+        number += 1
+        before = kept[-1:]
+        # The last exception goes while the next profiler records; the step after it is whole.
+        found = record(before.clear, interrupted_step, step)
+        assert found[-len(whole):] == whole, (number, found)
+        if number % 3:
+            kept[:] = kept[-1:]
+        assert record(step) == whole, number
+    instrumentation.remove()
+    kept.clear()
+    assert record(step) == []
+    print("alive after", number)
+"""
+
+WHILE_INSTRUMENTING = """
+    import copyreg
+
+    def hooks(model):
+        return [
+            hook
+            for module in model.modules()
+            for name, held in vars(module).items()
+            if name.endswith(("hooks", "kwargs", "called")) and held
+            for hook in held.values()
+        ]
+
+
+    def nothing_left(model):
+        assert not hooks(model), hooks(model)
+        assert all(module._is_full_backward_hook is None for module in model.modules())
+        assert sys.getrecursionlimit() == limit
+        assert copyreg.dispatch_table == reducers
+
+
+    model = net()
+    record(lambda: model(torch.randn(2, 4)).sum().backward())  # imports what PyTorch wants
+    limit, reducers = sys.getrecursionlimit(), dict(copyreg.dispatch_table)
+    number, error = 0, True
+    while error is not None:
+        number += 1
+        made = []
+        error = interrupted(
+            number, lambda: made.append(backspot.instrument(model, hooks=sys.argv[2]))
+        )
+        if not made:
+            nothing_left(model)
+            made.append(backspot.instrument(model, hooks=sys.argv[2]))
+        made[0].remove()
+        nothing_left(model)
+    assert number > 50
+    print("instrumented after", number)
+
+    number, error = 0, True
+    while error is not None:
+        number += 1
+        instrumentation = backspot.instrument(model, hooks=sys.argv[2])
+        record(lambda: model(torch.randn(2, 4)).sum().backward())
+        error = interrupted(number, instrumentation.remove)
+        instrumentation.remove()
+        nothing_left(model)
+    assert number > 20
+    print("removed after", number)
+"""
+
+
+def run(script, *arguments):
+    source = textwrap.dedent(COMMON) + textwrap.dedent(script)
+    return subprocess.run(
+        [sys.executable, "-c", source, *arguments], capture_output=True, text=True, timeout=900
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "hooks"), [("line", "node"), ("line", "module"), ("opcode", "node")]
+)
+def test_an_interrupted_step_leaves_no_range_to_a_later_session(event, hooks):
+    done = run(IN_A_STEP, event, hooks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "alive after" in done.stdout
+
+
+# By lines: past the last line of ``instrument`` the handle is on its way to the caller already.
+@pytest.mark.parametrize("hooks", ["node", "module"])
+def test_interrupted_instrumenting_and_removing_can_be_done_again(hooks):
+    done = run(WHILE_INSTRUMENTING, "line", hooks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "removed after" in done.stdout
