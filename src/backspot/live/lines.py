@@ -64,16 +64,17 @@ class Recorder:
     def __init__(self, store: Store) -> None:
         self.tid = threading.get_native_id()
         self.store: Store | None = store
-        self.numbers = array("q")
-        self.places = array("i")
+        # The number of a node and the place of its line, in turns: one call of C writes both, so
+        # that no interrupt and no other thread comes between them.
+        self._nodes = array("q")
         self._settled = 0
         self.heard = 0
         self._ids: dict[_Key, int] = {}
-        self._codes: list[CodeType] = []  # kept, so that their ids stay theirs
+        self._codes: dict[int, CodeType] = {}  # by place; kept, so that their ids stay theirs
         self.hook: Callable[[Any], None] = self._make_hook()
 
     def _make_hook(self) -> Callable[[Any], None]:
-        number_of, place_of = self.numbers.append, self.places.append
+        keep = self._nodes.extend
         ids, beneath, frame_at = self._ids, _beneath, sys._getframe
 
         def made(node: Any) -> None:  # noqa: ANN401 - an autograd node
@@ -100,8 +101,7 @@ class Recorder:
                 place = ids.get(key)
                 if place is None:
                     place = self._new(key, frame.f_code)
-                number_of(number)
-                place_of(place)
+                keep((number, place))
             except Exception:
                 return
 
@@ -109,8 +109,9 @@ class Recorder:
         return made
 
     def _new(self, key: _Key, code: CodeType) -> int:
-        self._codes.append(code)
-        place = self._ids[key] = len(self._ids)
+        place = len(self._ids)
+        self._codes[place] = code  # first: an interrupt in between leaves a place that is reused
+        self._ids[key] = place
         return place
 
     def call_site(self) -> int:
@@ -130,17 +131,17 @@ class Recorder:
         number = gates.sequence_number()
         if self.store is None or number < 0:
             return
-        if self.numbers and self.numbers[-1] == number:
-            self.places[-1] = place
+        if self._nodes and self._nodes[-2] == number:
+            self._nodes[-1] = place
         else:
-            self.numbers.append(number)
-            self.places.append(place)
+            self._nodes.extend((number, place))
 
     def settle(self) -> None:
         """An outermost call has ended: tell the store how many nodes it took."""
         if self.store is not None:
-            self.store.count += len(self.numbers) - self._settled
-            self._settled = len(self.numbers)
+            count = len(self._nodes) // 2
+            self.store.count += count - self._settled
+            self._settled = count
 
     def times_pushed(self) -> int:
         """How often the hook stands on this thread, found out by making a node that has no number.
@@ -162,19 +163,18 @@ class Recorder:
         """Let go of code and of the classes of nodes: the thread may keep its recorder for long."""
         self._ids.clear()
         self._codes.clear()
-        self.numbers, self.places = array("q"), array("i")
+        del self._nodes[:]
 
     def lines(self) -> list[SourceLine]:
         """The line of each place."""
         return [
-            describe(code, lasti, kind.__name__ if kind else "")
-            for code, (_, lasti, kind) in zip(self._codes, tuple(self._ids), strict=False)
+            describe(self._codes[place], lasti, kind.__name__ if kind else "")
+            for (_, lasti, kind), place in self._ids.items()
         ]
 
     def made(self) -> Made:
         """The nodes as runs of one number each, or of one call each."""
-        line = np.array(self.places, np.int64)
-        first = np.array(self.numbers[: len(line)], np.int64)  # another thread may be between them
+        first, line = np.array(self._nodes, np.int64).reshape(-1, 2).T
         if gates.push_node_hook is not None:
             return Made(first, np.ones_like(first), line)
         # A call's nodes reach to the next turn; the last one is open, and is given up.
