@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from backspot.grouping import (
     add_totals,
     fold,
     group,
-    parent_of,
+    parents_of,
     pattern_of,
     ranked_kernels,
     ranked_lines,
@@ -81,6 +82,29 @@ class Subtree:
 
     row: Row
     children: tuple[Subtree, ...]
+
+    # What a dataclass would write for these calls itself once a level, and models are deep.
+
+    def __repr__(self) -> str:
+        inside = sum(1 for _ in self._walked()) - 1
+        return f"<Subtree of {self.row.label}: {inside} modules inside>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Subtree):
+            return NotImplemented
+        pairs = zip_longest(self._walked(), other._walked())
+        return all(ours == theirs for ours, theirs in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.row, len(self.children)))
+
+    def _walked(self) -> Iterator[tuple[int, Row]]:
+        """Each row with how deep it lies below this one, in the order of the tree."""
+        left: list[tuple[int, Subtree]] = [(0, self)]
+        while left:
+            depth, one = left.pop()
+            yield depth, one.row
+            left += [(depth + 1, child) for child in reversed(one.children)]
 
     def __str__(self) -> str:
         from backspot.render.text import render_subtree
@@ -224,23 +248,8 @@ class Report:
         modules = {row.path: row for row in self.modules if row.is_module}
         rows.update(modules)
         if path not in rows:
-            import difflib
-
-            near = difflib.get_close_matches(path, rows, n=3, cutoff=0.5)
-            hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-            raise KeyError(f"no module {path!r} in this report{hint}")
-        within: dict[str | None, list[str]] = defaultdict(list)
-        for other in modules.values():
-            within[parent_of(other, modules)].append(other.path)
-
-        def build(at: str) -> Subtree:
-            children = sorted(
-                (build(child) for child in within[at]),
-                key=lambda child: (-child.row.total_wall_ns, child.row.path),
-            )
-            return Subtree(rows[at], tuple(children))
-
-        return build(path)
+            raise KeyError(f"no module {path!r} in this report{_near(path, rows)}")
+        return _subtree(rows[path], modules)
 
     def __str__(self) -> str:
         from backspot.render.text import render_text
@@ -338,6 +347,35 @@ class Report:
 
         return plot(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
 
+
+def _subtree(row: Row, modules: Mapping[str, Row]) -> Subtree:
+    """A row with the modules inside it; a model may be deeper than Python calls itself."""
+    if not row.is_module:
+        return Subtree(row, ())
+    within: dict[str, list[Subtree]] = defaultdict(list)
+    # Those inside come before those around, so that a module finds its children made.
+    for path, parent in reversed(parents_of(modules.values()).items()):
+        children = sorted(
+            within.pop(path, ()), key=lambda one: (-one.row.total_wall_ns, one.row.path)
+        )
+        made = Subtree(modules[path], tuple(children))
+        if path == row.path:
+            return made
+        if parent is not None:
+            within[parent].append(made)
+    raise KeyError(row.path)
+
+
+def _near(path: str, known: Iterable[str]) -> str:
+    """What somebody may have meant; of names that nobody writes by hand, nothing."""
+    import difflib
+
+    likely = [name for name in known if len(name) <= _WRITTEN]
+    near = difflib.get_close_matches(path, likely, n=3, cutoff=0.5) if len(path) <= _WRITTEN else ()
+    return f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+
+
+_WRITTEN = 200  # comparing two names takes time by the product of their lengths
 
 _SORT_KEYS: dict[str, Callable[[Row], int]] = {
     "wall": lambda row: row.wall_ns,

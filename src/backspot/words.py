@@ -14,9 +14,8 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(
-        character if character.isprintable() else _escape(character) for character in text
-    )
+    hidden = (character for character in set(text) if not character.isprintable())
+    return text.translate({ord(character): _escape(character) for character in hidden})
 
 
 def _escape(character: str) -> str:

@@ -63,7 +63,7 @@ def render_text(
     lines.append(Text())
     lines += lay_out(columns, width, [_STYLES.get(verdict, "") for verdict in verdicts])
     for parts in _left_out(comparison, shown):
-        lines.append(Text("".join(visible(text) for _, text in parts), "dim"))
+        lines.append(Text(sentence(parts, width).plain, "dim"))
     return written(lines, width, color=color)
 
 

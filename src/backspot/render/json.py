@@ -24,7 +24,7 @@ __all__ = ["encoded", "load", "schema", "to_json"]
 
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 # What a terminal or a page might obey, raw: within JSON it can only stand in strings.
-_UNSAFE = re.compile(r"[^\x20-\x7e\n]")
+_UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
 
 
 def to_json(report: Report) -> bytes:
@@ -46,11 +46,14 @@ def encoded(result: object) -> bytes:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    character = match[0]
-    return (
+    found = match[0]
+    if found.isprintable():
+        return found
+    return "".join(
         character
         if character.isprintable()
         else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
+        for character in found
     )
 
 
