@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Protocol
 
 from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, parts
 
@@ -159,15 +160,24 @@ def ranked_kernels(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
     return tuple(sorted(added, key=lambda kernel: (-kernel.gpu_ns, kernel.name)))
 
 
-def parents_of(rows: Iterable[Row]) -> dict[str, str | None]:
-    """For each row's path the nearest of the others' that contains it; ``""`` contains all.
+class _Placed(Protocol):
+    """A row of a report, or a module of a trace."""
 
-    Only rows of one root contain each other: "loss" of an instrumented loss does not lie in the
+    @property
+    def path(self) -> str: ...
+    @property
+    def root(self) -> str: ...
+
+
+def parents_of(modules: Iterable[_Placed]) -> dict[str, str | None]:
+    """For each module's path the nearest of the others' that contains it; ``""`` contains all.
+
+    Only modules of one root contain each other: "loss" of an instrumented loss does not lie in the
     model, whose path is "". The paths come with those around before those inside.
     """
     by_root: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        by_root[row.root].append(row.path)
+    for module in modules:
+        by_root[module.root].append(module.path)
     parents: dict[str, str | None] = {}
     for paths in by_root.values():
         around: list[str] = []
