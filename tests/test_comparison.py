@@ -365,3 +365,25 @@ def test_traces_without_labels_are_compared_by_node():
     assert not any(change.claimed for change in found.changes)
     assert sum(c.change_ms for c in found.changes) == pytest.approx(found.whole.change_ms)
     assert "autograd nodes are compared by name" in str(found).replace("\n", " ")
+
+
+def test_groups_of_one_pattern_and_several_classes_are_compared_each_with_its_like(tmp_path):
+    rows = [
+        row("f.0", "Conv2d", wall=9_000_000),
+        row("f.1", "ReLU", wall=3_000_000),
+        row("f.2", "Conv2d", wall=7_000_000),
+        row("f.3", "ReLU", wall=2_000_000),
+    ]
+    slower = [*rows[:3], row("f.3", "ReLU", wall=32_000_000)]
+    grouped = [
+        replace(one, modules=one.top(by="pattern")) for one in (report(rows), report(slower))
+    ]
+    saved = [
+        backspot.Report.load(one.save(tmp_path / f"{index}.json"))
+        for index, one in enumerate(grouped)
+    ]
+    found = compare(*saved)
+    assert {(c.path, c.class_name, c.change_ms) for c in found.changes} == {
+        ("f.*", "ReLU", 10.0),
+        ("f.*", "Conv2d", 0.0),
+    }

@@ -243,7 +243,7 @@ def _whole(report: Report) -> tuple[int, ...]:
 def _by_module(
     before: Report, after: Report, sides: Sequence[tuple[int, ...]]
 ) -> tuple[list[Change], tuple[Move, ...]]:
-    old, new = ({row.path: row for row in r.modules if row.is_module} for r in (before, after))
+    old, new = _by_path(before, after)
     pairs, moves = aligned(old, new)
     others = [
         {row.path: row.wall_ns_by_step for row in report.modules if not row.is_module}
@@ -267,8 +267,9 @@ def _by_module(
             if was is None or now is None
             else interval(start, end, typical=typical, among=among, reach=reach)
         )
+        path = None if was is None else old[was].path
         changes.append(
-            _change("module", row.path, was, row.class_name, start, end, found, gone=now is None)
+            _change("module", row.path, path, row.class_name, start, end, found, gone=now is None)
         )
     for name in names:
         start = others[0].get(name, (0,) * before.steps)
@@ -276,6 +277,19 @@ def _by_module(
         found = interval(start, end, typical=typical, among=among, reach=reach)
         changes.append(_change("unowned", name, name, "", start, end, found))
     return changes, moves
+
+
+def _by_path(*reports: Report) -> list[dict[str, Row]]:
+    """Each report's modules by path; where rows were grouped, two kinds can share a pattern."""
+    modules = [[row for row in report.modules if row.is_module] for report in reports]
+    shared: set[str] = set()
+    for rows in modules:
+        known: set[str] = set()
+        for row in rows:
+            (shared if row.path in known else known).add(row.path)
+    return [
+        {row.label if row.path in shared else row.path: row for row in rows} for rows in modules
+    ]
 
 
 def _column(rows: Iterable[Row], step: int) -> int:

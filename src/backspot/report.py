@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backspot.diagnosis import Finding, Phase, PhaseName, Place
 from backspot.errors import UsageError
+from backspot.files import path_text
 from backspot.grouping import (
     add_totals,
     fold,
@@ -281,12 +282,12 @@ class Report:
 
         Raises:
             OutputExistsError: where the file exists and ``force`` is false.
-            UsageError: on a suffix that names no form; where a trace is asked for that is not there
-                or not the same any more.
+            UsageError: on a suffix that names no form; where ``path`` is the trace that the report
+                was made of; where a trace is asked for that is not there or not the same any more.
         """
         from backspot.render import LABELLED, save
 
-        if os.fspath(path).lower().endswith(LABELLED):
+        if path_text(path, "save").lower().endswith(LABELLED):
             from backspot.locating import save_labelled
 
             return save_labelled(self, path, force=force)
