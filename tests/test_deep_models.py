@@ -43,7 +43,7 @@ def test_a_deep_module_can_be_compared_shown_and_let_go(deep):
     assert hash(one) == hash(other)
     assert one != deep["0"]
     assert one != "something else"
-    assert repr(one) == f"<Subtree of Sequential: {DEPTH} modules inside>"
+    assert repr(one) == f"<Subtree of Sequential: {DEPTH:,} modules inside>"
     del one, other
 
 

@@ -7,6 +7,7 @@ and with a single step on either side nothing is claimed.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from backspot.cautions import alike, cautions, named
 from backspot.errors import UsageError
 from backspot.noise import Interval, interval, typical_spread
 from backspot.report import Report, Row, StepUnit
+from backspot.words import quoted
 
 __all__ = ["SCHEMA", "Change", "Comparison", "Kind", "Move", "Side", "Verdict", "compare"]
 
@@ -134,14 +136,27 @@ class Comparison:
 
         Raises:
             KeyError: where neither report has such a module.
+            UsageError: where ``path`` is no text. A loop over the comparison itself ends here too:
+                ``changes`` holds what changed.
         """
+        if not isinstance(path, str):
+            raise UsageError(
+                f"comparison[{quoted(path)}]: give a module's path; comparison.changes has all"
+            )
         found = [change for change in self.changes if change.path == path]
         if not found:
             raise KeyError(f"no module {path!r} in this comparison")
         return min(found, key=lambda change: change.verdict == "gone")
 
     def slower_than(self, percent: float) -> bool:
-        """Whether the whole got slower beyond the noise, and by more than ``percent`` percent."""
+        """Whether the whole got slower beyond the noise, and by more than ``percent`` percent.
+
+        Raises:
+            UsageError: on what is no percentage of at least 0.
+        """
+        number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
+        if not number or not 0 <= percent < math.inf:
+            raise UsageError(f"slower_than({quoted(percent)}): give a percentage of at least 0")
         whole = self.whole
         return whole.verdict == "slower" and (whole.percent is None or whole.percent > percent)
 
@@ -202,8 +217,12 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
                 f"compare takes two reports, not {type(report).__name__}: backspot.locate(trace) "
                 "or backspot.Report.load(path) gives one"
             )
-    if len(names) != 2 or {type(name) for name in names} != {str} or isinstance(names, str):
-        raise UsageError(f"names={names!r}: give two texts, what to call before and after")
+    if (
+        not isinstance(names, (tuple, list))
+        or len(names) != 2
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise UsageError(f"names={quoted(names)}: give two texts, what to call before and after")
     sides = [_whole(before), _whole(after)]
     whole = _change("whole", "", "", "", sides[0], sides[1], interval(sides[0], sides[1]))
     by: Literal["module", "node"] = "module" if named(before) and named(after) else "node"

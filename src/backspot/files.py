@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from backspot.errors import UsageError
-from backspot.words import visible
+from backspot.words import quoted, visible
 
-__all__ = ["path_text", "refuse_sources"]
+__all__ = ["check_force", "path_text", "refuse_sources"]
 
 
 def path_text(path: object, what: str) -> str:
@@ -22,7 +22,10 @@ def path_text(path: object, what: str) -> str:
     Raises:
         UsageError: where no file can be called so, whatever files there are.
     """
-    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    try:
+        text: object = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    except TypeError:  # it calls itself a path, and gives none
+        text = None
     if not isinstance(text, str):
         raise UsageError(f"{what} takes the path of a file, not {type(path).__name__}")
     if "\0" in text:
@@ -32,6 +35,16 @@ def path_text(path: object, what: str) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"{what}: {visible(text)} holds what no path can on this system") from None
     return text
+
+
+def check_force(force: object) -> None:
+    """Complain about what is neither true nor false: it decides whether a file is overwritten.
+
+    Raises:
+        UsageError: where it is neither.
+    """
+    if not isinstance(force, bool):
+        raise UsageError(f"force={quoted(force)}: give True, to overwrite what is there, or False")
 
 
 def refuse_sources(

@@ -13,7 +13,7 @@ from backspot.accounting import account
 from backspot.annotating import check_labelled, write_labelled
 from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
-from backspot.files import path_text
+from backspot.files import check_force, path_text
 from backspot.findings import Evidence, find_all
 from backspot.garbage import without_collecting
 from backspot.heap import keep_freed
@@ -24,7 +24,7 @@ from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
 from backspot.trace.live import LIVE, exported, is_profiler
 from backspot.trace.reading import newest
-from backspot.words import visible
+from backspot.words import quoted, visible
 
 __all__ = ["NO_LABELS", "locate", "locate_export", "save_labelled", "trace_file"]
 
@@ -73,9 +73,14 @@ def locate(
             export is gone and ``trace`` asks for it.
     """
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise UsageError(f"depth={depth!r}: give a whole number of at least 0, or None for all")
+        raise UsageError(
+            f"depth={quoted(depth)}: give a whole number of at least 0, or None for all"
+        )
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise UsageError(f"jobs={quoted(jobs)}: give a whole number of at least 1, or None")
+    check_force(force)
     if progress is not None and not callable(progress):
-        raise UsageError(f"progress={progress!r}: give a function of two numbers, or None")
+        raise UsageError(f"progress={quoted(progress)}: give a function of two numbers, or None")
     if isinstance(source, (str, os.PathLike)):
         path_text(source, "locate")
     if trace is None:

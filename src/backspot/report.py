@@ -7,10 +7,8 @@ give milliseconds, and milliseconds per step where that is what people compare.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,14 +19,15 @@ from backspot.grouping import (
     add_totals,
     fold,
     group,
-    parents_of,
     pattern_of,
     ranked_kernels,
     ranked_lines,
     ranked_nodes,
 )
 from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, line_of
+from backspot.subtrees import Subtree, near_names, subtree_of
 from backspot.totals import Coverage, DeviceCost, OperatorCost, Pass
+from backspot.words import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,47 +69,6 @@ Sort = Literal["wall", "gpu", "cpu"]
 By = Literal["path", "class", "pattern"]
 LabelSource = Literal["backspot", "lightning", "python", "none"]
 StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
-
-
-@dataclass(frozen=True, slots=True)
-class Subtree:
-    """A module with all that is inside it, as ``report[path]`` gives it.
-
-    Attributes:
-        row: the module itself; its ``total_*`` include the children.
-        children: the modules directly inside, most expensive (in total wall time) first.
-    """
-
-    row: Row
-    children: tuple[Subtree, ...]
-
-    # What a dataclass would write for these calls itself once a level, and models are deep.
-
-    def __repr__(self) -> str:
-        inside = sum(1 for _ in self._walked()) - 1
-        return f"<Subtree of {self.row.label}: {inside} modules inside>"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Subtree):
-            return NotImplemented
-        pairs = zip_longest(self._walked(), other._walked())
-        return all(ours == theirs for ours, theirs in pairs)
-
-    def __hash__(self) -> int:
-        return hash((self.row, len(self.children)))
-
-    def _walked(self) -> Iterator[tuple[int, Row]]:
-        """Each row with how deep it lies below this one, in the order of the tree."""
-        left: list[tuple[int, Subtree]] = [(0, self)]
-        while left:
-            depth, one = left.pop()
-            yield depth, one.row
-            left += [(depth + 1, child) for child in reversed(one.children)]
-
-    def __str__(self) -> str:
-        from backspot.render.text import render_subtree
-
-        return render_subtree(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +148,11 @@ class Report:
         """The row's part (0 to 1) of the backward's wall, gpu or cpu time.
 
         Raises:
-            UsageError: on an unknown word.
+            UsageError: on an unknown word, and on what is no row.
         """
         _check("sort", sort, _SORT_KEYS)
+        if not isinstance(row, Row):
+            raise UsageError(f"share({quoted(row)}): give a row; report.modules has them")
         whole = {"wall": self.wall_ns, "gpu": self.gpu_ns, "cpu": self.cpu_ns}[sort]
         return _SORT_KEYS[sort](row) / whole if whole else 0.0
 
@@ -218,9 +178,11 @@ class Report:
             UsageError: on what is no whole number of at least 0, or an unknown word.
         """
         if not _is_count(n):
-            raise UsageError(f"top({n!r}): give a number of rows of at least 0, or None for all")
+            raise UsageError(
+                f"top({quoted(n)}): give a number of rows of at least 0, or None for all"
+            )
         if not _is_count(depth):
-            raise UsageError(f"depth={depth!r}: give a depth of at least 0, or None for all")
+            raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
         _check("sort", sort, _SORT_KEYS)
         _check("by", by, ("path", "class", "pattern"))
         rows: Sequence[Row] = self.modules
@@ -243,14 +205,16 @@ class Report:
                 ``modules`` and ``top()`` hold its rows.
         """
         if not isinstance(path, str):
-            raise UsageError(f"report[{path!r}]: give a module's path; report.top() has the rows")
+            raise UsageError(
+                f"report[{quoted(path)}]: give a module's path; report.top() has the rows"
+            )
         # A module may be called what no module owns: then the module is meant.
         rows = {row.path: row for row in self.modules if not row.is_module}
         modules = {row.path: row for row in self.modules if row.is_module}
         rows.update(modules)
         if path not in rows:
-            raise KeyError(f"no module {path!r} in this report{_near(path, rows)}")
-        return _subtree(rows[path], modules)
+            raise KeyError(f"no module {path!r} in this report{near_names(path, rows)}")
+        return subtree_of(rows[path], modules)
 
     def __str__(self) -> str:
         from backspot.render.text import render_text
@@ -349,35 +313,6 @@ class Report:
         return plot(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
 
 
-def _subtree(row: Row, modules: Mapping[str, Row]) -> Subtree:
-    """A row with the modules inside it; a model may be deeper than Python calls itself."""
-    if not row.is_module:
-        return Subtree(row, ())
-    within: dict[str, list[Subtree]] = defaultdict(list)
-    # Those inside come before those around, so that a module finds its children made.
-    for path, parent in reversed(parents_of(modules.values()).items()):
-        children = sorted(
-            within.pop(path, ()), key=lambda one: (-one.row.total_wall_ns, one.row.path)
-        )
-        made = Subtree(modules[path], tuple(children))
-        if path == row.path:
-            return made
-        if parent is not None:
-            within[parent].append(made)
-    raise KeyError(row.path)
-
-
-def _near(path: str, known: Iterable[str]) -> str:
-    """What somebody may have meant; of names that nobody writes by hand, nothing."""
-    import difflib
-
-    likely = [name for name in known if len(name) <= _WRITTEN]
-    near = difflib.get_close_matches(path, likely, n=3, cutoff=0.5) if len(path) <= _WRITTEN else ()
-    return f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-
-
-_WRITTEN = 200  # comparing two names takes time by the product of their lengths
-
 _SORT_KEYS: dict[str, Callable[[Row], int]] = {
     "wall": lambda row: row.wall_ns,
     "gpu": lambda row: row.gpu_ns,
@@ -389,6 +324,6 @@ def _is_count(value: object) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
-def _check(argument: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UsageError(f"{argument}={value!r}: choose one of {', '.join(known)}")
+def _check(argument: str, value: object, known: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise UsageError(f"{argument}={quoted(value)}: choose one of {', '.join(known)}")

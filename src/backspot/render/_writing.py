@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import BinaryIO
 
 from backspot.errors import BackspotError, OutputExistsError, SourceNotFoundError, UsageError
-from backspot.files import path_text, refuse_sources
+from backspot.files import check_force, path_text, refuse_sources
 from backspot.words import visible
 
 fcntl: ModuleType | None
@@ -52,6 +52,7 @@ def check_target(
         BackspotError: where the system does not let it be looked at.
     """
     shown = visible(path_text(path, what))
+    check_force(force)
     target = Path(path)
     try:
         refuse_sources(path, sources)
