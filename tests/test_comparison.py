@@ -101,6 +101,28 @@ def test_steps_that_vary_as_much_as_they_differ_are_noise():
     assert "No difference beyond the noise" in str(found)
 
 
+def test_tiny_modules_that_vary_do_not_hide_a_clear_change():
+    steady = (1_003_000, 995_000, 1_001_000, 1_004_000, 991_000) * 2
+    small = tuple(20_000 + (index * 7_919) % 9_000 for index in range(10))
+
+    def made(factor):
+        rows = [("fc", tuple(factor * time // 10 for time in steady))]
+        rows += [
+            (f"small.{index}", (*small[index % 10 :], *small[: index % 10])) for index in range(20)
+        ]
+        return report(
+            [
+                replace(row(path, wall=sum(times), steps=10), wall_ns_by_step=times)
+                for path, times in rows
+            ],
+            step_ns=(9,) * 10,
+        )
+
+    found = compare(made(10), made(12))
+    assert [change.path for change in found.changes if change.claimed] == ["fc"]
+    assert found["fc"].verdict == "slower"
+
+
 @settings(max_examples=60, deadline=None)
 @given(reports())
 def test_a_report_does_not_differ_from_itself(one):

@@ -197,9 +197,10 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
     A change is claimed (``slower``, ``faster``) where it lies outside a Welch-type 95% interval for
     the difference of the means over steps, never narrower than 2% of the larger mean either way;
     for a module than 8%, and than half a percent of the whole. For modules the level is divided by
-    their number, and their variances count as no less than what
-    is typical of all. What the steps of a recording share, such as another load on the machine, no
-    interval over them can show: where most modules changed alike, a note says so.
+    their number, and their variances count as no less than what is typical of all; with eight or
+    more steps on both sides a module's own variance is enough. What the steps of a recording share,
+    such as another load on the machine, no interval over them can show: where most modules changed
+    alike, a note says so.
     With a single step on either side nothing is claimed.
 
     Args:

@@ -64,6 +64,9 @@ CHANGES = {
         {**data["modules"][-1], "wall_ns": 0, "wall_ns_by_step": [0, 0, 0], "gpu_ns": 0}
         | {"cpu_ns": 0, "wall_on": {}, "nodes": [], "lines": []}
     ),
+    "what no module owns twice": lambda data: [
+        one.update(is_module=False, path="(outside model)") for one in data["modules"][:2]
+    ],
     "a device twice": lambda data: twice(data["devices"]),
     "a finding without a place": lambda data: data.update(
         findings=[{"rule": "r", "title": "", "seen": "", "remedy": "", "wall_ns": 1, "places": []}]
