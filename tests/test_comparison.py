@@ -101,6 +101,28 @@ def test_steps_that_vary_as_much_as_they_differ_are_noise():
     assert "No difference beyond the noise" in str(found)
 
 
+def test_tiny_modules_that_vary_do_not_hide_a_clear_change():
+    steady = (1_003_000, 995_000, 1_001_000, 1_004_000, 991_000) * 2
+    small = tuple(20_000 + (index * 7_919) % 9_000 for index in range(10))
+
+    def made(factor):
+        rows = [("fc", tuple(factor * time // 10 for time in steady))]
+        rows += [
+            (f"small.{index}", (*small[index % 10 :], *small[: index % 10])) for index in range(20)
+        ]
+        return report(
+            [
+                replace(row(path, wall=sum(times), steps=10), wall_ns_by_step=times)
+                for path, times in rows
+            ],
+            step_ns=(9,) * 10,
+        )
+
+    found = compare(made(10), made(12))
+    assert [change.path for change in found.changes if change.claimed] == ["fc"]
+    assert found["fc"].verdict == "slower"
+
+
 @settings(max_examples=60, deadline=None)
 @given(reports())
 def test_a_report_does_not_differ_from_itself(one):
@@ -365,3 +387,25 @@ def test_traces_without_labels_are_compared_by_node():
     assert not any(change.claimed for change in found.changes)
     assert sum(c.change_ms for c in found.changes) == pytest.approx(found.whole.change_ms)
     assert "autograd nodes are compared by name" in str(found).replace("\n", " ")
+
+
+def test_groups_of_one_pattern_and_several_classes_are_compared_each_with_its_like(tmp_path):
+    rows = [
+        row("f.0", "Conv2d", wall=9_000_000),
+        row("f.1", "ReLU", wall=3_000_000),
+        row("f.2", "Conv2d", wall=7_000_000),
+        row("f.3", "ReLU", wall=2_000_000),
+    ]
+    slower = [*rows[:3], row("f.3", "ReLU", wall=32_000_000)]
+    grouped = [
+        replace(one, modules=one.top(by="pattern")) for one in (report(rows), report(slower))
+    ]
+    saved = [
+        backspot.Report.load(one.save(tmp_path / f"{index}.json"))
+        for index, one in enumerate(grouped)
+    ]
+    found = compare(*saved)
+    assert {(c.path, c.class_name, c.change_ms) for c in found.changes} == {
+        ("f.*", "ReLU", 10.0),
+        ("f.*", "Conv2d", 0.0),
+    }

@@ -67,6 +67,67 @@ def test_among_many_modules_of_the_same_noise_hardly_any_is_claimed():
         assert wrong <= 3, f"{wrong} wrong claims in 20 comparisons of {steps} steps"
 
 
+def steps_of(chance, mean, spread, count):
+    return [max(1, round(chance.gauss(mean, spread * mean))) for _ in range(count)]
+
+
+def recorded_with_tiny_modules(chance, count, large=1e6):
+    """A steady module of half the backward's time, and twenty tiny ones that vary a lot."""
+    return [
+        steps_of(chance, large, 0.007, count),
+        *(steps_of(chance, 2e4, 0.25, count) for _ in range(20)),
+    ]
+
+
+def claims(sides):
+    """Which modules of two recordings are told apart."""
+    typical = typical_spread([*sides[0], *sides[1]])
+    pairs = list(zip(*sides, strict=True))
+    reach = 0.005 * max(sum(map(sum, side)) / len(side[0]) for side in sides)
+    found = [interval(*p, typical=typical, among=len(pairs), reach=reach).clear for p in pairs]
+    return [index for index, clear in enumerate(found) if clear]
+
+
+@pytest.mark.parametrize("steps", [8, 10, 20])
+def test_a_clear_change_of_a_steady_module_is_seen_among_tiny_ones_that_vary(steps):
+    chance = random.Random(steps)
+    for _ in range(20):
+        sides = [recorded_with_tiny_modules(chance, steps, large) for large in (1e6, 1.2e6)]
+        assert claims(sides) == [0]
+        assert claims([*reversed(sides)]) == [0]
+
+
+def test_a_change_within_what_recordings_differ_by_is_not_claimed_however_steady_the_module():
+    chance = random.Random(7)
+    sides = [recorded_with_tiny_modules(chance, 10, large) for large in (1e6, 1.06e6)]
+    assert claims(sides) == []
+
+
+def two_speeds(chance, mean, count):
+    return [round(mean * chance.choice((1.0, 1.3)) * chance.gauss(1, 0.005)) for _ in range(count)]
+
+
+def now_and_then_slow(chance, mean, count):
+    return [round(mean * (10 if chance.random() < 0.1 else 1)) for _ in range(count)]
+
+
+def skewed(chance, mean, count):
+    return [round(mean * chance.lognormvariate(0, 0.5)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("steps", [8, 10, 20])
+@pytest.mark.parametrize("kind", [None, two_speeds, now_and_then_slow, skewed])
+def test_equal_recordings_are_told_apart_in_few_comparisons_whatever_varies(steps, kind):
+    chance = random.Random(11)
+
+    def recorded():
+        tiny = recorded_with_tiny_modules(chance, steps)
+        return tiny if kind is None else [*(kind(chance, 1e6, steps) for _ in range(8)), *tiny]
+
+    wrong = sum(bool(claims([recorded(), recorded()])) for _ in range(60))
+    assert wrong <= 3, f"{wrong} of 60 comparisons of the same thing claim something"
+
+
 _SAMPLES = st.lists(st.integers(0, 10**13), min_size=2, max_size=6)
 
 

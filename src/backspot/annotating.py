@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from backspot.attribution import SPECIAL, Ownership
 from backspot.errors import BackspotError, NotATraceError, UsageError
+from backspot.files import path_text
 from backspot.labels import Kind, Label, format_label
 from backspot.render._writing import check_target, writing
 from backspot.trace import Events
@@ -50,12 +51,10 @@ def check_labelled(
         OutputExistsError: where the output exists and ``force`` is false.
         SourceNotFoundError: where its folder does not exist.
     """
-    shown = visible(os.fspath(output))
-    if not os.fspath(output).lower().endswith((".json", ".json.gz")):
-        raise UsageError(f"{shown}: name the labelled trace .json or .json.gz")
-    if source and source.exists() and Path(output).exists() and source.samefile(output):
-        raise UsageError(f"{shown} is the trace itself, which stays as it is: name another file")
-    check_target(output, force=force)
+    text = path_text(output, "trace=")
+    if not text.lower().endswith((".json", ".json.gz")):
+        raise UsageError(f"{visible(text)}: name the labelled trace .json or .json.gz")
+    check_target(output, force=force, sources=() if source is None else (source,), what="trace=")
 
 
 def write_labelled(
@@ -82,7 +81,7 @@ def write_labelled(
     """
     if events.truncated:
         raise NotATraceError(f"{path} is cut short, and so would its copy be: export it again")
-    with writing(output, force=force) as file:
+    with writing(output, force=force, sources=(path,)) as file:
         if os.fspath(output).lower().endswith(".gz"):
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
                 _copy(path, _added(events, ownership), packed)

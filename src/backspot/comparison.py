@@ -7,6 +7,7 @@ and with a single step on either side nothing is claimed.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from backspot.cautions import alike, cautions, named
 from backspot.errors import UsageError
 from backspot.noise import Interval, interval, typical_spread
 from backspot.report import Report, Row, StepUnit
+from backspot.words import quoted
 
 __all__ = ["SCHEMA", "Change", "Comparison", "Kind", "Move", "Side", "Verdict", "compare"]
 
@@ -134,14 +136,27 @@ class Comparison:
 
         Raises:
             KeyError: where neither report has such a module.
+            UsageError: where ``path`` is no text. A loop over the comparison itself ends here too:
+                ``changes`` holds what changed.
         """
+        if not isinstance(path, str):
+            raise UsageError(
+                f"comparison[{quoted(path)}]: give a module's path; comparison.changes has all"
+            )
         found = [change for change in self.changes if change.path == path]
         if not found:
             raise KeyError(f"no module {path!r} in this comparison")
         return min(found, key=lambda change: change.verdict == "gone")
 
     def slower_than(self, percent: float) -> bool:
-        """Whether the whole got slower beyond the noise, and by more than ``percent`` percent."""
+        """Whether the whole got slower beyond the noise, and by more than ``percent`` percent.
+
+        Raises:
+            UsageError: on what is no percentage of at least 0.
+        """
+        number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
+        if not number or not 0 <= percent < math.inf:
+            raise UsageError(f"slower_than({quoted(percent)}): give a percentage of at least 0")
         whole = self.whole
         return whole.verdict == "slower" and (whole.percent is None or whole.percent > percent)
 
@@ -182,9 +197,10 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
     A change is claimed (``slower``, ``faster``) where it lies outside a Welch-type 95% interval for
     the difference of the means over steps, never narrower than 2% of the larger mean either way;
     for a module than 8%, and than half a percent of the whole. For modules the level is divided by
-    their number, and their variances count as no less than what
-    is typical of all. What the steps of a recording share, such as another load on the machine, no
-    interval over them can show: where most modules changed alike, a note says so.
+    their number, and their variances count as no less than what is typical of all; with eight or
+    more steps on both sides a module's own variance is enough. What the steps of a recording share,
+    such as another load on the machine, no interval over them can show: where most modules changed
+    alike, a note says so.
     With a single step on either side nothing is claimed.
 
     Args:
@@ -202,8 +218,12 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
                 f"compare takes two reports, not {type(report).__name__}: backspot.locate(trace) "
                 "or backspot.Report.load(path) gives one"
             )
-    if len(names) != 2 or {type(name) for name in names} != {str} or isinstance(names, str):
-        raise UsageError(f"names={names!r}: give two texts, what to call before and after")
+    if (
+        not isinstance(names, (tuple, list))
+        or len(names) != 2
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise UsageError(f"names={quoted(names)}: give two texts, what to call before and after")
     sides = [_whole(before), _whole(after)]
     whole = _change("whole", "", "", "", sides[0], sides[1], interval(sides[0], sides[1]))
     by: Literal["module", "node"] = "module" if named(before) and named(after) else "node"
@@ -243,7 +263,7 @@ def _whole(report: Report) -> tuple[int, ...]:
 def _by_module(
     before: Report, after: Report, sides: Sequence[tuple[int, ...]]
 ) -> tuple[list[Change], tuple[Move, ...]]:
-    old, new = ({row.path: row for row in r.modules if row.is_module} for r in (before, after))
+    old, new = _by_path(before, after)
     pairs, moves = aligned(old, new)
     others = [
         {row.path: row.wall_ns_by_step for row in report.modules if not row.is_module}
@@ -267,8 +287,9 @@ def _by_module(
             if was is None or now is None
             else interval(start, end, typical=typical, among=among, reach=reach)
         )
+        path = None if was is None else old[was].path
         changes.append(
-            _change("module", row.path, was, row.class_name, start, end, found, gone=now is None)
+            _change("module", row.path, path, row.class_name, start, end, found, gone=now is None)
         )
     for name in names:
         start = others[0].get(name, (0,) * before.steps)
@@ -276,6 +297,19 @@ def _by_module(
         found = interval(start, end, typical=typical, among=among, reach=reach)
         changes.append(_change("unowned", name, name, "", start, end, found))
     return changes, moves
+
+
+def _by_path(*reports: Report) -> list[dict[str, Row]]:
+    """Each report's modules by path; where rows were grouped, two kinds can share a pattern."""
+    modules = [[row for row in report.modules if row.is_module] for report in reports]
+    shared: set[str] = set()
+    for rows in modules:
+        known: set[str] = set()
+        for row in rows:
+            (shared if row.path in known else known).add(row.path)
+    return [
+        {row.label if row.path in shared else row.path: row for row in rows} for rows in modules
+    ]
 
 
 def _column(rows: Iterable[Row], step: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Protocol
 
 from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, parts
 
@@ -13,7 +14,7 @@ __all__ = [
     "add_totals",
     "fold",
     "group",
-    "parent_of",
+    "parents_of",
     "pattern_of",
     "ranked_kernels",
     "ranked_lines",
@@ -88,9 +89,9 @@ def _pattern(path: str) -> str:
 
 
 def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, members: int) -> Row:
-    group = {row.path: row for row in rows}
     # A total holds what is inside already: only the outermost of the group count.
-    outer = [row for row in rows if parent_of(row, group) is None]
+    parents = parents_of(rows)
+    outer = [row for row in rows if parents[row.path] is None]
     nodes: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         for node in row.nodes:
@@ -159,27 +160,57 @@ def ranked_kernels(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
     return tuple(sorted(added, key=lambda kernel: (-kernel.gpu_ns, kernel.name)))
 
 
-def parent_of(row: Row, among: Mapping[str, Row]) -> str | None:
-    """The nearest path in ``among`` that contains the row's; ``""`` contains all of its root."""
-    path = row.path
-    while path:
-        path = path.rpartition(".")[0]
-        # "loss" of an instrumented loss does not lie in the model, whose path is "".
-        if path in among and among[path].root == row.root:
-            return path
-    return None
+class _Placed(Protocol):
+    """A row of a report, or a module of a trace."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def root(self) -> str: ...
+
+
+def parents_of(modules: Iterable[_Placed]) -> dict[str, str | None]:
+    """For each module's path the nearest of the others' that contains it; ``""`` contains all.
+
+    Only modules of one root contain each other: "loss" of an instrumented loss does not lie in the
+    model, whose path is "". The paths come with those around before those inside.
+    """
+    by_root: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        by_root[module.root].append(module.path)
+    parents: dict[str, str | None] = {}
+    for paths in by_root.values():
+        around: list[str] = []
+        # Sorted this way, what a path contains follows it at once: no path is taken apart.
+        for path in sorted(paths, key=_names_in_order):
+            while around and not _contains(around[-1], path):
+                around.pop()
+            parents[path] = around[-1] if around else None
+            around.append(path)
+    return parents
+
+
+def _names_in_order(path: str) -> str:
+    """The path as a key by which it sorts name by name: the dot comes before all characters."""
+    return path.translate(_DOT_FIRST) if "\0" in path or "\1" in path else path.replace(".", "\0")
+
+
+_DOT_FIRST = str.maketrans({".": "\0", "\0": "\1\1", "\1": "\1\2"})
+
+
+def _contains(outer: str, path: str) -> bool:
+    if not outer:
+        return bool(path)
+    return path.startswith(outer) and path[len(outer) : len(outer) + 1] == "."
 
 
 def add_totals(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Set each row's ``total_*`` from its own costs and those of the modules inside it."""
     own = {row.path: row for row in rows if row.is_module}
-    totals = {path: [0] * len(_COSTS) for path in own}
-    for path, row in own.items():
-        costs = [getattr(row, field) for field in _COSTS]
-        at: str | None = path
-        while at is not None:
-            totals[at] = [total + cost for total, cost in zip(totals[at], costs, strict=True)]
-            at = parent_of(own[at], own)
+    totals = {path: [getattr(row, field) for field in _COSTS] for path, row in own.items()}
+    for path, parent in reversed(parents_of(own.values()).items()):
+        if parent is not None:
+            totals[parent] = [a + b for a, b in zip(totals[parent], totals[path], strict=True)]
     result = []
     for row in rows:
         own_costs = [getattr(row, field) for field in _COSTS]

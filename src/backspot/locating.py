@@ -12,7 +12,8 @@ import numpy as np
 from backspot.accounting import account
 from backspot.annotating import check_labelled, write_labelled
 from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
-from backspot.errors import NoBackwardError, UsageError
+from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
+from backspot.files import check_force, path_text
 from backspot.findings import Evidence, find_all
 from backspot.garbage import without_collecting
 from backspot.heap import keep_freed
@@ -23,9 +24,9 @@ from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
 from backspot.trace.live import LIVE, exported, is_profiler
 from backspot.trace.reading import newest
-from backspot.words import visible
+from backspot.words import quoted, visible
 
-__all__ = ["NO_LABELS", "locate", "locate_export", "save_labelled"]
+__all__ = ["NO_LABELS", "locate", "locate_export", "save_labelled", "trace_file"]
 
 NO_LABELS = (
     "The trace names no modules: run the steps within backspot.instrument(model) while profiling. "
@@ -72,10 +73,20 @@ def locate(
             export is gone and ``trace`` asks for it.
     """
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise UsageError(f"depth={depth!r}: give a whole number of at least 0, or None for all")
+        raise UsageError(
+            f"depth={quoted(depth)}: give a whole number of at least 0, or None for all"
+        )
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise UsageError(f"jobs={quoted(jobs)}: give a whole number of at least 1, or None")
+    check_force(force)
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress={quoted(progress)}: give a function of two numbers, or None")
+    if isinstance(source, (str, os.PathLike)):
+        path_text(source, "locate")
     if trace is None:
         events = read_events(source, progress=progress, jobs=jobs)
         return _report(events, _owned(events), depth=depth)
+    path_text(trace, "trace=")
     if is_profiler(source):
         return locate_export(source, LIVE, depth=depth, trace=trace, force=force)
     if not isinstance(source, (str, os.PathLike)) or os.fspath(source) in ("", "-"):
@@ -83,10 +94,27 @@ def locate(
             "a trace is read twice to be labelled, which standard input or another stream cannot "
             "be: give a file"
         )
-    path = newest(Path(source)) if Path(source).is_dir() else Path(source)
+    path = trace_file(source)
     check_labelled(trace, force=force, source=path)
     events = read_events(path, progress=progress, jobs=jobs)
     return _labelled(path, events, trace, depth=depth, force=force)
+
+
+def trace_file(source: str | os.PathLike[str]) -> Path:
+    """The file that a path means: itself, or of a folder the newest trace in it.
+
+    Raises:
+        SourceNotFoundError: where the folder holds no trace, or cannot be looked into.
+        UsageError: where it is no path.
+    """
+    shown = visible(path_text(source, "locate"))
+    path = Path(source)
+    try:
+        return newest(path) if path.is_dir() else path
+    except OSError as error:
+        if isinstance(error, BackspotError):
+            raise
+        raise SourceNotFoundError(f"{shown} cannot be read: {error.strerror or error}") from error
 
 
 def locate_export(

@@ -7,7 +7,6 @@ give milliseconds, and milliseconds per step where that is what people compare.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backspot.diagnosis import Finding, Phase, PhaseName, Place
 from backspot.errors import UsageError
+from backspot.files import path_text
 from backspot.grouping import (
     add_totals,
     fold,
     group,
-    parent_of,
     pattern_of,
     ranked_kernels,
     ranked_lines,
     ranked_nodes,
 )
 from backspot.rows import KernelCost, LineCost, NodeCost, Row, WallKinds, line_of
+from backspot.subtrees import Subtree, near_names, subtree_of
 from backspot.totals import Coverage, DeviceCost, OperatorCost, Pass
+from backspot.words import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,24 +69,6 @@ Sort = Literal["wall", "gpu", "cpu"]
 By = Literal["path", "class", "pattern"]
 LabelSource = Literal["backspot", "lightning", "python", "none"]
 StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
-
-
-@dataclass(frozen=True, slots=True)
-class Subtree:
-    """A module with all that is inside it, as ``report[path]`` gives it.
-
-    Attributes:
-        row: the module itself; its ``total_*`` include the children.
-        children: the modules directly inside, most expensive (in total wall time) first.
-    """
-
-    row: Row
-    children: tuple[Subtree, ...]
-
-    def __str__(self) -> str:
-        from backspot.render.text import render_subtree
-
-        return render_subtree(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +148,11 @@ class Report:
         """The row's part (0 to 1) of the backward's wall, gpu or cpu time.
 
         Raises:
-            UsageError: on an unknown word.
+            UsageError: on an unknown word, and on what is no row.
         """
         _check("sort", sort, _SORT_KEYS)
+        if not isinstance(row, Row):
+            raise UsageError(f"share({quoted(row)}): give a row; report.modules has them")
         whole = {"wall": self.wall_ns, "gpu": self.gpu_ns, "cpu": self.cpu_ns}[sort]
         return _SORT_KEYS[sort](row) / whole if whole else 0.0
 
@@ -193,9 +178,11 @@ class Report:
             UsageError: on what is no whole number of at least 0, or an unknown word.
         """
         if not _is_count(n):
-            raise UsageError(f"top({n!r}): give a number of rows of at least 0, or None for all")
+            raise UsageError(
+                f"top({quoted(n)}): give a number of rows of at least 0, or None for all"
+            )
         if not _is_count(depth):
-            raise UsageError(f"depth={depth!r}: give a depth of at least 0, or None for all")
+            raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
         _check("sort", sort, _SORT_KEYS)
         _check("by", by, ("path", "class", "pattern"))
         rows: Sequence[Row] = self.modules
@@ -218,29 +205,16 @@ class Report:
                 ``modules`` and ``top()`` hold its rows.
         """
         if not isinstance(path, str):
-            raise UsageError(f"report[{path!r}]: give a module's path; report.top() has the rows")
+            raise UsageError(
+                f"report[{quoted(path)}]: give a module's path; report.top() has the rows"
+            )
         # A module may be called what no module owns: then the module is meant.
         rows = {row.path: row for row in self.modules if not row.is_module}
         modules = {row.path: row for row in self.modules if row.is_module}
         rows.update(modules)
         if path not in rows:
-            import difflib
-
-            near = difflib.get_close_matches(path, rows, n=3, cutoff=0.5)
-            hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-            raise KeyError(f"no module {path!r} in this report{hint}")
-        within: dict[str | None, list[str]] = defaultdict(list)
-        for other in modules.values():
-            within[parent_of(other, modules)].append(other.path)
-
-        def build(at: str) -> Subtree:
-            children = sorted(
-                (build(child) for child in within[at]),
-                key=lambda child: (-child.row.total_wall_ns, child.row.path),
-            )
-            return Subtree(rows[at], tuple(children))
-
-        return build(path)
+            raise KeyError(f"no module {path!r} in this report{near_names(path, rows)}")
+        return subtree_of(rows[path], modules)
 
     def __str__(self) -> str:
         from backspot.render.text import render_text
@@ -272,12 +246,12 @@ class Report:
 
         Raises:
             OutputExistsError: where the file exists and ``force`` is false.
-            UsageError: on a suffix that names no form; where a trace is asked for that is not there
-                or not the same any more.
+            UsageError: on a suffix that names no form; where ``path`` is the trace that the report
+                was made of; where a trace is asked for that is not there or not the same any more.
         """
         from backspot.render import LABELLED, save
 
-        if os.fspath(path).lower().endswith(LABELLED):
+        if path_text(path, "save").lower().endswith(LABELLED):
             from backspot.locating import save_labelled
 
             return save_labelled(self, path, force=force)
@@ -350,6 +324,6 @@ def _is_count(value: object) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
-def _check(argument: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UsageError(f"{argument}={value!r}: choose one of {', '.join(known)}")
+def _check(argument: str, value: object, known: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise UsageError(f"{argument}={quoted(value)}: choose one of {', '.join(known)}")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backspot.errors import UsageError
+from backspot.words import quoted
+
 __all__ = ["KernelCost", "LineCost", "NodeCost", "Row", "WallKinds", "line_of", "parts"]
 
 
@@ -241,7 +244,12 @@ def line_of(row: Row, node_name: str) -> str:
 
     Returns:
         ``""`` where the line is not known.
+
+    Raises:
+        UsageError: where ``row`` is no row.
     """
+    if not isinstance(row, Row):
+        raise UsageError(f"line_of({quoted(row)}): give a row of a report")
     return next((line.place for line in row.lines if line.node == node_name), "")
 
 

@@ -6,14 +6,16 @@ lie inside each other or apart, by the way in which they are made.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
+from backspot.grouping import parents_of
 from backspot.spans import Module
-from backspot.timeline import distinct
+from backspot.timeline import NOTHING, distinct
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
@@ -71,13 +73,14 @@ class Arrow:
 
 def find_tracks(ownership: Ownership) -> list[Track]:
     """The tracks of the threads that ran nodes, and of the queues that worked for them."""
-    chains = _chains(ownership.spans.modules)
+    parents = _parents(ownership.spans.modules)
+    depths = _depths(parents)
     tracks = [
-        Track(thread, False, _nested(_on_host(ownership, thread), chains))
+        Track(thread, False, _nested(_on_host(ownership, thread), parents, depths))
         for thread in ownership.passes.threads
     ]
     tracks += [
-        Track(queue, True, _nested(_on_device(ownership, queue), chains))
+        Track(queue, True, _nested(_on_device(ownership, queue), parents, depths))
         for queue in distinct(ownership.work.queue[ownership.work.run >= 0])
     ]
     return [track for track in tracks if track.spans]
@@ -116,22 +119,35 @@ def find_arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> li
     return arrows
 
 
-def _chains(modules: tuple[Module, ...]) -> list[tuple[int, ...]]:
-    """For each owner the owners around it, outermost first, and itself."""
-    known: dict[tuple[str, str], int] = {}
-    for index, module in enumerate(modules):
+def _parents(modules: tuple[Module, ...]) -> list[int]:
+    """For each owner the one directly around it, ``NOTHING`` for none."""
+    known: dict[str, dict[str, int]] = defaultdict(dict)
+    for index, module in enumerate(modules, len(SPECIAL)):
         if not module.is_region:
-            known.setdefault((module.root, module.path), index + len(SPECIAL))
-    chains: list[tuple[int, ...]] = [(owner,) for owner in range(len(SPECIAL))]
-    for index, module in enumerate(modules):
-        chain = [index + len(SPECIAL)]
-        path = "" if module.is_region else module.path
-        while path:
-            path = path.rpartition(".")[0]
-            if (module.root, path) in known:
-                chain.append(known[module.root, path])
-        chains.append(tuple(reversed(chain)))
-    return chains
+            known[module.root].setdefault(module.path, index)
+    parents = [NOTHING] * (len(SPECIAL) + len(modules))
+    around = {
+        root: parents_of(modules[index - len(SPECIAL)] for index in paths.values())
+        for root, paths in known.items()
+    }
+    for index, module in enumerate(modules, len(SPECIAL)):
+        outer = None if module.is_region else around[module.root][module.path]
+        if outer is not None:
+            parents[index] = known[module.root][outer]
+    return parents
+
+
+def _depths(parents: list[int]) -> list[int]:
+    """How many owners lie around each."""
+    depths = [NOTHING] * len(parents)
+    for owner in range(len(parents)):
+        way = [owner]
+        while depths[way[-1]] < 0 and parents[way[-1]] >= 0:
+            way.append(parents[way[-1]])
+        depth = max(0, depths[way[-1]])
+        for at in reversed(way):
+            depths[at], depth = depth, depth + 1
+    return depths
 
 
 _Piece = tuple[int, int, int, int]
@@ -163,27 +179,34 @@ def _rows(columns: tuple[Ints, Ints, Ints, Ints]) -> Iterable[_Piece]:
     return zip(start, end, owner, run, strict=True)
 
 
-def _nested(pieces: Iterable[_Piece], chains: list[tuple[int, ...]]) -> list[TrackSpan]:
+def _nested(pieces: Iterable[_Piece], parents: list[int], depths: list[int]) -> list[TrackSpan]:
     spans: list[TrackSpan] = []
-    around: list[TrackSpan] = []
+    around: list[TrackSpan] = []  # all of one pass
     until: int | None = None
     for begin, end, owner, run in pieces:
         start = begin if until is None else max(begin, until)
         if end <= start:
             continue
-        until = end
-        chain = () if run < 0 else chains[owner]
-        same = 0
-        while (
-            same < min(len(around), len(chain))
-            and around[same].owner == chain[same]
-            and around[same].run == run
+        # From the owner outwards, as far as what lies around it does not lie there already.
+        opened: list[int] = []
+        at = NOTHING if run < 0 else owner
+        same_run = bool(around) and around[0].run == run
+        while at >= 0 and not (
+            same_run and depths[at] < len(around) and around[depths[at]].owner == at
         ):
-            same += 1
+            opened.append(at)
+            at = parents[at]
+        same = 0 if at < 0 else depths[at] + 1
+        _end(around[same:], until)
         del around[same:]
-        for inner in chain[same:]:
+        until = end
+        for inner in reversed(opened):
             around.append(TrackSpan(start, end, inner, len(around), run))
             spans.append(around[-1])
-        for span in around:
-            span.end = end
+    _end(around, until)
     return spans
+
+
+def _end(spans: list[TrackSpan], time: int | None) -> None:
+    for span in spans:
+        span.end = span.end if time is None else time

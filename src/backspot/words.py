@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "decimals_for", "duration", "milliseconds", "percent", "visible"]
+__all__ = ["counted", "decimals_for", "duration", "milliseconds", "percent", "quoted", "visible"]
 
 
 def visible(text: str) -> str:
@@ -14,9 +14,8 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(
-        character if character.isprintable() else _escape(character) for character in text
-    )
+    hidden = (character for character in set(text) if not character.isprintable())
+    return text.translate({ord(character): _escape(character) for character in hidden})
 
 
 def _escape(character: str) -> str:
@@ -24,6 +23,18 @@ def _escape(character: str) -> str:
     if code <= 0xFF:
         return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, f"\\x{code:02x}")
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def quoted(value: object) -> str:
+    """Anything that somebody gave, for a complaint about it: short, and whatever it is."""
+    try:
+        text = visible(repr(value))
+    except Exception:  # an object of the user's, or a number of too many digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 1]}…"
+
+
+_QUOTED = 120
 
 
 def duration(ns: float) -> str:

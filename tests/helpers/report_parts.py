@@ -116,8 +116,8 @@ def report(
     passes = tuple(
         Pass(
             start_ns=step * 50_000_000,
-            duration_ns=wall // steps,
-            wall_ns=wall // steps,
+            duration_ns=sum(one.wall_ns_by_step[step] for one in rows),
+            wall_ns=sum(one.wall_ns_by_step[step] for one in rows),
             forward_ns=0,
             other_ns=0,
             gpu_ns=gpu // steps,

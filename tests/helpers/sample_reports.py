@@ -265,7 +265,12 @@ _NAMES = st.text(
     max_size=12,
 ).map(lambda name: name.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"))
 _TIMES = st.integers(0, 10**12)
-_PHASES = st.builds(Phase, st.sampled_from(get_args(PhaseName)), _TIMES, _TIMES)
+_PHASES = st.builds(
+    lambda name, wall, busy: Phase(name, wall, min(wall, busy)),
+    st.sampled_from(get_args(PhaseName)),
+    _TIMES,
+    _TIMES,
+)
 _FINDINGS = st.builds(
     Finding,
     rule=_NAMES,
@@ -308,14 +313,18 @@ def reports(draw: st.DrawFn) -> Report:
                 steps=steps,
             )
         )
+    phases = tuple(draw(st.lists(_PHASES, max_size=8, unique_by=lambda phase: phase.name)))
+    step_ns = draw(st.lists(_TIMES, min_size=steps, max_size=steps))
+    if phases:  # they sum to the steps
+        step_ns = [0] * (steps - 1) + [sum(phase.wall_ns for phase in phases)]
     made = report(
         rows,
-        step_ns=tuple(draw(st.lists(_TIMES, min_size=steps, max_size=steps))),
+        step_ns=tuple(step_ns),
         source=draw(st.sampled_from(("backspot", "lightning", "python", "none"))),
         has_gpu=draw(st.booleans()),
         warnings=tuple(draw(st.lists(_NAMES, max_size=2))),
         trace=draw(_NAMES),
-        phases=tuple(draw(st.lists(_PHASES, max_size=8, unique_by=lambda phase: phase.name))),
+        phases=phases,
         findings=tuple(draw(st.lists(_FINDINGS, max_size=3))),
     )
     return replace(made, step_unit=draw(st.sampled_from(("profiler step", "backward pass"))))

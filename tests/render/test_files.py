@@ -2,12 +2,18 @@
 
 import csv
 import io
+import os
 import re
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from program import program
 from sample_reports import (
     ODD_NAMES,
     SAMPLES,
@@ -21,6 +27,9 @@ from sample_reports import (
 )
 from sample_reports import report as report_of
 
+import backspot
+from backspot import Report, compare, locate
+from backspot.commands import main
 from backspot.errors import (
     BackspotError,
     MissingDependencyError,
@@ -29,6 +38,7 @@ from backspot.errors import (
     UsageError,
 )
 from backspot.render import renderer_for, suffixes
+from synthetic import Trace
 
 
 @pytest.mark.parametrize("suffix", suffixes())
@@ -209,3 +219,164 @@ def test_without_pandas_the_remedy_is_named(monkeypatch):
 def test_any_report_can_be_saved_in_every_form(tmp_path, any_report):
     for suffix in suffixes():
         any_report.save(Path(tmp_path) / f"report{suffix}", force=True)
+
+
+# What is being read is never written over.
+
+
+def small_trace(path: Path) -> Path:
+    trace = Trace()
+    trace.forward("fc", "Linear", 0, 50_000)
+    trace.operator("aten::addmm", 1_000, 10_000, seq=1)
+    trace.node("AddmmBackward0", 100_000, 130_000, seq=1)
+    return trace.save(path)
+
+
+def link_to(kind: str, path: Path) -> Path:
+    """Another name of a file."""
+    if kind == "itself":
+        return path
+    if kind == "another way":
+        return path.parent / ".." / path.parent.name / path.name
+    other = path.with_name("other.json")
+    if kind == "a link":
+        other.symlink_to(path)
+    else:
+        other.hardlink_to(path)
+    return other
+
+
+NAMES = ["itself", "another way", "a link", "a hard link"]
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_report_never_takes_the_place_of_its_trace(tmp_path, kind):
+    path = small_trace(tmp_path / "t.json")
+    before = path.read_bytes()
+    output = link_to(kind, path)
+    report = locate(path)
+    for write in (
+        lambda: report.save(output, force=True),
+        lambda: compare(vit(), report).save(output, force=True),
+        lambda: compare(report, vit()).save(output, force=True),
+        lambda: locate(path, trace=output, force=True),
+    ):
+        with pytest.raises(UsageError, match="is the trace itself, which stays as it is"):
+            write()
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == len({path.name, output.name})
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("command", ["report", "annotate"])
+def test_no_command_writes_over_its_trace(tmp_path, capsys, command, kind):
+    path = small_trace(tmp_path / "t.json")
+    before = path.read_bytes()
+    output = link_to(kind, path)
+    assert main([command, str(path), "-o", str(output), "--force"]) == 2
+    assert "is the trace itself" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_the_trace_that_a_folder_stands_for_is_not_written_over(tmp_path, capsys):
+    path = small_trace(tmp_path / "t.json")
+    before = path.read_bytes()
+    for command in ("report", "annotate"):
+        assert main([command, str(tmp_path), "-o", str(path), "--force"]) == 2
+    assert path.read_bytes() == before
+
+
+def test_what_comes_through_standard_input_is_not_written_over(tmp_path):
+    path = small_trace(tmp_path / "t.json")
+    before = path.read_bytes()
+    with path.open("rb") as file:
+        done = program("report", "-", "-o", path, "--force", stdin=file)
+    assert done.returncode == 2
+    assert b"is the trace itself" in done.stderr
+    assert path.read_bytes() == before
+
+
+def test_a_saved_report_can_be_written_again_where_it_was_read(tmp_path):
+    path = vit().save(tmp_path / "report.json")
+    before = path.read_bytes()
+    Report.load(path).save(path, force=True)
+    assert path.read_bytes() == before
+
+
+# What a killed process left.
+
+WRITER = """
+import sys
+from backspot.render._writing import writing
+
+with writing(sys.argv[1], force=True) as file:
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def being_written(path: Path) -> Iterator[subprocess.Popen]:
+    """Another process in the middle of writing a file, for as long as the context lasts."""
+    home = str(Path(backspot.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": home},
+    ) as writer:
+        assert writer.stdout.readline() == b"writing\n"
+        yield writer
+        writer.stdin.close()
+
+
+def parts_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob(".backspot-*.part"))
+
+
+def make_old(path: Path) -> None:
+    os.utime(path, (time.time() - 3_600,) * 2)
+
+
+def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path):
+    with being_written(tmp_path / "a.json") as writer:
+        writer.kill()
+        writer.wait()
+    (left,) = parts_in(tmp_path)
+    make_old(left)
+    vit().save(tmp_path / "b.json")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["b.json"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there nobody can remove an open file")
+def test_what_another_process_still_writes_stays_however_long_it_takes(tmp_path):
+    with being_written(tmp_path / "a.json"):
+        (part,) = parts_in(tmp_path)
+        make_old(part)
+        vit().save(tmp_path / "b.json")
+        assert parts_in(tmp_path) == [part]
+    assert (tmp_path / "a.json").read_bytes() == b"half"
+    assert not parts_in(tmp_path)
+
+
+def test_a_part_of_a_moment_ago_stays(tmp_path):
+    part = tmp_path / ".backspot-0123456789ab.part"
+    part.write_text("not locked yet")
+    vit().save(tmp_path / "b.json")
+    assert part.exists()
+
+
+def test_what_is_not_ours_stays(tmp_path):
+    (tmp_path / "kept").write_text("precious")
+    names = [".backspot-notes.part", "a.part", ".backspot-0123456789ab.part.bak"]
+    for name in names:
+        (tmp_path / name).write_text("precious")
+        make_old(tmp_path / name)
+    (tmp_path / ".backspot-00000000000a.part").symlink_to(tmp_path / "kept")
+    (tmp_path / ".backspot-00000000000b.part").mkdir()
+    there = set(tmp_path.iterdir())
+    vit().save(tmp_path / "b.json")
+    assert set(tmp_path.iterdir()) == there | {tmp_path / "b.json"}
+    assert (tmp_path / "kept").read_text() == "precious"

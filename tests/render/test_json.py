@@ -77,7 +77,7 @@ def broken(change) -> bytes:
         ),
         (
             broken(lambda data: data["modules"][0].update(wall_ns_by_step=[1])),
-            "its rows disagree on how many steps",
+            r"contradicts itself: the row .patch_drop. has 1 step, step_ns has 3",
         ),
     ],
 )

@@ -8,10 +8,13 @@ from report_parts import node, report, row
 from rich.cells import cell_len
 from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 
+from backspot import locate
 from backspot.errors import UsageError
+from backspot.render import renderer_for
 from backspot.render.text import render_subtree, render_text
 from backspot.report import Phase
 from backspot.words import milliseconds
+from synthetic import Trace
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -238,3 +241,46 @@ def test_no_more_than_five_findings_are_printed_and_the_others_are_counted():
     text = render_text(report([row("fc", wall=9)], findings=(one,) * 7), width=160)
     assert text.count("Index whole rows") == 5
     assert "2 more findings: report.findings has all." in text
+
+
+# A fragment of a trace: the device's work is there in part, and the rest looks idle.
+
+
+def fragment(path, *, started, labelled=True):
+    """One node of 0.14 ms, whose kernel of 0.05 ms runs at ``started`` ms."""
+    trace = Trace()
+    if labelled:
+        trace.forward("fc", "Linear", 0, 50_000)
+    trace.operator("aten::addmm", 10_000, 20_000, seq=1)
+    trace.node("AddmmBackward0", 100_000, 240_000, seq=1)
+    start = round(started * 1e6)
+    trace.kernel(start, start + 50_000, launch=150_000)
+    return locate(trace.save(path))
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_idle_time_around_a_node_is_not_told_as_its_own(tmp_path, labelled):
+    made = fragment(tmp_path / "t.json", started=64, labelled=labelled)
+    first = render_text(made, width=200).splitlines()[0]
+    name = "fc (Linear)" if labelled else "AddmmBackward0"
+    assert first.endswith(
+        f"{name} itself takes 0.19 ms of the backward; around it 63.8 ms (99.7%) pass idle"
+    )
+    page, notebook, markdown = (
+        renderer_for("x.html")(made).decode(),
+        made._repr_html_(),
+        renderer_for("x.md")(made).decode(),
+    )
+    for form in (page, notebook, markdown):
+        assert " itself takes " in form
+
+
+def test_a_node_that_waits_for_part_of_its_time_says_for_how_much(tmp_path):
+    said = render_text(fragment(tmp_path / "t.json", started=0.32), width=200).splitlines()[0]
+    assert said.startswith("fc (Linear) takes 100% of the backward: AddmmBackward0, 0.27 ms, ")
+    assert said.endswith(" 80 µs of it idle")
+
+
+def test_a_node_that_works_for_its_time_says_nothing_of_idling(tmp_path):
+    said = render_text(fragment(tmp_path / "t.json", started=0.2), width=200).splitlines()[0]
+    assert "idle" not in said

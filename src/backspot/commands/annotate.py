@@ -31,13 +31,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, attribute and copy."""
     from backspot.commands._console import complain, reading, write_text
-    from backspot.locating import locate
-    from backspot.trace.reading import newest
+    from backspot.locating import locate, trace_file
     from backspot.words import visible
 
-    source = Path(args.trace)
-    if source.is_dir():
-        source = newest(source)
+    source = trace_file(args.trace)
+    if source != Path(args.trace):
         complain(f"reading {source}, the newest trace in {args.trace}")
     with reading(str(source)) as progress:
         report = locate(

@@ -11,6 +11,8 @@ Example:
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import suppress
 
 from backspot.commands._console import add_jobs, count
 
@@ -33,6 +35,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_jobs(parser)
 
 
+def _sources(trace: str) -> list[str | int]:
+    """What the report is made of, as far as it is known before it is read."""
+    if trace != "-":
+        return [trace]
+    with suppress(AttributeError, OSError, ValueError):  # closed, or no file
+        return [sys.stdin.fileno()]
+    return []
+
+
 def run(args: argparse.Namespace) -> int:
     """Read, rank and write."""
     from backspot.render import renderer_for
@@ -40,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     # A name that cannot serve is told before the trace is read, which can take long.
     renderer_for(args.output)
-    check_target(args.output, force=args.force)
+    check_target(args.output, force=args.force, sources=_sources(args.trace))
 
     from backspot.commands._console import complain, write_text
     from backspot.commands._source import read

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backspot.errors import UsageError
-from backspot.render._writing import writing
+from backspot.files import path_text
+from backspot.render._writing import check_target, writing
 from backspot.words import visible
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
     Raises:
         UsageError: on a suffix that names no form.
     """
-    name = os.fspath(path)
+    name = path_text(path, "save")
     if name.lower().endswith(LABELLED):
         raise UsageError(
             f"{visible(name)} would be a labelled trace, which `backspot annotate` writes "
@@ -80,9 +81,13 @@ def save(report: Report, path: str | os.PathLike[str], *, force: bool = False) -
     Raises:
         OutputExistsError: where the file exists and ``force`` is false.
         SourceNotFoundError: where the folder does not exist.
-        UsageError: on a suffix that names no form.
+        UsageError: on a suffix that names no form, and where ``path`` is the trace that the report
+            was made of.
     """
     render = renderer_for(path)
-    with writing(path, force=force) as file:
-        file.write(render(report))
+    sources = (report.trace,)
+    check_target(path, force=force, sources=sources)
+    data = render(report)
+    with writing(path, force=force, sources=sources) as file:
+        file.write(data)
     return Path(path)

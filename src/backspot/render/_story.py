@@ -36,6 +36,9 @@ Part = tuple[Literal["text", "name", "node", "number"], str]
 
 _DIFFUSE = 0.10
 """Where the first row takes less than this, layers that repeat may tell more together."""
+_MOSTLY = 0.5
+_PARTLY = 0.25
+"""Where more of a time than this is idle, the answer says so; where most is, it says that first."""
 _UNOWNED = 0.25
 """Where more than this has no module as its owner, the answer itself has to say so."""
 
@@ -161,14 +164,18 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
     total = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
     if not ranked or not total or not time_of(ranked[0], sort):
         return [("text", f"{reason}, and no autograd node takes any time.")]
-    time = time_of(ranked[0], sort)
+    time, name = time_of(ranked[0], sort), node_name(ranked[0].name)
+    idle = _idle(ranked[0], sort)
+    parts: list[Part] = [("text", f"{reason}; of its autograd nodes "), ("node", name)]
+    if idle >= _MOSTLY * time:
+        return parts + _waits(report, ranked[0], idle, "itself takes")
     return [
-        ("text", f"{reason}; of its autograd nodes "),
-        ("node", node_name(ranked[0].name)),
+        *parts,
         ("text", " takes "),
         ("number", percent(time / total)),
         ("text", f" of {whole}, "),
         ("number", duration(time / report.steps)),
+        *_partly(report, time, idle),
     ]
 
 
@@ -176,8 +183,12 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     time = time_of(row, sort)
     verb = "take" if row.members > 1 else "takes"
     parts: list[Part] = [("number", f"{row.members} × ")] if row.members > 1 else []
+    parts.append(("name", row.label))
+    idle = _idle(row, sort)
+    if idle >= _MOSTLY * time:
+        itself = "themselves take" if row.members > 1 else "itself takes"
+        return parts + _waits(report, row, idle, itself)
     parts += [
-        ("name", row.label),
         ("text", f" {verb} "),
         ("number", percent(report.share(row, sort))),
         ("text", f" of {whole}: "),
@@ -193,10 +204,41 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     )
     part = time_of(node, sort) / time
     if part >= 0.95:
-        return [*parts, name, ("text", ", "), ("number", cost)]
+        return [*parts, name, ("text", ", "), ("number", cost), *_partly(report, time, idle)]
     lead = ", mostly " if part >= 0.5 else ", the most in "
     spent = f" ({duration(time_of(node, sort) / report.steps)})"
-    return [*parts, ("number", cost), ("text", lead), name, ("text", spent)]
+    parts += [("number", cost), ("text", lead), name, ("text", spent)]
+    return parts + _partly(report, time, idle)
+
+
+def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
+    """How much of its clock time passes while nothing of it runs, on a device or on the host.
+
+    At least so much: what runs on both at once counts twice here. A trace that lacks most of the
+    device's work, or most operators, is idle where the program was not.
+    """
+    return max(0, cost.wall_ns - cost.gpu_ns - cost.cpu_ns) if sort == "wall" else 0
+
+
+def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> list[Part]:
+    """That it works for little, and that the rest is time in which the backward stands still."""
+    whole, steps = report.wall_ns or 1, report.steps
+    return [
+        ("text", f" {itself} "),
+        ("number", duration((cost.wall_ns - idle) / steps)),
+        ("text", " of the backward; around it "),
+        ("number", duration(idle / steps)),
+        ("text", " ("),
+        ("number", percent(idle / whole)),
+        ("text", ") pass idle"),
+    ]
+
+
+def _partly(report: Report, time: int, idle: int) -> list[Part]:
+    """How much of a time is idle, where that is worth a word."""
+    if idle < _PARTLY * time:
+        return []
+    return [("text", ", "), ("number", duration(idle / report.steps)), ("text", " of it idle")]
 
 
 _UNITS = {

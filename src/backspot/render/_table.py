@@ -6,15 +6,19 @@ column goes as a whole before its numbers become unreadable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from rich.cells import cell_len
 from rich.text import Text
 
-__all__ = ["Column", "keep_end", "keep_start", "lay_out"]
+__all__ = ["Column", "fits", "keep_end", "keep_start", "lay_out"]
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
+_MARKS = 8
+"""How many characters a cell may take: a letter and its marks. Marks alone could be a million."""
+_WIDENS = "\ufe0f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +74,35 @@ class Column:
 
 def keep_end(text: str, width: int) -> str:
     """Cut the start where the text is too wide: ``…ks.11.mlp.fc1``."""
-    if cell_len(text) <= width:
+    if fits(text, width):
         return text
-    kept = text
-    while kept and cell_len(kept) > width - 1:
-        kept = kept[1:]
-    return "…" + kept
+    return "…" + text[len(text) - _fitting(reversed(text), width - 1) :]
 
 
 def keep_start(text: str, width: int) -> str:
     """Cut the end where the text is too wide: ``ScaledDotProd…``."""
-    if cell_len(text) <= width:
+    if fits(text, width):
         return text
-    kept = text
-    while kept and cell_len(kept) > width - 1:
-        kept = kept[:-1]
-    return kept + "…"
+    return text[: _fitting(text, width - 1)] + "…"
+
+
+def fits(text: str, width: int) -> bool:
+    """Whether a text takes at most ``width`` cells, and no more characters than they could need."""
+    if len(text) <= width * _MARKS and not text.isascii():
+        return cell_len(text) <= width
+    return len(text) <= width
+
+
+def _fitting(characters: Iterable[str], cells: int) -> int:
+    """How many of the characters there is room for; what lies beyond them is never looked at."""
+    taken = count = 0
+    for character in islice(characters, max(0, cells * _MARKS)):
+        # A selector may widen the character before it, whichever way they are looked at.
+        taken += 1 if character == _WIDENS else cell_len(character)
+        if taken > cells:
+            break
+        count += 1
+    return count
 
 
 def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -> list[Text]:
@@ -96,6 +113,7 @@ def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -
         width: how many cells a line may take.
         styles: a style for each line below the head.
     """
+    columns = [_bounded(column, width) for column in columns]
     wide = _fits(columns, width, wide=True)
     kept = _chosen(columns, width, wide=wide)
     widths = _widths(kept, width, wide=wide)
@@ -106,6 +124,14 @@ def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -
             line.stylize(styles[index])
         lines.append(line)
     return lines
+
+
+def _bounded(column: Column, width: int) -> Column:
+    """The column without what no line has room for: it is measured many times over."""
+    if column.least is None:
+        return column
+    cut = keep_end if column.cut_start else keep_start
+    return replace(column, cells=[cut(cell, 2 * width) for cell in column.cells])
 
 
 def _chosen(columns: Sequence[Column], width: int, *, wide: bool) -> list[Column]:

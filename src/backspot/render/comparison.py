@@ -12,11 +12,12 @@ from rich.text import Text
 
 from backspot.comparison import Change, Comparison
 from backspot.errors import UsageError
+from backspot.files import path_text
 from backspot.render._facts import fact_lines
 from backspot.render._marking import as_code, as_sentence, as_table, as_text
 from backspot.render._story import Part
 from backspot.render._table import Column, lay_out
-from backspot.render._writing import writing
+from backspot.render._writing import check_target, writing
 from backspot.render.csv import cell
 from backspot.render.json import encoded
 from backspot.render.text import sentence, width_of, written
@@ -63,7 +64,7 @@ def render_text(
     lines.append(Text())
     lines += lay_out(columns, width, [_STYLES.get(verdict, "") for verdict in verdicts])
     for parts in _left_out(comparison, shown):
-        lines.append(Text("".join(visible(text) for _, text in parts), "dim"))
+        lines.append(Text(sentence(parts, width).plain, "dim"))
     return written(lines, width, color=color)
 
 
@@ -277,12 +278,16 @@ _FORMS: dict[str, Callable[[Comparison], bytes]] = {
 
 def save(comparison: Comparison, path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Write a comparison in the form that the suffix names; whole or not at all."""
+    shown = visible(path_text(path, "save"))
     render = _FORMS.get(Path(path).suffix.lower())
     if render is None:
         raise UsageError(
-            f"{visible(os.fspath(path))}: the name's end decides the form, "
+            f"{shown}: the name's end decides the form, "
             "and this one is none of .csv, .json, .md or .txt"
         )
-    with writing(path, force=force) as file:
-        file.write(render(comparison))
+    sources = (comparison.before.trace, comparison.after.trace)
+    check_target(path, force=force, sources=sources)
+    data = render(comparison)
+    with writing(path, force=force, sources=sources) as file:
+        file.write(data)
     return Path(path)

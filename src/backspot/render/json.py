@@ -17,6 +17,8 @@ import msgspec
 
 from backspot import report as results
 from backspot.errors import NotATraceError, SourceNotFoundError
+from backspot.files import path_text
+from backspot.render._checking import contradiction
 from backspot.report import SCHEMA, Report
 from backspot.words import visible
 
@@ -24,7 +26,7 @@ __all__ = ["encoded", "load", "schema", "to_json"]
 
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 # What a terminal or a page might obey, raw: within JSON it can only stand in strings.
-_UNSAFE = re.compile(r"[^\x20-\x7e\n]")
+_UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
 
 
 def to_json(report: Report) -> bytes:
@@ -46,11 +48,14 @@ def encoded(result: object) -> bytes:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    character = match[0]
-    return (
+    found = match[0]
+    if found.isprintable():
+        return found
+    return "".join(
         character
         if character.isprintable()
         else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
+        for character in found
     )
 
 
@@ -63,9 +68,13 @@ def load(path: str | os.PathLike[str]) -> Report:
 
     Raises:
         SourceNotFoundError: where there is no such file, or it cannot be read.
-        NotATraceError: where it is no report, is broken, or is of a newer schema.
+        NotATraceError: where it is no report, is broken, contradicts itself, or is of a newer
+            schema.
+        UsageError: where ``path`` is no path.
     """
-    shown = visible(os.fspath(path))
+    shown = visible(path_text(path, "Report.load"))
+    if not shown:
+        raise SourceNotFoundError("an empty path names no report: give a file")
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -118,9 +127,8 @@ def _check_schema(found: object, shown: str) -> None:
 
 
 def _checked(report: Report, shown: str) -> Report:
-    steps = {len(row.wall_ns_by_step) for row in report.modules}
-    if len(steps) > 1:
-        raise NotATraceError(f"{shown}: its rows disagree on how many steps there were")
+    if what := contradiction(report):
+        raise NotATraceError(f"{shown} contradicts itself: {what}; save it again")
     return report
 
 

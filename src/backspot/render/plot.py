@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backspot.errors import MissingDependencyError
+from backspot.errors import MissingDependencyError, UsageError
 from backspot.render._diagnosis import KINDS
 from backspot.render._story import by_operator, node_name, operators_by, select, time_of
 from backspot.render._table import keep_end
 from backspot.report import By, Report, Row, Sort
-from backspot.words import visible
+from backspot.words import quoted, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,10 @@ def plot(
 
     Raises:
         MissingDependencyError: where matplotlib is not installed.
+        UsageError: where ``ax`` is nothing to draw into.
     """
+    if ax is not None and not hasattr(ax, "barh"):
+        raise UsageError(f"ax={quoted(ax)}: give matplotlib's axes, or None for a new figure")
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:

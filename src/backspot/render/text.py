@@ -36,6 +36,7 @@ from backspot.words import counted, decimals_for, duration, milliseconds, percen
 __all__ = ["render_subtree", "render_text", "sentence", "width_of", "written"]
 
 _NARROWEST = 40
+_INDENT = 24
 _LINES = 5  # how many lines of source are shown
 _STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
 _TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
@@ -125,22 +126,32 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
     columns.append(Column("CPU", cpu, 6, wide_head="CPU ms"))
     nodes = [_node_name(row, "wall") for row in rows]
     columns.append(Column("heaviest node", nodes, 3, least=15, left=True))
+    label = keep_end(visible(subtree.row.label), min(width, 80))
     what = (
-        f"{visible(subtree.row.label)}: {duration(whole / steps)} of the backward per step, "
+        f"{label}: {duration(whole / steps)} of the backward per step, "
         f"{duration(subtree.row.wall_ns / steps)} of it its own"
     )
     lines = [Text(what, "bold"), Text(), *lay_out(columns, width)]
     return written(lines, width, color=color)
 
 
-def _placed(subtree: Subtree, lead: str = "") -> Iterator[tuple[str, Row]]:
+def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:
     """Each module below with its branch and its name, as far as its parent does not say it."""
-    for index, child in enumerate(subtree.children):
-        last = index == len(subtree.children) - 1
+    left = _branches("", subtree)
+    while left:
+        lead, parent, child, last = left.pop()
         fork, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        name = child.row.path.removeprefix(f"{subtree.row.path}.")
+        name = child.row.path.removeprefix(f"{parent.row.path}.")
         yield lead + fork + visible(name), child.row
-        yield from _placed(child, lead + below)
+        lead += below
+        if len(lead) > _INDENT:  # so deep that the branches would leave no room for the names
+            lead = "…" + lead[1 - _INDENT :]
+        left += _branches(lead, child)
+
+
+def _branches(lead: str, of: Subtree) -> list[tuple[str, Subtree, Subtree, bool]]:
+    """The modules directly inside, the last first: what stands before it, what it is in, itself."""
+    return [(lead, of, child, child is of.children[-1]) for child in reversed(of.children)]
 
 
 def _module_table(

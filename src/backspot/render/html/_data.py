@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from backspot.grouping import parent_of
+from backspot.grouping import parents_of
 from backspot.labels import Kind, Label, format_label
 from backspot.render._diagnosis import KINDS
 from backspot.render._story import node_name
@@ -23,6 +23,7 @@ __all__ = ["page_data"]
 
 _ROWS = 2_500
 """Up to how many modules stand in the page by themselves."""
+_FEWEST = 50
 _BYTES = 225_000
 _BYTES_A_MODULE = 250
 _MOST_BYTES = 900_000
@@ -35,19 +36,31 @@ _LONGEST = 160
 
 def page_data(report: Report) -> str:
     """The report as JSON that can stand within a ``script`` element of a page."""
-    limit = detailed = _ROWS
     room = min(_MOST_BYTES, _BYTES + _BYTES_A_MODULE * max(0, len(report.modules) - 1_000))
-    while True:
+    for limit, detailed in _sizes(len(report.modules)):
         whole = _data(report, limit, detailed)
         data = json.dumps(whole, separators=(",", ":"), ensure_ascii=False)
-        if len(data.encode()) <= room or limit < 50:
+        if len(data.encode()) <= room:
             break
-        # First the small ones tell less of themselves, then fewer stand by themselves.
-        detailed //= 2
-        if detailed < 50:
-            limit //= 2
     # Nothing in it can end the element, open another, or start a comment.
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _sizes(modules: int) -> Iterator[tuple[int, int]]:
+    """How many modules to tell of, and how many of them in detail: all, and then ever less."""
+    limit = detailed = _ROWS
+    told = None
+    while True:
+        size = min(limit, modules), min(detailed, modules)
+        if size != told:
+            yield size
+        if limit < _FEWEST:
+            return
+        told = size
+        # First the small ones tell less of themselves, then fewer stand by themselves.
+        detailed //= 2
+        if detailed < _FEWEST:
+            limit //= 2
 
 
 class _Strings:
@@ -68,24 +81,20 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     unit = 10 ** max(0, len(str(max(report.wall_ns, report.gpu_ns, report.cpu_ns))) - 8)
     strings = _Strings()
     modules = {row.path: row for row in report.modules if row.is_module}
-    parents = {path: parent_of(row, modules) for path, row in modules.items()}
     kept = _kept(report, limit)
     place = {path: index for index, path in enumerate(kept)}
 
-    def around(path: str) -> str | None:
-        at = parents[path]
-        while at is not None and at not in place:
-            at = parents[at]
-        return at
-
+    around: dict[str, str | None] = {}  # the nearest path that stands in the page
+    for path, parent in parents_of(modules.values()).items():
+        around[path] = parent if parent is None or parent in place else around[parent]
     rows = [
-        _row(modules[path], around(path), place, strings, unit, full=index < detailed)
+        _row(modules[path], around[path], place, strings, unit, full=index < detailed)
         for index, path in enumerate(kept)
     ]
     rest: dict[int, list[Row]] = defaultdict(list)
     for path, row in modules.items():
         if path not in place:
-            holder = around(path)
+            holder = around[path]
             rest[-1 if holder is None else place[holder]].append(row)
     rows += [_rest(holder, members, unit) for holder, members in rest.items()]
     rows += [

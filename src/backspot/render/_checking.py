@@ -1,0 +1,168 @@
+"""Whether a report adds up, as each that Backspot saves does.
+
+A report that was read from a file may come from anywhere. All that forms, comparisons and questions
+rely on is looked at here, once, so that none of them has to expect anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import astuple, fields
+from operator import attrgetter
+from typing import Any
+
+from backspot.report import (
+    DeviceCost,
+    Finding,
+    KernelCost,
+    LineCost,
+    NodeCost,
+    OperatorCost,
+    Pass,
+    Phase,
+    Place,
+    Report,
+    Row,
+    WallKinds,
+)
+from backspot.words import counted, visible
+
+__all__ = ["contradiction"]
+
+_LIMIT = 1 << 63
+_SHOWN = 60  # characters of a name
+_COSTS = ("wall_ns", "gpu_ns", "cpu_ns")
+_KINDS: tuple[type, ...] = (
+    DeviceCost,
+    Finding,
+    KernelCost,
+    LineCost,
+    NodeCost,
+    OperatorCost,
+    Pass,
+    Phase,
+    Place,
+    Report,
+    Row,
+    WallKinds,
+)
+# The fields of each that are one whole number.
+_WHOLE_NUMBERS = {
+    kind: tuple(field.name for field in fields(kind) if field.type == "int") for kind in _KINDS
+}
+
+
+def contradiction(report: Report) -> str:
+    """The first thing in which a report contradicts itself; ``""`` where it does not."""
+    return next(_contradictions(report), "")
+
+
+def _contradictions(report: Report) -> Iterator[str]:
+    """All of them; what comes first is what later questions rely on."""
+    yield from _impossible(report, "the report")
+    if any(not 0 <= time < _LIMIT for time in report.step_ns):
+        yield "step_ns holds a time below 0 or beyond 63 bits"
+    for row in report.modules:
+        yield from _of_row(row, len(report.step_ns))
+    for cost in _COSTS:
+        if _summed(report.modules, cost) > getattr(report, cost):
+            yield f"its rows sum to more than its {cost}"
+    # A pattern of paths can stand for modules of several classes, each a row.
+    yield from _twice(
+        "row", report.modules, lambda row: (row.path, row.is_module and row.class_name)
+    )
+    yield from _of_operators(report)
+    yield from _of_passes(report)
+    for device in report.devices:
+        yield from _impossible(device, f"device {device.device}", but="device")
+        if any(
+            not 0 <= time < _LIMIT
+            for times in (device.wall_ns, device.gpu_ns)
+            for time in times.values()
+        ):
+            yield f"device {device.device} has a time below 0 or beyond 63 bits"
+    yield from _twice("device", report.devices, lambda device: device.device)
+    yield from _of_phases(report)
+    if not all(0 <= share <= 1 for share in astuple(report.coverage)):  # nor is NaN
+        yield "its coverage is not of shares from 0 to 1"
+    for finding in report.findings:
+        what = f"the finding {_named(finding.rule)}"
+        yield from _impossible(finding, what)
+        if not finding.places:
+            yield f"{what} has no place"
+        for place in finding.places:
+            yield from _impossible(place, f"a place of {what}")
+
+
+def _of_row(row: Row, steps: int) -> Iterator[str]:
+    what = f"the row {_named(row.name)}"
+    yield from _impossible(row, what)
+    yield from _impossible(row.wall_on, f"wall_on of {what}")
+    for part in (*row.nodes, *row.lines, *row.kernels):
+        yield from _impossible(part, f"a part of {what}")
+    if len(row.wall_ns_by_step) != steps:
+        yield f"{what} has {counted(len(row.wall_ns_by_step), 'step')}, step_ns has {steps}"
+    if any(not 0 <= time < _LIMIT for time in row.wall_ns_by_step):
+        yield f"wall_ns_by_step of {what} holds a time below 0 or beyond 63 bits"
+    if sum(row.wall_ns_by_step) != row.wall_ns:
+        yield f"wall_ns_by_step of {what} does not sum to its wall_ns"
+    if sum(astuple(row.wall_on)) not in (0, row.wall_ns):
+        yield f"wall_on of {what} does not sum to its wall_ns"
+    if not row.members:
+        yield f"{what} has no members"
+    for parts, kind in ((row.nodes, "nodes"), (row.lines, "lines")):
+        if _summed(parts, "wall_ns") > row.wall_ns:
+            yield f"the {kind} of {what} have more than its wall_ns"
+    for cost in _COSTS:
+        if getattr(row, f"total_{cost}") < getattr(row, cost):
+            yield f"total_{cost} of {what} is less than its {cost}"
+
+
+def _of_operators(report: Report) -> Iterator[str]:
+    for operator in report.operators:
+        yield from _impossible(operator, f"the operator {_named(operator.name)}")
+    if _summed(report.operators, "wall_ns") > report.wall_ns:
+        yield "its operators sum to more than its wall_ns"
+    yield from _twice("operator", report.operators, lambda operator: operator.name)
+
+
+def _of_passes(report: Report) -> Iterator[str]:
+    for index, one in enumerate(report.passes):
+        yield from _impossible(one, f"pass {index}")
+        if one.step >= report.steps:
+            yield f"pass {index} is of step {one.step}, of {report.steps}"
+        if one.duration_ns != one.wall_ns + one.forward_ns + one.other_ns:
+            yield f"the parts of pass {index} do not sum to its duration_ns"
+    if report.passes and _summed(report.passes, "wall_ns") != report.wall_ns:
+        yield "its passes do not sum to its wall_ns"
+
+
+def _of_phases(report: Report) -> Iterator[str]:
+    for phase in report.phases:
+        yield from _impossible(phase, f"the phase {phase.name}")
+        if phase.busy_ns > phase.wall_ns:
+            yield f"the phase {phase.name} is busy for longer than it lasts"
+    if report.phases and _summed(report.phases, "wall_ns") != sum(report.step_ns):
+        yield "its phases do not sum to its step_ns"
+    yield from _twice("phase", report.phases, lambda phase: phase.name)
+
+
+def _impossible(one: object, what: str, *, but: str = "") -> Iterator[str]:
+    """Whether one of its numbers is below 0 or beyond 63 bits, as no time or count is."""
+    for name in _WHOLE_NUMBERS[type(one)]:
+        number = getattr(one, name)
+        if name != but and not 0 <= number < _LIMIT:
+            yield f"{name} of {what} is {'below 0' if number < 0 else 'beyond 63 bits'}"
+
+
+def _twice(kind: str, found: Sequence[Any], key: Callable[[Any], Hashable]) -> Iterator[str]:
+    if len({key(one) for one in found}) < len(found):
+        yield f"it has a {kind} twice"
+
+
+def _summed(parts: Iterable[object], field: str) -> int:
+    return sum(map(attrgetter(field), parts))
+
+
+def _named(name: str) -> str:
+    return repr(visible(name if len(name) <= _SHOWN else f"…{name[-_SHOWN:]}"))

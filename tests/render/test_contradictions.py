@@ -1,0 +1,130 @@
+"""A saved report that does not add up is refused in one line when it is read."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from sample_reports import SAMPLES, reports, row, vit, vit_with_lines
+from sample_reports import report as report_of
+
+from backspot import Report, compare
+from backspot.commands import main
+from backspot.errors import NotATraceError
+from backspot.render.json import to_json
+
+TOO_MUCH = 1 << 63
+
+
+def first(data):
+    return data["modules"][0]
+
+
+def twice(parts):
+    parts.append(parts[0])
+
+
+CHANGES = {
+    "other steps": lambda data: data.update(step_ns=[]),
+    "a step too many": lambda data: first(data)["wall_ns_by_step"].append(0),
+    "all rows of other steps": lambda data: [
+        one.update(wall_ns_by_step=[one["wall_ns"]]) for one in data["modules"]
+    ],
+    "steps that are not the whole": lambda data: first(data).update(wall_ns_by_step=[0, 0, 0]),
+    "kinds that are not the whole": lambda data: first(data)["wall_on"].update(host_ns=1),
+    "a node that takes more than its row": lambda data: first(data)["nodes"][0].update(
+        wall_ns=1 << 50
+    ),
+    "a line that takes more than its row": lambda data: first(data)["lines"][0].update(
+        wall_ns=1 << 50
+    ),
+    "a total below its own": lambda data: first(data).update(total_gpu_ns=0),
+    "rows beyond the whole": lambda data: data.update(cpu_ns=1),
+    "operators beyond the whole": lambda data: data["operators"][0].update(wall_ns=1 << 50),
+    "passes that are not the whole": lambda data: data["passes"].pop(),
+    "a pass that is not its parts": lambda data: data["passes"][0].update(other_ns=1),
+    "a pass of no step": lambda data: data["passes"][0].update(step=3),
+    "a pass before all steps": lambda data: data["passes"][0].update(step=-1),
+    "phases that are not the steps": lambda data: data.update(
+        phases=[{"name": "idle", "wall_ns": 1, "busy_ns": 0}]
+    ),
+    "a phase busier than long": lambda data: data.update(
+        phases=[{"name": "idle", "wall_ns": sum(data["step_ns"]), "busy_ns": 1 << 50}]
+    ),
+    "a share of more than all": lambda data: data["coverage"].update(wall=1.5),
+    "a share of no number": lambda data: data["coverage"].update(gpu=float("nan")),
+    "a share without end": lambda data: data["coverage"].update(cpu=float("inf")),
+    "a negative time": lambda data: first(data).update(forward_ns=-1),
+    "a negative count": lambda data: first(data)["nodes"][0].update(count=-1),
+    "a negative step": lambda data: data["step_ns"].__setitem__(0, -1),
+    "a time beyond 63 bits": lambda data: first(data).update(forward_ns=TOO_MUCH),
+    "a device's time beyond 63 bits": lambda data: data["devices"][0]["gpu_ns"].update(a=TOO_MUCH),
+    "a group of nothing": lambda data: first(data).update(members=0),
+    "a row twice": lambda data: data["modules"].append(
+        {**data["modules"][-1], "wall_ns": 0, "wall_ns_by_step": [0, 0, 0], "gpu_ns": 0}
+        | {"cpu_ns": 0, "wall_on": {}, "nodes": [], "lines": []}
+    ),
+    "what no module owns twice": lambda data: [
+        one.update(is_module=False, path="(outside model)") for one in data["modules"][:2]
+    ],
+    "a device twice": lambda data: twice(data["devices"]),
+    "a finding without a place": lambda data: data.update(
+        findings=[{"rule": "r", "title": "", "seen": "", "remedy": "", "wall_ns": 1, "places": []}]
+    ),
+    "a finding of negative cost": lambda data: data.update(
+        findings=[
+            {
+                "rule": "r",
+                "title": "",
+                "seen": "",
+                "remedy": "",
+                "wall_ns": -1,
+                "places": [{"path": "", "class_name": "", "count": 1, "wall_ns": 1}],
+            }
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_report_that_contradicts_itself_is_refused_in_one_line(tmp_path, change, capsys):
+    data = json.loads(to_json(vit_with_lines()))
+    change(data)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(NotATraceError, match="contradicts itself") as caught:
+        Report.load(path)
+    assert str(caught.value).count("\n") == 0
+    assert str(caught.value).startswith(str(path))
+    vit().save(tmp_path / "other.json")
+    assert main(["diff", str(path), str(tmp_path / "other.json")]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_long_name_does_not_fill_the_line(tmp_path):
+    made = report_of([row("a" * 100_000, wall=3)])
+    bad = replace(made, step_ns=(1,))
+    (tmp_path / "report.json").write_bytes(to_json(bad))
+    with pytest.raises(NotATraceError) as caught:
+        Report.load(tmp_path / "report.json")
+    assert len(str(caught.value)) < 400
+
+
+def test_what_a_finding_names_need_not_be_a_row(tmp_path):
+    """A report can be saved with some of its rows only."""
+    made = SAMPLES["diagnosed"]()
+    some = replace(made, modules=made.top(1))
+    loaded = Report.load(some.save(tmp_path / "report.json"))
+    assert loaded == some
+    assert compare(loaded, made).changes
+
+
+@pytest.mark.parametrize("by", ["path", "class", "pattern"])
+@pytest.mark.parametrize("depth", [None, 0, 2])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(any_report=reports())
+def test_what_backspot_saves_it_reads(tmp_path, any_report, depth, by):
+    some = replace(any_report, modules=any_report.top(depth=depth, by=by))
+    assert Report.load(some.save(tmp_path / "report.json", force=True)) == some
