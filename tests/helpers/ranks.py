@@ -22,7 +22,8 @@ import backspot
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.training import cpu_profile, hooks_on, owners
+from helpers.leftovers import hooks_on, left_in_torch
+from helpers.training import cpu_profile, owners, said
 
 STEPS = 3
 
@@ -90,7 +91,9 @@ def wrap(model: Net, case: str) -> nn.Module:
     )
 
 
-def train(case: str, rank: int, *, instrumented: bool) -> tuple[list[torch.Tensor], Any, set[str]]:
+def train(
+    case: str, rank: int, *, instrumented: bool
+) -> tuple[list[torch.Tensor], Any, frozenset[str]]:
     torch.manual_seed(0)
     plain = Net(case)
     handle = profiler = None
@@ -119,13 +122,13 @@ def train(case: str, rank: int, *, instrumented: bool) -> tuple[list[torch.Tenso
                 optimizer.step()
         if handle is not None:
             handle.remove()
-    assert not hooks_on(model)
+    assert hooks_on(model) == left_in_torch() == []
     gradients = [
         p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
         for p in model.parameters()
         if p.grad is not None
     ]
-    return [*losses, *gradients], profiler, {str(warning.message) for warning in caught}
+    return [*losses, *gradients], profiler, said(caught)
 
 
 def main(case: str, rank: int, meeting: str) -> None:
@@ -138,16 +141,16 @@ def main(case: str, rank: int, meeting: str) -> None:
         timeout=timedelta(seconds=60),
     )
     try:
-        plain, _, said = train(case, rank, instrumented=False)
+        plain, _, before = train(case, rank, instrumented=False)
     except (RuntimeError, NotImplementedError, AssertionError) as error:
         if case.startswith("fsdp"):
             print("SKIP fully_shard does not run on the CPU here:", str(error)[:100])
             return
         raise
-    results, profiler, said_now = train(case, rank, instrumented=True)
+    results, profiler, now = train(case, rank, instrumented=True)
     assert len(plain) == len(results)
     assert all(map(torch.equal, plain, results)), "the same training"
-    assert said_now <= said, said_now - said
+    assert now <= before, now - before
     report = backspot.locate(profiler)
     found = owners(report)
     if case == "ddp-compiled":
