@@ -69,7 +69,7 @@ MUTATIONS = (
         "live/owners.py",
         "if scope.active and _recording():",
         "if scope.active:",
-        f"{MARKERS}::test_a_backward_without_a_profiler_opens_no_range",
+        f"{LABELLING}::test_who_else_listens_hears_no_label_while_no_profiler_records",
     ),
     Mutation(
         "a thread that is profiled with all others is not labelled",

@@ -65,6 +65,20 @@ def test_nothing_is_written_without_a_profiler_and_labels_come_with_the_next(rec
         assert len(record(step(model)).forward()) == 9
 
 
+def test_who_else_listens_hears_no_label_while_no_profiler_records(tmp_path):
+    model = Net()
+    listener = torch.profiler.ExecutionTraceObserver()
+    listener.register_callback(str(tmp_path / "heard.json"))
+    with backspot.instrument(model):
+        listener.start()
+        step(model)()
+        listener.stop()
+    listener.unregister_callback()
+    heard = (tmp_path / "heard.json").read_text()
+    assert "aten::addmm" in heard
+    assert "ward: " not in heard
+
+
 def test_a_backward_without_its_forward_in_the_window_has_no_labels(record):
     model = Net()
     with backspot.instrument(model):
@@ -90,6 +104,19 @@ def test_repeated_calls_are_numbered_within_one_outermost_forward(record):
         "forward: fc (Linear) #2",
         "forward: fc (Linear) #3",
     ]
+
+
+def test_a_shared_module_has_its_first_path(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Tanh())
+    model[2] = model[0]
+    with backspot.instrument(model) as instrumentation:
+        assert instrumentation.paths == ("", "0", "1")
+        assert record(step(model)).forward() == [
+            "forward: (Sequential)",
+            "forward: 0 (Linear)",
+            "forward: 1 (Tanh)",
+            "forward: 0 (Linear) #2",
+        ]
 
 
 def test_recursion_is_followed(record):
