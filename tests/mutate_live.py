@@ -65,13 +65,6 @@ MUTATIONS = (
         f"{INSTRUMENTATION}::test_a_module_bears_one_hook_while_no_profiler_records",
     ),
     Mutation(
-        "markers without a profiler",
-        "live/owners.py",
-        "if scope.active and _recording():",
-        "if scope.active:",
-        f"{LABELLING}::test_who_else_listens_hears_no_label_while_no_profiler_records",
-    ),
-    Mutation(
         "a thread that is profiled with all others is not labelled",
         "live/gates.py",
         "return _profiling._is_profiler_enabled or _enabled_here()  # the flag",
@@ -152,7 +145,7 @@ MUTATIONS = (
     Mutation(
         "the parts that wrappers add stay in paths",
         "live/walking.py",
-        "    \"DataParallel\": \"module\",\n",
+        '    "DataParallel": "module",\n',
         "",
         f"{LABELLING}::test_what_wrappers_add_is_left_out_of_paths",
     ),
@@ -161,7 +154,7 @@ MUTATIONS = (
         "a range that is left open",
         "live/calls.py",
         "            call.opened.__exit__(None, None, None)\n",
-        "            pass\n",
+        "            sessions.put_aside(call.opened)\n",
         f"{LABELLING}::test_forward_labels_nest_as_the_calls_do",
     ),
     Mutation(

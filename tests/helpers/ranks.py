@@ -1,6 +1,7 @@
 """One rank of a distributed run: trains plainly and instrumented, and checks what it found.
 
-``python ranks.py CASE RANK MEETING`` prints ``fine``, or ``SKIP`` and why.
+``python ranks.py CASE RANK MEETING DEVICE`` prints ``fine``, or ``SKIP`` and why. Ranks on ``cuda``
+have a GPU each.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import backspot
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helpers.gpu_models import gpu_profile
 from helpers.leftovers import hooks_on, left_in_torch
 from helpers.training import cpu_profile, owners, said
 
@@ -68,7 +70,7 @@ EXPECTED = {
 }
 
 
-def wrap(model: Net, case: str) -> nn.Module:
+def wrap(model: Net, case: str, device: str) -> nn.Module:
     if case.startswith("fsdp"):
         try:
             from torch.distributed.device_mesh import init_device_mesh
@@ -76,7 +78,7 @@ def wrap(model: Net, case: str) -> nn.Module:
         except ImportError as error:
             print("SKIP fully_shard is not in this PyTorch:", error)
             raise SystemExit(0) from None
-        mesh = init_device_mesh("cpu", (2,))
+        mesh = init_device_mesh(device, (2,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -92,23 +94,23 @@ def wrap(model: Net, case: str) -> nn.Module:
 
 
 def train(
-    case: str, rank: int, *, instrumented: bool
+    case: str, rank: int, device: str, *, instrumented: bool
 ) -> tuple[list[torch.Tensor], Any, frozenset[str]]:
     torch.manual_seed(0)
-    plain = Net(case)
+    plain = Net(case).to(device)
     handle = profiler = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if instrumented and case.endswith("-before"):
             handle = backspot.instrument(plain)
-        model = wrap(plain, case)
+        model = wrap(plain, case, device)
         if instrumented and handle is None:
             handle = backspot.instrument(plain if case == "ddp-inner" else model)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         generator = torch.Generator().manual_seed(rank)
 
         def step(sync: bool = True) -> torch.Tensor:
-            x = torch.randn(4, 8, generator=generator)
+            x = torch.randn(4, 8, generator=generator).to(device)
             quiet = model.no_sync() if not sync else nullcontext()
             with quiet:
                 loss = model(x).square().mean()
@@ -116,7 +118,8 @@ def train(
             return loss.detach()
 
         losses = [step(), step()]
-        with cpu_profile() if instrumented else nullcontext() as profiler:
+        profiled = cpu_profile if device == "cpu" else gpu_profile
+        with profiled() if instrumented else nullcontext() as profiler:
             for number in range(STEPS):
                 losses.append(step(case != "ddp-no-sync" or number == STEPS - 1))
                 optimizer.step()
@@ -131,23 +134,25 @@ def train(
     return [*losses, *gradients], profiler, said(caught)
 
 
-def main(case: str, rank: int, meeting: str) -> None:
+def main(case: str, rank: int, meeting: str, device: str) -> None:
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "nccl",
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=60),
     )
     try:
-        plain, _, before = train(case, rank, instrumented=False)
+        plain, _, before = train(case, rank, device, instrumented=False)
     except (RuntimeError, NotImplementedError, AssertionError) as error:
-        if case.startswith("fsdp"):
+        if case.startswith("fsdp") and device == "cpu":
             print("SKIP fully_shard does not run on the CPU here:", str(error)[:100])
             return
         raise
-    results, profiler, now = train(case, rank, instrumented=True)
+    results, profiler, now = train(case, rank, device, instrumented=True)
     assert len(plain) == len(results)
     assert all(map(torch.equal, plain, results)), "the same training"
     assert now <= before, now - before
@@ -166,10 +171,13 @@ def main(case: str, rank: int, meeting: str) -> None:
         assert extra.keys() <= allowed, extra
     assert "(ambiguous thread)" not in found
     assert len(report.passes) == STEPS, len(report.passes)
+    if device == "cuda":
+        kernels = {kernel.name for row in report.modules for kernel in row.kernels}
+        assert any("nccl" in name.lower() for name in kernels), kernels
     assert not any(row.path.startswith("module") for row in report.modules)
     print("fine", sorted(found), report.coverage.cpu, report.warnings)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -88,6 +88,7 @@ def train(
     instrumented: bool = True,
     steps: int = 2,
     warm_up: int = 0,
+    profiled: Callable[[], profile] = cpu_profile,
     **options: Any,
 ) -> Run:
     """Some training steps from a fixed seed; instrumented ones under a profiler."""
@@ -106,7 +107,7 @@ def train(
             stack.enter_context(backspot.instrument(model, **options))
         go(warm_up)
         if instrumented:
-            profiler = stack.enter_context(cpu_profile())
+            profiler = stack.enter_context(profiled())
         go(steps)
     assert hooks_on(model) == left_in_torch() == []
     gradients = {
@@ -263,6 +264,7 @@ def assert_true_owners(
     folder: Path,
     *,
     least: int,
+    profiled: Callable[[], profile] = cpu_profile,
 ) -> dict[str, int]:
     """Attribution agrees with the truth on every node of a profiled step.
 
@@ -271,12 +273,13 @@ def assert_true_owners(
         step: one training step.
         folder: where the trace is written.
         least: how many nodes there are at least, so that nothing is passed by finding nothing.
+        profiled: makes the profiler.
 
     Returns:
         How many nodes each owner has.
     """
     truth = Truth(model)
-    with backspot.instrument(model), cpu_profile() as profiler, truth.listen():
+    with backspot.instrument(model), profiled() as profiler, truth.listen():
         step()
     truth.remove()
     trace = folder / "trace.json"

@@ -65,20 +65,6 @@ def test_nothing_is_written_without_a_profiler_and_labels_come_with_the_next(rec
         assert len(record(step(model)).forward()) == 9
 
 
-def test_who_else_listens_hears_no_label_while_no_profiler_records(tmp_path):
-    model = Net()
-    listener = torch.profiler.ExecutionTraceObserver()
-    listener.register_callback(str(tmp_path / "heard.json"))
-    with backspot.instrument(model):
-        listener.start()
-        step(model)()
-        listener.stop()
-    listener.unregister_callback()
-    heard = (tmp_path / "heard.json").read_text()
-    assert "aten::addmm" in heard
-    assert "ward: " not in heard
-
-
 def test_a_backward_without_its_forward_in_the_window_has_no_labels(record):
     model = Net()
     with backspot.instrument(model):
@@ -224,7 +210,10 @@ def test_what_wrappers_add_is_left_out_of_paths(record):
 
     inner = Net()
     inner.blocks[1] = checkpoint_wrapper(inner.blocks[1])
-    model = nn.DataParallel(inner)
+    # Without devices it calls what it wraps; with some it wants the model on the first.
+    model = (
+        nn.DataParallel(inner.cuda(), [0]) if torch.cuda.is_available() else nn.DataParallel(inner)
+    )
     with backspot.instrument(model) as instrumentation:
         assert not model._forward_hooks
         assert "forward: blocks.1.fc (Linear)" in record(step(model)).names
@@ -242,10 +231,11 @@ def test_a_scripted_part_is_skipped_and_said_to_be(record):
 
 def test_hooks_of_others_run_in_between(record):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    model[1].register_forward_pre_hook(lambda m, a, k: (a, dict(k)), with_kwargs=True)
+    model[1].register_forward_pre_hook(lambda m, a, k: ((a[0].exp(),), dict(k)), with_kwargs=True)
     model[1].register_forward_hook(lambda m, a, out: out * 2)
     with backspot.instrument(model):
         recording = record(step(model))
         assert not current_thread().calls
     tanh = next(x for x in recording.labels if x.name == "forward: 1 (Tanh)")
-    assert any(x.name == "aten::mul" and tanh.contains(x) for x in recording.events)
+    for theirs in ("aten::exp", "aten::mul"):
+        assert any(x.name == theirs and tanh.contains(x) for x in recording.events)
