@@ -19,6 +19,7 @@ import backspot.commands
 from backspot import BackspotError, Report, __version__, locate
 from backspot.commands import VERBS, main
 from backspot.render.text import render_text
+from synthetic import Trace
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -54,12 +55,19 @@ def test_show_prints_json_that_loads_to_the_same_report(trace, tmp_path, capsysb
     assert Report.load(tmp_path / "report.json") == locate(trace)
 
 
-def test_show_keeps_the_rows_that_were_asked_for_and_what_no_module_owns(trace, capsysbinary):
+def test_show_keeps_the_rows_that_were_asked_for_and_what_no_module_owns(tmp_path, capsysbinary):
+    made = Trace()
+    for number, path in enumerate(("stem", "head")):
+        made.forward(path, "Linear", number * 100, number * 100 + 90)
+        made.operator("aten::addmm", number * 100 + 10, number * 100 + 80, seq=number)
+    made.operator("aten::sum", 210, 280, seq=2)
+    for number, lasting in enumerate((300, 100, 50)):
+        made.node("AddmmBackward0" if number < 2 else "SumBackward0", 1000 - number * 300,
+                  1000 - number * 300 + lasting, seq=number)  # fmt: skip
+    trace = made.save(tmp_path / "trace.json")
     assert main(["show", str(trace), "--format", "json", "--top", "1"]) == 0
     rows = json.loads(capsysbinary.readouterr().out)["modules"]
-    assert [row["path"] for row in rows if row["is_module"]] == ["stem"]
-    unowned = [row.path for row in locate(trace).modules if not row.is_module]
-    assert [row["path"] for row in rows if not row["is_module"]] == unowned
+    assert {row["path"] for row in rows} == {"stem", "(outside model)"}
 
 
 def test_show_prints_csv_and_markdown(trace, capsysbinary):

@@ -1,6 +1,7 @@
 """One rank of a distributed run: trains plainly and instrumented, and checks what it found.
 
-``python ranks.py CASE RANK MEETING`` prints ``fine``, or ``SKIP`` and why.
+``python ranks.py CASE RANK MEETING DEVICE`` prints ``fine``, or ``SKIP`` and why. Ranks on ``cuda``
+have a GPU each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import backspot
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.training import cpu_profile, hooks_on, owners
+from helpers.gpu_models import gpu_profile
+from helpers.leftovers import hooks_on, left_in_torch
+from helpers.training import cpu_profile, owners, said
 
 STEPS = 3
 
@@ -67,7 +70,7 @@ EXPECTED = {
 }
 
 
-def wrap(model: Net, case: str) -> nn.Module:
+def wrap(model: Net, case: str, device: str) -> nn.Module:
     if case.startswith("fsdp"):
         try:
             from torch.distributed.device_mesh import init_device_mesh
@@ -75,7 +78,7 @@ def wrap(model: Net, case: str) -> nn.Module:
         except ImportError as error:
             print("SKIP fully_shard is not in this PyTorch:", error)
             raise SystemExit(0) from None
-        mesh = init_device_mesh("cpu", (2,))
+        mesh = init_device_mesh(device, (2,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -90,22 +93,24 @@ def wrap(model: Net, case: str) -> nn.Module:
     )
 
 
-def train(case: str, rank: int, *, instrumented: bool) -> tuple[list[torch.Tensor], Any, set[str]]:
+def train(
+    case: str, rank: int, device: str, *, instrumented: bool
+) -> tuple[list[torch.Tensor], Any, frozenset[str]]:
     torch.manual_seed(0)
-    plain = Net(case)
+    plain = Net(case).to(device)
     handle = profiler = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if instrumented and case.endswith("-before"):
             handle = backspot.instrument(plain)
-        model = wrap(plain, case)
+        model = wrap(plain, case, device)
         if instrumented and handle is None:
             handle = backspot.instrument(plain if case == "ddp-inner" else model)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         generator = torch.Generator().manual_seed(rank)
 
         def step(sync: bool = True) -> torch.Tensor:
-            x = torch.randn(4, 8, generator=generator)
+            x = torch.randn(4, 8, generator=generator).to(device)
             quiet = model.no_sync() if not sync else nullcontext()
             with quiet:
                 loss = model(x).square().mean()
@@ -113,41 +118,44 @@ def train(case: str, rank: int, *, instrumented: bool) -> tuple[list[torch.Tenso
             return loss.detach()
 
         losses = [step(), step()]
-        with cpu_profile() if instrumented else nullcontext() as profiler:
+        profiled = cpu_profile if device == "cpu" else gpu_profile
+        with profiled() if instrumented else nullcontext() as profiler:
             for number in range(STEPS):
                 losses.append(step(case != "ddp-no-sync" or number == STEPS - 1))
                 optimizer.step()
         if handle is not None:
             handle.remove()
-    assert not hooks_on(model)
+    assert hooks_on(model) == left_in_torch() == []
     gradients = [
         p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
         for p in model.parameters()
         if p.grad is not None
     ]
-    return [*losses, *gradients], profiler, {str(warning.message) for warning in caught}
+    return [*losses, *gradients], profiler, said(caught)
 
 
-def main(case: str, rank: int, meeting: str) -> None:
+def main(case: str, rank: int, meeting: str, device: str) -> None:
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "nccl",
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=60),
     )
     try:
-        plain, _, said = train(case, rank, instrumented=False)
+        plain, _, before = train(case, rank, device, instrumented=False)
     except (RuntimeError, NotImplementedError, AssertionError) as error:
-        if case.startswith("fsdp"):
+        if case.startswith("fsdp") and device == "cpu":
             print("SKIP fully_shard does not run on the CPU here:", str(error)[:100])
             return
         raise
-    results, profiler, said_now = train(case, rank, instrumented=True)
+    results, profiler, now = train(case, rank, device, instrumented=True)
     assert len(plain) == len(results)
     assert all(map(torch.equal, plain, results)), "the same training"
-    assert said_now <= said, said_now - said
+    assert now <= before, now - before
     report = backspot.locate(profiler)
     found = owners(report)
     if case == "ddp-compiled":
@@ -163,10 +171,13 @@ def main(case: str, rank: int, meeting: str) -> None:
         assert extra.keys() <= allowed, extra
     assert "(ambiguous thread)" not in found
     assert len(report.passes) == STEPS, len(report.passes)
+    if device == "cuda":
+        kernels = {kernel.name for row in report.modules for kernel in row.kernels}
+        assert any("nccl" in name.lower() for name in kernels), kernels
     assert not any(row.path.startswith("module") for row in report.modules)
     print("fine", sorted(found), report.coverage.cpu, report.warnings)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -6,7 +6,7 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import backspot
 from backspot.attribution import SPECIAL, attribute
 from backspot.trace import read_events
+from helpers.leftovers import hooks_on, labels_of, left_in_torch
 
 ACCUMULATE = "AccumulateGrad"
 tells_creation = hasattr(torch.autograd.graph, "node_creation_hook")
@@ -39,16 +40,13 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def hooks_on(model: nn.Module) -> list[Any]:
-    """Backspot's hooks that stand on a model."""
-    return [
-        hook
-        for module in model.modules()
-        for kind in vars(module)
-        if kind.endswith("_hooks") and isinstance(vars(module)[kind], dict)
-        for hook in vars(module)[kind].values()
-        if type(hook).__module__.startswith("backspot")
-    ]
+def said(caught: Iterable[warnings.WarningMessage]) -> frozenset[str]:
+    """What was warned of, but for what torch 2.8 to 2.11 say at a profile, whoever takes it."""
+    return frozenset(
+        str(warning.message)
+        for warning in caught
+        if "Profiler clears events" not in str(warning.message)
+    )
 
 
 @dataclass
@@ -69,6 +67,8 @@ class Run:
 
 def same(one: Run, other: Run) -> None:
     """Bit for bit: what the steps returned, and every gradient."""
+    assert one.results
+    assert one.gradients
     assert len(one.results) == len(other.results)
     assert all(
         torch.equal(a, b) or (a.isnan().any() and a.shape == b.shape)
@@ -88,7 +88,7 @@ def train(
     instrumented: bool = True,
     steps: int = 2,
     warm_up: int = 0,
-    around: Callable[[], Any] | None = None,
+    profiled: Callable[[], profile] = cpu_profile,
     **options: Any,
 ) -> Run:
     """Some training steps from a fixed seed; instrumented ones under a profiler."""
@@ -106,28 +106,23 @@ def train(
         if instrumented:
             stack.enter_context(backspot.instrument(model, **options))
         go(warm_up)
-        if around is not None:
-            stack.enter_context(around())
         if instrumented:
-            profiler = stack.enter_context(cpu_profile())
+            profiler = stack.enter_context(profiled())
         go(steps)
-    # torch 2.8 to 2.11 say this at the first profile, whoever takes it.
-    profilers_own = "Profiler clears events"
-    said = {str(w.message) for w in caught if profilers_own not in str(w.message)}
-    assert not hooks_on(model)
+    assert hooks_on(model) == left_in_torch() == []
     gradients = {
         name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
     }
-    return Run(model, results, gradients, profiler, frozenset(said))
+    return Run(model, results, gradients, profiler, said(caught))
 
 
 def check(make: Callable[[], Any], step: Callable[[Any], Any], **options: Any) -> backspot.Report:
     """Train plainly and instrumented; hand back the report of the second.
 
-    Everything is the same, nobody warns of anything new, no hook is left, and the rows sum to the
-    whole.
+    Everything is the same, nobody warns of anything new, the rows sum to the whole, and afterwards
+    nothing of Backspot is left: no hook, and no label in the next profile.
     """
-    same_kind = {name: options[name] for name in ("steps", "warm_up", "around") if name in options}
+    same_kind = {name: options[name] for name in ("steps", "warm_up") if name in options}
     # Plainly first: PyTorch has things to say once in a process.
     plain = train(make, step, instrumented=False, **same_kind)
     run = train(make, step, **options)
@@ -136,6 +131,7 @@ def check(make: Callable[[], Any], step: Callable[[Any], Any], **options: Any) -
     report = run.report
     for kind in ("wall_ns", "cpu_ns", "gpu_ns"):
         assert sum(getattr(row, kind) for row in report.modules) == getattr(report, kind)
+    assert labels_of(lambda: step(run.model)) == set()
     return report
 
 
@@ -268,6 +264,7 @@ def assert_true_owners(
     folder: Path,
     *,
     least: int,
+    profiled: Callable[[], profile] = cpu_profile,
 ) -> dict[str, int]:
     """Attribution agrees with the truth on every node of a profiled step.
 
@@ -276,12 +273,13 @@ def assert_true_owners(
         step: one training step.
         folder: where the trace is written.
         least: how many nodes there are at least, so that nothing is passed by finding nothing.
+        profiled: makes the profiler.
 
     Returns:
         How many nodes each owner has.
     """
     truth = Truth(model)
-    with backspot.instrument(model), cpu_profile() as profiler, truth.listen():
+    with backspot.instrument(model), profiled() as profiler, truth.listen():
         step()
     truth.remove()
     trace = folder / "trace.json"

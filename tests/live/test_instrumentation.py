@@ -9,6 +9,7 @@ from torch import nn
 
 import backspot
 from backspot.errors import AlreadyInstrumentedError, UsageError
+from helpers.leftovers import hooks_on, labels_of, left_in_torch
 
 MODES = ["node", "module"]
 
@@ -42,6 +43,17 @@ def test_removal_leaves_the_model_as_it_was(hooks, record):
     assert not instrumentation.active
     assert record(step(model)).names == []
     instrumentation.remove()
+
+
+@pytest.mark.parametrize("hooks", MODES)
+def test_nothing_is_left_on_the_model_or_in_pytorch_after_removal(hooks, record):
+    model = net()
+    during = []
+    with backspot.instrument(model, hooks=hooks):
+        record(lambda: (step(model)(), during.extend(hooks_on(model) + left_in_torch())))
+    assert during
+    assert hooks_on(model) == left_in_torch() == []
+    assert labels_of(step(model)) == set()
 
 
 def test_a_module_bears_one_hook_while_no_profiler_records(record):

@@ -131,6 +131,29 @@ def test_a_failing_hook_of_another_does_not_end_the_callers_label(record):
     assert recording.forward() == ["forward: 0 (Linear)", "forward: 1 (Sequential)"]
 
 
+class Recursive(nn.Module):
+    def forward(self, x, deeper=True):
+        if deeper:
+            with pytest.raises(ValueError):
+                self(x, deeper=False)
+        return x.exp()
+
+
+def test_a_recursive_call_that_never_began_does_not_end_its_callers_label(record):
+    model = Recursive()
+
+    def refuse(_, args, kwargs):
+        if kwargs:
+            raise ValueError("refused")
+
+    with backspot.instrument(model):
+        model.register_forward_pre_hook(refuse, prepend=True, with_kwargs=True)
+        recording = record(lambda: model(torch.randn(3, 4)))
+    assert recording.forward() == ["forward: (Recursive)"]
+    (exp,) = (event for event in recording.events if event.name == "aten::exp")
+    assert recording.labels[0].contains(exp)
+
+
 def test_an_interrupt_before_a_later_backward_keeps_no_label_open(record):
     model = net()
     with backspot.instrument(model):

@@ -92,6 +92,19 @@ def test_repeated_calls_are_numbered_within_one_outermost_forward(record):
     ]
 
 
+def test_a_shared_module_has_its_first_path(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Tanh())
+    model[2] = model[0]
+    with backspot.instrument(model) as instrumentation:
+        assert instrumentation.paths == ("", "0", "1")
+        assert record(step(model)).forward() == [
+            "forward: (Sequential)",
+            "forward: 0 (Linear)",
+            "forward: 1 (Tanh)",
+            "forward: 0 (Linear) #2",
+        ]
+
+
 def test_recursion_is_followed(record):
     class Recursive(nn.Module):
         def __init__(self):
@@ -197,7 +210,10 @@ def test_what_wrappers_add_is_left_out_of_paths(record):
 
     inner = Net()
     inner.blocks[1] = checkpoint_wrapper(inner.blocks[1])
-    model = nn.DataParallel(inner)
+    # Without devices it calls what it wraps; with some it wants the model on the first.
+    model = (
+        nn.DataParallel(inner.cuda(), [0]) if torch.cuda.is_available() else nn.DataParallel(inner)
+    )
     with backspot.instrument(model) as instrumentation:
         assert not model._forward_hooks
         assert "forward: blocks.1.fc (Linear)" in record(step(model)).names
@@ -215,10 +231,11 @@ def test_a_scripted_part_is_skipped_and_said_to_be(record):
 
 def test_hooks_of_others_run_in_between(record):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    model[1].register_forward_pre_hook(lambda m, a, k: (a, dict(k)), with_kwargs=True)
+    model[1].register_forward_pre_hook(lambda m, a, k: ((a[0].exp(),), dict(k)), with_kwargs=True)
     model[1].register_forward_hook(lambda m, a, out: out * 2)
     with backspot.instrument(model):
         recording = record(step(model))
         assert not current_thread().calls
     tanh = next(x for x in recording.labels if x.name == "forward: 1 (Tanh)")
-    assert any(x.name == "aten::mul" and tanh.contains(x) for x in recording.events)
+    for theirs in ("aten::exp", "aten::mul"):
+        assert any(x.name == theirs and tanh.contains(x) for x in recording.events)

@@ -2,6 +2,7 @@
 
 import threading
 from bisect import bisect_right
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -175,6 +176,47 @@ def test_every_marker_names_the_module_that_was_running_when_the_node_was_made(n
     assert len(pairs) > 5
     assert [p for p in pairs if p[0] != p[1] and not p[0].startswith("(")] == []
     assert all(real == "" for marker, real in pairs if marker.startswith("("))
+
+
+def test_what_a_module_joins_bears_its_marker_too(record):
+    class Joins(nn.Module):
+        def forward(self, x):
+            return torch.cat([x.exp(), x.tanh()])
+
+    model = nn.Sequential(nn.Linear(4, 4), Joins())
+    with backspot.instrument(model):
+        recording = record(step(model))
+    joins = "backward: 1 (Joins)"
+    assert recording.backward() == [joins, joins, joins, "backward: 0 (Linear)"]
+
+
+@dataclass
+class Held:
+    first: torch.Tensor
+    rest: list[torch.Tensor]
+
+
+CONTAINERS = {
+    "tuple": lambda x, y: (x, (None, y)),
+    "dict": lambda x, y: {"x": x, "deeper": {"y": y}},
+    "list": lambda x, y: [x, [[y]]],
+    "dataclass": lambda x, y: Held(x, [y]),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_outputs_in_containers_are_looked_into(container, record):
+    class Gives(nn.Module):
+        def forward(self, x):
+            made.extend([x.exp(), x.tanh()])
+            return CONTAINERS[container](*made)
+
+    made = []
+    model = Gives()
+    x = torch.randn(2, 4, requires_grad=True)
+    with backspot.instrument(model):
+        recording = record(lambda: (model(x), (made[0] + made[1]).sum().backward()))
+    assert recording.backward() == 2 * ["backward: (Gives)"]
 
 
 def test_outputs_of_transformers_are_looked_into(record):

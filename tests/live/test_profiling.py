@@ -18,7 +18,8 @@ from backspot.errors import (
     OutputExistsError,
     UsageError,
 )
-from training import cpu_profile, hooks_on
+from helpers.leftovers import hooks_on, left_in_torch
+from helpers.training import cpu_profile
 
 TIMES = 50
 
@@ -60,8 +61,7 @@ class Case:
 def case():
     made = Case()
     yield made
-    assert not hooks_on(made.model)
-    assert not hooks_on(made.loss)
+    assert hooks_on(made.model) == hooks_on(made.loss) == left_in_torch() == []
 
 
 def found(report):

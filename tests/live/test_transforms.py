@@ -200,6 +200,14 @@ def test_an_exported_program_holds_nothing_of_us():
         assert str(torch.export.export(model, (torch.randn(3, 4),)).graph) == plain
 
 
+def test_an_export_that_is_profiled_is_not_labelled(record):
+    model = net()
+    with backspot.instrument(model):
+        recording = record(lambda: torch.export.export(model, (torch.randn(3, 4),), strict=False))
+        assert recording.names == []
+        assert len(record(step(model)).forward()) == 7
+
+
 def test_double_backward_is_labelled_too(record):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
 

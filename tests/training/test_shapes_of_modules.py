@@ -274,6 +274,7 @@ def test_a_scripted_part_belongs_to_the_module_around_it():
     assert (own["before"], own["after"]) == (linear, linear)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are devices")
 def test_data_parallelism_without_devices_passes_through():
     _, own = found_in(lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
     assert set(own) == {"0", "1"}

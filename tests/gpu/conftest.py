@@ -1,0 +1,27 @@
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+# cuBLAS computes the same bits each time with a workspace of this kind alone, and looks once.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@pytest.fixture
+def deterministic():
+    """PyTorch computes the same bits each time, or complains."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """A test that fails leaves its hooks on: their paths would be in use for the next one."""
+    yield
+    from backspot.live.sessions import sessions
+
+    for scope in list(sessions.live_scopes()):
+        sessions.depart(scope)

@@ -1,0 +1,523 @@
+"""Break the live half in one place at a time, and see that a test notices.
+
+``python tests/mutate_live.py`` runs all of them, which takes some minutes; ``... marker label`` the
+ones with one of these words in their name. The exit status is 1 if a mutation survives its tests,
+or does not fit the code any more: then change its row below.
+
+``tests/test_mutations.py`` checks with every run of the suite that each row still fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "backspot"
+
+
+class Mutation(NamedTuple):
+    """One thing that is wrong.
+
+    Attributes:
+        name: what is wrong.
+        file: in which file of the package.
+        old: the text that is right; it occurs once in the file.
+        new: what it becomes.
+        tests: what pytest is to run, of which something must fail; below ``tests``, by spaces.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+INSTRUMENTATION = "live/test_instrumentation.py"
+LABELLING = "live/test_labelling.py"
+MARKERS = "live/test_markers.py"
+INTERRUPTIONS = "live/test_interruptions.py"
+TRANSFORMS = "live/test_transforms.py"
+SAME = "live/test_same_training.py"
+COPIES = "live/test_copies.py"
+LINES = "live/test_lines.py"
+PROFILING = "live/test_profiling.py"
+UNUSED = "live/test_unused_gradients.py"
+TRUE_OWNERS = "training/test_true_owners.py"
+BROKEN_OFF = "training/test_interrupted.py"
+ATTRIBUTION = "test_attribution.py"
+
+MUTATIONS = (
+    # When labels are written.
+    Mutation(
+        "the gate is ignored: labels without a profiler",
+        "live/hooks.py",
+        "        if not _labelling():\n",
+        "        if False:\n",
+        f"{INSTRUMENTATION}::test_a_module_bears_one_hook_while_no_profiler_records",
+    ),
+    Mutation(
+        "a thread that is profiled with all others is not labelled",
+        "live/gates.py",
+        "return _profiling._is_profiler_enabled or _enabled_here()  # the flag",
+        "return _enabled_here()  # the flag",
+        f"{LABELLING}::test_each_thread_has_its_own_calls",
+    ),
+    Mutation(
+        "labels in transforms of torch.func",
+        "live/gates.py",
+        "        and _transform() is None\n",
+        "",
+        f"{TRANSFORMS}::test_functional_transforms_are_left_alone",
+    ),
+    Mutation(
+        "labels while a model is exported",
+        "live/gates.py",
+        "        and not _compiler._is_compiling_flag\n",
+        "",
+        f"{TRANSFORMS}::test_an_export_that_is_profiled_is_not_labelled",
+    ),
+    Mutation(
+        "the hook before a call is compiled with it",
+        "live/hooks.py",
+        "        if _is_dynamo_compiling():  # asked first and alone: Dynamo folds it\n",
+        "        if False:\n",
+        TRANSFORMS,
+    ),
+    Mutation(
+        "Dynamo compiles the frames of hooks",
+        "live/gates.py",
+        "strategy(function.__code__, skip)",
+        "pass",
+        f"{TRANSFORMS}::test_compiling_is_undisturbed",
+    ),
+    # Names.
+    Mutation(
+        "a forward label of the wrong kind",
+        "live/owners.py",
+        "self.forward = self.label(Kind.FORWARD)",
+        "self.forward = self.label(Kind.BACKWARD)",
+        f"{LABELLING}::test_forward_labels_nest_as_the_calls_do",
+    ),
+    Mutation(
+        "a label under the class in the path's place",
+        "live/owners.py",
+        "format_label(Label(kind, self.path, self.class_name, call))",
+        "format_label(Label(kind, self.class_name, self.class_name, call))",
+        f"{LABELLING}::test_forward_labels_nest_as_the_calls_do",
+    ),
+    Mutation(
+        "names that are not escaped",
+        "labels.py",
+        "    if name.isprintable() and _RESERVED.isdisjoint(name):\n",
+        "    if name:\n",
+        "test_labels.py",
+    ),
+    Mutation(
+        "a repeated call without its number",
+        "live/calls.py",
+        "opened = _new_range(self._again(owner))",
+        "opened = _new_range(owner.forward)",
+        f"{LABELLING}::test_repeated_calls_are_numbered_within_one_outermost_forward",
+    ),
+    Mutation(
+        "calls are counted on from one forward to the next",
+        "live/calls.py",
+        "            counts.clear()\n",
+        "",
+        f"{LABELLING}::test_repeated_calls_are_numbered_within_one_outermost_forward",
+    ),
+    Mutation(
+        "a shared module under its second path",
+        "live/walking.py",
+        "        if id(module) in seen:\n",
+        "        if False:\n",
+        f"{LABELLING}::test_a_shared_module_has_its_first_path",
+    ),
+    Mutation(
+        "the parts that wrappers add stay in paths",
+        "live/walking.py",
+        '    "DataParallel": "module",\n',
+        "",
+        f"{LABELLING}::test_what_wrappers_add_is_left_out_of_paths",
+    ),
+    # Calls and their ranges.
+    Mutation(
+        "a range that is left open",
+        "live/calls.py",
+        "            call.opened.__exit__(None, None, None)\n",
+        "            sessions.put_aside(call.opened)\n",
+        f"{LABELLING}::test_forward_labels_nest_as_the_calls_do",
+    ),
+    Mutation(
+        "the end of a call closes whatever call is open",
+        "live/hooks.py",
+        "            if call.kwargs_id != id(kwargs) or call.owner is not owner:\n",
+        "            if False:\n",
+        f"{INTERRUPTIONS}::test_a_failing_hook_of_another_does_not_end_the_callers_label",
+    ),
+    Mutation(
+        "a call of the same module is taken for the one that failed",
+        "live/calls.py",
+        "self.calls[-1].owner is owner and not failed:",
+        "self.calls[-1].owner is owner:",
+        f"{INTERRUPTIONS}::test_a_recursive_call_that_never_began_does_not_end_its_callers_label",
+    ),
+    Mutation(
+        "an error skips the end of a call",
+        "live/placing.py",
+        "always_call=True",
+        "always_call=False",
+        INTERRUPTIONS,
+    ),
+    Mutation(
+        "what an interrupt left behind is not cleared away",
+        "live/calls.py",
+        "            self.repair(module)\n",
+        "            pass\n",
+        f"{INTERRUPTIONS}::test_another_call_after_an_interrupt_does_not_stand_in_the_"
+        "interrupted_one",
+    ),
+    Mutation(
+        "another's hook runs before the label opens",
+        "live/placing.py",
+        "move_to_end(KEY, last=False)",
+        "move_to_end(KEY)",
+        f"{LABELLING}::test_hooks_of_others_run_in_between",
+    ),
+    # Sessions of the profiler.
+    Mutation(
+        "a range ends in a later session",
+        "live/sessions.py",
+        "if number == self.number or not gates.recording():",
+        "if True:",
+        f"{INTERRUPTIONS}::test_the_process_survives_ranges_that_outlive_their_session",
+    ),
+    Mutation(
+        "a call ends its range in a later session",
+        "live/calls.py",
+        "        if self.session == sessions.number:\n            call",
+        "        if True:\n            call",
+        f"{INTERRUPTIONS}::test_the_process_survives_ranges_that_outlive_their_session",
+    ),
+    Mutation(
+        "sessions are not counted",
+        "live/sessions.py",
+        "        self.number += 1\n        self.dispose()",
+        "        self.dispose()",
+        f"{INTERRUPTIONS}::test_the_process_survives_ranges_that_outlive_their_session "
+        f"{BROKEN_OFF}",
+    ),
+    Mutation(
+        "the watch on the profiler does not end",
+        "live/sessions.py",
+        "            setattr(profiler, self._name, self._original)\n",
+        "            pass\n",
+        f"{INSTRUMENTATION}::test_the_watch_on_the_profiler_ends_with_the_last_instrumentation",
+    ),
+    Mutation(
+        "the second hook stays when the profiler stops",
+        "live/hooks.py",
+        "            take_away(module, before=False)\n",
+        "            pass\n",
+        f"{INSTRUMENTATION}::test_a_module_bears_one_hook_while_no_profiler_records",
+    ),
+    # Owners and markers.
+    Mutation(
+        "an owner off by one call",
+        "live/calls.py",
+        "self._made[bisect_right(self._made, number, key=_first) - 1][1]",
+        "self._made[bisect_right(self._made, number, key=_first) - 2][1]",
+        MARKERS,
+    ),
+    Mutation(
+        "an owner off by one number",
+        "live/calls.py",
+        "        made.append((number, owner))\n",
+        "        made.append((number + 1, owner))\n",
+        MARKERS,
+    ),
+    Mutation(
+        "a call's end gives its number to the callee",
+        "live/calls.py",
+        "made.append((number, calls[-1].owner if calls else None))",
+        "made.append((number, call.owner))",
+        MARKERS,
+    ),
+    Mutation(
+        "another thread's node gets an owner of this one",
+        "live/calls.py",
+        "return owner if number < following else None",
+        "return owner",
+        f"{MARKERS}::test_a_node_made_on_another_thread_bears_no_marker",
+    ),
+    Mutation(
+        "a marker on the node after the right one",
+        "live/nodes.py",
+        "    owner.hook(node)\n    if",
+        "    owner.hook(node.next_functions[0][0] or node)\n    if",
+        f"{MARKERS}::test_a_marker_stands_in_the_event_of_its_node_and_before_the_node",
+    ),
+    Mutation(
+        "two markers on one node",
+        "live/nodes.py",
+        "    if _KEY in metadata:  # most inputs: they are the output of the call before\n",
+        "    if False:\n",
+        f"{MARKERS}::test_backward_markers_follow_the_engine",
+    ),
+    Mutation(
+        "no marker on what was joined",
+        "live/nodes.py",
+        'frozenset({"CatBackward0", "StackBackward0"})',
+        "frozenset()",
+        f"{MARKERS}::test_what_a_module_joins_bears_its_marker_too",
+    ),
+    Mutation(
+        "a stale view is asked for its node",
+        "live/nodes.py",
+        "    if not (tensor._version and tensor._is_view()):\n",
+        "    if True:\n",
+        SAME,
+    ),
+    Mutation(
+        "what bears no marker is not counted",
+        "live/nodes.py",
+        "            gates.emit(caller.unmarked)\n",
+        "            pass\n",
+        f"{SAME}::test_a_stale_view_is_counted_and_not_asked",
+    ),
+    Mutation(
+        "outputs in containers are not looked into",
+        "live/nodes.py",
+        "            elif isinstance(item, dict):\n",
+        "            elif isinstance(item, frozenset):\n",
+        f"{MARKERS}::test_outputs_in_containers_are_looked_into",
+    ),
+    Mutation(
+        "a mode of the user's hears that nodes are asked for",
+        "live/nodes.py",
+        "    if _mode_enabled():\n        with",
+        "    if False:\n        with",
+        f"{TRANSFORMS}::test_a_torch_function_mode_hears_nothing_of_us",
+    ),
+    Mutation(
+        "a mode of the user's hears of an operator",
+        "live/gates.py",
+        "    if not _by_dictionary or _dispatch_modes():",
+        "    if not _by_dictionary:",
+        f"{SAME}::test_a_mode_of_the_user_hears_of_no_operator_of_ours",
+    ),
+    # Removal and copies.
+    Mutation(
+        "a hook that is not removed",
+        "live/instrumenting.py",
+        "            take_away(module)\n",
+        "            pass\n",
+        f"{INSTRUMENTATION}::test_nothing_is_left_on_the_model_or_in_pytorch_after_removal",
+    ),
+    Mutation(
+        "full backward hooks that are not removed",
+        "live/instrumenting.py",
+        "            handle.remove()\n",
+        "            pass\n",
+        f"{INSTRUMENTATION}::test_nothing_is_left_on_the_model_or_in_pytorch_after_removal",
+    ),
+    Mutation(
+        "PyTorch's flag for full backward hooks stays",
+        "live/instrumenting.py",
+        "                module._is_full_backward_hook = None\n",
+        "                pass\n",
+        f"{INSTRUMENTATION}::test_removal_leaves_the_model_as_it_was",
+    ),
+    Mutation(
+        "the hook on copies stays after removal",
+        "live/instrumenting.py",
+        "            self._end_copying()\n",
+        "            pass\n",
+        f"{COPIES}::test_copying_is_pythons_own_again_after_removal",
+    ),
+    Mutation(
+        "copies bear hooks",
+        "live/copies.py",
+        "        return (*reduced[:2], _without_hooks(reduced[2]), *reduced[3:])\n",
+        "        return reduced\n",
+        f"{COPIES}::test_a_copy_is_a_plain_model",
+    ),
+    Mutation(
+        "markers in a graph that outlives the instrumentation",
+        "live/owners.py",
+        "if scope.active and _recording():",
+        "if _recording():",
+        f"{INSTRUMENTATION}::test_hooks_that_a_graph_still_holds_do_nothing_after_removal",
+    ),
+    Mutation(
+        "removal within a forward leaves its labels open",
+        "live/instrumenting.py",
+        "        current_thread().drop(self._scope)\n",
+        "",
+        f"{INSTRUMENTATION}::test_removal_within_a_forward_closes_its_labels",
+    ),
+    Mutation(
+        "a model is kept alive",
+        "live/owners.py",
+        "        self.model = weakref.ref(model)\n",
+        "        self.model = lambda: model\n",
+        f"{INSTRUMENTATION}::test_nothing_is_kept_alive",
+    ),
+    Mutation(
+        "what is instrumented may be instrumented again",
+        "live/instrumenting.py",
+        "    _check_plain(model)\n    found",
+        "    found",
+        f"{INSTRUMENTATION}::test_what_is_instrumented_is_not_instrumented_again",
+    ),
+    # Lines, optimizers, profile().
+    Mutation(
+        "the line of the node before",
+        "live/lines.py",
+        "                number_of(number)\n",
+        "                number_of(number + 1)\n",
+        "training/test_lines.py",
+    ),
+    Mutation(
+        "a line of PyTorch's own",
+        "live/lines.py",
+        "                    if not under:\n",
+        "                    if True:\n",
+        f"{LINES}::test_a_line_stands_with_its_file_function_and_costs",
+    ),
+    Mutation(
+        "what hears of nodes stays on the thread",
+        "live/calls.py",
+        "                gates.pop_node_hook()\n",
+        "                pass\n",
+        f"{LINES}::test_after_an_error_in_forward_the_next_step_is_told_and_nothing_stays",
+    ),
+    Mutation(
+        "a parameter that an optimizer holds is called unused",
+        "live/optimizers.py",
+        "id(p) not in held for p in parameters",
+        "True for p in parameters",
+        f"{UNUSED}::test_an_optimizer_with_all_parameters_leaves_nothing_to_say",
+    ),
+    Mutation(
+        "a parameter that no optimizer holds is not told",
+        "live/optimizers.py",
+        "                    gates.emit(owner.unused)\n",
+        "                    pass\n",
+        f"{UNUSED}::test_a_prefix_left_out_of_the_optimizer_is_found_with_its_whole_backward",
+    ),
+    Mutation(
+        "profile() takes one step too few",
+        "live/profiling.py",
+        "        for _ in range(warmup - 1):\n",
+        "        for _ in range(warmup - 2):\n",
+        f"{PROFILING}::test_one_call_names_the_slow_module",
+    ),
+    Mutation(
+        "profile() leaves the profiler on where a step fails",
+        "live/profiling.py",
+        "    finally:\n        profiler.stop_trace()\n",
+        "    except ZeroDivisionError:\n        profiler.stop_trace()\n",
+        f"{PROFILING}::test_what_the_step_raises_passes_through_and_the_next_profile_works",
+    ),
+    # The offline half: who owns a node.
+    Mutation(
+        "a node belongs to the operator before its own",
+        "joining.py",
+        'position = np.searchsorted(operators.sequence, sequence, side="right") - 1\n    while',
+        'position = np.searchsorted(operators.sequence, sequence, side="right") - 2\n    while',
+        f"{TRUE_OWNERS} {ATTRIBUTION}",
+    ),
+    Mutation(
+        "a node that no operator made belongs to the one before",
+        "joining.py",
+        "    if above < len(operators.start) and operators.start[above] < start:\n",
+        "    if True:\n",
+        f"{ATTRIBUTION} test_joining.py {BROKEN_OFF}",
+    ),
+    Mutation(
+        "AccumulateGrad belongs to nobody",
+        "joining.py",
+        "        feeder[nodes[is_fed]] = found[is_fed]\n",
+        "        pass\n",
+        ATTRIBUTION,
+    ),
+    Mutation(
+        "markers say nothing",
+        "spans.py",
+        "    spans.marked[span[at]] = named[events.name[markers[at]]]\n",
+        "",
+        "test_joining.py",
+    ),
+    Mutation(
+        "device work belongs to who ran when it ended",
+        "attribution.py",
+        "    launch[known] = events.start[call[known]]\n",
+        "    launch[known] = events.end[work[known]]\n",
+        f"{ATTRIBUTION} test_h200_traces.py",
+    ),
+)
+
+
+def run(mutation: Mutation) -> str:
+    """What became of a mutation: ``killed``, or what is the matter."""
+    source = (PACKAGE / mutation.file).read_text(encoding="utf-8")
+    if source.count(mutation.old) != 1:
+        return f"does not fit: {source.count(mutation.old)} times in {mutation.file}"
+    with TemporaryDirectory(prefix="backspot-mutated-") as folder:
+        copy = Path(folder) / "backspot"
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        mutated = source.replace(mutation.old, mutation.new)
+        (copy / mutation.file).write_text(mutated, encoding="utf-8")
+        ended = pytest(mutation.tests, folder)
+    verdict = {0: "SURVIVED", 1: "killed"}.get(ended.returncode)
+    if verdict is None and ended.returncode < 0:
+        verdict = "killed"  # and the process with it
+    return verdict or f"no verdict: {ended.stdout.strip().splitlines()[-1:]}"
+
+
+def pytest(tests: str, source: str) -> subprocess.CompletedProcess[str]:
+    """Run tests on the package that lies in this folder."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, *(f"tests/{test}" for test in tests.split())],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def main() -> int:
+    """Try the mutations that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="of the names of the mutations; all without any")
+    parser.add_argument("--jobs", type=int, default=2, help="how many to try at a time")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not options.words or any(w in m.name for w in options.words)]
+    control = sorted({test for mutation in chosen for test in mutation.tests.split()})
+    if pytest(" ".join(control), str(PACKAGE.parent)).returncode:
+        print("These tests fail without a mutation already.")
+        return 1
+    width = max(len(mutation.name) for mutation in chosen)
+    survived = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for mutation, verdict in zip(chosen, pool.map(run, chosen), strict=True):
+            print(f"{mutation.name:{width}}  {verdict}", flush=True)
+            survived += verdict != "killed"
+    print(f"{len(chosen) - survived} of {len(chosen)} killed")
+    return 1 if survived or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
