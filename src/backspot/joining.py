@@ -18,12 +18,11 @@ from backspot.spans import EVALUATE, Spans
 from backspot.timeline import NOTHING, distinct, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
+from backspot.unseen import Making, find_makers, is_doubtful
 
 __all__ = ["Join", "join_nodes"]
 
 _ACCUMULATE = "AccumulateGrad"
-# Nodes that an operator of another name builds beside its own.
-_BESIDE = ("CopySlices", "AsStridedBackward0")
 _NEAR = 2  # numbers that one operator takes: CopySlices and the view behind it
 
 
@@ -34,7 +33,9 @@ class Join:
     Attributes:
         sequence: the node's sequence number, ``NOTHING`` where it has none.
         builder: the recorded thread that built it, ``NOTHING`` where that is not known.
-        operator: the event index of the forward operator, ``NOTHING`` where none was found.
+        operator: the event index of the forward operator that made it, or of one that ran where
+            it was made; ``NOTHING`` where none was found.
+        unseen: true where the forward was recorded, but nothing tells what in it made the node.
         ambiguous: true where it stays open which thread built the node.
         feeder: for AccumulateGrad, the span of the node that fed it; else ``NOTHING``.
     """
@@ -42,6 +43,7 @@ class Join:
     sequence: Ints
     builder: Ints
     operator: Ints
+    unseen: np.ndarray
     ambiguous: np.ndarray
     feeder: Ints
 
@@ -68,15 +70,19 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
     passes = find_passes(events, spans, sequence, logical, threads)
     operator = np.full(len(spans.start), NOTHING, np.int64)
     builder = np.full(len(spans.start), NOTHING, np.int64)
+    unseen = np.zeros(len(spans.start), bool)
     for number, thread in threads.items():
         mine = np.flatnonzero((logical == number) & (sequence >= 0))
         builder[mine] = thread
         if thread in operators and len(mine):
-            operator[mine] = _match(events, spans, operators[thread], sequence[mine], passes, mine)
+            operator[mine], unseen[mine] = _match(
+                events, spans, thread, operators[thread], sequence[mine], passes, mine
+            )
     join = Join(
         sequence=sequence,
         builder=builder,
         operator=operator,
+        unseen=unseen,
         ambiguous=np.isin(logical, sorted(ambiguous)) & (logical > 0),
         feeder=_feeders(spans, passes.of_span),
     )
@@ -131,46 +137,40 @@ def _exact(operators: _Operators, sequence: Ints, start: Ints) -> Ints:
 def _match(
     events: Events,
     spans: Spans,
+    thread: int,
     operators: _Operators,
     sequence: Ints,
     passes: Passes,
     nodes: Ints,
-) -> Ints:
-    """The forward operator (event index) of each of ``nodes``, exact or by the floor."""
+) -> tuple[Ints, np.ndarray]:
+    """The forward operator (event index) of each of ``nodes``, exact or by the floor.
+
+    Returns:
+        The operators, and where none is because none was recorded, though the forward was.
+    """
     start = spans.start[nodes]
     position = _exact(operators, sequence, start)
-    missing = np.flatnonzero(position < 0)
+    exact = position >= 0
+    missing = np.flatnonzero(~exact)
     if len(missing):
-        run, hit = passes.of_span[nodes], position >= 0
-        taken = set(zip(run[hit].tolist(), operators.sequence[position[hit]].tolist(), strict=True))
+        run = passes.of_span[nodes]
+        taken = set(zip(run[exact].tolist(), sequence[exact].tolist(), strict=True))
         for node in missing.tolist():
             number, began = int(sequence[node]), int(start[node])
-            found = _floor(operators, number, began, int(run[node]), passes, taken)
-            if found >= 0 and _made(events, spans, operators, found, number, int(nodes[node])):
-                position[node] = found
-    return np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
-
-
-def _made(
-    events: Events, spans: Spans, operators: _Operators, floor: int, number: int, node: int
-) -> bool:
-    """Whether the operator with the greatest number below the node's is the one that made it.
-
-    What PyTorch builds without a recorded operator (a scripted graph) takes a number too, and may
-    do so in another module. Then the node's name does not fit; a marker may name its owner; and
-    only where the next operator runs in the same module's call it is certain that the node's did.
-    """
-    if spans.marked[node] >= 0:
-        return False
-    name, index = spans.node_names[spans.node[node]], operators.index[floor]
-    if name.endswith(_BESIDE) or _alike(name, events.names[events.name[index]]):
-        return True
-    above = int(np.searchsorted(operators.sequence, number, side="right"))
-    if above >= len(operators.start) or operators.start[above] >= spans.start[node]:
-        return False
-    times = np.array([operators.start[floor], operators.start[above]], np.int64)
-    here, there = spans.at(int(events.thread[index]), times).tolist()
-    return bool(here == there)
+            position[node] = _floor(operators, number, began, int(run[node]), passes, taken)
+    found = np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
+    doubtful = np.flatnonzero((position >= 0) & is_doubtful(spans)[nodes])
+    if len(doubtful):
+        above = np.searchsorted(operators.sequence, sequence[doubtful], side="right")
+        late = np.append(operators.start, np.iinfo(np.int64).max)[above] >= start[doubtful]
+        making = Making(
+            node=nodes[doubtful],
+            before=found[doubtful],
+            after=np.where(late, NOTHING, np.append(operators.index, NOTHING)[above]),
+            exact=exact[doubtful],
+        )
+        found[doubtful] = find_makers(events, spans, thread, making)
+    return found, (position >= 0) & (found < 0) & (spans.marked[nodes] < 0)
 
 
 def _floor(
