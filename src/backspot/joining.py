@@ -36,6 +36,8 @@ class Join:
         operator: the event index of the forward operator that made it, or of one that ran where
             it was made; ``NOTHING`` where none was found.
         unseen: true where the forward was recorded, but nothing tells what in it made the node.
+        captured: true where the engine did not run it: ``torch.autograd.grad`` asked for its
+            gradient, and the pass ends there.
         ambiguous: true where it stays open which thread built the node.
         feeder: for AccumulateGrad, the span of the node that fed it; else ``NOTHING``.
     """
@@ -44,6 +46,7 @@ class Join:
     builder: Ints
     operator: Ints
     unseen: np.ndarray
+    captured: np.ndarray
     ambiguous: np.ndarray
     feeder: Ints
 
@@ -64,7 +67,7 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
         events: the trace.
         spans: its spans.
     """
-    sequence, logical = _numbers(events, spans)
+    sequence, logical, executed = _numbers(events, spans)
     operators = _forward_operators(events)
     threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)
     passes = find_passes(events, spans, sequence, logical, threads)
@@ -83,33 +86,36 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
         builder=builder,
         operator=operator,
         unseen=unseen,
+        captured=spans.is_node & ~executed,
         ambiguous=np.isin(logical, sorted(ambiguous)) & (logical > 0),
         feeder=_feeders(spans, passes.of_span),
     )
     return join, passes
 
 
-def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints]:
-    """Each node's sequence number and logical thread.
+def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints, np.ndarray]:
+    """Each node's sequence number and logical thread, and whether it was executed at all.
 
     The engine's event around a node loses its number where a hook wrote a label into it; the node's
     own event, the one of the same name within, keeps it.
     """
     sequence = np.full(len(spans.start), NOTHING, np.int64)
     logical = np.full(len(spans.start), NOTHING, np.int64)
-    operators = events.of(Category.OPERATOR)
-    numbered = operators[(events.forward_thread[operators] > 0) & (events.sequence[operators] >= 0)]
     name_ids = {name: index for index, name in enumerate(spans.node_names)}
     node_of_name = np.array(
         [name_ids.get(name.removeprefix(EVALUATE), NOTHING) for name in events.names], np.int64
     )
-    span = spans.of(events, numbered)
-    fits = (span >= 0) & (
-        np.append(spans.node, NOTHING)[span] == node_of_name[events.name[numbered]]
-    )
-    sequence[span[fits]] = events.sequence[numbered[fits]]
-    logical[span[fits]] = events.forward_thread[numbered[fits]]
-    return sequence, logical
+    named = events.chosen(node_of_name >= 0, Category.OPERATOR)
+    span = spans.of(events, named)
+    fits = (span >= 0) & (np.append(spans.node, NOTHING)[span] == node_of_name[events.name[named]])
+    named, span = named[fits], span[fits]
+    own = ~events.name_mask(EVALUATE)[events.name[named]]
+    executed = np.zeros(len(spans.start), bool)
+    executed[span[own]] = True
+    numbered = (events.forward_thread[named] > 0) & (events.sequence[named] >= 0)
+    sequence[span[numbered]] = events.sequence[named[numbered]]
+    logical[span[numbered]] = events.forward_thread[named[numbered]]
+    return sequence, logical, executed | (sequence >= 0)
 
 
 def _forward_operators(events: Events) -> dict[int, _Operators]:
@@ -159,7 +165,8 @@ def _match(
             number, began = int(sequence[node]), int(start[node])
             position[node] = _floor(operators, number, began, int(run[node]), passes, taken)
     found = np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
-    doubtful = np.flatnonzero((position >= 0) & is_doubtful(spans)[nodes])
+    suspect = is_doubtful(spans)[nodes]
+    doubtful = np.flatnonzero((position >= 0) & suspect)
     if len(doubtful):
         above = np.searchsorted(operators.sequence, sequence[doubtful], side="right")
         late = np.append(operators.start, np.iinfo(np.int64).max)[above] >= start[doubtful]
@@ -170,7 +177,9 @@ def _match(
             exact=exact[doubtful],
         )
         found[doubtful] = find_makers(events, spans, thread, making)
-    return found, (position >= 0) & (found < 0) & (spans.marked[nodes] < 0)
+    # Of a pass with others whose forward was recorded, such a node's may well be too.
+    recorded = (position >= 0) | np.isin(passes.of_span[nodes], passes.of_span[nodes[exact]])
+    return found, suspect & recorded & (found < 0) & (spans.marked[nodes] < 0)
 
 
 def _floor(

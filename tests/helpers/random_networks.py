@@ -65,7 +65,9 @@ def build_functions(folder: Path) -> Any:  # noqa: ANN401 - a module of its own
 
 
 @cache
-def _scripted() -> Callable[..., torch.Tensor]:
+def scripted() -> Callable[..., torch.Tensor]:
+    """A scripted function, warm: before the third call it runs as plain operators."""
+
     @torch.jit.script
     def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x @ w) * torch.sigmoid(x) + x
@@ -74,7 +76,7 @@ def _scripted() -> Callable[..., torch.Tensor]:
         x = torch.randn(2, WIDTH, requires_grad=True)
         gated(x, torch.eye(WIDTH)).sum().backward()
 
-    for _ in range(4):  # before the third call it runs as plain operators
+    for _ in range(4):
         warm_up()
     return gated
 
@@ -149,7 +151,7 @@ _ACTS: dict[str, _Act] = {
     "foreach": _new(lambda _, x: sum(torch._foreach_mul([x, x, x], 0.5))),
     "custom": _new(lambda _, x: Cube.apply(x.tanh())),
     "custom alone": _new(lambda _, x: Cube.apply(x)),
-    "scripted": _new(lambda part, x: _scripted()(x, part.weight)),
+    "scripted": _new(lambda part, x: scripted()(x, part.weight)),
     "c++": _new(lambda part, x: part.cpp.half(x)),
     "c++ twice": _new(lambda part, x: part.cpp.halves(x)),
     "c++ of two": _new(lambda part, x: part.cpp.mixed(x, x.detach())),
