@@ -149,7 +149,8 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     summed = np.concatenate([[0], np.cumsum(does[order])])
     around = summed[high] - summed[low]
     rare[order] |= does[order] & (2 * around <= high - low)
-    return nodes[rare]
+    found: Ints = nodes[rare]
+    return found
 
 
 def _stretches(

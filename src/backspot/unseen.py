@@ -118,7 +118,7 @@ def _unmarked(events: Events, spans: Spans, thread: int, making: Making) -> Ints
     return np.select(conditions, operators, NOTHING)
 
 
-# Names ---------------------------------------------------------------------------------------------
+# Names -------------------------------------------------------------------------------------------
 
 
 def _names_fit(
@@ -160,7 +160,7 @@ def _is_extension(operator: str) -> bool:
     return "::" in operator and not operator.startswith("aten::")
 
 
-# What ran ------------------------------------------------------------------------------------------
+# What ran ----------------------------------------------------------------------------------------
 
 
 class _Around:
@@ -195,7 +195,8 @@ class _Around:
         self._changes = np.cumsum(np.append(False, span[1:] != span[:-1])[: len(span)])
 
     def _outermost(self, index: Ints) -> Timeline:
-        return first_started(self._events.start[index], self._events.end[index], index)
+        start = self._events.start[index]  # a rounded clock makes some last no time
+        return first_started(start, np.maximum(self._events.end[index], start + 1), index)
 
     def _launches(self, thread: int) -> Ints:
         events = self._events

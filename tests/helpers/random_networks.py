@@ -52,7 +52,7 @@ def lacks_compiler() -> str:
     return f"no {' and no '.join(missing)} to build a C++ function with" if missing else ""
 
 
-def build_functions(folder: Path) -> Any:  # noqa: ANN401 - a module of its own
+def build_functions(folder: Path) -> Any:
     """Build the C++ functions; takes some tens of seconds."""
     from torch.utils.cpp_extension import load_inline
 
@@ -88,7 +88,7 @@ _Act = Callable[["Part", _Values], None]
 class Part(nn.Module):
     """A module that does this and that with a list of tensors, and calls its children between."""
 
-    def __init__(self, acts: list[tuple[str, int]], children: list[nn.Module], cpp: Any) -> None:  # noqa: ANN401
+    def __init__(self, acts: list[tuple[str, int]], children: list[nn.Module], cpp: Any) -> None:
         super().__init__()
         self.acts = acts
         self.parts = nn.ModuleList(children)
@@ -166,14 +166,14 @@ _ACTS: dict[str, _Act] = {
 _OF_CPP = ("c++", "c++ twice", "c++ of two", "c++ operator")
 
 
-def random_network(seed: int, cpp: Any = None) -> nn.Module:  # noqa: ANN401
+def random_network(seed: int, cpp: Any = None) -> nn.Module:
     """A tree of modules; the same for the same seed.
 
     Args:
         seed: of what it does.
         cpp: what ``build_functions`` gave; without it there are no C++ functions in it.
     """
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    chance = random.Random(seed)
     names = [name for name in _ACTS if cpp is not None or name not in _OF_CPP]
 
     def part(depth: int) -> nn.Module:

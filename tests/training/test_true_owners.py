@@ -5,7 +5,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from helpers.modules import Checkpointed, Custom  # noqa: E402
