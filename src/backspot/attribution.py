@@ -183,6 +183,7 @@ def attribute(events: Events) -> Ownership:
 def _owners(events: Events, spans: Spans, join: Join) -> Ints:
     count = len(spans.start)
     owner = np.full(count, UNRECORDED, np.int64)
+    owner[join.captured] = ENGINE
     owner[join.ambiguous] = AMBIGUOUS
     called = spans.module >= 0
     owner[called] = spans.module[called] + len(SPECIAL)

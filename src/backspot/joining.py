@@ -18,12 +18,11 @@ from backspot.spans import EVALUATE, Spans
 from backspot.timeline import NOTHING, distinct, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
+from backspot.unseen import Making, find_makers, is_doubtful
 
 __all__ = ["Join", "join_nodes"]
 
 _ACCUMULATE = "AccumulateGrad"
-# Nodes that an operator of another name builds beside its own.
-_BESIDE = ("CopySlices", "AsStridedBackward0")
 _NEAR = 2  # numbers that one operator takes: CopySlices and the view behind it
 
 
@@ -34,7 +33,11 @@ class Join:
     Attributes:
         sequence: the node's sequence number, ``NOTHING`` where it has none.
         builder: the recorded thread that built it, ``NOTHING`` where that is not known.
-        operator: the event index of the forward operator, ``NOTHING`` where none was found.
+        operator: the event index of the forward operator that made it, or of one that ran where
+            it was made; ``NOTHING`` where none was found.
+        unseen: true where the forward was recorded, but nothing tells what in it made the node.
+        captured: true where the engine did not run it: ``torch.autograd.grad`` asked for its
+            gradient, and the pass ends there.
         ambiguous: true where it stays open which thread built the node.
         feeder: for AccumulateGrad, the span of the node that fed it; else ``NOTHING``.
     """
@@ -42,6 +45,8 @@ class Join:
     sequence: Ints
     builder: Ints
     operator: Ints
+    unseen: np.ndarray
+    captured: np.ndarray
     ambiguous: np.ndarray
     feeder: Ints
 
@@ -62,48 +67,55 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
         events: the trace.
         spans: its spans.
     """
-    sequence, logical = _numbers(events, spans)
+    sequence, logical, executed = _numbers(events, spans)
     operators = _forward_operators(events)
     threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)
     passes = find_passes(events, spans, sequence, logical, threads)
     operator = np.full(len(spans.start), NOTHING, np.int64)
     builder = np.full(len(spans.start), NOTHING, np.int64)
+    unseen = np.zeros(len(spans.start), bool)
     for number, thread in threads.items():
         mine = np.flatnonzero((logical == number) & (sequence >= 0))
         builder[mine] = thread
         if thread in operators and len(mine):
-            operator[mine] = _match(events, spans, operators[thread], sequence[mine], passes, mine)
+            operator[mine], unseen[mine] = _match(
+                events, spans, thread, operators[thread], sequence[mine], passes, mine
+            )
     join = Join(
         sequence=sequence,
         builder=builder,
         operator=operator,
+        unseen=unseen,
+        captured=spans.is_node & ~executed,
         ambiguous=np.isin(logical, sorted(ambiguous)) & (logical > 0),
         feeder=_feeders(spans, passes.of_span),
     )
     return join, passes
 
 
-def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints]:
-    """Each node's sequence number and logical thread.
+def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints, np.ndarray]:
+    """Each node's sequence number and logical thread, and whether it was executed at all.
 
     The engine's event around a node loses its number where a hook wrote a label into it; the node's
     own event, the one of the same name within, keeps it.
     """
     sequence = np.full(len(spans.start), NOTHING, np.int64)
     logical = np.full(len(spans.start), NOTHING, np.int64)
-    operators = events.of(Category.OPERATOR)
-    numbered = operators[(events.forward_thread[operators] > 0) & (events.sequence[operators] >= 0)]
     name_ids = {name: index for index, name in enumerate(spans.node_names)}
     node_of_name = np.array(
         [name_ids.get(name.removeprefix(EVALUATE), NOTHING) for name in events.names], np.int64
     )
-    span = spans.of(events, numbered)
-    fits = (span >= 0) & (
-        np.append(spans.node, NOTHING)[span] == node_of_name[events.name[numbered]]
-    )
-    sequence[span[fits]] = events.sequence[numbered[fits]]
-    logical[span[fits]] = events.forward_thread[numbered[fits]]
-    return sequence, logical
+    named = events.chosen(node_of_name >= 0, Category.OPERATOR)
+    span = spans.of(events, named)
+    fits = (span >= 0) & (np.append(spans.node, NOTHING)[span] == node_of_name[events.name[named]])
+    named, span = named[fits], span[fits]
+    own = ~events.name_mask(EVALUATE)[events.name[named]]
+    executed = np.zeros(len(spans.start), bool)
+    executed[span[own]] = True
+    numbered = (events.forward_thread[named] > 0) & (events.sequence[named] >= 0)
+    sequence[span[numbered]] = events.sequence[named[numbered]]
+    logical[span[numbered]] = events.forward_thread[named[numbered]]
+    return sequence, logical, executed | (sequence >= 0)
 
 
 def _forward_operators(events: Events) -> dict[int, _Operators]:
@@ -131,46 +143,43 @@ def _exact(operators: _Operators, sequence: Ints, start: Ints) -> Ints:
 def _match(
     events: Events,
     spans: Spans,
+    thread: int,
     operators: _Operators,
     sequence: Ints,
     passes: Passes,
     nodes: Ints,
-) -> Ints:
-    """The forward operator (event index) of each of ``nodes``, exact or by the floor."""
+) -> tuple[Ints, np.ndarray]:
+    """The forward operator (event index) of each of ``nodes``, exact or by the floor.
+
+    Returns:
+        The operators, and where none is because none was recorded, though the forward was.
+    """
     start = spans.start[nodes]
     position = _exact(operators, sequence, start)
-    missing = np.flatnonzero(position < 0)
+    exact = position >= 0
+    missing = np.flatnonzero(~exact)
     if len(missing):
-        run, hit = passes.of_span[nodes], position >= 0
-        taken = set(zip(run[hit].tolist(), operators.sequence[position[hit]].tolist(), strict=True))
+        run = passes.of_span[nodes]
+        taken = set(zip(run[exact].tolist(), sequence[exact].tolist(), strict=True))
         for node in missing.tolist():
             number, began = int(sequence[node]), int(start[node])
-            found = _floor(operators, number, began, int(run[node]), passes, taken)
-            if found >= 0 and _made(events, spans, operators, found, number, int(nodes[node])):
-                position[node] = found
-    return np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
-
-
-def _made(
-    events: Events, spans: Spans, operators: _Operators, floor: int, number: int, node: int
-) -> bool:
-    """Whether the operator with the greatest number below the node's is the one that made it.
-
-    What PyTorch builds without a recorded operator (a scripted graph) takes a number too, and may
-    do so in another module. Then the node's name does not fit; a marker may name its owner; and
-    only where the next operator runs in the same module's call it is certain that the node's did.
-    """
-    if spans.marked[node] >= 0:
-        return False
-    name, index = spans.node_names[spans.node[node]], operators.index[floor]
-    if name.endswith(_BESIDE) or _alike(name, events.names[events.name[index]]):
-        return True
-    above = int(np.searchsorted(operators.sequence, number, side="right"))
-    if above >= len(operators.start) or operators.start[above] >= spans.start[node]:
-        return False
-    times = np.array([operators.start[floor], operators.start[above]], np.int64)
-    here, there = spans.at(int(events.thread[index]), times).tolist()
-    return bool(here == there)
+            position[node] = _floor(operators, number, began, int(run[node]), passes, taken)
+    found = np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
+    suspect = is_doubtful(spans)[nodes]
+    doubtful = np.flatnonzero((position >= 0) & suspect)
+    if len(doubtful):
+        above = np.searchsorted(operators.sequence, sequence[doubtful], side="right")
+        late = np.append(operators.start, np.iinfo(np.int64).max)[above] >= start[doubtful]
+        making = Making(
+            node=nodes[doubtful],
+            before=found[doubtful],
+            after=np.where(late, NOTHING, np.append(operators.index, NOTHING)[above]),
+            exact=exact[doubtful],
+        )
+        found[doubtful] = find_makers(events, spans, thread, making)
+    # Of a pass with others whose forward was recorded, such a node's may well be too.
+    recorded = (position >= 0) | np.isin(passes.of_span[nodes], passes.of_span[nodes[exact]])
+    return found, suspect & recorded & (found < 0) & (spans.marked[nodes] < 0)
 
 
 def _floor(

@@ -254,7 +254,9 @@ def _warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "away; they stand under the profiler's names. Compile parts of the model, or a module "
             "of a class of your own, to have them named."
         )
-    unrecorded = int((spans.is_node & (ownership.owner == UNRECORDED)).sum())
+    unowned = spans.is_node & (ownership.owner == UNRECORDED)
+    unseen = int((unowned & ownership.join.unseen).sum())
+    unrecorded = int(unowned.sum()) - unseen
     # Without any forward there is nothing that labels could stand around.
     if spans.source == "none" and not regions and unrecorded < nodes:
         warnings.append(NO_LABELS)
@@ -267,6 +269,12 @@ def _warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
         warnings.append(
             f"{unrecorded} of {nodes} backward nodes have no forward operator in the trace: start "
             "the profiler before the forward that they belong to."
+        )
+    if unseen:
+        warnings.append(
+            f"{unseen} of {nodes} backward nodes were made by no recorded operator, as scripted "
+            "graphs and C++ functions make them, and nothing tells in which module; they stand in "
+            "'(forward not recorded)'."
         )
     ambiguous = int((spans.is_node & (ownership.owner == AMBIGUOUS)).sum())
     if ambiguous:

@@ -96,7 +96,12 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     plain = ~label & ~events.name_mask(EVALUATE)
     operators = events.chosen(plain, Category.OPERATOR)
     operators = operators[events.forward_thread[operators] <= 0]
-    operators = operators[np.append(spans.is_node, False)[spans.of(events, operators)]]
+    around = spans.of(events, operators)
+    # The event of the node itself has no thread of its forward where it is AccumulateGrad's.
+    named = {name: index for index, name in enumerate(spans.node_names)}
+    node_of_name = np.array([named.get(name, NOTHING - 1) for name in events.names], np.int64)
+    itself = np.append(spans.node, NOTHING)[around] == node_of_name[events.name[operators]]
+    operators = operators[np.append(spans.is_node, False)[around] & ~itself]
     found: list[Ints] = []
     nodes: list[Ints] = []
     if not _numbered(events, operators).any():
@@ -116,26 +121,36 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     """The nodes with numbered operators where their neighbours in the pass have none.
 
     With ``create_graph=True`` every node's operators are numbered; then none of them recomputes as
-    far as can be told.
+    far as can be told. But what a reentrant checkpoint numbers is what it runs again, and the pass
+    that it starts never creates a graph.
     """
     nodes = merged(node)
+    does = np.isin(nodes, node[numbered])
+    is_checkpoint = np.array([_REENTRANT in name for name in spans.node_names] + [False], bool)
+    within = np.append(is_checkpoint[spans.node], False)
+    rare = does & (within[nodes] | within[spans.parent[nodes]])
     between = separators(events, spans, top_nodes(spans) >= 0)
     # What starts a pass, or ends one, runs where the forward does.
     times = [between[thread] for thread in spans.nesting if thread in between]
     starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
-    rare = []
-    for thread in distinct(spans.thread[nodes]):
-        mine = nodes[spans.thread[nodes] == thread]
-        mine = mine[np.argsort(spans.start[mine], kind="stable")]
-        run = np.searchsorted(starts, spans.start[mine])
-        does = np.isin(mine, node[numbered])
-        summed = np.concatenate([[0], np.cumsum(does)])
-        place = np.arange(len(mine))
-        low = np.maximum(place - _NEIGHBOURS, np.searchsorted(run, run, side="left"))
-        high = np.minimum(place + _NEIGHBOURS + 1, np.searchsorted(run, run, side="right"))
-        around = summed[high] - summed[low]
-        rare.append(mine[does & (2 * around <= high - low)])
-    return np.concatenate([np.empty(0, np.int64), *rare])
+    # A pass within a node is one of its own: it may create a graph where the outer one does not.
+    order = np.lexsort((spans.start[nodes], spans.parent[nodes], spans.thread[nodes]))
+    place, mine = np.arange(len(order)), nodes[order]
+    run = np.searchsorted(starts, spans.start[mine])
+    begins = np.ones(len(mine), bool)
+    begins[1:] = False
+    for column in (spans.thread[mine], spans.parent[mine], run):
+        begins[1:] |= column[1:] != column[:-1]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(mine))
+    group = np.cumsum(begins) - 1
+    low = np.maximum(place - _NEIGHBOURS, first[group])
+    high = np.minimum(place + _NEIGHBOURS + 1, last[group])
+    summed = np.concatenate([[0], np.cumsum(does[order])])
+    around = summed[high] - summed[low]
+    rare[order] |= does[order] & (2 * around <= high - low)
+    found: Ints = nodes[rare]
+    return found
 
 
 def _stretches(

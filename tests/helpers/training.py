@@ -162,6 +162,8 @@ class Truth:
         self.owner: dict[tuple[int, int], str] = {}
         self.names: dict[tuple[int, int], str] = {}
         self.outside = outside
+        # Made as a gradient came to its parameter: autograd does not say which node fed that.
+        self.untold: set[tuple[int, int]] = set()
         self._intervals: dict[int, list[tuple[int, str]]] = {}
         self._local = threading.local()
         self._handles = []
@@ -206,6 +208,8 @@ class Truth:
     def _made(self, node: Any) -> None:
         if ACCUMULATE not in node.name():
             key = threading.get_native_id(), node._sequence_nr()
+            if ACCUMULATE in getattr(torch._C._current_autograd_node(), "name", str)():
+                self.untold.add(key)
             self.owner[key] = self._now()
             self.names[key] = node.name()
 
@@ -291,7 +295,7 @@ def assert_true_owners(
     wrong = {
         (number, name, owner, truth.of(thread, number))
         for (thread, number, _), (name, owner) in told.items()
-        if owner != truth.of(thread, number)
+        if owner != truth.of(thread, number) and (thread, number) not in truth.untold
     }
     assert wrong == set()
     return dict(Counter(owner for _, owner in told.values()))

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from helpers.modules import Checkpointed, Custom  # noqa: E402
 from helpers.training import assert_true_owners, tells_creation  # noqa: E402
@@ -103,6 +104,48 @@ def test_every_node_of_a_double_backward_belongs_where_its_first_backward_does(t
         (slope.norm(dim=1) - 1).square().mean().backward()
 
     assert_true_owners(model, step, tmp_path, least=15)
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x).sin()
+
+
+class Again(nn.Module):
+    """A module runs again within another, and functional code does besides."""
+
+    def __init__(self, outer, inner):
+        super().__init__()
+        self.outer, self.inner = outer, inner
+        self.stem, self.part, self.last = nn.Linear(4, 4), Inner(), nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x):
+        x = checkpoint(self.twice, self.stem(x), use_reentrant=self.outer)
+        x = checkpoint(self.part, x, use_reentrant=self.inner)
+        x = checkpoint(lambda y: (y.tanh() * 2) @ self.weight, x, use_reentrant=self.outer)
+        return checkpoint(self.last, x, use_reentrant=self.outer)
+
+    def twice(self, x):
+        return checkpoint(self.part, x.exp(), use_reentrant=self.inner).cos()
+
+
+@needs_creation
+@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize("outer", [True, False])
+def test_what_a_backward_makes_is_told_from_what_checkpoints_run_again(outer, inner, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), Again(outer, inner), nn.Linear(4, 1))
+
+    def step():
+        model(torch.randn(3, 4)).sum().backward(create_graph=True)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        sum(gradient.square().sum() for gradient in gradients).backward()
+
+    assert_true_owners(model, step, tmp_path, least=60)
 
 
 class Energy(nn.Module):
