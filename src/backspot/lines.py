@@ -19,13 +19,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KEY", "MOST_NODES", "LineTable", "Made", "SourceLine", "find_lines", "format_lines"]
+from backspot.brackets import value_end
+
+__all__ = [
+    "KEY",
+    "MOST_BYTES",
+    "MOST_NODES",
+    "LineTable",
+    "Made",
+    "SourceLine",
+    "find_lines",
+    "format_lines",
+]
 
 KEY = "backspot.lines"
 """The key in the trace's metadata."""
 
 MOST_NODES = 1 << 21
 """How many nodes one profile's table holds at most: a bound for memory and for the file."""
+
+MOST_BYTES = 1 << 24
+"""How long a table's text is at most: that of so many nodes has no more, and is mostly far less."""
 
 _AT_KEY = re.compile(rb'"backspot\.lines"\s*:\s*')
 _VERSION = 1
@@ -148,13 +162,13 @@ def find_lines(text: bytes) -> LineTable | None:
     keys = list(_AT_KEY.finditer(text))
     if not keys:
         return None
-    found = keys[-1]  # the last one counts, as in every JSON object
+    value = text[keys[-1].end() :][: MOST_BYTES + 1]  # the last one counts, as in every JSON object
+    end = value_end(value)
+    if not 0 <= end <= MOST_BYTES:
+        return LineTable(broken=True)
     try:
-        value, _ = json.JSONDecoder(strict=False).raw_decode(
-            text[found.end() :].decode("utf-8", "replace")
-        )
-        return _table(msgspec.convert(value, _Form))
-    except (ValueError, RecursionError, zlib.error, msgspec.ValidationError):
+        return _table(msgspec.json.decode(value[:end], type=_Form))
+    except (ValueError, RecursionError, zlib.error):  # msgspec's errors are values' errors
         return LineTable(broken=True)
 
 
@@ -162,7 +176,7 @@ def _table(form: _Form) -> LineTable:
     if form.version != _VERSION:
         raise ValueError(form.version)
     threads = {}
-    left = 4 * MOST_NODES  # what an honest table never reaches
+    left = 2 * MOST_NODES  # what an honest table never reaches
     for thread in form.threads:
         left -= thread.runs
         if thread.runs < 0 or left < 0:

@@ -54,8 +54,8 @@ def locate(
         depth: fold every module deeper than this into its ancestor; ``None`` keeps all.
         progress: called while a file is read, with the bytes read and, where known, how many there
             are.
-        jobs: how many processes decode a large plain ``.json``; ``None`` takes as many as pay. What
-            comes out is the same.
+        jobs: how many processes decode a large plain ``.json`` at most; no more are started than
+            pay. What comes out is the same.
         trace: where to write a labelled copy of the trace (``.json`` or ``.json.gz``): all that it
             holds, and tracks of nested spans ``backward: …`` below each thread that ran autograd
             and each GPU stream, with arrows from forward. Of a profiler this takes the one export.

@@ -118,7 +118,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=count,
         metavar="N",
-        help="processes that read a large plain .json (default: as many as pay)",
+        help="processes that read a large plain .json at most (default: as many as pay)",
     )
 
 

@@ -10,8 +10,13 @@ import numpy as np
 from backspot.lines import LineTable
 from backspot.trace.events import Events, Flows, Ints
 
-__all__ = ["Columns", "Index"]
+__all__ = ["LONGEST_NS", "Columns", "Index"]
 
+LONGEST_NS = 30 * 24 * 3600 * 10**9
+"""Nanoseconds, thirty days: what no recording lasts, and so nothing in one."""
+_MOST_NS = 1 << 60
+"""Nanoseconds that all events may last together, 36 years of threads: any sum of times, each of
+which counts an event once for each of a few purposes, then fits 64 bits."""
 _TOGETHER = 1 << 17
 """Rows to join at a time: many small arrays would leave memory in shreds."""
 # What is bounded by its making takes fewer bytes.
@@ -135,13 +140,51 @@ class Columns:
             gathered[:] = [_joined(gathered)]
         self._whole, self._apart = 1, 0
 
+    def _leave_out_impossible(self) -> int:
+        """Leave out events that cannot be of one recording.
+
+        What starts as far from the middle one as no recording lasts is left out, and where all
+        together last longer than can be, the longest.
+
+        Returns:
+            How many there were.
+        """
+        self.compact()
+        start, duration = self._pieces["start"][0], self._pieces["duration"][0]
+        kept = duration <= LONGEST_NS
+        if len(start) and int(start.max()) - int(start.min()) > LONGEST_NS:
+            middle = np.partition(start, len(start) // 2)[len(start) // 2]
+            kept &= np.abs(start - middle) < LONGEST_NS
+        if duration.sum(dtype=np.float64, where=kept) > _MOST_NS:
+            shortest = np.argsort(np.where(kept, duration, 0), kind="stable")
+            lasting = np.cumsum(np.where(kept, duration, 0)[shortest], dtype=np.float64)
+            kept[shortest[lasting > _MOST_NS]] = False
+        left_out = len(kept) - int(np.count_nonzero(kept))
+        if left_out:
+            for gathered in self._pieces.values():
+                gathered[0] = gathered[0][kept]
+        return left_out
+
     def finish(
-        self, source: str, warnings: Sequence[str] = (), *, truncated: bool = False
+        self,
+        source: str,
+        warnings: Sequence[str] = (),
+        *,
+        impossible: int = 0,
+        truncated: bool = False,
     ) -> Events:
         """All pieces as one ``Events``, its clock set to zero at the first event.
 
         The pieces are given up on the way, so that nothing is held twice.
+
+        Args:
+            source: what was read, for people.
+            warnings: what was wrong with it.
+            impossible: how many events were left out because their times are impossible; those that
+                are so beside the others are left out here.
+            truncated: whether the trace is cut short.
         """
+        impossible += self._leave_out_impossible()
         arrays: dict[str, Ints] = {
             field: _joined(gathered).astype(_NARROW.get(field, np.int64), copy=False)
             for field, gathered in self._pieces.items()
@@ -156,7 +199,7 @@ class Columns:
             flows=flows,
             logical_threads=dict(self.logical_threads),
             source=source,
-            warnings=tuple(warnings),
+            warnings=(*warnings, *_impossible_times(impossible)),
             origin_ns=origin,
             truncated=truncated,
             lines=self.lines,
@@ -178,8 +221,20 @@ class Columns:
         return Flows(thread[place[begin]], thread[place[end]], time[end] - origin)
 
 
+def _impossible_times(count: int) -> list[str]:
+    """The warning for events that were left out, where there are any."""
+    if not count:
+        return []
+    return [
+        f"{count} events with impossible times (negative, missing, no number, or beyond any "
+        "recording's) were left out."
+    ]
+
+
 def _joined(pieces: list[Ints]) -> Ints:
     """All pieces in a row; the list is emptied."""
+    if len(pieces) == 1:
+        return pieces.pop()
     whole = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
     pieces.clear()
     return whole

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backspot.trace.columns import Columns
+from backspot.trace.columns import LONGEST_NS, Columns
 from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Ints
 
 __all__ = ["Event", "decode_events", "gather", "integers"]
@@ -51,9 +51,14 @@ decode_events = msgspec.json.Decoder(list[Event]).decode
 """From a JSON list of events; raises ``msgspec.DecodeError`` where it is none."""
 
 _LATEST = 2.9e15
-"""Microseconds, in the year 2061: sums of two such still fit 64 bits of nanoseconds."""
+"""Microseconds, in the year 2061."""
 _EARLIEST = -1.0e12
+_LONGEST = LONGEST_NS / 1000
 _MOST_NUMBER = 1 << 62
+_MOST_BLOCKS = 1e12
+"""Thread blocks for each multiprocessor; a kernel's grid has at most some ``1 << 62`` in all."""
+_MOST_BYTES = 1 << 44
+"""Bytes of one copy, 16 TiB: more than any device holds."""
 
 _PH, _CAT, _NAME = attrgetter("ph"), attrgetter("cat"), attrgetter("name")
 _PID, _TID, _ID = attrgetter("pid"), attrgetter("tid"), attrgetter("id")
@@ -132,7 +137,7 @@ def _chosen(
 
 
 def _possible(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
-    possible: np.ndarray = (duration >= 0.0) & (duration < _LATEST)
+    possible: np.ndarray = (duration >= 0.0) & (duration <= _LONGEST)
     possible &= (start > _EARLIEST) & (start < _LATEST)
     return possible
 
@@ -182,7 +187,7 @@ def _devices(device: Ints, category: Ints, events: list[Event]) -> Ints:
 
 def _sizes(blocks: np.ndarray, copied: Ints) -> Ints:
     """A kernel's thread blocks in thousandths for each multiprocessor; else the bytes copied."""
-    told = (blocks < _LATEST) & (blocks > -_LATEST)
-    size: Ints = np.where(np.isnan(blocks), copied, -1)
+    told = (blocks < _MOST_BLOCKS) & (blocks > -_MOST_BLOCKS)
+    size: Ints = np.where(np.isnan(blocks) & (copied <= _MOST_BYTES), copied, -1)
     size[told] = np.rint(blocks[told] * 1000).astype(np.int64)
     return size

@@ -14,11 +14,20 @@ from typing import IO, Any
 
 from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
 from backspot.heap import keep_freed
-from backspot.trace.chrome import ChromeDecoder, split_head
+from backspot.trace.chrome import ChromeDecoder
 from backspot.trace.events import Events
 from backspot.trace.live import is_profiler, read_profiler
-from backspot.trace.splitting import decode_in_parts
-from backspot.trace.unpacking import GZIP, Progress, Read, plain
+from backspot.trace.outside import find_events
+from backspot.trace.splitting import decode_in_parts, paying_jobs
+from backspot.trace.unpacking import (
+    GZIP,
+    MOST_TIMES,
+    UNBOUNDED,
+    Progress,
+    Read,
+    UnpackedTooFarError,
+    plain,
+)
 
 __all__ = ["Progress", "newest", "read_events", "trace_bytes"]
 
@@ -41,7 +50,7 @@ def read_events(
             for standard input; an open binary file; or a ``torch.profiler.profile`` that has
             stopped.
         progress: called now and then with what has been read.
-        jobs: how many processes decode a plain file; ``None`` takes as many as pay, which for a
+        jobs: how many processes decode a plain file at most; as many are taken as pay, which for a
             small file is this one alone. All else one process reads.
 
     Raises:
@@ -56,7 +65,7 @@ def read_events(
             return _read_stream(sys.stdin.buffer, "standard input", None, progress)
         if not os.fspath(source):  # which a Path would take for the folder that one is in
             raise SourceNotFoundError("an empty path names no trace: give a file or a folder")
-        return _read_path(Path(source), progress, jobs)
+        return _read_path(_path(source), progress, jobs)
     if is_profiler(source):
         return read_profiler(source)
     if hasattr(source, "read"):
@@ -68,6 +77,16 @@ def read_events(
     )
 
 
+def _path(source: str | os.PathLike[str]) -> Path:
+    try:
+        named = os.fsencode(source)
+    except ValueError:  # half a surrogate pair
+        named = b"\0"
+    if b"\0" in named:
+        raise UsageError(f"{os.fspath(source)!a} is no path that a file can have: check it")
+    return Path(source)
+
+
 def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Events:
     try:
         if path.is_dir():
@@ -76,7 +95,8 @@ def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Event
             about = os.fstat(file.fileno())
             if stat.S_ISREG(about.st_mode) and not file.peek(2).startswith(GZIP):
                 keep_freed()  # not while unpacking: what is unpacked would lie among the columns
-                decoder = decode_in_parts(path, about.st_size, jobs, progress)
+                many = paying_jobs(about.st_size, jobs)
+                decoder = decode_in_parts(path, about.st_size, many, progress)
                 if decoder is not None:
                     return _finished(decoder, str(path))
             return _read_stream(file, str(path), about.st_size, progress)
@@ -84,10 +104,8 @@ def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Event
         raise
     except FileNotFoundError:
         raise SourceNotFoundError(f"{path} is not there: check the trace's path") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, NotATraceError):
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise SourceNotFoundError(f"{path} cannot be read: {reason}") from None
 
 
@@ -127,6 +145,11 @@ def _read_stream(
         raise NotATraceError(
             f"{source} is a broken gzip file ({error}): export or copy it again"
         ) from None
+    except UnpackedTooFarError:
+        raise NotATraceError(
+            f"{source} unpacks to more than {MOST_TIMES} times its size, as no trace does: if you "
+            f"trust it, give it unpacked, or set {UNBOUNDED}=1"
+        ) from None
     return _finished(decoder, source)
 
 
@@ -150,19 +173,16 @@ def _finished(decoder: ChromeDecoder, source: str) -> Events:
         )
     if decoder.malformed:
         warnings.append(f"{decoder.malformed} malformed events were left out.")
-    if decoder.impossible:
-        warnings.append(
-            f"{decoder.impossible} events with impossible times (negative, missing or not a "
-            "number) were left out."
-        )
-    return columns.finish(source, warnings, truncated=truncated)
+    return columns.finish(source, warnings, impossible=decoder.impossible, truncated=truncated)
 
 
 @contextmanager
 def trace_bytes(path: Path) -> Iterator[tuple[bytes, Read]]:
     """The text of a trace, unpacked: up to the bracket before its first event, and how to go on."""
     with path.open("rb") as file, plain(file, None, None) as read:
-        head, rest = split_head(read, str(path))
+        before: list[bytes] = []
+        rest = find_events(read, str(path), before.append)
+        head = b"".join(before)
 
         def following(size: int) -> bytes:
             nonlocal rest

@@ -22,10 +22,12 @@ from backspot.trace.chrome import ChromeDecoder
 from backspot.trace.stretches import STRETCH, Part, decode_stretches
 from backspot.trace.unpacking import Progress
 
-__all__ = ["decode_in_parts"]
+__all__ = ["decode_in_parts", "paying_jobs"]
 
 _WORTH_IT = 48 << 20
-"""Bytes that a process should have to decode: it takes as long to start as to decode 24 MiB."""
+"""Bytes that a process should have to decode where nobody says how many there are to be."""
+_PAYS = 24 << 20
+"""Bytes that one has to have in any case: it takes as long to start as to decode these."""
 _MOST_JOBS = 8
 """Beyond, what one process does with the columns takes longer than all decoding."""
 _LEAST = 1 << 20
@@ -43,22 +45,32 @@ main(path, int(after), int(until))
 """
 
 
+def paying_jobs(size: int, most: int | None) -> int:
+    """How many processes pay for a plain file of ``size`` bytes.
+
+    Args:
+        size: of the file.
+        most: how many somebody asks for; ``None`` leaves it to the processors.
+    """
+    if most is None:
+        return min(_processors(), size // _WORTH_IT, _MOST_JOBS)
+    return min(most, size // _PAYS)
+
+
 def decode_in_parts(
-    path: Path, size: int, jobs: int | None, progress: Progress | None
+    path: Path, size: int, jobs: int, progress: Progress | None
 ) -> ChromeDecoder | None:
     """Decode a plain file in this process and others at once.
 
     Args:
         path: the file.
         size: its size in bytes.
-        jobs: how many processes; ``None`` takes as many as pay, which for a small file is one.
+        jobs: how many processes.
         progress: as ``read_events`` has it.
 
     Returns:
         What was read, exactly as one process would have; ``None`` where one process must do it.
     """
-    if jobs is None:
-        jobs = min(_processors(), size // _WORTH_IT, _MOST_JOBS)
     if jobs < 2 or size < jobs or not _is_python(sys.executable):
         return None
     stretches = _stretches(size, jobs)

@@ -25,6 +25,7 @@ Part: TypeAlias = tuple[int, Columns, int, int]
 """Where a stretch begins, what it holds, how many events, and how many impossible ones."""
 
 _WINDOW = 1 << 14
+_MOST_WINDOW = 1 << 23
 
 
 def decode_stretches(
@@ -75,6 +76,8 @@ def _between(file: IO[bytes], at: int, size: int) -> tuple[int, int]:
         if at + window >= size:
             break
         window *= 8
+        if window > _MOST_WINDOW:  # each process that looks would hold, and go through, all of it
+            raise ValueError("no two events meet")
     return size, size
 
 

@@ -6,6 +6,8 @@ lock, so that on a second processor it costs the reader little.
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from typing import IO, TypeAlias
 
 from backspot.errors import UsageError
 
-__all__ = ["GZIP", "Progress", "Read", "plain"]
+__all__ = ["GZIP", "MOST_TIMES", "UNBOUNDED", "Progress", "Read", "UnpackedTooFarError", "plain"]
 
 Progress: TypeAlias = Callable[[int, "int | None"], None]
 """Called while reading with the bytes read and, where it is known, how many there are."""
@@ -25,11 +27,26 @@ Read: TypeAlias = Callable[[int], bytes]
 GZIP = b"\x1f\x8b"
 """How a gzip file begins."""
 
+UNBOUNDED = "BACKSPOT_UNPACK_ALL"
+"""Set in the environment: unpack any file to its end."""
+
+_FREE = 32 << 20
+MOST_TIMES = 200
+"""How often its packed bytes a file may unpack to, beside the first bytes, which are free. Traces
+come to 10 to 30 times, and to 60 with a stack in each event; gzip can pack 1000 times."""
+
 _PACKED = 1 << 20
 # The thread asks for the interpreter's lock for each block; it waits for it as long as inflating
 # some megabytes takes.
 _BLOCK = 8 << 20
+_LEAST_BLOCK = 1 << 20
+_LEAST_STEP = 1 << 9
+_ZEROS = re.compile(rb"\0*")
 _PATIENCE = 0.1  # seconds between two looks at whether anybody still reads
+
+
+class UnpackedTooFarError(Exception):
+    """What a gzip file unpacks to is out of all proportion to its size."""
 
 
 @contextmanager
@@ -44,6 +61,8 @@ def plain(file: IO[bytes], total: int | None, progress: Progress | None) -> Iter
     Raises:
         UsageError: where the file is open in text mode; so does what is yielded.
         zlib.error: what is yielded raises it where the file is broken.
+        UnpackedTooFarError: what is yielded raises it where the file unpacks to far more than a
+            trace does, unless ``UNBOUNDED`` is set in the environment.
     """
     counted = _Counted(file)
     head = counted.read(2)
@@ -97,24 +116,58 @@ class _Counted:
 
 def _inflated(file: _Counted, head: bytes) -> Iterator[tuple[int, bytes]]:
     """Blocks of plain bytes, and how far the file was read for each; at the end an empty one."""
-    inflate = zlib.decompressobj(wbits=31)
-    packed = head
-    while True:
-        if not packed:
-            packed = file.read(_PACKED)
-            if not packed:
-                break
-        if inflate.eof:  # another member, as `cat a.gz b.gz` makes them; or padding
-            if not packed.startswith(GZIP):
-                break
-            inflate = zlib.decompressobj(wbits=31)
-        data = inflate.decompress(packed, _BLOCK)
-        packed = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-        if data:
-            yield file.done, data
-    if rest := inflate.flush():
-        yield file.done, rest
+    bounded = not os.environ.get(UNBOUNDED)
+    blocks: list[bytes] = []
+    unpacked = size = 0
+    for data in _members(file, head):
+        unpacked += len(data)
+        if bounded and unpacked > _FREE + MOST_TIMES * file.done:
+            raise UnpackedTooFarError
+        blocks.append(data)
+        size += len(data)
+        if size >= _LEAST_BLOCK:
+            yield file.done, b"".join(blocks)
+            blocks, size = [], 0
+    if size:
+        yield file.done, b"".join(blocks)
     yield file.done, b""
+
+
+def _members(file: _Counted, head: bytes) -> Iterator[bytes]:
+    """The plain bytes of all members, one after the other, as `cat a.gz b.gz` makes them."""
+    inflate = zlib.decompressobj(wbits=31)
+    packed, step = memoryview(head), _PACKED
+    while packed or (packed := memoryview(file.read(_PACKED))):
+        given = packed[:step]
+        data = inflate.decompress(given, _BLOCK)
+        left = len(inflate.unused_data if inflate.eof else inflate.unconsumed_tail)
+        packed = packed[len(given) - left :]
+        if data:
+            yield data
+        if not inflate.eof:
+            step = min(2 * step, _PACKED)
+            continue
+        # What is left of a step is copied: of many small members little is given at a time.
+        step = max(_LEAST_STEP, min(2 * (len(given) - left), _PACKED))
+        packed = _behind_padding(file, packed)
+        if packed[:2] != GZIP:  # nothing, or something else
+            return
+        inflate = zlib.decompressobj(wbits=31)
+    if rest := inflate.flush():
+        yield rest
+
+
+def _behind_padding(file: _Counted, packed: memoryview) -> memoryview:
+    """What follows a member and the zeros behind it: two bytes of it at least, if there are."""
+    while True:
+        zeros = _ZEROS.match(packed)
+        packed = packed[zeros.end() if zeros else 0 :]
+        if len(packed) > 1:
+            return packed
+        more = file.read(_PACKED)
+        if not more:
+            return packed
+        packed = memoryview(bytes(packed) + more)
 
 
 class _Ahead:

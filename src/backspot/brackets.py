@@ -1,0 +1,129 @@
+"""Where the values of a JSON text begin and end, told by its brackets and its strings.
+
+Reading a trace does without: its text is cut where two events visibly meet. This looks at every
+byte, and is right about whatever stands in a string; it is for text in which nothing meets, or that
+the decoder stumbles over.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Brackets", "Shape", "value_end", "with_numbers"]
+
+_Ints = NDArray[np.int64]
+
+_QUOTE, _COMMA, _LIST_END = b'",]'
+# "[" and "{", as "]" and "}", differ in this bit alone.
+_BIT, _OPENS, _CLOSES = 0x20, ord("{"), ord("}")
+_BLOCK = 1 << 18
+
+# What C prints where there is no number, and Python's json too. JSON knows none of these.
+_WORD = re.compile(rb"-?(?:[Ii]nf(?:inity)?|[Nn]a[Nn](?:\([a-z]*\))?)(?=\s*[,}\]])")
+# No time, count or size can be this large, so it is refused where it matters.
+_NO_NUMBER = b"1e308"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The elements of a list in a piece of its text.
+
+    Attributes:
+        commas: where commas part two elements, in the piece.
+        end: where a bracket closes the list, -1 where none does.
+        is_whole: whether the piece ends between two elements or behind one, the list still open.
+    """
+
+    commas: _Ints
+    end: int
+    is_whole: bool
+
+
+class Brackets:
+    """Follows the text of a list, piece by piece, from behind the bracket that opens it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def follow(self, text: bytes) -> Shape:
+        """Go on with the next piece; behind the list's end nothing is looked at."""
+        commas: list[_Ints] = []
+        for at in range(0, len(text), _BLOCK):
+            marks, kinds, depth = self._marks(text[at : at + _BLOCK])
+            left = np.flatnonzero(depth < 0)
+            inside = left[0] if len(left) else len(marks)
+            parts = (depth[:inside] == 0) & (kinds[:inside] == _COMMA)
+            commas.append(marks[:inside][parts] + at)
+            if len(left):
+                closed = kinds[inside] == _LIST_END
+                end = at + int(marks[inside]) if closed else -1
+                return Shape(np.concatenate(commas), end, is_whole=False)
+        is_whole = not self._in_string and not self._depth
+        return Shape(np.concatenate([np.empty(0, np.int64), *commas]), -1, is_whole)
+
+    def first_close(self, text: bytes) -> int:
+        """Where the first value that opens in these pieces closes; -1 where it does not here."""
+        for at in range(0, len(text), _BLOCK):
+            marks, kinds, depth = self._marks(text[at : at + _BLOCK])
+            closed = np.flatnonzero((depth <= 0) & (kinds | _BIT == _CLOSES))
+            if len(closed):
+                return at + int(marks[closed[0]])
+        return -1
+
+    def _marks(self, text: bytes) -> tuple[_Ints, NDArray[np.uint8], _Ints]:
+        """Brackets and commas outside of strings: where, which, and how deep behind each."""
+        if self._escaped:
+            text = b" " + text[1:]
+        plain = _without_escapes(text)
+        self._escaped = plain.endswith(b"\\")
+        codes = np.frombuffer(plain, np.uint8)
+        folded = codes | _BIT
+        quotes = np.flatnonzero(codes == _QUOTE)
+        marks = np.flatnonzero((folded == _OPENS) | (folded == _CLOSES) | (codes == _COMMA))
+        marks = marks[(np.searchsorted(quotes, marks) + self._in_string) % 2 == 0]
+        self._in_string = (len(quotes) + self._in_string) % 2 == 1
+        kinds = codes[marks]
+        folded = kinds | _BIT
+        steps = (folded == _OPENS).astype(np.int64) - (folded == _CLOSES)
+        depth = self._depth + np.cumsum(steps)
+        if len(depth):
+            self._depth = int(depth[-1])
+        return marks, kinds, depth
+
+
+def value_end(text: bytes) -> int:
+    """Behind which byte the object or list ends that ``text`` begins with, -1 where it does not."""
+    close = Brackets().first_close(text) if text[:1] in (b"{", b"[") else -1
+    return close + 1 if close >= 0 else -1
+
+
+def with_numbers(text: bytes) -> bytes:
+    """The same with a number, impossibly large, for each bare ``inf`` and ``nan``.
+
+    Args:
+        text: events, from outside of any string.
+    """
+    found = [match.span() for match in _WORD.finditer(text)]
+    if not found:
+        return text
+    spans = np.array(found, np.int64)
+    quotes = np.flatnonzero(np.frombuffer(_without_escapes(text), np.uint8) == _QUOTE)
+    spans = spans[np.searchsorted(quotes, spans[:, 0]) % 2 == 0]
+    parts, at = [], 0
+    for begin, end in spans.tolist():
+        parts += [text[at:begin], _NO_NUMBER]
+        at = end
+    return b"".join([*parts, text[at:]])
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """The same, byte for byte as long, without a quote that ends no string."""
+    if b"\\" not in text:
+        return text
+    return text.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")

@@ -1,0 +1,120 @@
+"""What stands around a trace's events: the text before them, and the table of source lines.
+
+Both may be of any length, and the text may turn out to be no trace at all: it is gone through piece
+by piece, and nothing is kept but what is looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from backspot.errors import NotATraceError
+from backspot.lines import KEY, MOST_BYTES, LineTable, find_lines
+
+__all__ = ["TableFinder", "find_events"]
+
+_PIECE = 1 << 18
+_MARK = b"\xef\xbb\xbf"
+_EVENTS = b'"traceEvents"'
+_HEAD = re.compile(_EVENTS + rb"\s*:\s*\[")
+_HEAD_BEGUN = re.compile(_EVENTS + rb"\s*(?:(:)\s*)?\Z")
+_REPORT = b'"backspot.report/'
+_TABLE = re.compile(rb'"' + re.escape(KEY.encode()) + rb'"\s*:')
+_OVERLAP = 64
+"""Bytes of the piece before that are looked at again: more than any of these words has."""
+
+
+def find_events(
+    read: Callable[[int], bytes], source: str, seen: Callable[[bytes], object]
+) -> bytes:
+    """Read as far as the first event, or further.
+
+    Args:
+        read: gives the next bytes, at most as many as asked for; ``b""`` at the end.
+        source: what is read, for messages.
+        seen: called with what stands before the first event, piece by piece.
+
+    Returns:
+        What was read behind the bracket that begins the list of events.
+
+    Raises:
+        NotATraceError: where the text is no trace at all.
+    """
+    text = _first(read, source, seen)
+    if text[:1] == b"[":
+        seen(text[:1])
+        return text[1:]
+    if text[:1] != b"{":
+        what = "HTML" if text[:1] == b"<" else "not JSON"
+        raise NotATraceError(
+            f"{source} is no Kineto trace: it is {what}; give a file that export_chrome_trace wrote"
+        )
+    before, is_report = b"", False
+    while text:
+        known = before + text
+        match = _HEAD.search(known)
+        if match is not None:
+            end = match.end() - len(before)
+            seen(text[:end])
+            return text[end:]
+        seen(text)
+        is_report = is_report or _REPORT in known
+        begun = _HEAD_BEGUN.search(known)
+        # However much blank may follow the key, a later piece goes on from here.
+        before = _EVENTS + (begun[1] or b"") if begun else known[-_OVERLAP:]
+        text = read(_PIECE)
+    if is_report:
+        raise NotATraceError(
+            f"{source} is a report that Backspot saved, no trace: backspot diff compares "
+            "it, backspot.Report.load reads it"
+        )
+    raise NotATraceError(
+        f"{source} is no Kineto trace: it has no traceEvents; "
+        "give a file that export_chrome_trace wrote"
+    )
+
+
+def _first(read: Callable[[int], bytes], source: str, seen: Callable[[bytes], object]) -> bytes:
+    """The first piece that is not blank, from its first byte that is not."""
+    text = read(_PIECE)
+    while text and _MARK.startswith(text[: len(_MARK)]) and len(text) < len(_MARK):
+        more = read(_PIECE)
+        if not more:
+            break
+        text += more
+    if text.startswith(_MARK):
+        seen(_MARK)
+        text = text[len(_MARK) :] or read(_PIECE)
+    while text:
+        stripped = text.lstrip()
+        seen(text[: len(text) - len(stripped)])
+        if stripped:
+            return stripped
+        text = read(_PIECE)
+    raise NotATraceError(f"{source} is empty: export the trace again")
+
+
+class TableFinder:
+    """Looks for the table of source lines in what stands around the events."""
+
+    def __init__(self) -> None:
+        self._before = b""
+        self._found: list[bytes] = []
+        self._size = 0
+
+    def look(self, text: bytes) -> None:
+        """Go on with the next piece."""
+        known = self._before + text
+        keys = list(_TABLE.finditer(known))
+        if keys:  # the last one counts, as in every JSON object
+            text = known[keys[-1].start() :]
+            self._found, self._size = [text], len(text)
+        elif self._found and self._size <= MOST_BYTES:
+            self._found.append(text)
+            self._size += len(text)
+        self._before = known[-_OVERLAP:]
+
+    def table(self) -> LineTable | None:
+        """What was found; ``None`` where there is no table."""
+        return find_lines(b"".join(self._found)) if self._found else None
