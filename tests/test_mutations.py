@@ -15,11 +15,10 @@ def test_there_is_one_mutation_of_a_name():
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_fits_the_code_and_its_tests_are_there(mutation):
-    source = (PACKAGE / mutation.file).read_text(encoding="utf-8")
-    assert source.count(mutation.old) == 1
-    assert ast.dump(ast.parse(source)) != ast.dump(
-        ast.parse(source.replace(mutation.old, mutation.new))
-    )
+    for file, old, new in mutation.edits:
+        source = (PACKAGE / file).read_text(encoding="utf-8")
+        assert source.count(old) == 1
+        assert ast.dump(ast.parse(source)) != ast.dump(ast.parse(source.replace(old, new)))
     for test in mutation.tests.split():
         file, _, name = test.partition("::")
         assert f"def {name}" in Path(ROOT, "tests", file).read_text(encoding="utf-8")

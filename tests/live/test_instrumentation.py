@@ -100,6 +100,8 @@ def test_removal_within_a_forward_closes_its_labels(record):
     assert len(recording.forward()) == 4
     assert "forward: 1.1 (Linear)" not in recording.names
     assert not recording.backward()
+    after = next(event for event in recording.events if event.name == "aten::sum")
+    assert not any(label.contains(after) for label in recording.labels)
 
 
 def test_a_handle_can_be_made_anew_but_not_entered_again():

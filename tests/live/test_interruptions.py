@@ -131,6 +131,28 @@ def test_a_failing_hook_of_another_does_not_end_the_callers_label(record):
     assert recording.forward() == ["forward: 0 (Linear)", "forward: 1 (Sequential)"]
 
 
+class Handles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fails = Acting()
+
+    def forward(self, x):
+        self.fails.action = raises
+        with pytest.raises(ValueError):
+            self.fails(x)
+        return x.exp()
+
+
+def test_a_failure_that_its_caller_handles_ends_the_label_of_what_failed(record):
+    model = nn.Sequential(nn.Linear(4, 4), Handles())
+    with backspot.instrument(model):
+        recording = record(step(model))
+    (failed,) = (x for x in recording.labels if x.name == "forward: 1.fails (Acting)")
+    (exp,) = (event for event in recording.events if event.name == "aten::exp")
+    assert not failed.contains(exp)
+    assert recording.backward() == ["backward: 1 (Handles)", "backward: 0 (Linear)"]
+
+
 class Recursive(nn.Module):
     def forward(self, x, deeper=True):
         if deeper:

@@ -240,6 +240,38 @@ def test_a_stale_view_is_counted_and_not_asked(record):
     assert names[-2:] == ["backward: (StaleUnbind)", "backward: linear (Linear)"]
 
 
+class StaleView(nn.Module):
+    """Asking such a view for its node makes one."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.passing = Passing()
+
+    def forward(self, x):
+        y = self.linear(x) * 1
+        part = y[:, :2]
+        y.mul_(2)
+        self.passing(part)
+        return y
+
+
+def test_looking_at_a_view_of_changed_memory_makes_no_node(record):
+    model, x = StaleView(), torch.randn(2, 4)
+    number = torch._C._autograd._get_sequence_nr
+    taken = []
+
+    def forward():
+        before = number()
+        model(x)
+        taken.append(number() - before)
+
+    record(forward)
+    with backspot.instrument(model):
+        record(forward)
+    assert taken[0] == taken[1] > 0
+
+
 def test_state_dict_is_unchanged():
     model = Residual()
     before = list(model.state_dict())
