@@ -66,7 +66,7 @@ def build_functions(folder: Path) -> Any:
 
 @cache
 def scripted() -> Callable[..., torch.Tensor]:
-    """A scripted function, warm: before the third call it runs as plain operators."""
+    """A scripted function, warm: at first it runs as plain operators."""
 
     @torch.jit.script
     def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,9 @@ def scripted() -> Callable[..., torch.Tensor]:
         x = torch.randn(2, WIDTH, requires_grad=True)
         gated(x, torch.eye(WIDTH)).sum().backward()
 
-    for _ in range(4):
+    # PyTorch makes a graph of its own of it after two calls, or after more, by version; and it
+    # tells the width of the inputs apart only after it has seen several.
+    for _ in range(8):
         warm_up()
     return gated
 

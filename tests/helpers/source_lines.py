@@ -20,7 +20,7 @@ from backspot.trace import Events, read_events
 from helpers.training import ACCUMULATE, cpu_profile, tells_creation
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in ')
-_BENEATH = re.compile(r"[/\\](torch|einops)[/\\]|[/\\]backspot[/\\]live[/\\]|^<frozen")
+_BENEATH = re.compile(r"-packages[/\\](torch|einops)[/\\]|[/\\]backspot[/\\]live[/\\]|^<frozen")
 
 Lines = dict[tuple[int, int], tuple[str, int]]
 """(thread, sequence number) to (file, line)."""

@@ -45,6 +45,8 @@ COMMON = """
                     raise KeyboardInterrupt
             return count
 
+        # From Python 3.12 on bytecodes are traced only if some frame has asked for it before.
+        sys._getframe().f_trace_opcodes = EVENT == "opcode"
         sys.settrace(enter)
         try:
             run()

@@ -27,7 +27,21 @@ def to_frame(report: Report) -> pd.DataFrame:
         raise MissingDependencyError(
             "to_pandas() needs pandas: pip install 'backspot[pandas]'"
         ) from error
+    records = [record(report, row) for row in report.modules]
+    columns = zip(*records, strict=True) if records else [()] * len(COLUMNS)
     frame: pd.DataFrame = pd.DataFrame(
-        [record(report, row) for row in report.modules], columns=list(COLUMNS)
+        {
+            name: pd.Series(values, dtype=None if _is_plain(values) else object)
+            for name, values in zip(COLUMNS, columns, strict=True)
+        }
     )
     return frame
+
+
+def _is_plain(values: tuple[object, ...]) -> bool:
+    """Whether Arrow can hold them: half of a surrogate pair in a foreign name is no UTF-8."""
+    try:
+        "".join(value for value in values if isinstance(value, str)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
