@@ -14,6 +14,7 @@ from sample_reports import node, odd, report, reports, row, unlabelled, vit, vit
 
 import backspot
 from backspot import compare, locate
+from backspot.aligning import aligned
 from backspot.comparison import Change, Comparison, Move, Side
 from backspot.errors import OutputExistsError, UsageError
 from backspot.render.comparison import render_text, to_csv, to_json, to_markdown
@@ -248,6 +249,25 @@ def test_a_wrapped_model_of_two_thousand_modules_is_told_at_once():
     found = compare(report(rows), report(wrapped(rows)))
     assert time.process_time() - since < 10
     assert [move.modules for move in found.moves] == [2007]
+
+
+def test_a_layer_renamed_in_each_of_thousands_of_blocks_takes_its_modules_along():
+    """By the square of the blocks this takes minutes."""
+
+    def paths(name):
+        return {
+            path: one
+            for block in range(8_000)
+            for path, one in (
+                (f"b.{block}.{name}", linear(f"b.{block}.{name}")),
+                (f"b.{block}.{name}.act", row(f"b.{block}.{name}.act", "GELU")),
+            )
+        }
+
+    pairs, moves = aligned(paths("qkv"), paths("to_qkv"))
+    assert moves == (Move("*.qkv", "*.to_qkv", 16_000),)
+    assert ("b.7.qkv.act", "b.7.to_qkv.act") in pairs
+    assert not [pair for pair in pairs if None in pair]
 
 
 def test_twins_are_not_guessed_at():
