@@ -9,10 +9,12 @@ claims one of its paths: twins stay gone and new.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from backspot.grouping import names_in_order
 from backspot.rows import Row
 
 __all__ = ["Move", "aligned", "moves_between"]
@@ -74,6 +76,8 @@ def moves_between(
             claims[side, path].append(len(found))
     moves: list[Move] = []
     moved: dict[str, str] = {}
+    ordered = sorted((names_in_order(path), path) for path in gone)
+    free = set(new)
     for (old, fresh), found in sorted(votes.items(), key=lambda item: (-len(item[1]), item[0])):
         rivals = (
             sum(claim >= len(found) for claim in claims[side, vote.paths[side]])
@@ -87,12 +91,17 @@ def moves_between(
         if len(found) == 1:  # one likeness proves nothing of what else is there
             with_it = dict(vote.paths for vote in found)
         else:
-            free = new - set(moved.values())
             for place in sorted(places):
-                rest = gone - moved.keys() - with_it.keys()
-                with_it |= _followers((*place, *old), (*place, *fresh), rest, free, before, after)
-                free -= set(with_it.values())
+                rest = (
+                    path
+                    for path in _inside((*place, *old), ordered)
+                    if path not in moved and path not in with_it
+                )
+                more = _followers((*place, *old), (*place, *fresh), rest, free, before, after)
+                with_it |= more
+                free.difference_update(more.values())
         moved |= with_it
+        free.difference_update(with_it.values())
         at = places.pop() if len(places) == 1 else ("*",)
         moves.append(Move(".".join((*at, *old)), ".".join((*at, *fresh)), len(with_it)))
     return tuple(moves), moved
@@ -157,8 +166,8 @@ def _change(old: _Path, new: _Path) -> tuple[_Path, tuple[_Path, _Path]]:
 def _followers(
     old: _Path,
     new: _Path,
-    gone: set[str],
-    fresh: set[str],
+    gone: Iterable[str],
+    fresh: Set[str],
     before: Mapping[str, Row],
     after: Mapping[str, Row],
 ) -> dict[str, str]:
@@ -174,6 +183,16 @@ def _followers(
         ):
             found[path] = to
     return found
+
+
+def _inside(outer: _Path, ordered: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The paths at and below one, of those in the order of their names."""
+    key = names_in_order(".".join(outer))
+    for index in range(bisect_left(ordered, (key,)), len(ordered)):
+        other, path = ordered[index]
+        if outer and other != key and not other.startswith(f"{key}\0"):
+            break
+        yield path
 
 
 def _parts(path: str) -> _Path:

@@ -14,6 +14,7 @@ __all__ = [
     "add_totals",
     "fold",
     "group",
+    "names_in_order",
     "parents_of",
     "pattern_of",
     "ranked_kernels",
@@ -182,7 +183,7 @@ def parents_of(modules: Iterable[_Placed]) -> dict[str, str | None]:
     for paths in by_root.values():
         around: list[str] = []
         # Sorted this way, what a path contains follows it at once: no path is taken apart.
-        for path in sorted(paths, key=_names_in_order):
+        for path in sorted(paths, key=names_in_order):
             while around and not _contains(around[-1], path):
                 around.pop()
             parents[path] = around[-1] if around else None
@@ -190,7 +191,7 @@ def parents_of(modules: Iterable[_Placed]) -> dict[str, str | None]:
     return parents
 
 
-def _names_in_order(path: str) -> str:
+def names_in_order(path: str) -> str:
     """The path as a key by which it sorts name by name: the dot comes before all characters."""
     return path.translate(_DOT_FIRST) if "\0" in path or "\1" in path else path.replace(".", "\0")
 

@@ -102,6 +102,6 @@ def _chosen(report: Report, args: argparse.Namespace) -> Report:
 
     rows = report.top(depth=args.depth, sort=args.sort, by=args.by)
     if args.top is not None:
-        kept = [row for row in rows if row.is_module][: args.top]
-        rows = tuple(row for row in rows if not row.is_module or row in kept)
+        left_out = {id(row) for row in [row for row in rows if row.is_module][args.top :]}
+        rows = tuple(row for row in rows if id(row) not in left_out)
     return replace(report, modules=rows)
