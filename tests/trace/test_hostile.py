@@ -13,7 +13,7 @@ import pytest
 
 import backspot
 from backspot.commands import main
-from backspot.errors import BackspotError, NotATraceError, UsageError
+from backspot.errors import BackspotError, NoBackwardError, NotATraceError, UsageError
 from backspot.trace import Events, read_events
 from backspot.trace.chrome import ChromeDecoder
 from synthetic import Trace
@@ -361,3 +361,16 @@ def test_what_no_file_can_be_called_is_refused(path: str) -> None:
         backspot.locate(path)
     with pytest.raises(BackspotError):
         backspot.locate(Path(path))
+
+
+# Arrows ------------------------------------------------------------------------------------------
+
+
+def test_arrows_of_a_trace_without_nodes_lead_nowhere(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.operator("aten::mm", TICK, 3 * TICK, seq=1)
+    common = {"cat": "fwdbwd", "name": "fwdbwd", "id": 1, "pid": 1}
+    trace.events.append({"ph": "s", **common, "tid": 1, "ts": 15})
+    trace.events.append({"ph": "f", "bp": "e", **common, "tid": 2, "ts": 90})
+    with pytest.raises(NoBackwardError, match="holds no backward pass"):
+        backspot.locate(trace.save(tmp_path / "t.json"))
