@@ -8,6 +8,7 @@ the decoder stumbles over.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,23 @@ class Shape:
     commas: _Ints
     end: int
     is_whole: bool
+
+    def stretches(self, length: int, most: int) -> Iterator[tuple[int, int]]:
+        """Cut the first ``length`` bytes at commas into stretches, of ``most`` bytes if it can be.
+
+        Yields:
+            Where each begins and ends, the commas between them left out.
+        """
+        begin = 0
+        while length - begin > most:
+            at = np.searchsorted(self.commas, [begin, begin + most])
+            chosen = max(int(at[1]) - 1, int(at[0]))  # the last that is near enough, else the next
+            if chosen >= len(self.commas) or self.commas[chosen] >= length:
+                break
+            end = int(self.commas[chosen])
+            yield begin, end
+            begin = end + 1
+        yield begin, length
 
 
 class Brackets:

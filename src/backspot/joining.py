@@ -305,7 +305,7 @@ def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int
     for thread in distinct(flows.backward_thread):
         mine = flows.backward_thread == thread
         span = spans.at(thread, flows.backward_time[mine])
-        numbers = np.where(span >= 0, logical[span], NOTHING)
+        numbers = np.append(logical, NOTHING)[span]
         for number in distinct(numbers[numbers > 0]):
             origins, which = numbered(flows.forward_thread[mine][numbers == number])
             for origin, many in zip(origins.tolist(), np.bincount(which).tolist(), strict=True):

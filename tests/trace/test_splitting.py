@@ -21,6 +21,12 @@ from synthetic import Trace
 TICK = 10_000
 
 
+@pytest.fixture(autouse=True)
+def any_size_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are started for the small traces here, as else for large ones only."""
+    monkeypatch.setattr(splitting, "_PAYS", 1)
+
+
 def plain(name: str, tmp_path: Path) -> Path:
     path = tmp_path / "plain.json"
     path.write_bytes(gzip.decompress(h200.path_of(name).read_bytes()))
@@ -144,6 +150,8 @@ def test_a_script_without_a_main_guard_can_read_in_several_processes(tmp_path: P
         "import sys\n"
         f"sys.path.insert(0, {str(Path(backspot.__file__).parents[1])!r})\n"
         "import backspot\n"
+        "from backspot.trace import splitting\n"
+        "splitting._PAYS = 1\n"
         f"print('once', backspot.locate({str(path)!r}, jobs=3).wall_ns)\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -158,6 +166,30 @@ def test_progress_of_several_processes_ends_with_the_whole_file(tmp_path: Path) 
     assert seen[-1] == (size, size)
     assert all(0 <= done <= size for done, _ in seen)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "jobs", "started"), [(0, 40, 0), (30, 40, 0), (60, 40, 1), (60, 1, 0), (80, 2, 1)]
+)
+def test_no_more_processes_are_started_than_pay(
+    megabytes: int, jobs: int, started: int, tmp_path: Path
+) -> None:
+    text = plain("ddp.rank0", tmp_path).read_bytes().rstrip()
+    path = tmp_path / "t.json"
+    filler = b" " * (1 << 20)
+    # Blanks ahead of the events are soon read.
+    path.write_bytes(b"{" + megabytes * filler + text[1:])
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(backspot.__file__).parents[1])!r})\n"
+        "import backspot\n"
+        "started = []\n"
+        "sys.addaudithook(lambda name, _: started.append(name))\n"
+        f"backspot.locate({str(path)!r}, jobs={jobs})\n"
+        "print(started.count('subprocess.Popen'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == started
 
 
 @pytest.mark.parametrize("jobs", [0, -1, True, "2", 1.5])

@@ -165,7 +165,7 @@ class ChromeDecoder:
             is_last: whether nothing follows; then an event that is cut short is no malformed one.
         """
         shape = Brackets().follow(text)
-        if shape.end >= 0 and (is_last or _AFTER.match(text, shape.end + 1)):
+        if shape.end >= 0 and _is_end(text, shape.end, is_last=is_last):
             self._elements(text[: shape.end], shape)
             return text[shape.end + 1 :]
         if shape.is_whole:
@@ -178,10 +178,12 @@ class ChromeDecoder:
 
     def _elements(self, text: bytes, shape: Shape) -> None:
         """Decode events that brackets and commas tell apart."""
-        if self._fast(text) or self._lenient(text):
-            return
-        edges = [-1, *shape.commas.tolist(), len(text)]
-        self._halved([text[a + 1 : b] for a, b in pairwise(edges)])
+        for begin, end in shape.stretches(len(text), _PIECE):
+            some = text[begin:end]
+            if self._fast(some) or self._lenient(some):
+                continue
+            edges = [-1, *Brackets().follow(some).commas.tolist(), len(some)]
+            self._halved([some[a + 1 : b] for a, b in pairwise(edges)])
 
     def _halved(self, events: list[bytes]) -> None:
         """Decode events of which one is bad at least: the half without it, and the other's."""
@@ -203,7 +205,7 @@ class ChromeDecoder:
                 ends_here = is_last and match is None
                 end = Brackets().follow(event).end
                 behind = at + end + 1
-                ends = end >= 0 and (ends_here or _AFTER.match(text, behind))
+                ends = end >= 0 and _is_end(text, at + end, is_last=is_last)
                 if ends and (self._fast(event[:end]) or self._lenient(event[:end])):
                     return text[behind:]
                 if not ends_here:
@@ -218,13 +220,16 @@ class ChromeDecoder:
             What is left of it to decode, or what follows the end of the list; and which of the two.
         """
         shape = Brackets().follow(text)
-        if shape.end >= 0 and _AFTER.match(text, shape.end + 1):
+        if shape.end >= 0 and _is_end(text, shape.end, is_last=False):
             self._elements(text[: shape.end], shape)
             return text[shape.end + 1 :], True
         if len(shape.commas):
             last = int(shape.commas[-1])
-            self._elements(text[:last], Shape(shape.commas[:-1], -1, is_whole=True))
+            self._elements(text[:last], shape)
             return text[last + 1 :], False
+        if shape.is_whole:  # one event, and nothing but blanks behind it yet
+            self._elements(text, shape)
+            return b"", False
         cut = _last_between(text)
         if cut is not None:  # a bracket is missing, and no later one is where it belongs
             after = self._one_by_one(text[: cut[0]], is_last=False)
@@ -299,6 +304,19 @@ class ChromeDecoder:
 
     def _look_up_lines(self) -> None:
         self.columns.lines = self._around.table() or self.columns.lines
+
+
+def _is_end(text: bytes, bracket: int, *, is_last: bool) -> bool:
+    """Whether the list of events can end with the bracket that stands there.
+
+    Args:
+        text: in which no list is open at the bracket but that one.
+        bracket: where it stands.
+        is_last: whether nothing follows the text.
+    """
+    if _AFTER.match(text, bracket + 1):
+        return True
+    return is_last and _BETWEEN.search(text, bracket) is None
 
 
 def first_between(text: bytes) -> tuple[int, int] | None:

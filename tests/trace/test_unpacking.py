@@ -1,0 +1,176 @@
+"""Compressed traces: members that meet anywhere, and files that unpack to far too much."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+import backspot
+from backspot.trace.unpacking import plain
+from synthetic import Trace
+
+TICK = 10_000
+MIB = 1 << 20
+READ = 1 * MIB
+"""How many packed bytes are read at a time, behind the two that tell gzip from plain text."""
+
+
+def step() -> Trace:
+    trace = Trace()
+    trace.forward("a", "A", 0, 10 * TICK)
+    trace.operator("aten::mul", TICK, 2 * TICK, seq=0)
+    trace.node("MulBackward0", 20 * TICK, 23 * TICK, seq=0)
+    return trace
+
+
+def member(data: bytes, size: int) -> bytes:
+    """A gzip member of exactly ``size`` bytes: the file name in its header fills it up."""
+    deflate = zlib.compressobj(wbits=-15)
+    packed = deflate.compress(data) + deflate.flush()
+    tail = struct.pack("<II", zlib.crc32(data), len(data))
+    head = b"\x1f\x8b\x08\x08" + bytes(6)
+    name = b"n" * (size - len(head) - 1 - len(packed) - len(tail))
+    return head + name + b"\0" + packed + tail
+
+
+def unpacked(data: bytes) -> bytes:
+    with plain(io.BytesIO(data), None, None) as read:
+        return b"".join(iter(lambda: read(MIB), b""))
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize("beside", range(-20, 21))
+def test_two_members_may_meet_anywhere(reads: int, beside: int) -> None:
+    text = json.dumps(step().document()).encode()
+    half = len(text) // 2
+    packed = member(text[:half], 2 + reads * READ + beside) + gzip.compress(text[half:])
+    report = backspot.locate(io.BytesIO(packed))
+    assert report.warnings == ()
+    assert report.modules == backspot.locate(io.BytesIO(text)).modules
+
+
+@pytest.mark.parametrize("zeros", [1, 511, READ - 1, READ, READ + 1])
+def test_zeros_may_stand_between_and_behind_members(zeros: int) -> None:
+    padding = bytes(zeros)
+    packed = gzip.compress(b"one ") + padding + gzip.compress(b"two") + padding
+    assert unpacked(packed) == b"one two"
+
+
+def test_what_follows_the_last_member_and_is_none_is_left_alone() -> None:
+    assert unpacked(gzip.compress(b"one") + b"\0\0 and more") == b"one"
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_a_file_of_many_small_members_is_read_in_one_go(size: int) -> None:
+    one = gzip.compress(bytes(range(size)))
+    assert len(unpacked(400_000 * one)) == 400_000 * size
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 9, 17, 19])
+def test_a_second_member_that_is_cut_short_keeps_the_first(at: int) -> None:
+    assert unpacked(gzip.compress(b"one") + gzip.compress(b"two")[:at])[:3] == b"one"
+
+
+# Bombs -------------------------------------------------------------------------------------------
+
+TEXT = json.dumps(step().document()).encode()
+EVENTS, TAIL = TEXT.rindex(b"]"), TEXT.rindex(b"}")
+BOMBS: dict[str, tuple[bytes, bytes, bytes]] = {
+    "text without events": (b'{"a":"', b"x", b'"}'),
+    "blanks before the events": (b"{", b" ", TEXT[1:]),
+    "blanks behind the key": (b'{"traceEvents"', b" ", b": []}"),
+    "blanks among the events": (TEXT[:EVENTS], b" ", TEXT[EVENTS:]),
+    "a name": (TEXT[:EVENTS] + b', {"ph": "X", "name": "', b"x", b'"}' + TEXT[EVENTS:]),
+    "a name without an end": (TEXT[:EVENTS] + b', {"ph": "X", "name": "', b"x", b""),
+    "nested lists": (TEXT[:EVENTS] + b', {"ph": "X", "args": {"x": ', b"[", b""),
+    "objects in an event": (
+        TEXT[:EVENTS] + b', {"ph": "X", "args": {"x": [1',
+        b',{"name": "x"}',
+        b"]}}" + TEXT[EVENTS:],
+    ),
+    "backslashes": (TEXT[:EVENTS] + b', {"ph": "X", "name": "', b"\\\\", b'"}' + TEXT[EVENTS:]),
+    "empty events": (TEXT[:EVENTS], b",{}", TEXT[EVENTS:]),
+    "a value behind the events": (TEXT[:TAIL] + b', "x": "', b"x", b'"}'),
+    "a table of lines": (TEXT[:TAIL] + b', "backspot.lines": [{}', b",{}", b"]}"),
+}
+
+"""What is repeated, and what stands before and behind it."""
+MANY = ("objects in an event", "empty events")
+"""Each of millions becomes an object, which takes its time."""
+NO_TRACES = {"text without events": "no traceEvents", "blanks behind the key": "without a single"}
+
+
+def bomb(case: str, size: int) -> bytes:
+    head, unit, tail = BOMBS[case]
+    block = unit * (MIB // len(unit))
+    packing = zlib.compressobj(wbits=31)
+    parts = [packing.compress(head)]
+    parts += [packing.compress(block) for _ in range(size // len(block))]
+    return b"".join([*parts, packing.compress(tail), packing.flush()])
+
+
+READING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import backspot
+try:
+    print(backspot.locate(sys.argv[2]).wall_ns)
+except backspot.errors.BackspotError as error:
+    print(error)
+print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+"""
+
+
+def told_and_held(path: Path) -> tuple[str, int]:
+    """What a process of its own makes of a trace, and the most memory that it held, in bytes."""
+    home = str(Path(backspot.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", READING, home, str(path)], capture_output=True, text=True, check=True
+    )
+    told, held = done.stdout.splitlines()
+    return told, int(held) * 1024
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how much memory was held")
+
+
+@linux
+@pytest.mark.parametrize("case", [case for case in BOMBS if case not in MANY])
+def test_what_unpacks_to_far_too_much_is_refused_in_little_memory(
+    case: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(bomb(case, 60 * MIB))
+    assert path.stat().st_size < MIB // 4
+    told, held = told_and_held(path)
+    assert "bomb.json.gz unpacks to more than 200 times its size" in told
+    assert "BACKSPOT_UNPACK_ALL=1" in told
+    assert held < 200 * MIB
+
+
+@linux
+@pytest.mark.parametrize("case", BOMBS)
+def test_the_bound_can_be_lifted_and_memory_stays_bound(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKSPOT_UNPACK_ALL", "1")
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(bomb(case, (4 if case in MANY else 50) * MIB))
+    told, held = told_and_held(path)
+    assert NO_TRACES.get(case, str(3 * TICK)) in told
+    assert held < 200 * MIB
+
+
+def test_a_small_file_may_unpack_to_any_number_of_times_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(TEXT[:TAIL] + b" " * 20 * MIB + b"}"))
+    assert backspot.locate(path).wall_ns == 3 * TICK
