@@ -15,6 +15,10 @@ __all__ = ["find"]
 _LEAST_SHARED = 0.03
 """Several passes a step must add up their gradients; below this that is as it should be."""
 
+_NODE = ("torch::autograd::AccumulateGrad", "AccumulateGrad")
+_WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
+"""What adds a gradient to the one that is there, or copies one that cannot be taken over."""
+
 
 def find(evidence: Evidence) -> Finding | None:
     """Find AccumulateGrad nodes that do more than hand over what they are given."""
@@ -26,6 +30,7 @@ def find(evidence: Evidence) -> Finding | None:
         nodes &= evidence.spans_of_work(work)
         places = evidence.places_of_work(work)
     else:
+        nodes &= _working(evidence)
         places = evidence.places_of_spans(nodes)
     cost = sum(place.wall_ns for place in places)
     if not places or (passes <= 1 and zero_grad_fill.fills(evidence).any()):
@@ -62,11 +67,23 @@ def find(evidence: Evidence) -> Finding | None:
         places=places,
         nodes=evidence.top_nodes(nodes),
         operators=evidence.top_operators(
-            evidence.launched_in("aten::add_", "aten::add", "aten::clone", "aten::copy_")[work],
+            evidence.launched_in(*_WORK)[work],
             np.maximum(evidence.work_ns[work], 1),
         ),
         kernels=evidence.top_kernels(work),
     )
+
+
+def _working(evidence: Evidence) -> Mask:
+    """Whether each span runs an operator that adds or copies; most only take the gradient over.
+
+    What a hook on the node runs is none of its work.
+    """
+    events = evidence.events
+    names = np.array([name in _WORK for name in events.names], bool)
+    index = events.chosen(names, Category.OPERATOR)
+    itself = evidence.around(events.thread[index], events.start[index], *_NODE)
+    return evidence.spans_around(index[itself >= 0])
 
 
 def _passes(evidence: Evidence, accumulate: Mask) -> int:
