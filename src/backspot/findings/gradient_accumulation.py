@@ -24,8 +24,11 @@ def find(evidence: Evidence) -> Finding | None:
     """Find AccumulateGrad nodes that do more than hand over what they are given."""
     nodes = evidence.accumulates
     passes = _passes(evidence, nodes)
-    # Data-parallel wrappers launch their communication from hooks of these nodes.
+    parallel = bool(evidence.events.name_mask("DistributedDataParallel.forward").any())
+    # Data-parallel wrappers copy and launch their communication in hooks of these nodes.
     work = evidence.work_of(nodes) & (evidence.work.tier != 2) & evidence.recorded
+    if not parallel:
+        work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
         places = evidence.places_of_work(work)
@@ -43,7 +46,7 @@ def find(evidence: Evidence) -> Finding | None:
             "Each pass reads and writes every gradient once more: fewer, larger micro-batches cost "
             "less; gradients in bf16 halve it."
         )
-    elif evidence.events.name_mask("DistributedDataParallel.forward").any():
+    elif parallel:
         why = "data parallelism copies each gradient into its buckets"
         remedy = (
             "DistributedDataParallel(..., gradient_as_bucket_view=True) lets gradients lie in the "
