@@ -158,8 +158,8 @@ def kinds(ownership: Ownership, clock: Timeline, drained: Timeline) -> Timeline:
 def _idle(ownership: Ownership, busy: Timeline) -> tuple[Ints, Ints, Ints, Ints]:
     """Idle time: its begin, when the next work is launched, its end, and what comes next."""
     begin, end, following = _gaps(busy)
-    launch = ownership.work.launch[following - len(ownership.spans.start)]
-    return begin, np.clip(np.where(launch >= 0, launch, end), begin, end), end, following
+    queued = ownership.work.queued[following - len(ownership.spans.start)]
+    return begin, np.clip(np.where(queued >= 0, queued, end), begin, end), end, following
 
 
 def _gaps(busy: Timeline) -> tuple[Ints, Ints, Ints]:

@@ -287,7 +287,7 @@ def test_no_mutilated_trace_ends_in_anything_but_a_report_or_one_line(
         str(report)
 
 
-# What is left out ----------------------------------------------------------------------------------
+# What is left out --------------------------------------------------------------------------------
 
 
 def test_device_work_of_an_unknown_kind_is_left_out_aloud(tmp_path: Path) -> None:
