@@ -49,6 +49,7 @@ _WAITING = re.compile(
     r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
 )
 _PAGEABLE = "Pageable"  # in a copy's name: its call returns when the copy is done
+_GRAPH = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 _COMMUNICATION = ("nccl", "rccl", "mscclpp", "nvshmem", "oneccl")
 
 
@@ -65,6 +66,7 @@ class DeviceWork:
         launch: when the host launched it, -1 where the trace has no launch record.
         queued: when it was in its queue: at its launch; or, where that had to load the kernel's
             code, at the end of the call.
+        replays: whether a captured graph's replay begins with it.
         thread: index into ``Events.threads``: the host thread that launched it, ``NOTHING`` where
             nobody knows.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
@@ -82,6 +84,7 @@ class DeviceWork:
     tier: Ints
     launch: Ints
     queued: Ints
+    replays: np.ndarray
     thread: Ints
     span: Ints
     run: Ints
@@ -250,6 +253,7 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         tier=tier,
         launch=launch,
         queued=queued,
+        replays=_replays(events, call),
         thread=thread,
         span=span,
         run=run,
@@ -287,6 +291,14 @@ def _calls(events: Events, work: Ints) -> Ints:
     call = calls[np.minimum(at, len(calls) - 1)]
     known = (events.correlation[work] > 0) & (events.correlation[call] == events.correlation[work])
     return np.where(known, call, NOTHING)
+
+
+def _replays(events: Events, call: Ints) -> np.ndarray:
+    """Whether each piece of device work, in order of their starts, is a replayed graph's first."""
+    replays = np.zeros(len(call), bool)
+    graph = events.name_mask(*_GRAPH)[events.name[call]] & (call >= 0)
+    replays[np.flatnonzero(graph)[np.unique(call[graph], return_index=True)[1]]] = True
+    return replays
 
 
 def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> np.ndarray:

@@ -20,6 +20,7 @@ __all__ = [
     "device_busy",
     "device_clock",
     "device_drained",
+    "device_replays",
     "host_clock",
     "kinds",
     "pass_clock",
@@ -133,6 +134,15 @@ def device_drained(ownership: Ownership, device: int) -> Timeline:
     """When a device idles because the host waited for it until it ran empty; the waiting spans."""
     begin, queued, _, _ = _idle(ownership, device_busy(ownership, device))
     return _drained(ownership, begin, queued)
+
+
+@_once
+def device_replays(ownership: Ownership, device: int) -> Timeline:
+    """When a device idles before it replays a captured graph; the spans that launch the replay."""
+    begin, _, end, following = _idle(ownership, device_busy(ownership, device))
+    item = following - len(ownership.spans.start)
+    replays = ownership.work.replays[item]
+    return first_started(begin[replays], end[replays], ownership.work.span[item[replays]])
 
 
 def kinds(ownership: Ownership, clock: Timeline, drained: Timeline) -> Timeline:
