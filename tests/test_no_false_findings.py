@@ -167,6 +167,38 @@ def test_two_passes_accumulate_only_where_no_update_lies_between(tmp_path, updat
     assert ("2 passes before each update" in found.seen) is not updated
 
 
+@pytest.mark.parametrize(
+    ("operator", "in_a_hook", "is_work"),
+    [
+        ("aten::detach", False, False),
+        ("aten::add_", False, True),
+        ("aten::clone", False, True),
+        ("aten::add_", True, False),
+    ],
+)
+def test_on_a_cpu_a_gradient_that_is_taken_over_is_no_work(tmp_path, operator, in_a_hook, is_work):
+    step = Step()
+    step.training()
+    step.node("torch::autograd::AccumulateGrad", 600, 690)
+    step.operator(operator, 610, 680)
+    for event in step.trace.events:
+        event["tid"] = ENGINE if event["name"] == operator else event["tid"]
+        if in_a_hook and event["name"] == "torch::autograd::AccumulateGrad":
+            event["dur"] = TICK / 1000
+    assert ("gradient-accumulation" in step.findings(tmp_path)) is is_work
+
+
+@pytest.mark.parametrize("in_a_hook", [False, True])
+def test_what_a_hook_on_a_parameter_launches_is_no_copy_of_its_gradient(tmp_path, in_a_hook):
+    step = Step()
+    step.training()
+    step.node("torch::autograd::AccumulateGrad", 600, 690)
+    if in_a_hook:
+        step.trace.events[-1]["dur"] = TICK / 1000
+    step.kernel("add", 640, 680, launch=630, thread=ENGINE)
+    assert ("gradient-accumulation" in step.findings(tmp_path)) is not in_a_hook
+
+
 def test_without_calls_of_the_driver_no_operator_is_said_to_compute_on_the_host(tmp_path):
     step = Step()
     step.training()

@@ -7,7 +7,15 @@ from collections import defaultdict
 import numpy as np
 
 from backspot.attribution import ENGINE, NO_LAUNCH, SPECIAL, Ownership
-from backspot.clock import KINDS, device_clock, device_drained, host_clock, kinds, pass_clock
+from backspot.clock import (
+    KINDS,
+    device_clock,
+    device_drained,
+    device_replays,
+    host_clock,
+    kinds,
+    pass_clock,
+)
 from backspot.costs import Piece, joined, line_costs, node_costs, summed, take
 from backspot.report import (
     Coverage,
@@ -39,7 +47,9 @@ from backspot.trace.events import Ints
 
 __all__ = ["account"]
 
+# What stands among the nodes and is none.
 _RECOMPUTE = "(recompute)"
+_REPLAY = "(before a graph's replay)"
 
 
 def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...]) -> Report:
@@ -74,8 +84,13 @@ class _Accountant:
 
     # Costs ---------------------------------------------------------------------------------------
 
-    def _deal(self, value: Ints, run: Ints, amount: Ints, kind: Ints) -> tuple[Piece, Ints, Ints]:
-        """Pieces of the clock by owner; and what in each pass was forward's or another's."""
+    def _deal(
+        self, value: Ints, run: Ints, amount: Ints, kind: Ints, replay: Ints
+    ) -> tuple[Piece, Ints, Ints]:
+        """Pieces of the clock by owner; and what in each pass was forward's or another's.
+
+        ``replay`` is the span that launches a captured graph, where a device idles before that.
+        """
         work, of_span = self.work, np.full(self.span_count, NOTHING)
         # Of each that can hold: spans, work, and in the end nothing.
         span = np.concatenate([np.arange(self.span_count), work.span, [NOTHING]])
@@ -94,12 +109,20 @@ class _Accountant:
         owner[idle | of_engine], node[idle | of_engine] = ENGINE, NOTHING
         kept = (backward | lost | of_engine | idle)[value]
         mine, rest = value[kept], value[~kept]
+        before = (replay[kept] >= 0) & (span[mine] == replay[kept])
         rest_run, rest_amount = run[~kept], amount[~kept]
         early = (span[rest] >= 0) | (launch[rest] < self.passes.start[rest_run])
         early &= ~optimizer[rest]
         count = len(self.passes.start)
         return (
-            Piece(run[kept], owner[mine], node[mine], line[mine], amount[kept], kind[kept]),
+            Piece(
+                run=run[kept],
+                owner=owner[mine],
+                node=np.where(before, len(self.spans.node_names) + 1, node[mine]),
+                line=np.where(before, NOTHING, line[mine]),
+                amount=amount[kept],
+                kind=kind[kept],
+            ),
             summed(rest_run[early], rest_amount[early], count),
             summed(rest_run[~early], rest_amount[~early], count),
         )
@@ -110,7 +133,9 @@ class _Accountant:
         line = clock.cut(cut.edges)
         run, value, amount = pieces(line, cut)
         _, kind, _ = pieces(kinds(self.o, line, device_drained(self.o, device)), cut)
-        return self._deal(value, run, amount, kind)
+        replays = Timeline(line.edges, device_replays(self.o, device).over(line.edges))
+        _, replay, _ = pieces(replays, cut)
+        return self._deal(value, run, amount, kind, replay)
 
     def _cpu(self) -> Piece:
         amount = np.zeros(self.span_count, np.int64)
@@ -190,7 +215,7 @@ class _Accountant:
             for run in range(count)
         )
         pieces = (self._executed(), wall, gpu, cpu)
-        nodes = node_costs(pieces, (*self.spans.node_names, _RECOMPUTE))
+        nodes = node_costs(pieces, (*self.spans.node_names, _RECOMPUTE, _REPLAY))
         lines = line_costs(pieces, self.spans.node_names, o.lines, exact=o.exact_lines)
         kernels = self._kernels(gpu.owner, launched)
         rows = add_totals(self._rows(owners, (wall, gpu, cpu), nodes, kernels, lines))

@@ -14,6 +14,7 @@ import numpy as np
 
 from backspot.joining import Join, join_nodes
 from backspot.lines import SourceLine
+from backspot.loading import find_loading
 from backspot.making import find_lines_of_nodes
 from backspot.passes import Passes, Steps, find_steps
 from backspot.recomputing import NO_CALLER, find_recomputation
@@ -48,6 +49,7 @@ _WAITING = re.compile(
     r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
 )
 _PAGEABLE = "Pageable"  # in a copy's name: its call returns when the copy is done
+_GRAPH = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 _COMMUNICATION = ("nccl", "rccl", "mscclpp", "nvshmem", "oneccl")
 
 
@@ -62,6 +64,9 @@ class DeviceWork:
         tier: 0 compute, 1 copies and memsets, 2 communication: who owns the clock where they
             overlap.
         launch: when the host launched it, -1 where the trace has no launch record.
+        queued: when it was in its queue: at its launch; or, where that had to load the kernel's
+            code, at the end of the call.
+        replays: whether a captured graph's replay begins with it.
         thread: index into ``Events.threads``: the host thread that launched it, ``NOTHING`` where
             nobody knows.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
@@ -78,6 +83,8 @@ class DeviceWork:
     device: Ints
     tier: Ints
     launch: Ints
+    queued: Ints
+    replays: np.ndarray
     thread: Ints
     span: Ints
     run: Ints
@@ -223,7 +230,11 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         2,
         np.where(events.category[index] == Category.KERNEL, 0, 1),
     ).astype(np.int64)
-    launch, thread = _launches(events, index)
+    call = _calls(events, index)
+    launch, thread = (
+        np.where(call >= 0, of[call], NOTHING) for of in (events.start, events.thread)
+    )
+    launch, thread = launch.astype(np.int64), thread.astype(np.int64)
     span = np.full(len(index), NOTHING, np.int64)
     run = np.full(len(index), NOTHING, np.int64)
     for number in distinct(thread[thread >= 0]):
@@ -232,6 +243,7 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         if number in passes.threads:
             run[mine] = _run_at(passes, launch[mine])
     _infer_launches(events, index, spans, passes, (launch, thread, span))
+    queued = np.where(find_loading(events, index, call), events.end[call], launch)
     within = span >= 0
     run[within] = passes.of_span[span[within]]
     return DeviceWork(
@@ -240,6 +252,8 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
         device=events.device[index],
         tier=tier,
         launch=launch,
+        queued=queued,
+        replays=_replays(events, call),
         thread=thread,
         span=span,
         run=run,
@@ -265,22 +279,26 @@ def _waits(events: Events, spans: Spans) -> Waits:
     return Waits(events.start[calls], events.end[calls], span, calls)
 
 
-def _launches(events: Events, work: Ints) -> tuple[Ints, Ints]:
-    """When and on which thread each piece of device work was launched; -1 where nobody knows."""
-    launch = np.full(len(work), NOTHING, np.int64)
-    thread = np.full(len(work), NOTHING, np.int64)
+def _calls(events: Events, work: Ints) -> Ints:
+    """The event of the call that launched each piece of device work; -1 where nobody knows."""
     calls = events.of(Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
     calls = calls[np.lexsort((events.start[calls], events.correlation[calls]))]
     if not len(calls):
-        return launch, thread
+        return np.full(len(work), NOTHING, np.int64)
     numbers = events.correlation[calls]
     at = np.searchsorted(numbers, events.correlation[work], side="left")
     call = calls[np.minimum(at, len(calls) - 1)]
     known = (events.correlation[work] > 0) & (events.correlation[call] == events.correlation[work])
-    launch[known] = events.start[call[known]]
-    thread[known] = events.thread[call[known]]
-    return launch, thread
+    return np.where(known, call, NOTHING)
+
+
+def _replays(events: Events, call: Ints) -> np.ndarray:
+    """Whether each piece of device work, in order of their starts, is a replayed graph's first."""
+    replays = np.zeros(len(call), bool)
+    graph = events.name_mask(*_GRAPH)[events.name[call]] & (call >= 0)
+    replays[np.flatnonzero(graph)[np.unique(call[graph], return_index=True)[1]]] = True
+    return replays
 
 
 def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> np.ndarray:

@@ -20,6 +20,7 @@ __all__ = [
     "device_busy",
     "device_clock",
     "device_drained",
+    "device_replays",
     "host_clock",
     "kinds",
     "pass_clock",
@@ -135,6 +136,15 @@ def device_drained(ownership: Ownership, device: int) -> Timeline:
     return _drained(ownership, begin, queued)
 
 
+@_once
+def device_replays(ownership: Ownership, device: int) -> Timeline:
+    """When a device idles before it replays a captured graph; the spans that launch the replay."""
+    begin, _, end, following = _idle(ownership, device_busy(ownership, device))
+    item = following - len(ownership.spans.start)
+    replays = ownership.work.replays[item]
+    return first_started(begin[replays], end[replays], ownership.work.span[item[replays]])
+
+
 def kinds(ownership: Ownership, clock: Timeline, drained: Timeline) -> Timeline:
     """What each moment of a clock is spent on, as ``WallKinds`` has it; edges as the clock's.
 
@@ -158,8 +168,8 @@ def kinds(ownership: Ownership, clock: Timeline, drained: Timeline) -> Timeline:
 def _idle(ownership: Ownership, busy: Timeline) -> tuple[Ints, Ints, Ints, Ints]:
     """Idle time: its begin, when the next work is launched, its end, and what comes next."""
     begin, end, following = _gaps(busy)
-    launch = ownership.work.launch[following - len(ownership.spans.start)]
-    return begin, np.clip(np.where(launch >= 0, launch, end), begin, end), end, following
+    queued = ownership.work.queued[following - len(ownership.spans.start)]
+    return begin, np.clip(np.where(queued >= 0, queued, end), begin, end), end, following
 
 
 def _gaps(busy: Timeline) -> tuple[Ints, Ints, Ints]:

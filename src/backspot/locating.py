@@ -24,7 +24,7 @@ from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
 from backspot.trace.live import LIVE, exported, is_profiler
 from backspot.trace.reading import newest
-from backspot.words import quoted, visible
+from backspot.words import counted, duration, quoted, visible
 
 __all__ = ["NO_LABELS", "locate", "locate_export", "save_labelled", "trace_file"]
 
@@ -33,6 +33,9 @@ NO_LABELS = (
     "Nodes are ranked by name instead."
 )
 """The warning where nothing in a trace says which module an operator ran in."""
+
+_LEAST_LOADING = 0.01
+"""Of the backward: what loads code for less is not worth a word."""
 
 
 def locate(
@@ -239,12 +242,7 @@ def _no_backward(events: Events) -> str:
 
 def _warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     """What a reader must know before trusting the numbers."""
-    spans, passes, steps, work = (
-        ownership.spans,
-        ownership.passes,
-        ownership.steps,
-        ownership.work,
-    )
+    spans, work = ownership.spans, ownership.work
     warnings = list(events.warnings)
     nodes = int(spans.is_node.sum())
     regions = sum(module.is_region for module in spans.modules)
@@ -299,23 +297,33 @@ def _warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
         warnings.append(
             f"Source lines are known for the first {MOST_NODES:,} nodes only: profile fewer steps."
         )
-    first = np.flatnonzero(steps.of_pass == 0)
-    lasting = np.array(
-        [
-            int((passes.end - passes.start)[steps.of_pass == step].sum())
-            for step in range(steps.count)
-        ]
-    )
+    warnings += _of_warm_up(events, ownership)
+    return tuple(warnings)
+
+
+def _of_warm_up(events: Events, ownership: Ownership) -> list[str]:
+    """Whether what was recorded is no steady step, as far as it shows; a sentence at most."""
+    steps, passes, work = ownership.steps, ownership.passes, ownership.work
+    lasting = np.zeros(steps.count, np.int64)
+    np.add.at(lasting, steps.of_pass, passes.end - passes.start)
     if len(lasting) >= 3 and lasting[0] > 1.5 * np.median(lasting[1:]) > 0:
-        warnings.append(
+        return [
             f"The first step's backward took {lasting[0] / np.median(lasting[1:]):.1f} times as "
             "long as the others': warm up before profiling."
-        )
-    elif len(lasting) == 1 and len(first) and _loads_code(events, passes.start[0]):
-        warnings.append(
+        ]
+    if len(lasting) == 1 and _loads_code(events, passes.start[0]):
+        return [
             "The one step recorded loads GPU code: it is warm-up; run a few steps before profiling."
-        )
-    return tuple(warnings)
+        ]
+    loading = work.queued > work.launch
+    spent = int((work.queued - work.launch)[loading].sum())
+    if spent > _LEAST_LOADING * (ownership.windows.end - ownership.windows.start).sum():
+        return [
+            f"{counted(int(loading.sum()), 'first launch', 'first launches')} of a kernel took "
+            f"{duration(spent)}, for code is loaded as it is first wanted: that is warm-up; run a "
+            "few steps before profiling."
+        ]
+    return []
 
 
 def _loads_code(events: Events, since: int) -> bool:

@@ -19,8 +19,10 @@ class NodeCost:
     """One kind of autograd node within one module: what it cost there.
 
     Attributes:
-        name: the node's name as autograd gives it (``GatherBackward0``), or ``(recompute)`` for
-            forward work that activation checkpointing ran again inside backward.
+        name: the node's name as autograd gives it (``GatherBackward0``); or ``(recompute)`` for
+            forward work that activation checkpointing ran again inside backward; or ``(before a
+            graph's replay)`` for the time in which the GPU idles until a node replays a captured
+            CUDA graph.
         count: how many such nodes ran.
         wall_ns: clock time, dealt out as the report's ``wall``.
         gpu_ns: summed durations of the kernels, copies and memsets that they launched.

@@ -285,3 +285,27 @@ def test_no_mutilated_trace_ends_in_anything_but_a_report_or_one_line(
         assert sum(r.wall_ns for r in report.modules) == report.wall_ns
         assert sum(r.cpu_ns for r in report.modules) == report.cpu_ns
         str(report)
+
+
+# What is left out --------------------------------------------------------------------------------
+
+
+def test_device_work_of_an_unknown_kind_is_left_out_aloud(tmp_path: Path) -> None:
+    trace = training_step()
+    for number in range(3):
+        trace.event("mtia_ccp_events", "matmul", number * TICK, (number + 1) * TICK, 40)
+    trace.event("mtia_runtime", "runtimeLaunch", 0, TICK, 2)
+    trace.event("overhead", "Activity Buffer Request", 0, TICK, 2)
+    (warning,) = backspot.locate(trace.save(tmp_path / "trace.json")).warnings
+    assert "mtia_ccp_events (3 events, 30 µs), mtia_runtime (1 event, 10 µs)" in warning
+    assert "overhead" not in warning
+
+
+def test_what_processes_read_apart_is_left_out_aloud_once(tmp_path: Path) -> None:
+    trace = training_step()
+    for number in range(20_000):
+        trace.event("hpu_\x1bop", "matmul", number * TICK, (number + 1) * TICK, 40)
+    path = trace.save(tmp_path / "trace.json")
+    for jobs in (1, 2):
+        (warning,) = backspot.locate(path, jobs=jobs).warnings
+        assert "hpu_\\x1bop (20,000 events, 200 ms)" in warning

@@ -15,17 +15,25 @@ __all__ = ["find"]
 _LEAST_SHARED = 0.03
 """Several passes a step must add up their gradients; below this that is as it should be."""
 
+_NODE = ("torch::autograd::AccumulateGrad", "AccumulateGrad")
+_WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
+"""What adds a gradient to the one that is there, or copies one that cannot be taken over."""
+
 
 def find(evidence: Evidence) -> Finding | None:
     """Find AccumulateGrad nodes that do more than hand over what they are given."""
     nodes = evidence.accumulates
     passes = _passes(evidence, nodes)
-    # Data-parallel wrappers launch their communication from hooks of these nodes.
+    parallel = bool(evidence.events.name_mask("DistributedDataParallel.forward").any())
+    # Data-parallel wrappers copy and launch their communication in hooks of these nodes.
     work = evidence.work_of(nodes) & (evidence.work.tier != 2) & evidence.recorded
+    if not parallel:
+        work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
         places = evidence.places_of_work(work)
     else:
+        nodes &= _working(evidence)
         places = evidence.places_of_spans(nodes)
     cost = sum(place.wall_ns for place in places)
     if not places or (passes <= 1 and zero_grad_fill.fills(evidence).any()):
@@ -38,7 +46,7 @@ def find(evidence: Evidence) -> Finding | None:
             "Each pass reads and writes every gradient once more: fewer, larger micro-batches cost "
             "less; gradients in bf16 halve it."
         )
-    elif evidence.events.name_mask("DistributedDataParallel.forward").any():
+    elif parallel:
         why = "data parallelism copies each gradient into its buckets"
         remedy = (
             "DistributedDataParallel(..., gradient_as_bucket_view=True) lets gradients lie in the "
@@ -62,11 +70,23 @@ def find(evidence: Evidence) -> Finding | None:
         places=places,
         nodes=evidence.top_nodes(nodes),
         operators=evidence.top_operators(
-            evidence.launched_in("aten::add_", "aten::add", "aten::clone", "aten::copy_")[work],
+            evidence.launched_in(*_WORK)[work],
             np.maximum(evidence.work_ns[work], 1),
         ),
         kernels=evidence.top_kernels(work),
     )
+
+
+def _working(evidence: Evidence) -> Mask:
+    """Whether each span runs an operator that adds or copies; most only take the gradient over.
+
+    What a hook on the node runs is none of its work.
+    """
+    events = evidence.events
+    names = np.array([name in _WORK for name in events.names], bool)
+    index = events.chosen(names, Category.OPERATOR)
+    itself = evidence.around(events.thread[index], events.start[index], *_NODE)
+    return evidence.spans_around(index[itself >= 0])
 
 
 def _passes(evidence: Evidence, accumulate: Mask) -> int:

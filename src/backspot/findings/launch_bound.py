@@ -14,6 +14,15 @@ __all__ = ["find"]
 _LEAST = 0.15
 """The share of the backward in which the GPU stands still, from which on it is called so."""
 
+_LAUNCHED = (
+    "Fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA graphs), a "
+    "larger batch, or one wide layer in place of many narrow ones."
+)
+_REPLAYED = (
+    "CUDA graphs are replayed already, and the GPU waits for the host's way to them: fewer, longer "
+    "graphs (no graph breaks, one torch.compile around all), or a larger batch."
+)
+
 
 @once
 def find(evidence: Evidence) -> Finding | None:
@@ -31,6 +40,8 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     kernels = int(evidence.backward.sum())
     length = int((evidence.work.end - evidence.work.start)[evidence.backward].sum())
+    replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
+    replayed = 2 * int(evidence.host_ns[replaying].sum()) >= cost
     owner, spent = evidence.ownership.owner[mine], evidence.host_ns[mine]
     return evidence.finding(
         "launch-bound",
@@ -41,10 +52,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"{evidence.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
             "average. (A profiler slows the host: without it this is less.)"
         ),
-        remedy=(
-            "Fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA "
-            "graphs), a larger batch, or one wide layer in place of many narrow ones."
-        ),
+        remedy=_REPLAYED if replayed else _LAUNCHED,
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         places=evidence.places(owner[spent > 0], spent[spent > 0]),
         nodes=evidence.top_nodes(mine),

@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 __all__ = [
     "add_metadata",
-        "carrier_of",
+    "carrier_of",
     "emit",
     "ignore_torch_function",
     "is_call",

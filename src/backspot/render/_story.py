@@ -97,6 +97,13 @@ def made_by(line: LineCost) -> str:
     return line.place if line.exact else f"called at {line.place}"
 
 
+_SAID = {
+    "(recompute)": "forward work run again",
+    "(before a graph's replay)": "the GPU idle before a CUDA graph's replay",
+}
+"""What stands among the nodes and is none, as people say it."""
+
+
 def node_name(name: str) -> str:
     """A node's name without the namespace that says nothing."""
     return name.removeprefix("torch::autograd::")
@@ -164,10 +171,15 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
     total = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
     if not ranked or not total or not time_of(ranked[0], sort):
         return [("text", f"{reason}, and no autograd node takes any time.")]
-    time, name = time_of(ranked[0], sort), node_name(ranked[0].name)
+    time = time_of(ranked[0], sort)
+    said = _SAID.get(ranked[0].name)
+    parts: list[Part] = (
+        [("text", f"{reason}; {said}")]
+        if said
+        else [("text", f"{reason}; of its autograd nodes "), ("node", node_name(ranked[0].name))]
+    )
     idle = _idle(ranked[0], sort)
-    parts: list[Part] = [("text", f"{reason}; of its autograd nodes "), ("node", name)]
-    if idle >= _MOSTLY * time:
+    if idle >= _MOSTLY * time and not said:
         return parts + _waits(report, ranked[0], idle, "itself takes")
     return [
         *parts,
@@ -197,11 +209,8 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     cost = duration(time / report.steps)
     if node is None or not time_of(node, sort):
         return [*parts, ("number", cost)]
-    name: Part = (
-        ("text", "forward work run again")
-        if node.name == "(recompute)"
-        else ("node", node_name(node.name))
-    )
+    said = _SAID.get(node.name)
+    name: Part = ("text", said) if said else ("node", node_name(node.name))
     part = time_of(node, sort) / time
     if part >= 0.95:
         return [*parts, name, ("text", ", "), ("number", cost), *_partly(report, time, idle)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from backspot.lines import LineTable
 from backspot.trace.events import Events, Flows, Ints
+from backspot.trace.unknown import Unknown
 
 __all__ = ["LONGEST_NS", "Columns", "Index"]
 
@@ -55,6 +56,7 @@ class Columns:
         self.threads = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
+        self.unknown = Unknown()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
         self._whole, self._apart = 0, 0  # pieces joined already, rows in those that are not
@@ -110,6 +112,7 @@ class Columns:
         """Add what another reader gathered behind what is here, as if one had read both."""
         if other.lines.lines or other.lines.broken:
             self.lines = other.lines
+        self.unknown.extend(other.unknown)
         names, threads = (
             _renumbered(other.names, self.names),
             _renumbered(other.threads, self.threads),
@@ -199,7 +202,11 @@ class Columns:
             flows=flows,
             logical_threads=dict(self.logical_threads),
             source=source,
-            warnings=(*warnings, *_impossible_times(impossible)),
+            warnings=(
+                *warnings,
+                *_impossible_times(impossible),
+                *self.unknown.warnings(),
+            ),
             origin_ns=origin,
             truncated=truncated,
             lines=self.lines,

@@ -84,6 +84,9 @@ def gather(events: list[Event], columns: Columns) -> int:
             columns,
         )
     kept = [event for event in events if event.ph == "X" and event.cat in _CODES]
+    if len(kept) < phases.count("X"):
+        rest = (event for event in events if event.ph == "X" and event.cat not in _CODES)
+        columns.unknown.add((e.cat, None if e.dur is None else e.dur * 1000) for e in rest)
     category = np.fromiter(map(_CODES.__getitem__, map(_CAT, kept)), np.int64, len(kept))
     calls = category == Category.MODULE_CALL
     if calls.any():  # Python's other frames come under the same category

@@ -112,7 +112,13 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
         return False
     ask = type(events[0])
     tells = hasattr(ask, "activity_type")
-    kinds = map(CATEGORIES.get, map(ask.activity_type, events)) if tells else map(_guess, events)
+    types = list(map(ask.activity_type, events)) if tells else []
+    kinds = map(CATEGORIES.get, types) if tells else map(_guess, events)
+    columns.unknown.add(
+        (name, event.duration_ns())
+        for name, event in zip(types, events, strict=False)
+        if name not in CATEGORIES
+    )
     kept = [
         (event, kind)
         for event, kind in zip(events, kinds, strict=True)
