@@ -67,7 +67,7 @@ def test_show_keeps_the_rows_that_were_asked_for_and_what_no_module_owns(tmp_pat
     trace = made.save(tmp_path / "trace.json")
     assert main(["show", str(trace), "--format", "json", "--top", "1"]) == 0
     rows = json.loads(capsysbinary.readouterr().out)["modules"]
-    assert {row["path"] for row in rows} == {"stem", "(outside model)"}
+    assert {row["path"] for row in rows} == {"stem", "(outside model)", "(autograd engine)"}
 
 
 def test_show_prints_csv_and_markdown(trace, capsysbinary):

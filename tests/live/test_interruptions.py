@@ -326,7 +326,7 @@ def test_a_profiler_may_stop_within_a_forward(where, record):
         assert record(step(model)).names == WHOLE
 
 
-class Mine(Exception):
+class MineError(Exception):
     """The user's own error."""
 
 
@@ -340,12 +340,12 @@ def test_an_error_stays_the_users_where_a_hook_ends(ends):
         profiler.stop() if ends == "the profiler" else instrumentation.remove()
 
     def fails(x):
-        raise Mine
+        raise MineError
 
     handle = model[0].register_forward_hook(end, always_call=True)
     model[0].action = fails
     profiler.start()
-    with pytest.raises(Mine):
+    with pytest.raises(MineError):
         model(torch.ones(1))
     if ends == "the instrumentation":
         profiler.stop()
