@@ -22,6 +22,7 @@ from backspot.spans import Spans, find_spans
 from backspot.timeline import NOTHING, Timeline, distinct, first_started
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
+from backspot.wrapping import find_wrapped
 
 __all__ = [
     "AMBIGUOUS",
@@ -199,6 +200,8 @@ def _owners(events: Events, spans: Spans, join: Join) -> Ints:
     joined = np.flatnonzero(join.operator >= 0)
     operator = join.operator[joined]
     around = spans.of(events, operator)
+    wrapped = find_wrapped(events, spans, operator)
+    around = np.where(wrapped >= 0, wrapped, around)
     owner[joined[around < 0]] = OUTSIDE
     # Made by no recorded operator, but the live half saw whose it is.
     told = (spans.marked >= 0) & (join.operator < 0)

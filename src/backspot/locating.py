@@ -11,7 +11,7 @@ import numpy as np
 
 from backspot.accounting import account
 from backspot.annotating import check_labelled, write_labelled
-from backspot.attribution import AMBIGUOUS, UNRECORDED, Ownership, attribute
+from backspot.attribution import AMBIGUOUS, OUTSIDE, UNRECORDED, Ownership, attribute
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.files import check_force, path_text
 from backspot.findings import Evidence, find_all
@@ -24,15 +24,23 @@ from backspot.timeline import NOTHING
 from backspot.trace import Category, Events, Progress, read_events
 from backspot.trace.live import LIVE, exported, is_profiler
 from backspot.trace.reading import newest
+from backspot.transforms import are_transformed
 from backspot.words import counted, duration, quoted, visible
 
-__all__ = ["NO_LABELS", "locate", "locate_export", "save_labelled", "trace_file"]
+__all__ = ["NO_LABELS", "TRANSFORMED", "locate", "locate_export", "save_labelled", "trace_file"]
 
 NO_LABELS = (
     "The trace names no modules: run the steps within backspot.instrument(model) while profiling. "
     "Nodes are ranked by name instead."
 )
 """The warning where nothing in a trace says which module an operator ran in."""
+
+TRANSFORMED = (
+    "Nodes were made under torch.func (grad, vmap, jacrev, …), where backspot.instrument(model) "
+    "writes no labels: to see modules, record a step with loss.backward() or torch.autograd.grad; "
+    "functional_call can stay."
+)
+"""The warning where labels are missing for that reason."""
 
 _LEAST_LOADING = 0.01
 """Of the backward: what loads code for less is not worth a word."""
@@ -255,8 +263,11 @@ def _warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     unowned = spans.is_node & (ownership.owner == UNRECORDED)
     unseen = int((unowned & ownership.join.unseen).sum())
     unrecorded = int(unowned.sum()) - unseen
+    outside = np.flatnonzero(spans.is_node & (ownership.owner == OUTSIDE))
     # Without any forward there is nothing that labels could stand around.
-    if spans.source == "none" and not regions and unrecorded < nodes:
+    if 2 * len(outside) > nodes and are_transformed(events, ownership.join, outside):
+        warnings.append(TRANSFORMED)
+    elif spans.source == "none" and not regions and unrecorded < nodes:
         warnings.append(NO_LABELS)
     elif spans.source == "python":
         warnings.append(

@@ -149,6 +149,22 @@ def test_gradients_without_backward():
     assert of_modules(check(Net, step)) == times(2)
 
 
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_the_gradient_of_a_tensor_that_is_no_leaf_warns_of_nothing(create_graph):
+    def step(model):
+        hidden = model.first(torch.randn(4, 6)) * 2
+        loss = model.second(model.act(hidden)).sum()
+        (gradient,) = torch.autograd.grad(loss, hidden, create_graph=create_graph)
+        if create_graph:
+            gradient.square().sum().backward()
+
+    report = check(Net, step)
+    assert report.warnings == ()
+    # The pass ends there: the engine takes the gradient and does not run the node.
+    captured = report["(autograd engine)"].row.nodes
+    assert [(node.name, node.count) for node in captured] == [("MulBackward0", 2)]
+
+
 def test_the_gradient_of_an_inner_weight_alone():
     def step(model):
         return torch.autograd.grad(model(torch.randn(4, 6)).sum(), model.second.weight)
@@ -177,6 +193,52 @@ def test_function_transforms_run_as_ever_beside_a_backward():
     for path, nodes in times(2).items():
         for name, count in nodes.items():
             assert found[path][name] >= count
+
+
+def functional(how):
+    """A step that takes its gradients by transforms alone."""
+
+    def step(model, x):
+        parameters = dict(model.named_parameters())
+
+        def loss_of(parameters, x):
+            return torch.func.functional_call(model, parameters, (x,)).sum()
+
+        if how == "vmap":
+            each = torch.func.vmap(loss_of, in_dims=(None, 0))
+            return each(parameters, x).sum().backward()
+        if how == "vmap of grad":
+            return torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(parameters, x)
+        return getattr(torch.func, how)(loss_of)(parameters, x)
+
+    return step
+
+
+@pytest.mark.parametrize("how", ["grad", "vmap", "vmap of grad", "jacrev"])
+def test_a_step_by_function_transforms_is_told_why_it_has_no_labels(how, tmp_path):
+    model, x, step = Net(), torch.randn(4, 6), functional(how)
+    with backspot.instrument(model), cpu_profile() as profiler:
+        step(model, x)
+    trace = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(trace))
+    for report in (
+        backspot.locate(trace),
+        backspot.profile(lambda: step(model, x), model, steps=2, warmup=3),
+    ):
+        (warning,) = (w for w in report.warnings if "warm up" not in w)
+        assert "made under torch.func" in warning
+        assert "record a step with loss.backward()" in warning
+
+
+def test_no_transform_is_seen_where_none_is():
+    model = Net()
+    with cpu_profile() as profiler:
+        for _ in range(2):
+            x = torch.randn(4, 6)
+            loss = torch.where(model(x) > 0, model(x), 0.0).std().clamp(0, 1)
+            loss.backward()
+    (warning,) = backspot.locate(profiler).warnings
+    assert "names no modules" in warning
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -15,6 +15,7 @@ from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
 __all__ = [
+    "PassedOver",
     "add_metadata",
     "carrier_of",
     "emit",
@@ -122,8 +123,23 @@ def labelling() -> bool:
     return (
         (_profiling._is_profiler_enabled or _enabled_here())  # recording(), without the call
         and not _compiler._is_compiling_flag
-        and _transform() is None
+        and (_transform() is None or _pass_over())
     )
+
+
+class PassedOver:
+    """What a transform kept from being labelled.
+
+    Attributes:
+        calls: how many calls of modules.
+    """
+
+    calls = 0
+
+
+def _pass_over() -> bool:
+    PassedOver.calls += 1
+    return False
 
 
 # A range, which its ``__enter__`` opens and its ``__exit__`` closes. The fast kind costs a tenth of

@@ -18,7 +18,7 @@ from backspot.live import gates
 from backspot.live.instrumenting import NO_FUNCTION, Instrumentation, instrument
 from backspot.live.telling import telling
 from backspot.live.walking import class_name, unwrap
-from backspot.locating import NO_LABELS, locate_export
+from backspot.locating import NO_LABELS, TRANSFORMED, locate_export
 from backspot.report import Report
 from backspot.words import visible
 
@@ -101,6 +101,7 @@ def profile(
                 tick()
             # Kernels that still run have their launch before the recording, and no owner in it.
             _synchronize(models)
+        passed_over = gates.PassedOver.calls
         with _recording(profiler):
             for number in range(steps):
                 with record_function(f"{_STEP}{number}"):
@@ -108,7 +109,8 @@ def profile(
                 tick()
             _synchronize(models)
     report = locate_export(profiler, named, trace=trace, force=force)
-    return _with_unused(report, models, instrumented)
+    transformed = gates.PassedOver.calls > passed_over
+    return _with_unused(report, models, instrumented, transformed=transformed)
 
 
 def _check_arguments(
@@ -242,9 +244,16 @@ def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
 
 
 def _with_unused(
-    report: Report, models: Mapping[str, Any], instrumented: list[Instrumentation]
+    report: Report,
+    models: Mapping[str, Any],
+    instrumented: list[Instrumentation],
+    *,
+    transformed: bool,
 ) -> Report:
-    """The report with a warning for each model of which the step called no part."""
+    """The report with a warning for each model of which the step called no part.
+
+    In a transform of ``torch.func`` it may have, unlabelled.
+    """
     called = {row.path for row in report.modules if row.is_module and row.calls}
     unused = [
         f"{name!r} ({class_name(unwrap(part))})" if name else class_name(unwrap(part))
@@ -255,12 +264,15 @@ def _with_unused(
     compiled = any(row.calls for row in report.modules if not row.is_module)
     if not unused or compiled:
         return report
+    others = tuple(w for w in report.warnings if w not in (NO_LABELS, TRANSFORMED))
+    if transformed:
+        return replace(report, warnings=(TRANSFORMED, *others))
     told = tuple(
         f"No call of {who} was recorded: hand over the object that the step calls, no copy of it "
         "(or it was compiled as a whole, which takes the labels out)."
         for who in unused
     )
-    return replace(report, warnings=told + tuple(w for w in report.warnings if w != NO_LABELS))
+    return replace(report, warnings=told + others)
 
 
 def _way_out(part: object) -> str:

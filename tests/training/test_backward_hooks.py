@@ -1,0 +1,136 @@
+"""Users' full backward hooks: their time, and the nodes that they ride on, are their module's."""
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import backspot  # noqa: E402
+from helpers.training import cpu_profile, owners  # noqa: E402
+
+WRAP = "BackwardHookFunctionBackward"
+KINDS = ("register_full_backward_hook", "register_full_backward_pre_hook")
+SLEEP = 0.02
+
+
+def sleep(*_):
+    time.sleep(SLEEP)
+
+
+def nothing(*_):
+    return None
+
+
+def report_of(model, x, **options):
+    with backspot.instrument(model, **options), cpu_profile() as profiler:
+        model(x).sum().backward()
+    return backspot.locate(profiler)
+
+
+def slept(report):
+    """The modules in which somebody slept."""
+    return {row.path for row in report.modules if row.wall_ns > SLEEP * 1e9}
+
+
+def wraps(report):
+    return {path: nodes[WRAP] for path, nodes in owners(report).items() if WRAP in nodes}
+
+
+def nested():
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())),
+        nn.Tanh(),
+    )
+
+
+PATHS = ["0", "0.0", "0.1", "0.2", "0.2.0", "0.2.1", "1", ""]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_in_a_hook_is_its_modules(kind, path):
+    model = nested()
+    getattr(model.get_submodule(path), kind)(sleep)
+    for x in (torch.randn(2, 4), torch.randn(2, 4, requires_grad=True)):
+        assert slept(report_of(model, x)) == {path}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_module_has_the_nodes_around_it(kind):
+    model = nested()
+    for module in model.modules():
+        getattr(module, kind)(nothing)
+    found = wraps(report_of(model, torch.randn(2, 4, requires_grad=True)))
+    assert found == dict.fromkeys(PATHS, 2)
+    # No input of these requires a gradient, so that they have the outputs' alone.
+    first = {"": 1, "0": 1, "0.0": 1}
+    assert wraps(report_of(model, torch.randn(2, 4))) == {**dict.fromkeys(PATHS, 2), **first}
+
+
+class Twice(nn.Module):
+    """Works behind a hooked module, and calls it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(self.inner(x).tanh()) * 2
+
+
+def test_work_behind_a_hooked_module_stays_its_callers():
+    model = nn.Sequential(Twice())
+    model[0].inner.register_full_backward_pre_hook(nothing)
+    found = owners(report_of(model, torch.randn(2, 4, requires_grad=True)))
+    assert found["0.inner"][WRAP] == 4
+    assert found["0"] == {"TanhBackward0": 1, "MulBackward0": 1}
+
+
+class ByLayers(nn.Module):
+    """Calls layers of a list, which ``depth=1`` gives no labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_module_without_a_label_gives_none_of_its_own_to_the_one_called_before(hooked):
+    model = ByLayers()
+    for layer in (*model.layers, *([model.stem] if hooked else [])):
+        layer.register_full_backward_hook(nothing)
+    found = wraps(report_of(model, torch.randn(2, 4), depth=1))
+    assert found == ({"": 4, "stem": 1} if hooked else {"": 4})
+
+
+def test_the_hooks_of_hooks_module_are_their_modules():
+    model = nested()
+    found = wraps(report_of(model, torch.randn(2, 4, requires_grad=True), hooks="module"))
+    assert found == dict.fromkeys(PATHS, 2)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_hook_of_a_module_that_runs_again_is_its_modules(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.inner = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x):
+            return checkpoint(self.inner, self.stem(x), use_reentrant=reentrant).tanh()
+
+    model = Again()
+    model.inner[1].register_full_backward_pre_hook(sleep)
+    assert slept(report_of(model, torch.randn(2, 4))) == {"inner.1"}
