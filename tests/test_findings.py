@@ -144,7 +144,7 @@ def test_copies_that_compute_hides_cost_nothing(name):
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 40), st.integers(1, 60), st.integers(0, 20)),
+        st.tuples(st.integers(1, 40), st.integers(1, 60), st.integers(0, 20), st.booleans()),
         min_size=1,
         max_size=8,
     )
@@ -152,14 +152,18 @@ def test_copies_that_compute_hides_cost_nothing(name):
 def test_whatever_a_trace_holds_the_rules_end_without_complaint(tmp_path_factory, pieces):
     trace, time = Trace(), 0
     trace.forward("block", "Block", 0, 100)
-    for number, (start, length, wait) in enumerate(pieces):
+    for number, (start, length, wait, waits) in enumerate(pieces):
         trace.operator("aten::mul", 2 * number, 2 * number + 1, seq=number)
         time += start
         begin = 200 + time
         trace.node("MulBackward0", begin, begin + length, seq=len(pieces) - 1 - number)
         trace.kernel(begin + wait, begin + wait + length, launch=begin, name="sgemm_volta")
+        if waits:
+            trace.event("cuda_runtime", "cudaStreamSynchronize", begin, begin + length, 2)
         time += length
     folder = tmp_path_factory.mktemp("trace")
     located = backspot.locate(trace.save(folder / "trace.json"))
+    assert {finding.rule for finding in located.findings} <= {"sync-in-backward"}
     for finding in located.findings:
-        assert finding.wall_ns > 0
+        assert 0 < finding.wall_ns <= located.wall_ns
+        assert finding.wall_ns == sum(place.wall_ns for place in finding.places)

@@ -128,5 +128,6 @@ def test_every_line_of_a_language_model_is_the_one_that_made_the_node(name, tmp_
     model.train()
     tokens = torch.randint(1, 50, (2, 12))
     forward = lambda: model(input_ids=tokens, labels=tokens).loss  # noqa: E731
-    # Before torch 2.14 PyTorch's own modules alone have lines; GPT-2's linear layers are others.
-    assert_true_lines(model, forward, tmp_path, least=20 if tells_creation else 5)
+    # GPT-2 is mostly of classes that are not PyTorch's own.
+    least = 20 if tells_creation or name != "gpt2" else 15
+    assert_true_lines(model, forward, tmp_path, least=least)
