@@ -204,7 +204,7 @@ def instrument(
                 model, depth=depth, name=name, hooks=hooks, lines=lines
             )
             instrumentation._begin()
-        return instrumentation
+        return instrumentation  # noqa: TRY300 - an interrupt may come before it
     except BaseException:  # an interrupt too: all of the hooks, or none
         if instrumentation is not None:
             instrumentation.remove()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch.profiler import ProfilerActivity, record_function, supported_activities
+from torch.profiler import ProfilerActivity, supported_activities
 
 from backspot.annotating import check_labelled
 from backspot.errors import UsageError
@@ -104,7 +104,7 @@ def profile(
         passed_over = gates.PassedOver.calls
         with _recording(profiler):
             for number in range(steps):
-                with record_function(f"{_STEP}{number}"):
+                with gates.new_range(f"{_STEP}{number}"):
                     take()
                 tick()
             _synchronize(models)
@@ -157,7 +157,7 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
 
     def take() -> None:
         nonlocal batches, taken
-        with record_function(_NEXT_BATCH):
+        with gates.new_range(_NEXT_BATCH):
             try:
                 batch = next(batches)
             except StopIteration:
@@ -233,11 +233,12 @@ def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
 
 @contextmanager
 def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
-    profiler.start_trace()
     try:
+        profiler.start_trace()
         yield
     finally:
-        profiler.stop_trace()
+        if gates.recording():  # else an interrupt came before the start
+            profiler.stop_trace()
 
 
 # What is told of it ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from backspot.lines import LineTable
-from backspot.trace.events import Events, Flows, Ints
+from backspot.trace.events import Category, Events, Flows, Ints
 from backspot.trace.unknown import Unknown
 
 __all__ = ["LONGEST_NS", "Columns", "Index"]
@@ -18,6 +18,7 @@ LONGEST_NS = 30 * 24 * 3600 * 10**9
 _MOST_NS = 1 << 60
 """Nanoseconds that all events may last together, 36 years of threads: any sum of times, each of
 which counts an event once for each of a few purposes, then fits 64 bits."""
+_MARKS = ("ProfilerStep#", "enumerate(DataLoader)#")
 _TOGETHER = 1 << 17
 """Rows to join at a time: many small arrays would leave memory in shreds."""
 # What is bounded by its making takes fewer bytes.
@@ -168,6 +169,17 @@ class Columns:
                 gathered[0] = gathered[0][kept]
         return left_out
 
+    def _tell_marks_from_operators(self) -> None:
+        """Make annotations of marks that were written as operators.
+
+        ``backspot.profile`` writes its marks in the way that an interrupt cannot leave open, which
+        Kineto takes for operators.
+        """
+        is_mark = np.fromiter((name.startswith(_MARKS) for name in self.names), bool)
+        if is_mark.any():
+            category, name = self._pieces["category"][0], self._pieces["name"][0]
+            category[is_mark[name] & (category == Category.OPERATOR)] = Category.ANNOTATION
+
     def finish(
         self,
         source: str,
@@ -188,6 +200,7 @@ class Columns:
             truncated: whether the trace is cut short.
         """
         impossible += self._leave_out_impossible()
+        self._tell_marks_from_operators()
         arrays: dict[str, Ints] = {
             field: _joined(gathered).astype(_NARROW.get(field, np.int64), copy=False)
             for field, gathered in self._pieces.items()
