@@ -430,8 +430,8 @@ MUTATIONS = (
     Mutation(
         "profile() leaves the profiler on where a step fails",
         "live/profiling.py",
-        "    finally:\n        profiler.stop_trace()\n",
-        "    except ZeroDivisionError:\n        profiler.stop_trace()\n",
+        "    finally:\n        if gates.recording():",
+        "    except ZeroDivisionError:\n        if gates.recording():",
         f"{PROFILING}::test_what_the_step_raises_passes_through_and_the_next_profile_works",
     ),
     # The offline half: who owns a node.
@@ -466,8 +466,8 @@ MUTATIONS = (
     Mutation(
         "device work belongs to who ran when it ended",
         "attribution.py",
-        "    launch[known] = events.start[call[known]]\n",
-        "    launch[known] = events.end[work[known]]\n",
+        "            run[mine] = _run_at(passes, launch[mine])\n",
+        "            run[mine] = _run_at(passes, events.end[index[mine]])\n",
         f"{ATTRIBUTION} test_h200_traces.py",
     ),
 )
