@@ -24,9 +24,6 @@ __all__ = ["Join", "join_nodes"]
 _ACCUMULATE = "AccumulateGrad"
 # Nodes that an operator of another name builds beside its own.
 _BESIDE = ("CopySlices", "AsStridedBackward0")
-_WIDTH = 16
-_MOST_PAIRS = 10_000
-"""Of a thread's number and a thread; of more, what none of the trace's arrows tells stays open."""
 _NEAR = 2  # numbers that one operator takes: CopySlices and the view behind it
 
 
@@ -47,6 +44,11 @@ class Join:
     operator: Ints
     ambiguous: np.ndarray
     feeder: Ints
+
+
+_WIDTH = 16
+_MOST_PAIRS = 10_000
+"""Of a thread's number and a thread; of more, what none of the trace's arrows tells stays open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,10 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
     sequence, logical = _numbers(events, spans)
     operators = _forward_operators(events)
     threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)
+    nodes_of = _by_thread(sequence, logical)
     passes = find_passes(events, spans, sequence, logical, threads)
     operator = np.full(len(spans.start), NOTHING, np.int64)
     builder = np.full(len(spans.start), NOTHING, np.int64)
-    nodes_of = _by_thread(sequence, logical)
     for number, thread in threads.items():
         mine = nodes_of.get(number, np.empty(0, np.int64))
         builder[mine] = thread

@@ -17,7 +17,7 @@ import numpy as np
 from backspot.labels import parse_label
 from backspot.passes import separators, top_nodes
 from backspot.spans import EVALUATE, Spans, nest
-from backspot.timeline import NOTHING, grouped, merged
+from backspot.timeline import NOTHING, distinct, grouped, merged
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -124,8 +124,8 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     times = [between[thread] for thread in spans.nesting if thread in between]
     starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
     rare = []
-    for _, mine in grouped(spans.thread[nodes]):
-        mine = nodes[mine]
+    for thread in distinct(spans.thread[nodes]):
+        mine = nodes[spans.thread[nodes] == thread]
         mine = mine[np.argsort(spans.start[mine], kind="stable")]
         run = np.searchsorted(starts, spans.start[mine])
         does = np.isin(mine, node[numbered])
