@@ -16,7 +16,7 @@ import numpy as np
 from backspot.attribution import Ownership
 from backspot.diagnosis import PhaseName
 from backspot.passes import OPTIMIZER_STEP, STEP_MARK
-from backspot.timeline import NOTHING, Timeline, distinct, first_started, layered
+from backspot.timeline import NOTHING, Timeline, distinct, first_started, grouped, layered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -73,18 +73,21 @@ class Activity:
 
     Attributes:
         host: the threads that run the training program, as one, gaps between operators included.
-        threads: what launches on each thread are for.
+        threads: what launches on each thread are for, as far as it tells by itself.
+        beside: what they are for where it does not.
     """
 
     host: Timeline
     threads: dict[int, Timeline]
+    beside: Timeline
 
     def of_launches(self, threads: Ints, times: Ints) -> Ints:
         """What was launched at each of ``times`` is for; of no known thread, by the program's."""
-        found = self.host.at(times)
-        for thread, line in self.threads.items():
-            here = threads == thread
-            found[here] = line.at(times[here])
+        found, beside = self.host.at(times), self.beside.at(times)
+        for thread, here in grouped(threads):
+            if thread in self.threads:
+                own = self.threads[thread].at(times[here])
+                found[here] = np.where(own >= 0, own, beside[here])
         return found
 
 
@@ -130,6 +133,10 @@ class _Finder:
             phase: events.chosen(_mask(events, pattern), Category.ANNOTATION)
             for phase, pattern in _MARKS
         }
+        self.marks_of = {
+            phase: {thread: marks[mine] for thread, mine in grouped(events.thread[marks])}
+            for phase, marks in self.marks.items()
+        }
         steps = self.marks[OPTIMIZER]
         steps = steps[events.name_mask(OPTIMIZER_STEP)[events.name[steps]]]
         self.steps = steps[np.argsort(events.start[steps], kind="stable")]
@@ -137,6 +144,13 @@ class _Finder:
         self.labelled = len(self.calls) > 0
         self.tops = self._outermost()
         self.sections = self._sections()
+        work = ownership.work
+        copies = np.flatnonzero(to_device(events, work.name))
+        self.copies_of = {
+            thread: work.launch[copies[mine]] for thread, mine in grouped(work.thread[copies])
+        }
+        self.on_gradients, self.pins = _mask(events, _ON_GRADIENTS), _mask(events, _PINS)
+        self.phase_of = np.full(len(events.start) + 1, NOTHING)  # of each event outside all spans
 
     def _calls(self) -> tuple[Ints, Ints]:
         """The outermost calls of models, and those of losses outside of them; spans."""
@@ -155,8 +169,8 @@ class _Finder:
         events = self.events
         index = events.of(Category.OPERATOR, Category.RUNTIME)
         tops = {}
-        for thread in distinct(events.thread[index]):
-            mine = index[events.thread[index] == thread]
+        for thread, mine in grouped(events.thread[index]):
+            mine = index[mine]
             mine = mine[self.o.spans.of(events, mine) < 0]
             line = first_started(events.start[mine], events.end[mine], mine)
             tops[thread] = (line.values[line.values >= 0], line)
@@ -209,9 +223,9 @@ class _Finder:
         """The mark around each event, ``NOTHING`` for none."""
         events = self.events
         found = np.full(len(index), NOTHING, np.int64)
-        for thread in distinct(events.thread[marks]):
-            here = events.thread[index] == thread
-            mine = marks[events.thread[marks] == thread]
+        asked = dict(grouped(events.thread[index]))
+        for thread, those in grouped(events.thread[marks]):
+            here, mine = asked.get(thread, those[:0]), marks[those]
             line = first_started(events.start[mine], events.end[mine], mine)
             found[here] = line.at(events.start[index[here]])
         return found
@@ -222,15 +236,16 @@ class _Finder:
         """Lay what is known over each other, the surest first."""
         marks = np.concatenate([*self.marks.values()])
         threads = sorted({*distinct(self.events.thread[marks]), *self.tops})
-        between = self._between()
+        between = {phase: _constant(*times, phase) for phase, times in self._between().items()}
         behind = [self._marked(FORWARD, thread) for thread in threads]
-        own = {thread: self._of_thread(thread, between) for thread in threads}
+        called = self._called()
+        own = {
+            thread: self._of_thread(thread, called.get(thread, _NONE), between)
+            for thread in threads
+        }
         host = [own[thread] for thread in self._program() if thread in own]
-        filled = [_constant(*times, phase) for phase, times in between.items()]
-        return Activity(
-            host=layered(_NONE, *host, *filled, *behind, self._waiting()),
-            threads={thread: layered(own[thread], *filled, *behind) for thread in threads},
-        )
+        beside = layered(_NONE, *between.values(), *behind)
+        return Activity(layered(_NONE, *host, beside, self._waiting()), own, beside)
 
     def _program(self) -> list[int]:
         """The threads that run the training program, the one that calls the model most first."""
@@ -247,48 +262,49 @@ class _Finder:
         threads, votes = np.unique(np.concatenate(where), return_counts=True)
         return [int(thread) for thread in threads[np.argsort(-votes, kind="stable")]]
 
-    def _of_thread(self, thread: int, between: dict[int, tuple[Ints, Ints]]) -> Timeline:
+    def _called(self) -> dict[int, Timeline]:
+        """The calls of models and losses on each thread."""
         spans = self.o.spans
         called = np.concatenate([self.calls, self.losses])
         kind = np.repeat([FORWARD, LOSS], [len(self.calls), len(self.losses)])
-        here = spans.thread[called] == thread
+        return {
+            thread: first_started(spans.start[called[here]], spans.end[called[here]], kind[here])
+            for thread, here in grouped(spans.thread[called])
+        }
+
+    def _of_thread(self, thread: int, called: Timeline, between: dict[int, Timeline]) -> Timeline:
         return layered(
             self._marked(DATA, thread),
-            first_started(spans.start[called[here]], spans.end[called[here]], kind[here]),
+            called,
             self._marked(COPY, thread),
             self._optimizing(thread),
             self._operators(thread, between),
         )
 
     def _marked(self, phase: int, thread: int) -> Timeline:
-        events, marks = self.events, self.marks[phase]
-        marks = marks[events.thread[marks] == thread]
+        events, marks = self.events, self.marks_of[phase].get(thread, _NOBODY)
         return _constant(events.start[marks], events.end[marks], phase)
 
     def _optimizing(self, thread: int) -> Timeline:
         """The optimizer's marks: of a step that runs its own passes, what follows the last."""
-        events, marks = self.events, self.marks[OPTIMIZER]
-        marks = marks[events.thread[marks] == thread]
+        events, marks = self.events, self.marks_of[OPTIMIZER].get(thread, _NOBODY)
         start, end = events.start[marks], events.end[marks]
         return _constant(self.passes.after(start, end), end, OPTIMIZER)
 
-    def _operators(self, thread: int, between: dict[int, tuple[Ints, Ints]]) -> Timeline:
+    def _operators(self, thread: int, between: dict[int, Timeline]) -> Timeline:
         """What stands in no call and under no mark, by its name and its place."""
         if thread not in self.tops:
             return _NONE
         events, (top, line) = self.events, self.tops[thread]
         start, name = events.start[top], events.name[top]
         phase = np.full(len(top), OTHER)
-        phase[_mask(events, _ON_GRADIENTS)[name]] = OPTIMIZER
-        for kind, (begin, end) in between.items():
-            phase[_constant(begin, end, kind).at(start) >= 0] = kind
-        work = self.o.work
-        copies = to_device(events, work.name) & (work.thread == thread)
-        launching = line.at(work.launch[copies])
-        phase[_mask(events, _PINS)[name] | np.isin(top, launching)] = COPY
-        of = np.full(len(events.start) + 1, NOTHING)
-        of[top] = phase
-        return Timeline(line.edges, of[line.values])
+        phase[self.on_gradients[name]] = OPTIMIZER
+        for kind, times in between.items():
+            phase[times.at(start) >= 0] = kind
+        launching = line.at(self.copies_of.get(thread, _NOBODY))
+        phase[self.pins[name] | np.isin(top, launching)] = COPY
+        self.phase_of[top] = phase
+        return Timeline(line.edges, self.phase_of[line.values])
 
     def _between(self) -> dict[int, tuple[Ints, Ints]]:
         """What has its place between marks: forwards of several calls, losses, clipping."""
@@ -364,7 +380,8 @@ class _Finder:
         return _constant(begin[known], end[known], DATA)
 
 
-_NONE = Timeline(np.empty(0, np.int64), np.empty(0, np.int64))
+_NOBODY = np.empty(0, np.int64)
+_NONE = Timeline(_NOBODY, _NOBODY)
 
 
 def _constant(start: Ints, end: Ints, value: int) -> Timeline:

@@ -19,7 +19,7 @@ from backspot.making import find_lines_of_nodes
 from backspot.passes import Passes, Steps, find_steps
 from backspot.recomputing import NO_CALLER, find_recomputation
 from backspot.spans import Spans, find_spans
-from backspot.timeline import NOTHING, Timeline, distinct, first_started
+from backspot.timeline import NOTHING, Timeline, first_started, grouped
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 from backspot.wrapping import find_wrapped
@@ -240,8 +240,9 @@ def _device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
     launch, thread = launch.astype(np.int64), thread.astype(np.int64)
     span = np.full(len(index), NOTHING, np.int64)
     run = np.full(len(index), NOTHING, np.int64)
-    for number in distinct(thread[thread >= 0]):
-        mine = np.flatnonzero(thread == number)
+    for number, mine in grouped(thread):
+        if number < 0:
+            continue
         span[mine] = spans.at(number, launch[mine])
         if number in passes.threads:
             run[mine] = _run_at(passes, launch[mine])
@@ -308,11 +309,12 @@ def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) ->
     """Whether each launch lies in an optimizer's annotation on its thread, behind any closure."""
     marks = events.named(Category.ANNOTATION, "Optimizer.")
     inside = np.zeros(len(launch), bool)
-    for number in distinct(events.thread[marks]):
-        mine = marks[events.thread[marks] == number]
+    launches = dict(grouped(thread))
+    for number, those in grouped(events.thread[marks]):
+        mine = marks[those]
         start, end = events.start[mine], events.end[mine]
         steps = first_started(passes.after(start, end), end, mine)
-        here = thread == number
+        here = launches.get(number, those[:0])
         inside[here] = steps.at(launch[here]) >= 0
     return inside
 
@@ -333,10 +335,11 @@ def _infer_launches(
     launch, thread, span = columns
     queue = events.thread[work]
     latest = np.append(np.maximum.accumulate(passes.end), -1)  # of the passes up to each
-    for number in distinct(queue[launch < 0]):
-        mine = np.flatnonzero(queue == number)
+    for _, mine in grouped(queue):
         recorded = launch[mine] >= 0
         known, lost = mine[recorded], mine[~recorded]
+        if not len(lost):
+            continue
         after = np.searchsorted(known, lost)
         lost, after = lost[after < len(known)], after[after < len(known)]
         behind = known[after]

@@ -15,7 +15,7 @@ import numpy as np
 
 from backspot.passes import Passes, find_passes
 from backspot.spans import EVALUATE, Spans
-from backspot.timeline import NOTHING, distinct, numbered
+from backspot.timeline import NOTHING, distinct, grouped, merged, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 from backspot.unseen import Making, find_makers, is_doubtful
@@ -51,6 +51,11 @@ class Join:
     feeder: Ints
 
 
+_WIDTH = 16
+_MOST_PAIRS = 10_000
+"""Of a thread's number and a thread; of more, what none of the trace's arrows tells stays open."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Operators:
     """One thread's forward operators, by number and then by start."""
@@ -58,6 +63,22 @@ class _Operators:
     index: Ints
     sequence: Ints
     start: Ints
+    earliest: list[Ints]  # the starts; the earliest of every 16 of these; of every 16 of those …
+
+    def before(self, position: int, time: int) -> int:
+        """The last position up to this one whose operator starts before ``time``, else -1."""
+        level = 0
+        while position >= 0:
+            if self.earliest[level][position] < time:
+                if not level:
+                    return position
+                level -= 1
+                position = min(position * _WIDTH + _WIDTH, len(self.earliest[level])) - 1
+            elif position % _WIDTH or level + 1 == len(self.earliest):
+                position -= 1
+            else:
+                level, position = level + 1, position // _WIDTH - 1
+        return NOTHING
 
 
 def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
@@ -70,12 +91,13 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
     sequence, logical, executed = _numbers(events, spans)
     operators = _forward_operators(events)
     threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)
+    nodes_of = _by_thread(sequence, logical)
     passes = find_passes(events, spans, sequence, logical, threads)
     operator = np.full(len(spans.start), NOTHING, np.int64)
     builder = np.full(len(spans.start), NOTHING, np.int64)
     unseen = np.zeros(len(spans.start), bool)
     for number, thread in threads.items():
-        mine = np.flatnonzero((logical == number) & (sequence >= 0))
+        mine = nodes_of.get(number, np.empty(0, np.int64))
         builder[mine] = thread
         if thread in operators and len(mine):
             operator[mine], unseen[mine] = _match(
@@ -122,10 +144,14 @@ def _forward_operators(events: Events) -> dict[int, _Operators]:
     operators = events.of(Category.OPERATOR)
     forward = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
     result = {}
-    for thread in distinct(events.thread[forward]):
-        index = forward[events.thread[forward] == thread]
+    for thread, mine in grouped(events.thread[forward]):
+        index = forward[mine]
         index = index[np.lexsort((events.start[index], events.sequence[index]))]
-        result[thread] = _Operators(index, events.sequence[index], events.start[index])
+        earliest = [events.start[index]]
+        while len(earliest[-1]) > _WIDTH:
+            every = np.arange(0, len(earliest[-1]), _WIDTH)
+            earliest.append(np.minimum.reduceat(earliest[-1], every))
+        result[thread] = _Operators(index, events.sequence[index], earliest[0], earliest)
     return result
 
 
@@ -133,11 +159,20 @@ def _exact(operators: _Operators, sequence: Ints, start: Ints) -> Ints:
     """Position of the latest operator with this number before ``start``, ``NOTHING`` for none."""
     low = np.searchsorted(operators.sequence, sequence, side="left")
     position = np.searchsorted(operators.sequence, sequence, side="right") - 1
-    while True:
-        late = (position >= low) & (operators.start[np.maximum(position, 0)] >= start)
-        if not late.any():
-            return np.where(position >= low, position, NOTHING)
-        position = position - late
+    late = np.flatnonzero((position >= low) & (operators.start[np.maximum(position, 0)] >= start))
+    if len(late):
+        # Numbers and starts by their ranks, so that one key orders both.
+        numbers, times = merged(operators.sequence), np.sort(operators.start)
+        width = len(times) + 1
+        keys, wanted = (
+            np.searchsorted(numbers, number) * width + np.searchsorted(times, time)
+            for number, time in (
+                (operators.sequence, operators.start),
+                (sequence[late], start[late]),
+            )
+        )
+        position[late] = np.searchsorted(keys, wanted) - 1
+    return np.where(position >= low, position, NOTHING)
 
 
 def _match(
@@ -197,8 +232,7 @@ def _floor(
     other step's.
     """
     position = int(np.searchsorted(operators.sequence, number, side="left")) - 1
-    while position >= 0 and operators.start[position] >= start:
-        position -= 1
+    position = operators.before(position, start)
     if position < 0:
         return NOTHING
     floor, began = int(operators.sequence[position]), int(operators.start[position])
@@ -208,7 +242,8 @@ def _floor(
     if (run, floor) in taken:
         return position
     own = int(passes.start[run]) if run >= 0 else start
-    pass_since = bool(((passes.start > began) & (passes.start < own)).any())
+    since = int(np.searchsorted(passes.start, began, side="right"))
+    pass_since = since < len(passes.start) and bool(passes.start[since] < own)
     return position if number - floor <= _NEAR and not pass_since else NOTHING
 
 
@@ -261,11 +296,13 @@ def _map_threads(
             thread, most = votes.most_common(1)[0]
             if 2 * most > sum(votes.values()):
                 known[number] = thread
-    scores: dict[int, dict[int, tuple[int, int]]] = {}
-    for number in wanted:
-        if number not in known:
-            mine = np.flatnonzero((logical == number) & (sequence >= 0))
-            scores[number] = _scores(events, spans, operators, mine, sequence)
+    open_ = [number for number in wanted if number not in known]
+    if len(open_) * len(operators) > _MOST_PAIRS:
+        return known, set(open_)
+    nodes_of = _by_thread(sequence, logical)
+    scores = {
+        number: _scores(events, spans, operators, nodes_of[number], sequence) for number in open_
+    }
     ambiguous: set[int] = set()
     while scores:
         # One recorded thread is one logical thread: what is settled narrows what is left.
@@ -298,16 +335,23 @@ def _map_threads(
     return known, ambiguous
 
 
+def _by_thread(sequence: Ints, logical: Ints) -> dict[int, Ints]:
+    """The numbered nodes of each logical thread."""
+    numbered = np.flatnonzero(sequence >= 0)
+    return {number: numbered[mine] for number, mine in grouped(logical[numbered])}
+
+
 def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int]]:
     """What Kineto's arrows say: each leads from a recorded thread to a node of a logical one."""
     votes: dict[int, Counter[int]] = defaultdict(Counter)
     flows = events.flows
-    for thread in distinct(flows.backward_thread):
-        mine = flows.backward_thread == thread
+    for thread, mine in grouped(flows.backward_thread):
         span = spans.at(thread, flows.backward_time[mine])
         numbers = np.append(logical, NOTHING)[span]
-        for number in distinct(numbers[numbers > 0]):
-            origins, which = numbered(flows.forward_thread[mine][numbers == number])
+        for number, those in grouped(numbers):
+            if number <= 0:
+                continue
+            origins, which = numbered(flows.forward_thread[mine[those]])
             for origin, many in zip(origins.tolist(), np.bincount(which).tolist(), strict=True):
                 votes[number][origin] += many
     return votes

@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.joining import Join
 from backspot.spans import Spans
-from backspot.timeline import NOTHING, distinct
+from backspot.timeline import NOTHING, grouped
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
@@ -23,10 +23,11 @@ def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
     line = np.full(len(spans.start), NOTHING, np.int64)
     if not table.lines:
         return line
-    for index in distinct(join.builder[join.builder >= 0]):
+    numbered = np.flatnonzero((join.builder >= 0) & (join.sequence >= 0) & spans.is_node)
+    for index, mine in grouped(join.builder[numbered]):
         _, thread = events.threads[index]
         if isinstance(thread, int):
-            mine = np.flatnonzero((join.builder == index) & (join.sequence >= 0) & spans.is_node)
+            mine = numbered[mine]
             line[mine] = table.at(thread, join.sequence[mine])
     told = np.flatnonzero(line >= 0)
     names = [name.rpartition("::")[2] for name in spans.node_names]

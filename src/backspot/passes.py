@@ -12,7 +12,7 @@ import numpy as np
 
 from backspot.report import StepUnit
 from backspot.spans import Spans
-from backspot.timeline import NOTHING, distinct, numbered
+from backspot.timeline import NOTHING, distinct, grouped, merged, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -143,39 +143,83 @@ def _first_roots(
         return np.append(False, np.searchsorted(times, start[1:], side="left") > low)
 
     by_step = parted(np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)]))
+    origins, which = np.unique(origin, return_inverse=True)
+    known = np.array([threads.get(n, NOTHING) for n in origins.tolist()], np.int64)[which]
     host = spans.thread[roots]
-    built = host.copy()
-    for known, thread in threads.items():
-        built[origin == known] = thread
-    involved = {
-        thread: (host == thread) | (built == thread)
-        for thread in distinct(np.append(host, built))
-        if thread in between
-    }
-    by_thread = {thread: parted(between[thread]) for thread in involved}
-    numbered = {n: (origin == n) & (number >= 0) for n in distinct(origin[number >= 0])}
-    rises = np.zeros(len(roots), bool)
-    for mine in numbered.values():
-        at = np.flatnonzero(mine)
-        rises[at[1:]] = number[at[1:]] >= number[at[:-1]]
-    until = {thread: np.cumsum(mine) for thread, mine in involved.items()}
-    seen = {n: np.cumsum(mine) for n, mine in numbered.items()}
-    maybe = apart & np.logical_or.reduce([by_step, rises, *by_thread.values()])
+    operated = _last_operated(between, host, np.where(known >= 0, known, host), start, ended)
+    rises, last, other = _rises(origin, number)
+    maybe = np.flatnonzero(apart & (by_step | rises | (operated >= 0)))
     since = 0
-    for root in np.flatnonzero(maybe).tolist():
-        # What this pass has had so far, from the root that it began with.
-        so_far = [
-            n for n, many in seen.items() if many[root - 1] > (many[since - 1] if since else 0)
-        ]
-        new = by_step[root] or (rises[root] and so_far == [int(origin[root])])
-        for thread, hit in by_thread.items():
-            if new:
-                break
-            many = until[thread]
-            new = hit[root] and many[root] > (many[since - 1] if since else 0)
-        if new:
+    for root, step, rise, mine, theirs, hit in zip(
+        *(column.tolist() for column in (maybe, by_step[maybe], rises[maybe])),
+        *(column.tolist() for column in (last[maybe], other[maybe], operated[maybe])),
+        strict=True,
+    ):
+        if step or hit >= since or (rise and mine >= since > theirs):
             begins[root], since = True, root
     return begins
+
+
+def _last_operated(
+    between: dict[int, Ints], host: Ints, built: Ints, start: Ints, ended: Ints
+) -> Ints:
+    """For each root a root of a thread on which an operator runs between it and what ended before.
+
+    Of all these, itself included, the last: where that is of the same pass, the pass has ended.
+
+    Args:
+        between: the starts of operators outside the engine, on each thread.
+        host: the thread that runs each root.
+        built: the thread that built it.
+        start: when each root starts.
+        ended: when all up to each root have ended; of the last root it does not matter.
+    """
+    count = len(host)
+    found = np.full(count, NOTHING, np.int64)
+    times = [
+        (thread, between[thread]) for thread in distinct(merged(host, built)) if thread in between
+    ]
+    if not times:
+        return found
+    thread = np.repeat([thread for thread, _ in times], [len(some) for _, some in times])
+    time = np.concatenate([some for _, some in times])
+    root = np.searchsorted(ended, time, side="right")
+    parts = (root > 0) & (root < count)
+    parts[parts] = time[parts] < start[root[parts]]
+    thread, root = thread[parts], root[parts]
+    roots = np.arange(count)
+    involved = merged(host * count + roots, built * count + roots)
+    wanted = thread * count + root
+    latest = involved[np.searchsorted(involved, wanted, side="right") - 1]
+    same = (latest // count == thread) & (latest <= wanted)
+    np.maximum.at(found, root[same], latest[same] % count)
+    return found
+
+
+def _rises(origin: Ints, number: Ints) -> tuple[np.ndarray, Ints, Ints]:
+    """Where sequence numbers rise again, and whose were used last.
+
+    Args:
+        origin: each root's logical thread.
+        number: its sequence number.
+
+    Returns:
+        For each root: whether its number is not below the one before on its logical thread; the
+        last root before it that has a number, if it is of the same logical thread, else
+        ``NOTHING``; and the last one that is of another than that.
+    """
+    has = np.flatnonzero(number >= 0)
+    by_origin = has[np.argsort(origin[has], kind="stable")]
+    one, next_ = by_origin[:-1], by_origin[1:]
+    rises = np.zeros(len(origin), bool)
+    rises[next_] = (origin[one] == origin[next_]) & (number[next_] >= number[one])
+    changes = np.append(True, origin[has[1:]] != origin[has[:-1]])[: len(has)]
+    began = np.maximum.accumulate(np.where(changes, np.arange(len(has)), 0))
+    others = np.append(NOTHING, has)[began]  # the one before that with which a stretch began
+    before = np.searchsorted(has, np.arange(len(origin))) - 1
+    last = np.append(has, NOTHING)[before]
+    same = (last >= 0) & (np.append(origin, NOTHING)[last] == origin)
+    return rises, np.where(same, last, NOTHING), np.append(others, NOTHING)[before]
 
 
 def _with_callbacks(
@@ -189,10 +233,11 @@ def _with_callbacks(
     ends: Ints = end.copy()
     operators = events.of(Category.OPERATOR)
     forward = (events.sequence[operators] >= 0) & (events.forward_thread[operators] <= 0)
-    marks = events.thread[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)]
-    for thread, times in between.items():
-        mine = operators[events.thread[operators] == thread]
-        made = events.start[operators[forward & (events.thread[operators] == thread)]]
+    marks = {*distinct(events.thread[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])}
+    for thread, at in grouped(events.thread[operators]):
+        times = between.get(thread)
+        mine = operators[at]
+        made = events.start[mine[forward[at]]]
         if times is None or thread in marks or np.isin(made, times).any():
             continue
         after = mine[np.isin(events.start[mine], times)]
@@ -224,8 +269,8 @@ def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, In
     """
     operators = events.of(Category.OPERATOR)
     result = {}
-    for thread in distinct(events.thread[operators]):
-        mine = operators[events.thread[operators] == thread]
+    for thread, at in grouped(events.thread[operators]):
+        mine = operators[at]
         span = spans.of(events, mine)
         # A label within a node belongs to the node: only what has no node around it separates.
         result[thread] = np.sort(events.start[mine[(span < 0) | ~np.append(within, False)[span]]])

@@ -17,7 +17,7 @@ import numpy as np
 from backspot.labels import parse_label
 from backspot.passes import separators, top_nodes
 from backspot.spans import EVALUATE, Spans, nest
-from backspot.timeline import NOTHING, distinct, merged
+from backspot.timeline import NOTHING, distinct, grouped, merged
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -106,8 +106,8 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     nodes: list[Ints] = []
     if not _numbered(events, operators).any():
         operators = operators[:0]
-    for thread in distinct(events.thread[operators]):
-        mine = operators[events.thread[operators] == thread]
+    for _, mine in grouped(events.thread[operators]):
+        mine = operators[mine]
         mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
         before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
         mine = mine[events.start[mine] >= before]

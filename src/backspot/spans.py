@@ -13,7 +13,7 @@ import numpy as np
 
 from backspot.labels import Kind, parse_label
 from backspot.report import LabelSource
-from backspot.timeline import NOTHING, Nesting, distinct, innermost, numbered
+from backspot.timeline import NOTHING, Nesting, grouped, innermost, numbered
 from backspot.trace import Category, Events
 from backspot.trace.events import MODULE_CALL, Ints
 
@@ -99,8 +99,7 @@ class Spans:
         """The innermost span on its thread at the start of each of these events of the host."""
         if not self._of:
             found = np.full(len(events.start), NOTHING, np.int32)
-            for thread in self.nesting:
-                mine = np.flatnonzero(events.thread == thread)
+            for thread, mine in grouped(events.thread):
                 found[mine] = self.at(thread, events.start[mine])
             self._of.append(found)
         chosen: Ints = self._of[0][index].astype(np.int64)
@@ -109,8 +108,7 @@ class Spans:
     def any_starts(self, threads: Ints, after: Ints, before: Ints) -> np.ndarray:
         """Whether a span starts between two times, neither included, each on its own thread."""
         found = np.zeros(len(threads), bool)
-        for thread in distinct(threads):
-            mine = threads == thread
+        for thread, mine in grouped(threads):
             edges = self.nesting[thread][1].timeline.edges
             low = np.searchsorted(edges, after[mine], side="right")
             found[mine] = np.searchsorted(edges, before[mine], side="left") > low
@@ -209,8 +207,7 @@ def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[In
     """Each span's parent; and for each thread its spans' indices and how they nest."""
     parent = np.full(len(start), NOTHING, np.int64)
     nesting: dict[int, tuple[Ints, Nesting]] = {}
-    for number in distinct(thread):
-        mine = np.flatnonzero(thread == number)
+    for number, mine in grouped(thread):
         nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
         nesting[number] = (mine, nested)
         parent[mine] = np.where(

@@ -7,6 +7,7 @@ of what is left are counted. Every step keeps the line whole, so that sums come 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = [
     "Timeline",
     "distinct",
     "first_started",
+    "grouped",
     "innermost",
     "layered",
     "merged",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 NOTHING = -1
+_FEW = 16  # so often all of an array is looked through sooner than it is sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,9 @@ def layered(*timelines: Timeline) -> Timeline:
     some = [timeline for timeline in timelines if len(timeline.edges)]
     if len(some) == 1:
         return some[0]
+    if len(some) > _FEW:  # each is then gone through a few times, not once for every other
+        half = len(some) // 2
+        some = [layered(*some[:half]), layered(*some[half:])]
     edges = merged(*(timeline.edges for timeline in some))
     values = np.full(len(edges), NOTHING, np.int64)
     for timeline in some:
@@ -244,6 +250,19 @@ def distinct(values: Ints) -> list[int]:
     runs = np.sort(values[np.append(True, values[1:] != values[:-1])])
     found: list[int] = runs[np.append(True, runs[1:] != runs[:-1])].tolist()
     return found
+
+
+def grouped(values: Ints) -> Iterator[tuple[int, Ints]]:
+    """The values that occur, sorted, and where each does; in linear time however many there are."""
+    found = distinct(values)
+    if len(found) <= _FEW:
+        for value in found:
+            yield value, np.flatnonzero(values == value)
+        return
+    order = np.argsort(values, kind="stable")
+    begins = np.searchsorted(values[order], found)
+    for value, at in zip(found, np.split(order, begins[1:]), strict=True):
+        yield value, at
 
 
 def numbered(values: Ints) -> tuple[Ints, Ints]:

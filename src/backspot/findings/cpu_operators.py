@@ -7,7 +7,7 @@ import numpy as np
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence, Mask, once
 from backspot.labels import parse_label
-from backspot.timeline import distinct, first_started, merged, numbered, pieces
+from backspot.timeline import first_started, grouped, merged, numbered, pieces
 from backspot.trace import Category
 from backspot.trace.events import Ints
 
@@ -76,9 +76,10 @@ def _computing(evidence: Evidence) -> Ints:
     if not len(calls):  # not recorded: any operator may have launched something
         return calls
     kept = []
-    for thread in distinct(events.thread[index]):
-        mine = index[events.thread[index] == thread]
-        times = np.sort(events.start[calls[events.thread[calls] == thread]])
+    called = dict(grouped(events.thread[calls]))
+    for thread, those in grouped(events.thread[index]):
+        mine = index[those]
+        times = np.sort(events.start[calls[called.get(thread, those[:0])]])
         quiet = np.searchsorted(times, events.start[mine]) == np.searchsorted(
             times, events.end[mine]
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from backspot.diagnosis import Finding
 from backspot.findings.evidence import Evidence, Mask, once
-from backspot.timeline import distinct
+from backspot.timeline import grouped
 
 __all__ = ["crowded", "find", "sorting_nodes"]
 
@@ -82,11 +82,14 @@ def forward_of(evidence: Evidence) -> np.ndarray:
     made = np.flatnonzero(operator >= 0)
     spent = np.zeros(len(operator), np.int64)
     length = work.end - work.start
-    for thread in distinct(work.thread[work.thread >= 0]):
-        mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
+    made_by = dict(grouped(events.thread[operator[made]]))
+    for thread, mine in grouped(work.thread):
+        if thread < 0:
+            continue
+        mine = mine[work.launch[mine] >= 0]
         mine = mine[np.argsort(work.launch[mine], kind="stable")]
         total = np.append(0, np.cumsum(length[mine]))
-        nodes = made[events.thread[operator[made]] == thread]
+        nodes = made[made_by.get(thread, mine[:0])]
         low = np.searchsorted(work.launch[mine], events.start[operator[nodes]], side="left")
         high = np.searchsorted(work.launch[mine], events.end[operator[nodes]], side="left")
         spent[nodes] = total[high] - total[low]

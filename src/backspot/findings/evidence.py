@@ -26,6 +26,7 @@ from backspot.timeline import (
     Timeline,
     distinct,
     first_started,
+    grouped,
     layered,
     numbered,
     pieces,
@@ -259,9 +260,9 @@ class Evidence:
         )
         index = self.events.chosen(good, category)
         found = np.full(len(times), NOTHING, np.int64)
-        for thread in distinct(self.events.thread[index]):
-            mine = index[self.events.thread[index] == thread]
-            here = threads == thread
+        asked = dict(grouped(threads))
+        for thread, those in grouped(self.events.thread[index]):
+            mine, here = index[those], asked.get(thread, those[:0])
             line = first_started(self.events.start[mine], self.events.end[mine], mine)
             found[here] = line.at(times[here])
         return found

@@ -193,7 +193,7 @@ class ChromeDecoder:
             return
         half = len(events) // 2
         for some in (events[:half], events[half:]):
-            if not self._fast(b",".join(some)):
+            if len(some) == 1 or not self._decoded(b",".join(some)):
                 self._halved(some)
 
     def _one_by_one(self, text: bytes, *, is_last: bool) -> bytes | None:
@@ -257,16 +257,16 @@ class ChromeDecoder:
     # Events ------------------------------------------------------------------------------------
 
     def _fast(self, text: bytes) -> bool:
+        if self._decoded(text):
+            return True
+        numbers = with_numbers(text)
+        return numbers is not text and self._decoded(numbers)
+
+    def _decoded(self, text: bytes) -> bool:
         try:
             events = decode_events(b"[" + text + b"]")
         except _BAD:
-            numbers = with_numbers(text)
-            if numbers is text:
-                return False
-            try:
-                events = decode_events(b"[" + numbers + b"]")
-            except _BAD:
-                return False
+            return False
         self._take(events)
         return True
 

@@ -57,6 +57,8 @@ _LONGEST = LONGEST_NS / 1000
 _MOST_NUMBER = 1 << 62
 _MOST_BLOCKS = 1e12
 """Thread blocks for each multiprocessor; a kernel's grid has at most some ``1 << 62`` in all."""
+_MOST_DEVICES = 128
+"""PyTorch numbers a process's devices in eight bits, of which one is the sign."""
 _MOST_BYTES = 1 << 44
 """Bytes of one copy, 16 TiB: more than any device holds."""
 
@@ -181,10 +183,10 @@ def _nanoseconds(microseconds: np.ndarray) -> Ints:
 
 def _devices(device: Ints, category: Ints, events: list[Event]) -> Ints:
     on_host = category <= Category.RUNTIME
-    device[on_host] = -1
+    device[on_host | (device >= _MOST_DEVICES)] = -1
     for index in np.flatnonzero((device < 0) & ~on_host).tolist():
         pid = events[index].pid  # Kineto writes the device as the process of its work
-        device[index] = pid if isinstance(pid, int) and 0 <= pid < 4096 else 0
+        device[index] = pid if isinstance(pid, int) and 0 <= pid < _MOST_DEVICES else 0
     return device
 
 
