@@ -13,12 +13,11 @@ import argparse
 import io
 import sys
 import time
-from collections.abc import Callable
 
-import _common  # noqa: F401 - finds backspot
 from _scaling_traces import DIMENSIONS
 
 import backspot
+import benchmarks.common  # noqa: F401 - finds backspot
 from backspot.errors import BackspotError
 
 _TIMES = 10

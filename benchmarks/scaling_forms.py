@@ -19,16 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from _common import RESULTS, print_table
 from backspot import Report, compare
 from backspot.render import renderer_for, suffixes
 from backspot.render.comparison import render_text as render_comparison
 from backspot.render.comparison import to_csv, to_json, to_markdown
 from backspot.render.text import render_subtree, render_text
-from backspot.report import Finding, KernelCost, Pass, Place
+from backspot.results.report import Finding, KernelCost, Pass, Place
+from benchmarks.common import RESULTS, print_table
 
 sys.path.insert(0, str(RESULTS.parents[1] / "tests" / "helpers"))
-from report_parts import line, node, report, row
+from support.report_parts import line, node, report, row
 
 _STEEP = 25.0
 """Caches, and collecting garbage, make ten times as much take up to twice that."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-# Test modules are imported by path (--import-mode=importlib), so helpers need a place to be found.
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 
 def pytest_addoption(parser):

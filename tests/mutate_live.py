@@ -4,7 +4,7 @@
 ones with one of these words in their name. The exit status is 1 if a mutation survives its tests,
 or does not fit the code any more: then change its row below.
 
-``tests/test_mutations.py`` checks with every run of the suite that each row still fits.
+``tests/live/test_mutations.py`` checks with every run of the suite that each row still fits.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ INTERRUPTIONS = "live/test_interruptions.py"
 TRANSFORMS = "live/test_transforms.py"
 SAME = "live/test_same_training.py"
 COPIES = "live/test_copies.py"
-LINES = "live/test_lines.py"
+LINES = "live/test_source_lines.py"
 PROFILING = "live/test_profiling.py"
 UNUSED = "live/test_unused_gradients.py"
 TRUE_OWNERS = "training/test_true_owners.py"
 BROKEN_OFF = "training/test_interrupted.py"
-ATTRIBUTION = "test_attribution.py"
+ATTRIBUTION = "analysis/test_attribution.py"
 
 OPEN_WHEN_THE_PROFILER_STOPS = (
     ("live/hooks.py", "    _local.thread.drop(scope)  # it may", "    pass  # it may"),
@@ -77,21 +77,21 @@ MUTATIONS = (
     ),
     Mutation(
         "a thread that is profiled with all others is not labelled",
-        "live/gates.py",
+        "live/torch_internals.py",
         "return _profiling._is_profiler_enabled or _enabled_here()  # the flag",
         "return _enabled_here()  # the flag",
         f"{LABELLING}::test_each_thread_has_its_own_calls",
     ),
     Mutation(
         "labels in transforms of torch.func",
-        "live/gates.py",
+        "live/torch_internals.py",
         "        and (_transform() is None or _pass_over())\n",
         "",
         f"{TRANSFORMS}::test_functional_transforms_are_left_alone",
     ),
     Mutation(
         "labels while a model is exported",
-        "live/gates.py",
+        "live/torch_internals.py",
         "        and not _compiler._is_compiling_flag\n",
         "",
         f"{TRANSFORMS}::test_an_export_that_is_profiled_is_not_labelled",
@@ -105,7 +105,7 @@ MUTATIONS = (
     ),
     Mutation(
         "Dynamo compiles the frames of hooks",
-        "live/gates.py",
+        "live/torch_internals.py",
         "strategy(function.__code__, skip)",
         "pass",
         f"{TRANSFORMS}::test_compiling_is_undisturbed",
@@ -113,24 +113,24 @@ MUTATIONS = (
     # Names.
     Mutation(
         "a forward label of the wrong kind",
-        "live/owners.py",
+        "live/owner.py",
         "self.forward = self.label(Kind.FORWARD)",
         "self.forward = self.label(Kind.BACKWARD)",
         f"{LABELLING}::test_forward_labels_nest_as_the_calls_do",
     ),
     Mutation(
         "a label under the class in the path's place",
-        "live/owners.py",
+        "live/owner.py",
         "format_label(Label(kind, self.path, self.class_name, call))",
         "format_label(Label(kind, self.class_name, self.class_name, call))",
         f"{LABELLING}::test_forward_labels_nest_as_the_calls_do",
     ),
     Mutation(
         "names that are not escaped",
-        "labels.py",
+        "trace/labels.py",
         "    if name.isprintable() and _RESERVED.isdisjoint(name):\n",
         "    if name:\n",
-        "test_labels.py",
+        "trace/test_labels.py",
     ),
     Mutation(
         "a repeated call without its number",
@@ -148,14 +148,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a shared module under its second path",
-        "live/walking.py",
+        "live/modules.py",
         "        if id(module) in seen:\n",
         "        if False:\n",
         f"{LABELLING}::test_a_shared_module_has_its_first_path",
     ),
     Mutation(
         "the parts that wrappers add stay in paths",
-        "live/walking.py",
+        "live/modules.py",
         '    "DataParallel": "module",\n',
         "",
         f"{LABELLING}::test_what_wrappers_add_is_left_out_of_paths",
@@ -184,7 +184,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an error skips the end of a call",
-        "live/placing.py",
+        "live/hooks.py",
         "    module._forward_hooks_always_called[KEY] = True\n",
         "",
         f"{INTERRUPTIONS}::test_a_failure_that_its_caller_handles_ends_the_label_of_what_failed",
@@ -199,7 +199,7 @@ MUTATIONS = (
     ),
     Mutation(
         "another's hook runs before the label opens",
-        "live/placing.py",
+        "live/hooks.py",
         "move_to_end(KEY, last=False)",
         "move_to_end(KEY)",
         f"{LABELLING}::test_hooks_of_others_run_in_between",
@@ -266,56 +266,56 @@ MUTATIONS = (
     ),
     Mutation(
         "a marker on the node after the right one",
-        "live/nodes.py",
+        "live/markers.py",
         "    owner.hook(node)\n    if",
         "    owner.hook(node.next_functions[0][0] or node)\n    if",
         f"{MARKERS}::test_a_marker_stands_in_the_event_of_its_node_and_before_the_node",
     ),
     Mutation(
         "two markers on one node",
-        "live/nodes.py",
+        "live/markers.py",
         "    if _KEY in metadata:  # most inputs: they are the output of the call before\n",
         "    if False:\n",
         f"{MARKERS}::test_a_feature_belongs_to_the_module_that_made_it",
     ),
     Mutation(
         "no marker on what was joined",
-        "live/nodes.py",
+        "live/markers.py",
         'frozenset({"CatBackward0", "StackBackward0"})',
         "frozenset()",
         f"{MARKERS}::test_what_a_module_joins_bears_its_marker_too",
     ),
     Mutation(
         "a stale view is asked for its node",
-        "live/nodes.py",
+        "live/markers.py",
         "    if not (tensor._version and tensor._is_view()):\n",
         "    if True:\n",
         f"{SAME}::test_looking_at_a_view_of_changed_memory_makes_no_node",
     ),
     Mutation(
         "what bears no marker is not counted",
-        "live/nodes.py",
-        "            gates.emit(caller.unmarked)\n",
+        "live/markers.py",
+        "            torch_internals.emit(caller.unmarked)\n",
         "            pass\n",
         f"{SAME}::test_a_stale_view_is_counted_and_not_asked",
     ),
     Mutation(
         "outputs in containers are not looked into",
-        "live/nodes.py",
+        "live/markers.py",
         "            elif isinstance(item, dict):\n",
         "            elif isinstance(item, frozenset):\n",
         f"{MARKERS}::test_outputs_in_containers_are_looked_into",
     ),
     Mutation(
         "a mode of the user's hears that nodes are asked for",
-        "live/nodes.py",
+        "live/markers.py",
         "    if _mode_enabled():\n        with",
         "    if False:\n        with",
         f"{TRANSFORMS}::test_a_torch_function_mode_hears_nothing_of_us",
     ),
     Mutation(
         "a mode of the user's hears of an operator",
-        "live/gates.py",
+        "live/torch_internals.py",
         "    if not _by_dictionary or _dispatch_modes():",
         "    if not _by_dictionary:",
         f"{SAME}::test_a_mode_of_the_user_hears_of_no_operator_of_ours",
@@ -323,28 +323,28 @@ MUTATIONS = (
     # Removal and copies.
     Mutation(
         "a hook that is not removed",
-        "live/instrumenting.py",
+        "live/instrumentation.py",
         "            take_away(module, keep_after=id(module) in failing)\n",
         "            pass\n",
         f"{INSTRUMENTATION}::test_nothing_is_left_on_the_model_or_in_pytorch_after_removal",
     ),
     Mutation(
         "full backward hooks that are not removed",
-        "live/placing.py",
+        "live/hooks.py",
         "(*_BEFORE, *_BACKWARD, *after)",
         "(*_BEFORE, *after)",
         f"{INSTRUMENTATION}::test_nothing_is_left_on_the_model_or_in_pytorch_after_removal",
     ),
     Mutation(
         "PyTorch's flag for full backward hooks stays",
-        "live/instrumenting.py",
+        "live/instrumentation.py",
         "                module._is_full_backward_hook = None\n",
         "                pass\n",
         f"{INSTRUMENTATION}::test_removal_leaves_the_model_as_it_was",
     ),
     Mutation(
         "the hook on copies stays after removal",
-        "live/instrumenting.py",
+        "live/instrumentation.py",
         "        end_plain_copies(self._scope)\n",
         "",
         f"{COPIES}::test_copying_is_pythons_own_again_after_removal",
@@ -358,28 +358,28 @@ MUTATIONS = (
     ),
     Mutation(
         "markers in a graph that outlives the instrumentation",
-        "live/owners.py",
+        "live/owner.py",
         "if scope.active and _recording():",
         "if _recording():",
         f"{INSTRUMENTATION}::test_hooks_that_a_graph_still_holds_do_nothing_after_removal",
     ),
     Mutation(
         "removal within a forward leaves its labels open",
-        "live/instrumenting.py",
+        "live/instrumentation.py",
         "        current_thread().drop(self._scope)\n",
         "",
         f"{INSTRUMENTATION}::test_removal_within_a_forward_closes_its_labels",
     ),
     Mutation(
         "a model is kept alive",
-        "live/owners.py",
+        "live/owner.py",
         "        self.model = weakref.ref(model)\n",
         "        self.model = lambda: model\n",
         f"{INSTRUMENTATION}::test_nothing_is_kept_alive",
     ),
     Mutation(
         "what is instrumented may be instrumented again",
-        "live/instrumenting.py",
+        "live/instrumentation.py",
         "    _check_plain(model)\n    found",
         "    found",
         f"{INSTRUMENTATION}::test_what_is_instrumented_is_not_instrumented_again",
@@ -387,14 +387,14 @@ MUTATIONS = (
     # Lines, optimizers, profile().
     Mutation(
         "the line of the node before",
-        "live/lines.py",
+        "live/source_lines.py",
         "                keep((number, place))\n",
         "                keep((number + 1, place))\n",
         "training/test_lines.py",
     ),
     Mutation(
         "a line of PyTorch's own",
-        "live/lines.py",
+        "live/source_lines.py",
         "                    if not under:\n",
         "                    if True:\n",
         f"{LINES}::test_a_line_stands_with_its_file_function_and_costs",
@@ -402,7 +402,7 @@ MUTATIONS = (
     Mutation(
         "what hears of nodes stays on the thread",
         "live/calls.py",
-        "                gates.pop_node_hook()\n",
+        "                torch_internals.pop_node_hook()\n",
         "                pass\n",
         f"{LINES}::test_after_an_error_in_forward_the_next_step_is_told_and_nothing_stays",
     ),
@@ -416,7 +416,7 @@ MUTATIONS = (
     Mutation(
         "a parameter that no optimizer holds is not told",
         "live/optimizers.py",
-        "                    gates.emit(owner.unused)\n",
+        "                    torch_internals.emit(owner.unused)\n",
         "                    pass\n",
         f"{UNUSED}::test_a_prefix_left_out_of_the_optimizer_is_found_with_its_whole_backward",
     ),
@@ -430,45 +430,45 @@ MUTATIONS = (
     Mutation(
         "profile() leaves the profiler on where a step fails",
         "live/profiling.py",
-        "    finally:\n        if gates.recording():",
-        "    except ZeroDivisionError:\n        if gates.recording():",
+        "    finally:\n        if torch_internals.recording():",
+        "    except ZeroDivisionError:\n        if torch_internals.recording():",
         f"{PROFILING}::test_what_the_step_raises_passes_through_and_the_next_profile_works",
     ),
     # The offline half: who owns a node.
     Mutation(
         "a node belongs to the operator before its own",
-        "joining.py",
+        "analysis/attribution/join.py",
         'position = np.searchsorted(operators.sequence, sequence, side="right") - 1\n    while',
         'position = np.searchsorted(operators.sequence, sequence, side="right") - 2\n    while',
         f"{TRUE_OWNERS} {ATTRIBUTION}",
     ),
     Mutation(
         "a node that no operator made belongs to the one before",
-        "joining.py",
+        "analysis/attribution/join.py",
         "    if above < len(operators.start) and operators.start[above] < start:\n",
         "    if True:\n",
-        f"{ATTRIBUTION} test_joining.py {BROKEN_OFF}",
+        f"{ATTRIBUTION} analysis/test_join.py {BROKEN_OFF}",
     ),
     Mutation(
         "AccumulateGrad belongs to nobody",
-        "joining.py",
+        "analysis/attribution/join.py",
         "        feeder[nodes[is_fed]] = found[is_fed]\n",
         "        pass\n",
         ATTRIBUTION,
     ),
     Mutation(
         "markers say nothing",
-        "spans.py",
+        "analysis/attribution/spans.py",
         "    spans.marked[span[at]] = named[events.name[markers[at]]]\n",
         "",
-        "test_joining.py",
+        "analysis/test_join.py",
     ),
     Mutation(
         "device work belongs to who ran when it ended",
-        "attribution.py",
+        "analysis/attribution/ownership.py",
         "            run[mine] = _run_at(passes, launch[mine])\n",
         "            run[mine] = _run_at(passes, events.end[index[mine]])\n",
-        f"{ATTRIBUTION} test_h200_traces.py",
+        f"{ATTRIBUTION} analysis/test_h200_traces.py",
     ),
 )
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from report_parts import row
-from sample_reports import vit
 
 from backspot import BackspotError, Report, compare, locate
 from backspot.commands import main
 from backspot.errors import UsageError
-from backspot.report import line_of
-from synthetic import Trace
+from backspot.results.report import line_of
+from support.report_parts import row
+from support.sample_reports import vit
+from support.synthetic import Trace
 
 
 class NoRepr:

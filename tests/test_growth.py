@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import backspot
-from synthetic import Trace
+from support.synthetic import Trace
 
 TICK = 1_000
 
@@ -96,7 +96,7 @@ def test_a_table_of_many_modules_shows_a_few_and_counts_the_rest(tmp_path: Path)
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import backspot", ("numpy", "msgspec", "rich", "torch", "backspot.report")),
+        ("import backspot", ("numpy", "msgspec", "rich", "torch", "backspot.results.report")),
         (
             "import backspot.commands as c; c.main(['--help'])",
             ("numpy", "msgspec", "rich", "torch"),

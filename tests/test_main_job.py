@@ -10,7 +10,7 @@ import pytest
 
 import backspot
 from backspot import Report
-from backspot.labels import parse_label
+from backspot.trace.labels import parse_label
 
 torch = pytest.importorskip("torch")
 vision_transformer = pytest.importorskip("timm.models.vision_transformer")

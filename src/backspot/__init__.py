@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from backspot._version import __version__
 
 if TYPE_CHECKING:
-    from backspot.comparison import Comparison, compare
+    from backspot.comparison.changes import Comparison, compare
     from backspot.errors import BackspotError
     from backspot.live import Instrumentation, instrument, profile
-    from backspot.locating import locate
-    from backspot.report import Report
+    from backspot.pipeline import locate
+    from backspot.results.report import Report
 
 __all__ = [
     "BackspotError",
@@ -37,12 +37,12 @@ __all__ = [
 
 _HOMES = {
     "BackspotError": "backspot.errors",
-    "Comparison": "backspot.comparison",
+    "Comparison": "backspot.comparison.changes",
     "Instrumentation": "backspot.live",
-    "Report": "backspot.report",
-    "compare": "backspot.comparison",
+    "Report": "backspot.results.report",
+    "compare": "backspot.comparison.changes",
     "instrument": "backspot.live",
-    "locate": "backspot.locating",
+    "locate": "backspot.pipeline",
     "profile": "backspot.live",
 }
 

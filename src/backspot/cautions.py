@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from backspot.report import Report
+from backspot.results.report import Report
 
 if TYPE_CHECKING:
-    from backspot.comparison import Change
+    from backspot.comparison.changes import Change
 
 __all__ = ["alike", "cautions", "named"]
 

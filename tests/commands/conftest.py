@@ -1,6 +1,6 @@
 import pytest
 
-from synthetic import Trace
+from support.synthetic import Trace
 
 
 @pytest.fixture

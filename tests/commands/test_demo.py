@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import backspot  # noqa: E402
 from backspot.commands import main  # noqa: E402
-from backspot.report import Report  # noqa: E402
+from backspot.results.report import Report  # noqa: E402
 
 
 @pytest.fixture

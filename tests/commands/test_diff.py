@@ -3,17 +3,14 @@
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from sample_reports import report, row, vit
-
 from backspot import compare, locate
 from backspot.commands import main
 from backspot.render.comparison import render_text, to_markdown
+from support.sample_reports import report, row, vit
 
 DATA = Path(__file__).parents[1] / "data"
 CONTROL, TEST = (str(DATA / f"hta_recommender_{name}.json.gz") for name in ("control", "test"))

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-from program import PROGRAM, program
 
 import backspot.commands
 from backspot import BackspotError, Report, __version__, locate
 from backspot.commands import VERBS, main
 from backspot.render.text import render_text
-from synthetic import Trace
+from support.program import PROGRAM, program
+from support.synthetic import Trace
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -5,7 +5,8 @@ import pty
 import subprocess
 
 import pytest
-from program import PROGRAM, program
+
+from support.program import PROGRAM, program
 
 
 def on_a_terminal(*arguments, **environment) -> tuple[bytes, bytes]:

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from helpers.gpu_models import DEVICE, Planted, gpu_profile, needs_gpu  # noqa: E402
-from helpers.leftovers import hooks_on, left_in_torch  # noqa: E402
-from helpers.training import check, owners, same, train  # noqa: E402
+from support.gpu_models import DEVICE, Planted, gpu_profile, needs_gpu  # noqa: E402
+from support.leftovers import hooks_on, left_in_torch  # noqa: E402
+from support.training import check, owners, same, train  # noqa: E402
 
 pytestmark = needs_gpu
 

@@ -9,9 +9,9 @@ distributed = pytest.importorskip("torch.distributed")
 
 from torch import nn  # noqa: E402
 
-from helpers.gpu_models import gpu_profile, needs_gpu  # noqa: E402
-from helpers.training import check, owners  # noqa: E402
-from helpers.two_ranks import run_two_ranks  # noqa: E402
+from support.gpu_models import gpu_profile, needs_gpu  # noqa: E402
+from support.training import check, owners  # noqa: E402
+from support.two_ranks import run_two_ranks  # noqa: E402
 
 pytestmark = [
     *needs_gpu,

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from helpers.gpu_models import (  # noqa: E402
+from support.gpu_models import (  # noqa: E402
     ASKED,
     DEVICE,
     MODELS,
@@ -23,9 +23,9 @@ from helpers.gpu_models import (  # noqa: E402
     needs_gpu,
     on_device,
 )
-from helpers.leftovers import hooks_on, left_in_torch  # noqa: E402
-from helpers.modules import Checkpointed, Custom  # noqa: E402
-from helpers.training import (  # noqa: E402
+from support.leftovers import hooks_on, left_in_torch  # noqa: E402
+from support.modules import Checkpointed, Custom  # noqa: E402
+from support.training import (  # noqa: E402
     assert_true_owners,
     check,
     owners,

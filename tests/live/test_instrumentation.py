@@ -9,7 +9,7 @@ from torch import nn
 
 import backspot
 from backspot.errors import AlreadyInstrumentedError, UsageError
-from helpers.leftovers import hooks_on, labels_of, left_in_torch
+from support.leftovers import hooks_on, labels_of, left_in_torch
 
 MODES = ["node", "module"]
 

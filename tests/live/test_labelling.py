@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import backspot
 from backspot.live.calls import current_thread
-from helpers.blocks import Block, Net, step
+from support.blocks import Block, Net, step
 
 
 def test_forward_labels_nest_as_the_calls_do(record):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import backspot
-from helpers.leftovers import hooks_on, left_in_torch
+from support.leftovers import hooks_on, left_in_torch
 
 
 def wrapped(original):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import backspot
-from helpers.blocks import Net, step
+from support.blocks import Net, step
 
 
 def test_backward_markers_follow_the_engine(record):

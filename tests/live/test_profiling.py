@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from tracks import added_of, assert_nested, text_of
 
 import backspot
 from backspot.errors import (
@@ -18,8 +17,9 @@ from backspot.errors import (
     OutputExistsError,
     UsageError,
 )
-from helpers.leftovers import hooks_on, left_in_torch
-from helpers.training import cpu_profile
+from support.leftovers import hooks_on, left_in_torch
+from support.tracks import added_of, assert_nested, text_of
+from support.training import cpu_profile
 
 TIMES = 50
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from browsing import Browser, chromium
+
+from support.browsing import Browser, chromium
 
 
 @pytest.fixture(scope="session")

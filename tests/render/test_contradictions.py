@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from sample_reports import SAMPLES, reports, row, vit, vit_with_lines
-from sample_reports import report as report_of
 
 from backspot import Report, compare
 from backspot.commands import main
 from backspot.errors import NotATraceError
 from backspot.render.json import to_json
+from support.sample_reports import SAMPLES, reports, row, vit, vit_with_lines
+from support.sample_reports import report as report_of
 
 TOO_MUCH = 1 << 63
 

@@ -13,19 +13,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from program import program
-from sample_reports import (
-    ODD_NAMES,
-    SAMPLES,
-    checkpointed,
-    empty,
-    odd,
-    reports,
-    row,
-    unlabelled,
-    vit,
-)
-from sample_reports import report as report_of
 
 import backspot
 from backspot import Report, compare, locate
@@ -38,7 +25,20 @@ from backspot.errors import (
     UsageError,
 )
 from backspot.render import renderer_for, suffixes
-from synthetic import Trace
+from support.program import program
+from support.sample_reports import (
+    ODD_NAMES,
+    SAMPLES,
+    checkpointed,
+    empty,
+    odd,
+    reports,
+    row,
+    unlabelled,
+    vit,
+)
+from support.sample_reports import report as report_of
+from support.synthetic import Trace
 
 
 @pytest.mark.parametrize("suffix", suffixes())
@@ -307,7 +307,7 @@ def test_a_saved_report_can_be_written_again_where_it_was_read(tmp_path):
 
 WRITER = """
 import sys
-from backspot.render._writing import writing
+from backspot.render.files import writing
 
 with writing(sys.argv[1], force=True) as file:
     file.write(b"half")

@@ -4,12 +4,12 @@ import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from sample_reports import ODD_NAMES, SAMPLES, node, reports, row, vit, vit_on_a_cpu
-from sample_reports import report as report_of
 
 from backspot.render import renderer_for
-from h200 import WITH_BACKWARD
-from h200 import report_of as recorded
+from support.h200 import WITH_BACKWARD
+from support.h200 import report_of as recorded
+from support.sample_reports import ODD_NAMES, SAMPLES, node, reports, row, vit, vit_on_a_cpu
+from support.sample_reports import report as report_of
 
 COSTS = {"wall": "wall_ns", "gpu": "gpu_ns", "cpu": "cpu_ns"}
 

@@ -7,9 +7,19 @@ from importlib.resources import files
 
 import pytest
 from hypothesis import given, settings
-from sample_reports import SAMPLES, diagnosed, large, odd, report, reports, row, unlabelled, vit
 
 from backspot.render.html import to_html
+from support.sample_reports import (
+    SAMPLES,
+    diagnosed,
+    large,
+    odd,
+    report,
+    reports,
+    row,
+    unlabelled,
+    vit,
+)
 
 
 class Page(HTMLParser):

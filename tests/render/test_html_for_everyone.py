@@ -4,7 +4,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from sample_reports import SAMPLES, diagnosed, vit
+
+from support.sample_reports import SAMPLES, diagnosed, vit
 
 SCHEMES = ("light", "dark")
 

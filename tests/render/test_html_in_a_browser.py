@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from sample_reports import (
+
+from backspot.formatting import decimals_for, duration, milliseconds, percent
+from backspot.results.report import LineCost
+from support.sample_reports import (
     SAMPLES,
     checkpointed,
     diagnosed,
@@ -17,9 +20,6 @@ from sample_reports import (
     row,
     vit,
 )
-
-from backspot.report import LineCost
-from backspot.words import decimals_for, duration, milliseconds, percent
 
 SCHEMES = ("light", "dark")
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from sample_reports import SAMPLES, odd, reports, vit
 
 from backspot.errors import NotATraceError, SourceNotFoundError
 from backspot.render.json import schema, to_json
-from backspot.report import Report
+from backspot.results.report import Report
+from support.sample_reports import SAMPLES, odd, reports, vit
 
 DOCS = Path(__file__).parents[2] / "docs"
 

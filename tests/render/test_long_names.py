@@ -5,13 +5,13 @@ At these sizes a form that takes time by the square of a length takes minutes.
 
 import pytest
 from rich.cells import cell_len
-from sample_reports import line, node, report, row, vit
 
 from backspot import Report, compare
 from backspot.errors import BackspotError
 from backspot.render import renderer_for, suffixes
 from backspot.render.comparison import render_text as render_comparison
 from backspot.render.text import render_subtree, render_text
+from support.sample_reports import line, node, report, row, vit
 
 LENGTH = 300_000
 ALPHABETS = {
@@ -81,7 +81,7 @@ def test_no_line_of_the_terminal_is_longer_for_it(alphabet):
     ],
 )
 def test_a_name_is_cut_to_the_cells_that_there_are(text, width, end, start):
-    from backspot.render._table import keep_end, keep_start
+    from backspot.render._terminal import keep_end, keep_start
 
     assert (keep_end(text, width), keep_start(text, width)) == (end, start)
 

@@ -7,7 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
-from sample_reports import (
+
+import backspot
+from backspot.errors import MissingDependencyError, UsageError
+from support.sample_reports import (
     SAMPLES,
     diagnosed,
     report,
@@ -19,9 +22,6 @@ from sample_reports import (
     vit_with_call_sites,
     vit_with_lines,
 )
-
-import backspot
-from backspot.errors import MissingDependencyError, UsageError
 
 
 class Markup(HTMLParser):
@@ -161,7 +161,7 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch):
 
 def test_the_plot_leaves_out_what_an_older_report_does_not_tell():
     pytest.importorskip("matplotlib").use("Agg")
-    from backspot.report import WallKinds
+    from backspot.results.report import WallKinds
 
     rows = [replace(one, wall_on=WallKinds()) for one in vit().modules]
     axes = replace(vit(), modules=tuple(rows)).plot(3)

@@ -4,17 +4,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_parts import node, report, row
 from rich.cells import cell_len
-from sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 
 from backspot import locate
 from backspot.errors import UsageError
+from backspot.formatting import milliseconds
 from backspot.render import renderer_for
 from backspot.render.text import render_subtree, render_text
-from backspot.report import Phase
-from backspot.words import milliseconds
-from synthetic import Trace
+from backspot.results.report import Phase
+from support.report_parts import node, report, row
+from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
+from support.synthetic import Trace
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 

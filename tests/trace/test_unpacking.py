@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import backspot
-from backspot.trace.unpacking import plain
-from synthetic import Trace
+from backspot.trace.unpack import plain
+from support.synthetic import Trace
 
 TICK = 10_000
 MIB = 1 << 20

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from helpers.training import cpu_profile, owners  # noqa: E402
+from support.training import cpu_profile, owners  # noqa: E402
 
 WRAP = "BackwardHookFunctionBackward"
 KINDS = ("register_full_backward_hook", "register_full_backward_pre_hook")

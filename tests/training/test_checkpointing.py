@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 
-from helpers.training import check, owners  # noqa: E402
+from support.training import check, owners  # noqa: E402
 
 MODES = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 

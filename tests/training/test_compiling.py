@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from helpers.training import check, cpu_profile, owners, same, train  # noqa: E402
+from support.training import check, cpu_profile, owners, same, train  # noqa: E402
 
 EAGER = {"backend": "aot_eager"}
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)

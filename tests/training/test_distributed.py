@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("torch.distributed")
 
-from helpers.two_ranks import run_two_ranks  # noqa: E402
+from support.two_ranks import run_two_ranks  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="built without torch.distributed"),

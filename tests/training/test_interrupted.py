@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from helpers.leftovers import hooks_on  # noqa: E402
-from helpers.training import cpu_profile, owners  # noqa: E402
+from support.leftovers import hooks_on  # noqa: E402
+from support.training import cpu_profile, owners  # noqa: E402
 
 
 class BoomError(Exception):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from helpers.training import cpu_profile  # noqa: E402
+from support.training import cpu_profile  # noqa: E402
 
 
 class Block(nn.Module):

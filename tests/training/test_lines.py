@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from helpers.modules import Block, Checkpointed, Custom  # noqa: E402
-from helpers.source_lines import assert_true_lines  # noqa: E402
-from helpers.training import tells_creation  # noqa: E402
+from support.modules import Block, Checkpointed, Custom  # noqa: E402
+from support.source_lines import assert_true_lines  # noqa: E402
+from support.training import tells_creation  # noqa: E402
 
 
 class Slices(nn.Module):

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from helpers.training import check, owners  # noqa: E402
+from support.training import check, owners  # noqa: E402
 
 
 class Shared(nn.Module):

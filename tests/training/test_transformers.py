@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from helpers.training import assert_true_owners, check, owners, tells_creation  # noqa: E402
+from support.training import assert_true_owners, check, owners, tells_creation  # noqa: E402
 
 SMALL = {
     "hidden_size": 32,

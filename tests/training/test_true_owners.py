@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from helpers.modules import Checkpointed, Custom  # noqa: E402
-from helpers.training import assert_true_owners, tells_creation  # noqa: E402
+from support.modules import Checkpointed, Custom  # noqa: E402
+from support.training import assert_true_owners, tells_creation  # noqa: E402
 
 needs_creation = pytest.mark.skipif(
     not tells_creation, reason="the truth about nodes made within nodes needs torch 2.14"

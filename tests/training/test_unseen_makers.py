@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from backspot.attribution import SPECIAL, UNRECORDED  # noqa: E402
-from helpers.random_networks import (  # noqa: E402
+from backspot.analysis.attribution.ownership import SPECIAL, UNRECORDED  # noqa: E402
+from support.random_networks import (  # noqa: E402
     Again,
     build_functions,
     lacks_compiler,
@@ -18,7 +18,7 @@ from helpers.random_networks import (  # noqa: E402
     scripted,
     step_of,
 )
-from helpers.training import (  # noqa: E402
+from support.training import (  # noqa: E402
     Truth,
     cpu_profile,
     owners,

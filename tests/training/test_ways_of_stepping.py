@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from helpers.leftovers import hooks_on  # noqa: E402
-from helpers.training import check, cpu_profile, owners, same, train  # noqa: E402
+from support.leftovers import hooks_on  # noqa: E402
+from support.training import check, cpu_profile, owners, same, train  # noqa: E402
 
 
 class Net(nn.Module):

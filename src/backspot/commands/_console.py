@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from backspot.words import visible
+from backspot.formatting import visible
 
 __all__ = [
     "abandon_output",

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from backspot.commands._console import complain, reading
 from backspot.errors import BackspotError, SourceNotFoundError
-from backspot.locating import locate
+from backspot.pipeline import locate
+from backspot.trace.parallel import keep_freed
 
 if TYPE_CHECKING:
-    from backspot.report import Report
+    from backspot.results.report import Report
 
 __all__ = ["read"]
 
@@ -20,6 +21,8 @@ def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> R
     """Read a trace with a progress bar, and say which one where the name left it open."""
     if source == "-" and sys.stdin is None:
         raise SourceNotFoundError("standard input is closed: there is no trace to read")
+    if not source.endswith(".gz"):  # there, what is unpacked would lie among the columns
+        keep_freed()
     try:
         with reading(source) as progress:
             report = locate(source, depth=depth, progress=progress, jobs=jobs)

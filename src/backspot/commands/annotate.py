@@ -31,8 +31,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, attribute and copy."""
     from backspot.commands._console import complain, reading, write_text
-    from backspot.locating import locate, trace_file
-    from backspot.words import visible
+    from backspot.formatting import visible
+    from backspot.pipeline import locate, trace_file
 
     source = trace_file(args.trace)
     if source != Path(args.trace):

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.errors import MissingDependencyError, OutputExistsError, UsageError
-from backspot.words import counted
+from backspot.formatting import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from backspot.report import Report
+    from backspot.results.report import Report
 
 EXIT_CODES = (6, 7)
 

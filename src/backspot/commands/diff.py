@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from backspot.commands._console import count
 
 if TYPE_CHECKING:
-    from backspot.comparison import Comparison
-    from backspot.report import Report
+    from backspot.comparison.changes import Comparison
+    from backspot.results.report import Report
 
 EXIT_CODES = (3, 4, 5, 8)
 
@@ -54,7 +54,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read both, compare and print."""
     from backspot.commands._console import complain, flush_output
-    from backspot.comparison import compare
+    from backspot.comparison.changes import compare
     from backspot.errors import SlowerError, UsageError
 
     if args.before == args.after == "-":
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _read(source: str) -> tuple[Report, str]:
     """The report, and the path of what it was read from."""
     from backspot.commands._source import read
-    from backspot.report import Report
+    from backspot.results.report import Report
 
     if _is_report(source):
         return Report.load(source), source

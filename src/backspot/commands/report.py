@@ -47,7 +47,7 @@ def _sources(trace: str) -> list[str | int]:
 def run(args: argparse.Namespace) -> int:
     """Read, rank and write."""
     from backspot.render import renderer_for
-    from backspot.render._writing import check_target
+    from backspot.render.files import check_target
 
     # A name that cannot serve is told before the trace is read, which can take long.
     renderer_for(args.output)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     from backspot.commands._console import complain, write_text
     from backspot.commands._source import read
-    from backspot.words import visible
+    from backspot.formatting import visible
 
     report = read(args.trace, depth=args.depth, jobs=args.jobs)
     path = report.save(args.output, force=args.force)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from backspot.commands._console import add_jobs, count
 
 if TYPE_CHECKING:
-    from backspot.report import Report
+    from backspot.results.report import Report
 
 EXIT_CODES = (3, 4, 5)
 
@@ -89,7 +89,7 @@ def _print(report: Report, args: argparse.Namespace) -> None:
 
         write_bytes(to_json(chosen))
         return
-    from backspot.render.csv import to_csv
+    from backspot.render.tables import to_csv
 
     write_bytes(to_csv(chosen))
     for warning in report.warnings:  # the other forms hold them

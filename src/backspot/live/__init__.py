@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         "pip install torch (traces are read without it: backspot.locate, backspot show)"
     ) from None
 
-from backspot.live.instrumenting import Instrumentation, instrument
+from backspot.live.instrumentation import Instrumentation, instrument
 from backspot.live.profiling import profile
 
 __all__ = ["Instrumentation", "instrument", "profile"]

@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 
-from backspot.live import gates
-from backspot.live.lines import Recorder, book
-from backspot.live.owners import Owner, Scope
+from backspot.live import torch_internals
+from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
+from backspot.live.source_lines import Recorder, book
 
 __all__ = ["Call", "Thread", "calls_that_fail", "current_thread", "local"]
 
-_next_number, _new_range = gates.sequence_number, gates.new_range
+_next_number, _new_range = torch_internals.sequence_number, torch_internals.new_range
 _first = itemgetter(0)
 _INTERVALS = 1 << 16  # some hundred steps of a large model; the oldest half goes first
 
@@ -240,9 +240,9 @@ class Thread:
             if recorder is None:
                 return
             self._follower = call
-            if gates.push_node_hook is not None:
-                gates.push_node_hook(recorder.hook)
-        if gates.push_node_hook is None and recorder is not None:
+            if torch_internals.push_node_hook is not None:
+                torch_internals.push_node_hook(recorder.hook)
+        if torch_internals.push_node_hook is None and recorder is not None:
             if _is_of_torch(module):
                 call.place = recorder.call_site()
             recorder.turn(call.place)
@@ -257,14 +257,14 @@ class Thread:
         if recorder is None or follower is None:
             return
         if follower in self.calls:
-            if gates.push_node_hook is None:
+            if torch_internals.push_node_hook is None:
                 recorder.turn(self.calls[-1].place)
             return
-        if gates.push_node_hook is None:
+        if torch_internals.push_node_hook is None:
             recorder.turn(-1)
         else:
             for _ in range(1 if follower is ended else recorder.times_pushed()):
-                gates.pop_node_hook()
+                torch_internals.pop_node_hook()
         self._follower = None  # last: where an interrupt comes before, this is repeated, and asks
         recorder.settle()
 
@@ -288,7 +288,7 @@ def _running_modules(entering: Any) -> Counter[int]:  # noqa: ANN401 - a torch m
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
             module_id = id(frame.f_locals.get("self"))
-            if gates.is_call(code):
+            if torch_internals.is_call(code):
                 running[module_id] += 1
             else:
                 methods[module_id] += 1
@@ -311,7 +311,7 @@ def calls_that_fail() -> set[int]:
         stacks = stacks or sys._current_frames()
         frame = stacks.get(thread)
         while frame is not None:
-            if gates.is_call(frame.f_code):
+            if torch_internals.is_call(frame.f_code):
                 failing.add(id(frame.f_locals.get("self")))
             frame = frame.f_back
     return failing

@@ -12,8 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from backspot.live.hooks import hook_of
-from backspot.live.placing import KEY
+from backspot.live.hooks import KEY, hook_of
 
 __all__ = ["end_plain_copies", "keep_copies_plain"]
 

@@ -7,20 +7,74 @@ from contextlib import nullcontext, suppress
 from types import FunctionType, MethodType
 from typing import Any
 
-from backspot.labels import Kind
-from backspot.live import calls, gates, lines, nodes, placing
+from backspot.live import calls, markers, source_lines, torch_internals
 from backspot.live.calls import calls_that_fail
 from backspot.live.calls import local as _local
-from backspot.live.owners import Owner, Scope, marker
-from backspot.live.placing import KEY, put_after, take_away
+from backspot.live.owner import Owner, Scope, marker
 from backspot.live.sessions import Sessions, sessions
+from backspot.trace.labels import Kind
 
-__all__ = ["BackwardEnd", "BackwardStart", "Enter", "Hook", "Leave", "LeaveAndExplain", "hook_of"]
+__all__ = [
+    "KEY",
+    "BackwardEnd",
+    "BackwardStart",
+    "Enter",
+    "Hook",
+    "Leave",
+    "LeaveAndExplain",
+    "hook_of",
+    "put_after",
+    "put_around_backward",
+    "put_before",
+    "take_away",
+]
+
+
+KEY = -0xBAC5
+
+_BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+_AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+
+
+def put_before(module: Any, hook: Any) -> None:  # noqa: ANN401 - torch is not typed here
+    """Run this hook before all others of the module's."""
+    module._forward_pre_hooks_with_kwargs[KEY] = True
+    module._forward_pre_hooks[KEY] = hook
+    module._forward_pre_hooks.move_to_end(KEY, last=False)
+
+
+def put_after(module: Any, hook: Any) -> None:  # noqa: ANN401
+    """Run this hook after all others of the module's that there are, errors or not."""
+    module._forward_hooks_with_kwargs[KEY] = True
+    module._forward_hooks_always_called[KEY] = True
+    module._forward_hooks[KEY] = hook
+
+
+def put_around_backward(module: Any, before: Any, after: Any) -> None:  # noqa: ANN401
+    """Add a full backward pre-hook and a full backward hook."""
+    module._backward_pre_hooks[KEY] = before
+    module._is_full_backward_hook = True
+    module._backward_hooks[KEY] = after
+
+
+def take_away(module: Any, *, only_after: bool = False, keep_after: bool = False) -> None:  # noqa: ANN401
+    """Take our hooks away; a module without any is left as it is.
+
+    Args:
+        module: any module.
+        only_after: take away just the hook that runs after the call.
+        keep_after: leave that one, for PyTorch may be going through its dictionary.
+    """
+    after = () if keep_after else _AFTER
+    for name in after if only_after else (*_BEFORE, *_BACKWARD, *after):
+        getattr(module, name, {}).pop(KEY, None)
+
 
 # A global is found faster than an attribute of a module.
-_is_dynamo_compiling, _labelling = gates.is_dynamo_compiling, gates.labelling
-_next_number = gates.sequence_number
-_mark_nodes, _mark_output = nodes.mark_nodes, nodes.mark_output
+_is_dynamo_compiling, _labelling = torch_internals.is_dynamo_compiling, torch_internals.labelling
+_next_number = torch_internals.sequence_number
+_mark_nodes, _mark_output = markers.mark_nodes, markers.mark_output
 
 
 class Hook:
@@ -242,12 +296,16 @@ def _functions_of(*holders: object) -> list[FunctionType]:
 
 
 # Every frame that a hook can open while a profiler records.
-gates.keep_from_dynamo(
+torch_internals.keep_from_dynamo(
     *_functions_of(
-        gates, nodes, placing, calls, calls.Thread, calls.Call, calls._Local, Owner, Scope
+        torch_internals, markers, calls, calls.Thread, calls.Call, calls._Local, Owner, Scope
     ),
-    *_functions_of(lines, lines.Recorder, lines.Store, lines.Book),
+    *_functions_of(source_lines, source_lines.Recorder, source_lines.Store, source_lines.Book),
     *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
     marker(Scope.__new__(Scope), ""),  # all markers are of one code
+    put_after,
+    put_before,
+    take_away,
+    _rename,
     _explain,
 )

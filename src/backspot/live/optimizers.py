@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.optim import optimizer as _optimizer
 
-from backspot.live import gates
-from backspot.live.owners import Scope
+from backspot.live import torch_internals
+from backspot.live.owner import Scope
 
 __all__ = ["OptimizerWatch"]
 
@@ -45,11 +45,11 @@ class OptimizerWatch:
         self._known.clear()
 
     def _after_step(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401 - torch's optimizer
-        if gates.is_dynamo_compiling():
+        if torch_internals.is_dynamo_compiling():
             return
         try:
             self._known.add(optimizer)
-            if gates.recording():
+            if torch_internals.recording():
                 self._label_unused(optimizer)
         except Exception:
             return  # a label is never worth a failed step
@@ -70,7 +70,7 @@ class OptimizerWatch:
             # Asked for anew after each step: parameters come and go and are frozen.
             for owner, module in scope.live_modules():
                 if _is_unused(module, held, mine):
-                    gates.emit(owner.unused)
+                    torch_internals.emit(owner.unused)
 
 
 def _is_unused(module: Any, held: set[int], mine: set[int]) -> bool:  # noqa: ANN401 - a torch module

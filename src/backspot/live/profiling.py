@@ -12,15 +12,15 @@ from typing import Any, Literal
 import torch
 from torch.profiler import ProfilerActivity, supported_activities
 
-from backspot.annotating import check_labelled
 from backspot.errors import UsageError
-from backspot.live import gates
-from backspot.live.instrumenting import NO_FUNCTION, Instrumentation, instrument
-from backspot.live.telling import telling
-from backspot.live.walking import class_name, unwrap
-from backspot.locating import NO_LABELS, TRANSFORMED, locate_export
-from backspot.report import Report
-from backspot.words import visible
+from backspot.formatting import visible
+from backspot.live import torch_internals
+from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, instrument
+from backspot.live.modules import class_name, unwrap
+from backspot.live.progress import telling
+from backspot.pipeline import NO_LABELS, TRANSFORMED, locate_export
+from backspot.render.labelled_trace import check_labelled
+from backspot.results.report import Report
 
 __all__ = ["profile"]
 
@@ -101,15 +101,15 @@ def profile(
                 tick()
             # Kernels that still run have their launch before the recording, and no owner in it.
             _synchronize(models)
-        passed_over = gates.PassedOver.calls
+        passed_over = torch_internals.PassedOver.calls
         with _recording(profiler):
             for number in range(steps):
-                with gates.new_range(f"{_STEP}{number}"):
+                with torch_internals.new_range(f"{_STEP}{number}"):
                     take()
                 tick()
             _synchronize(models)
     report = locate_export(profiler, named, trace=trace, force=force)
-    transformed = gates.PassedOver.calls > passed_over
+    transformed = torch_internals.PassedOver.calls > passed_over
     return _with_unused(report, models, instrumented, transformed=transformed)
 
 
@@ -141,7 +141,7 @@ def _check_arguments(
             raise UsageError(f"{word}={value!r}: give a whole number of at least {least}")
     if data is not None and not isinstance(data, Iterable):
         raise UsageError(f"data must be iterable, as a DataLoader is, not {type(data).__name__}")
-    if gates.recording():
+    if torch_internals.recording():
         raise UsageError(
             "a profiler is running already: end it first, or have it record labels with "
             "backspot.instrument(model) and give it to backspot.locate"
@@ -157,7 +157,7 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
 
     def take() -> None:
         nonlocal batches, taken
-        with gates.new_range(_NEXT_BATCH):
+        with torch_internals.new_range(_NEXT_BATCH):
             try:
                 batch = next(batches)
             except StopIteration:
@@ -237,7 +237,7 @@ def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
         profiler.start_trace()
         yield
     finally:
-        if gates.recording():  # else an interrupt came before the start
+        if torch_internals.recording():  # else an interrupt came before the start
             profiler.stop_trace()
 
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from torch.autograd import profiler
 
-from backspot.live import gates
-from backspot.live.lines import book
+from backspot.live import torch_internals
 from backspot.live.optimizers import OptimizerWatch
-from backspot.live.owners import Scope
+from backspot.live.owner import Scope
+from backspot.live.source_lines import book
 
 __all__ = ["Holder", "Sessions", "sessions"]
 
@@ -93,7 +93,7 @@ class Sessions:
 
     def dispose(self) -> None:
         """Free what was put aside, while no profiler records, on this thread or another."""
-        while self._aside and not gates.recording():
+        while self._aside and not torch_internals.recording():
             self._aside[-1].opened = None
             self._aside.pop()
 
@@ -135,7 +135,7 @@ class Sessions:
     def _stopped(self, original: Callable[[], Any]) -> Any:  # noqa: ANN401 - passed through
         result = original()  # from here on nothing records
         with suppress(Exception):  # a hook too many does no harm
-            if self.when_stopped is not None and not gates.recording():
+            if self.when_stopped is not None and not torch_internals.recording():
                 for scope in self.live_scopes():
                     self.when_stopped(scope)
             self.dispose()

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backspot.errors import UsageError
-from backspot.files import path_text
-from backspot.render._writing import check_target, writing
-from backspot.words import visible
+from backspot.formatting import visible
+from backspot.paths import path_text
+from backspot.render.files import check_target, writing
 
 if TYPE_CHECKING:
-    from backspot.report import Report
+    from backspot.results.report import Report
 
 __all__ = ["LABELLED", "Renderer", "renderer_for", "save", "suffixes"]
 
@@ -26,12 +26,12 @@ Renderer = Callable[["Report"], bytes]
 
 # Where each form's renderer lives: nothing is imported before it is asked for.
 _FORMS = {
-    ".csv": ("backspot.render.csv", "to_csv"),
-    ".folded": ("backspot.render.folded", "to_folded"),
+    ".csv": ("backspot.render.tables", "to_csv"),
+    ".folded": ("backspot.render.flamegraph", "to_folded"),
     ".html": ("backspot.render.html", "to_html"),
     ".json": ("backspot.render.json", "to_json"),
     ".md": ("backspot.render.markdown", "to_markdown"),
-    ".speedscope.json": ("backspot.render.speedscope", "to_speedscope"),
+    ".speedscope.json": ("backspot.render.flamegraph", "to_speedscope"),
 }
 
 LABELLED = (".trace.json", ".trace.json.gz")

@@ -11,7 +11,8 @@ from dataclasses import astuple, fields
 from operator import attrgetter
 from typing import Any
 
-from backspot.report import (
+from backspot.formatting import counted, visible
+from backspot.results.report import (
     DeviceCost,
     Finding,
     KernelCost,
@@ -25,7 +26,6 @@ from backspot.report import (
     Row,
     WallKinds,
 )
-from backspot.words import counted, visible
 
 __all__ = ["contradiction"]
 

@@ -10,18 +10,17 @@ from pathlib import Path
 
 from rich.text import Text
 
-from backspot.comparison import Change, Comparison
+from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
-from backspot.files import path_text
-from backspot.render._facts import fact_lines
-from backspot.render._marking import as_code, as_sentence, as_table, as_text
-from backspot.render._story import Part
-from backspot.render._table import Column, lay_out
-from backspot.render._writing import check_target, writing
-from backspot.render.csv import cell
+from backspot.formatting import counted, decimals_for, duration, visible
+from backspot.paths import path_text
+from backspot.render._sentences import Part
+from backspot.render._terminal import Column, fact_lines, lay_out
+from backspot.render.files import check_target, writing
 from backspot.render.json import encoded
+from backspot.render.markdown import as_code, as_sentence, as_table, as_text
+from backspot.render.tables import cell
 from backspot.render.text import sentence, width_of, written
-from backspot.words import counted, decimals_for, duration, visible
 
 __all__ = [
     "recordings",

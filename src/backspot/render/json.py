@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from backspot import report as results
 from backspot.errors import NotATraceError, SourceNotFoundError
-from backspot.files import path_text
+from backspot.formatting import visible
+from backspot.paths import path_text
 from backspot.render._checking import contradiction
-from backspot.report import SCHEMA, Report
-from backspot.words import visible
+from backspot.results import report as results
+from backspot.results.report import SCHEMA, Report
 
 __all__ = ["encoded", "load", "schema", "to_json"]
 

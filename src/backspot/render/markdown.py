@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from backspot.render._diagnosis import HEADING, cost_of, kept_phases, phase_text, worth
-from backspot.render._marking import as_code, as_sentence, as_table, as_text
-from backspot.render._story import (
+from backspot.formatting import counted, decimals_for, milliseconds, percent, visible
+from backspot.render._sentences import (
+    HEADING,
+    Part,
     answer,
     by_operator,
+    cost_of,
     coverage,
     heaviest,
     heaviest_line,
+    kept_phases,
     made_by,
     node_name,
     notes,
     operators_by,
+    phase_text,
     remedies,
     select,
     setting,
     time_of,
+    worth,
 )
-from backspot.report import By, NodeCost, OperatorCost, Report, Row, Sort
-from backspot.words import counted, decimals_for, milliseconds, percent
+from backspot.results.report import By, NodeCost, OperatorCost, Report, Row, Sort
 
-__all__ = ["to_markdown"]
+__all__ = ["as_code", "as_sentence", "as_table", "as_text", "to_markdown"]
 
 _FINDINGS = 5
 
@@ -142,3 +147,36 @@ _NAMES = {"module", "class", "heaviest node", "made by"}
 def _share(report: Report, cost: Row | NodeCost | OperatorCost, sort: Sort) -> float:
     whole = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
     return time_of(cost, sort) / whole if whole else 0.0
+
+
+# What a code span can hold in any reader of Markdown, in a table too.
+_PLAIN = re.compile(r"[\w .,:()*/+#%=^-]+\Z")
+
+
+def as_text(text: str) -> str:
+    """Text without any markup."""
+    return re.sub(r"[\\`*_\[\]{}<>&|~@$#!^]", lambda found: f"&#{ord(found[0])};", visible(text))
+
+
+def as_code(name: str) -> str:
+    """A name as code; one that a code span cannot hold everywhere, as text without any markup."""
+    shown = visible(name)
+    if _PLAIN.match(shown) and shown == shown.strip():
+        return f"`{shown}`"
+    return "".join(
+        character if character.isalnum() or character == " " else f"&#{ord(character)};"
+        for character in shown
+    )
+
+
+def as_sentence(parts: Sequence[Part]) -> str:
+    """A sentence whose names are code."""
+    return "".join(
+        as_code(text) if kind in ("name", "node") else as_text(text) for kind, text in parts
+    )
+
+
+def as_table(head: Sequence[str], body: Sequence[Sequence[str]], *, names: set[int]) -> list[str]:
+    """A table's lines; the columns at ``names`` are set to the left, numbers to the right."""
+    rule = ["---" if index in names else "--:" for index in range(len(head))]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *body)]

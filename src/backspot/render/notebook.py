@@ -5,9 +5,10 @@ What is not told here is in the page: ``report.save("report.html")``.
 
 from __future__ import annotations
 
-from backspot.comparison import Comparison
-from backspot.render._diagnosis import KINDS
-from backspot.render._story import (
+from backspot.comparison.changes import Comparison
+from backspot.formatting import counted
+from backspot.render._sentences import (
+    KINDS,
     answer,
     answered,
     by_operator,
@@ -30,8 +31,7 @@ from backspot.render.html._parts import (
     shown,
     warnings_list,
 )
-from backspot.report import Report
-from backspot.words import counted
+from backspot.results.report import Report
 
 __all__ = ["comparison_html", "report_html"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backspot.errors import MissingDependencyError, UsageError
-from backspot.render._diagnosis import KINDS
-from backspot.render._story import by_operator, node_name, operators_by, select, time_of
-from backspot.render._table import keep_end
-from backspot.report import By, Report, Row, Sort
-from backspot.words import quoted, visible
+from backspot.formatting import quoted, visible
+from backspot.render._sentences import KINDS, by_operator, node_name, operators_by, select, time_of
+from backspot.render._terminal import keep_end
+from backspot.results.report import By, Report, Row, Sort
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

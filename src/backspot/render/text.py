@@ -10,9 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from backspot.render._facts import fact_lines
-from backspot.render._found import finding_lines, phase_facts
-from backspot.render._story import (
+from backspot.formatting import counted, decimals_for, duration, milliseconds, percent, visible
+from backspot.render._sentences import (
     Part,
     answer,
     answered,
@@ -29,9 +28,16 @@ from backspot.render._story import (
     setting,
     time_of,
 )
-from backspot.render._table import Column, keep_end, keep_start, lay_out
-from backspot.report import By, LineCost, OperatorCost, Report, Row, Sort, Subtree
-from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
+from backspot.render._terminal import (
+    Column,
+    fact_lines,
+    finding_lines,
+    keep_end,
+    keep_start,
+    lay_out,
+    phase_facts,
+)
+from backspot.results.report import By, LineCost, OperatorCost, Report, Row, Sort, Subtree
 
 __all__ = ["render_subtree", "render_text", "sentence", "width_of", "written"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from backspot.trace.events import Category, Events, Flows
 
 if TYPE_CHECKING:
-    from backspot.trace.reading import Progress, read_events
+    from backspot.trace.read import Progress, read_events
 
 __all__ = ["Category", "Events", "Flows", "Progress", "read_events"]
 
@@ -19,6 +19,6 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - the names have no common ty
     """The rest on demand: a process that only decodes starts without it."""
     if name not in __all__:
         raise AttributeError(f"module 'backspot.trace' has no attribute {name!r}")
-    from backspot.trace import reading
+    from backspot.trace import read
 
-    return getattr(reading, name)
+    return getattr(read, name)

@@ -16,11 +16,10 @@ from itertools import pairwise
 
 import msgspec
 
-from backspot.brackets import Brackets, Shape, with_numbers
 from backspot.errors import NotATraceError
-from backspot.garbage import without_collecting
+from backspot.trace.brackets import Brackets, Shape, with_numbers
 from backspot.trace.columns import Columns
-from backspot.trace.decoding import Event, decode_events, gather
+from backspot.trace.decode import Event, decode_events, gather
 from backspot.trace.outside import TableFinder, find_events
 
 __all__ = ["ChromeDecoder", "first_between"]
@@ -72,12 +71,11 @@ class ChromeDecoder:
         Raises:
             NotATraceError: where the text is no trace at all.
         """
-        with without_collecting():
-            after = self._events(find_events(self._read, self._source, self._around.look))
-            while after is not None:
-                self._around.look(after)
-                after = self._read(_PIECE) or None
-            self._look_up_lines()
+        after = self._events(find_events(self._read, self._source, self._around.look))
+        while after is not None:
+            self._around.look(after)
+            after = self._read(_PIECE) or None
+        self._look_up_lines()
 
     def run_part(self, *, first: bool, last: bool) -> bool:
         """Read a stretch of a trace that begins and ends between two events.
@@ -92,24 +90,23 @@ class ChromeDecoder:
         Raises:
             NotATraceError: where the text is no trace at all.
         """
-        with without_collecting():
-            rest = find_events(self._read, self._source, self._around.look) if first else b""
-            while block := self._next(len(rest)):
-                buffer = rest + block
-                cut = _last_between(buffer, len(rest))
-                rest = buffer[cut[1] :] if cut else buffer
-                if cut and not self._fast(buffer[: cut[0]]):
-                    return False
-                if len(rest) > (_MOST_EVENT if last else _LONG):
-                    return False
-            if not last:
-                return self._fast(rest)
-            end = Brackets().follow(rest).end
-            if end < 0 or not self._fast(rest[:end]):
+        rest = find_events(self._read, self._source, self._around.look) if first else b""
+        while block := self._next(len(rest)):
+            buffer = rest + block
+            cut = _last_between(buffer, len(rest))
+            rest = buffer[cut[1] :] if cut else buffer
+            if cut and not self._fast(buffer[: cut[0]]):
                 return False
-            self._around.look(rest[end + 1 :])
-            self._look_up_lines()
-            return True
+            if len(rest) > (_MOST_EVENT if last else _LONG):
+                return False
+        if not last:
+            return self._fast(rest)
+        end = Brackets().follow(rest).end
+        if end < 0 or not self._fast(rest[:end]):
+            return False
+        self._around.look(rest[end + 1 :])
+        self._look_up_lines()
+        return True
 
     def extend(self, columns: Columns, seen: int, impossible: int) -> None:
         """Add what another decoder read of the stretch that follows."""

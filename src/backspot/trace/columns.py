@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from backspot.lines import LineTable
 from backspot.trace.events import Category, Events, Flows, Ints
+from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown import Unknown
 
 __all__ = ["LONGEST_NS", "Columns", "Index"]

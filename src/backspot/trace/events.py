@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from backspot.lines import LineTable
+from backspot.trace.source_lines import LineTable
 
 __all__ = ["CATEGORIES", "MODULE_CALL", "Category", "Events", "Flows", "Ints"]
 

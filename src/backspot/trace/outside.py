@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from backspot.errors import NotATraceError
-from backspot.lines import KEY, MOST_BYTES, LineTable, find_lines
+from backspot.trace.source_lines import KEY, MOST_BYTES, LineTable, find_lines
 
 __all__ = ["TableFinder", "find_events"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from backspot.words import counted, duration, visible
+from backspot.formatting import counted, duration, visible
 
 __all__ = ["Unknown"]
 

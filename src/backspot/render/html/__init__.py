@@ -14,7 +14,16 @@ from importlib.resources import files
 from string import Template
 
 from backspot._version import __version__
-from backspot.render._story import Part, answer, by_operator, coverage, remedies, select, setting
+from backspot.formatting import counted, visible
+from backspot.render._sentences import (
+    Part,
+    answer,
+    by_operator,
+    coverage,
+    remedies,
+    select,
+    setting,
+)
 from backspot.render.html._data import page_data
 from backspot.render.html._parts import (
     facts_list,
@@ -26,8 +35,7 @@ from backspot.render.html._parts import (
     shown,
     warnings_list,
 )
-from backspot.report import Report
-from backspot.words import counted, visible
+from backspot.results.report import Report
 
 __all__ = ["asset", "to_html"]
 

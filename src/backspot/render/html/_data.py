@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from backspot.grouping import parents_of
-from backspot.labels import Kind, Label, format_label
-from backspot.render._diagnosis import KINDS
-from backspot.render._story import node_name
-from backspot.report import KernelCost, LineCost, NodeCost, Report, Row
-from backspot.words import visible
+from backspot.formatting import visible
+from backspot.render._sentences import KINDS, node_name
+from backspot.results.grouping import parents_of
+from backspot.results.report import KernelCost, LineCost, NodeCost, Report, Row
+from backspot.trace.labels import Kind, Label, format_label
 
 __all__ = ["page_data"]
 

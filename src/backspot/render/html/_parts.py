@@ -10,24 +10,22 @@ from collections.abc import Sequence
 from html import escape
 from urllib.parse import urlsplit
 
-from backspot.render._diagnosis import (
+from backspot.formatting import counted, decimals_for, duration, milliseconds, percent, visible
+from backspot.render._sentences import (
     HEADING,
     KINDS,
-    cost_of,
-    kept_phases,
-    phase_text,
-    worth,
-)
-from backspot.render._story import (
     Part,
+    cost_of,
     heaviest,
     heaviest_line,
+    kept_phases,
     made_by,
     node_name,
     operators_by,
+    phase_text,
+    worth,
 )
-from backspot.report import Finding, LineCost, OperatorCost, Report, Row, WallKinds
-from backspot.words import counted, decimals_for, duration, milliseconds, percent, visible
+from backspot.results.report import Finding, LineCost, OperatorCost, Report, Row, WallKinds
 
 __all__ = [
     "facts_list",

@@ -1,0 +1,1 @@
+"""What Backspot costs and how right it is, measured."""

@@ -1,0 +1,1 @@
+"""Are the modules that it names the right ones, and are its numbers true?"""

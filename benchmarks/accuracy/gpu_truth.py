@@ -1,0 +1,297 @@
+"""Are Backspot's numbers true? Two independent counts say so.
+
+    python -m benchmarks.accuracy.gpu_truth
+
+For each model: (a) the device time of every module against a second, plain count of its kernels
+from the same trace (``plain.py``), which must agree to the nanosecond; (b) the wall time of
+every module above 2% of the backward against CUDA events recorded between the modules' backward
+nodes in a run without profiler. Absolute where the GPU is the bottleneck, of the backward or of
+that module; as shares where the host is, since the profiler slows the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.accuracy.module_clock import Tracker, fold, time_modules
+from benchmarks.common import add_common_arguments, print_table, spread, synchronize, write_json
+from benchmarks.traces.plain import Plain, busy, read_plain
+from benchmarks.traces.trim import read_trace
+from benchmarks.workers import choose, resolve_device, run_cases, turn
+
+if TYPE_CHECKING:
+    from benchmarks.accuracy.truth_models import Build
+
+_HEAVY = 0.02  # of the backward: what is compared
+_FAR = 0.10  # what is explained
+_GPU_BOUND = 0.9  # the GPU is busy for this share of the backward, or of the module's wall
+
+
+def _profile(build: Build, device: str, steps: int, path: Path) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    optimizer = torch.optim.SGD(build.model.parameters(), lr=1e-6)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        build.loss().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    activities = [ProfilerActivity.CPU]
+    if device.startswith("cuda"):
+        activities.append(ProfilerActivity.CUDA)
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=0, warmup=2, active=steps, repeat=1),
+        on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
+    ) as prof:
+        for number in range(steps + 2):
+            step()
+            if number < 2:
+                # What an earlier step left on the device has no launch record in the trace.
+                synchronize(device)
+            prof.step()
+    synchronize(device)
+
+
+def _compare_sums(trace: Path, plain: Plain, depth: int | None) -> dict[str, Any]:
+    """(a): the same nanoseconds and the same nodes for every path.
+
+    Where forward code runs again in backward, blocks are compared: code that a checkpointed block
+    runs around its modules is the block's for Backspot, and the node's for the plain count.
+    """
+    import backspot
+
+    report = backspot.locate(trace)
+    ours: Counter[str] = Counter()
+    theirs: Counter[str] = Counter()
+    for row in report.modules:
+        ours[fold(row.path, depth)] += row.gpu_ns
+    for path, value in plain.gpu.items():
+        theirs[fold(path, depth)] += value
+    our_nodes = {
+        (row.path, node.name): node.count
+        for row in report.modules
+        for node in row.nodes
+        if node.count and node.name != "(recompute)"
+    }
+
+    def differing(first: dict[Any, int], second: dict[Any, int]) -> list[Any]:
+        return [
+            {"what": key, "backspot": first.get(key, 0), "plain": second.get(key, 0)}
+            for key in sorted(set(first) | set(second), key=str)
+            if first.get(key, 0) != second.get(key, 0)
+        ]
+
+    sums, nodes = differing(ours, theirs), differing(our_nodes, dict(plain.nodes))
+    return {
+        "gpu_ns": report.gpu_ns,
+        "plain_gpu_ns": sum(theirs.values()),
+        "paths": len(+ours | +theirs),
+        "lost": plain.lost,
+        "nodes": sum(our_nodes.values()),
+        "equal": not sums and report.gpu_ns == sum(theirs.values()),
+        "nodes_equal": not nodes,
+        "differing": sums[:20],
+        "nodes_differing": nodes[:20],
+        "coverage": {"wall": report.coverage.wall, "gpu": report.coverage.gpu},
+        "warnings": list(report.warnings),
+    }
+
+
+def _child(name: str, arguments: argparse.Namespace) -> None:
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        with turn(("torch", "timm", "torchvision", "transformers")):
+            result.update(_measure(name, arguments, trace))
+            write_json(arguments.out, result)
+        plain = read_plain(read_trace(trace))
+        result["sums"] = _compare_sums(trace, plain, result["depth"])
+        result["plain_busy"] = busy(plain.intervals) / max(1, plain.backward)
+    write_json(arguments.out, result)
+    sums = result["sums"]
+    print(
+        f"  kernels equal: {sums['equal']}, nodes equal: {sums['nodes_equal']} of {sums['nodes']}"
+    )
+    for entry in (*sums["differing"][:5], *sums["nodes_differing"][:5]):
+        print(f"    {entry}")
+    print(
+        f"  {result['bound']}-bound, backward {result['backward_ms']['backspot']:.2f} ms "
+        f"(events {result['backward_ms']['events'] or 0:.2f}); {len(result['modules'])} modules"
+    )
+    for row in result["modules"]:
+        if abs(row["difference"]) > _FAR:
+            print("    far: " + _say(row))
+
+
+def _say(row: dict[str, Any]) -> str:
+    if "events_ms" not in row:
+        return f"{row['path']}: {row['note']}"
+    events = row["events_ms"]
+    return (
+        f"{row['path']}: {row['difference']:+.1%}, Backspot {row['backspot_ms']:.3f} ms "
+        f"(gpu {row['gpu_ms']:.3f}), events {events['median']:.3f} "
+        f"[{events['low']:.3f}, {events['high']:.3f}], {row['heaviest_nodes'][:2]}"
+    )
+
+
+def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str, Any]:
+    """What needs the device: the profile, and (b)."""
+    import torch
+
+    import backspot
+    from benchmarks.accuracy.truth_models import MODELS
+    from benchmarks.fixtures.cases import Context
+
+    device = arguments.device
+    torch.manual_seed(0)
+    build = MODELS[name](Context(device, arguments.small))
+    steps = 3 if arguments.small else 15
+    with backspot.instrument(build.model):
+        _profile(build, device, 3, trace)
+    report = backspot.locate(trace, depth=build.depth)
+    occupied = _occupied(report, trace)
+    gpu_bound = device == "cpu" or occupied >= _GPU_BOUND
+    wall = statistics.median(
+        sum(row.wall_ns_by_step[i] for row in report.modules) for i in range(len(report.step_ns))
+    )
+    heavy = [row for row in report.modules if row.wall_ns >= _HEAVY * report.wall_ns]
+    result: dict[str, Any] = {
+        "bound": "host" if device == "cpu" else "gpu" if gpu_bound else "launch",
+        "busy": occupied,
+        "kernel_ms": report.gpu_ns / 1e6 / max(1, len(report.step_ns)),
+        "depth": build.depth,
+        "backward_ms": {"backspot": wall / 1e6, "events": None},
+        "modules": [],
+    }
+    if not build.clock:
+        return {**result, "clock": "kernels of two streams run at once: no events"}
+    tracker = Tracker(build.model)
+    gc.collect()
+    gc.disable()
+    measured: dict[str, dict[str, Any]] = {}
+    if gpu_bound:
+        every = time_modules(build, tracker, device, steps, None, ahead=True)
+        measured = {row.path: every for row in heavy}
+    else:  # one module at a time, so that the hooks cost the host next to nothing
+        begin = time.monotonic()
+        for row in heavy:
+            if time.monotonic() - begin < 60:
+                measured[row.path] = time_modules(
+                    build, tracker, device, steps, row.path, ahead=False
+                )
+    result["in_order"] = all(found["in_order"] for found in measured.values())
+    result["backward_ms"]["events"] = statistics.median(
+        statistics.median(found["totals"]) for found in measured.values()
+    )
+    result["modules"] = list(_rows(heavy, measured, wall, absolute=gpu_bound and device != "cpu"))
+    return result
+
+
+def _occupied(report: Any, trace: Path) -> float:  # noqa: ANN401 - a Report
+    """The share of the backward in which the GPU is busy with it."""
+    if not report.has_gpu:
+        return 0.0
+    plain = read_plain(read_trace(trace))
+    return busy(plain.intervals) / max(1, report.wall_ns)
+
+
+def _rows(
+    heavy: Iterable[Any], measured: dict[str, dict[str, Any]], wall: float, *, absolute: bool
+) -> Iterable[dict[str, Any]]:
+    for row in heavy:
+        found = measured.get(row.path)
+        if found is None or row.path not in found["times"]:
+            if row.is_module or row.path == "(outside model)":
+                yield {"path": row.path, "difference": float("inf"), "note": "not seen by events"}
+            continue
+        ours = statistics.median(row.wall_ns_by_step)
+        times, shares = spread(found["times"][row.path]), spread(found["shares"][row.path])
+        in_ms = absolute or row.gpu_ns >= _GPU_BOUND * row.wall_ns
+        difference = (
+            ours / 1e6 / times["median"] - 1 if in_ms else ours / wall / shares["median"] - 1
+        )
+        yield {
+            "path": row.path,
+            "class": row.class_name,
+            "difference": difference,
+            "compared": "ms" if in_ms else "share",
+            "backspot_ms": ours / 1e6,
+            "backspot_steps_ms": [value / 1e6 for value in row.wall_ns_by_step],
+            "backspot_share": ours / wall,
+            "events_ms": times,
+            "events_share": shares["median"],
+            "gpu_ms": row.gpu_ns / 1e6 / row.steps,
+            "cpu_ms": row.cpu_ns / 1e6 / row.steps,
+            "heaviest_nodes": [(n.name, n.count, n.wall_ns / 1e6) for n in row.nodes[:3]],
+        }
+
+
+def _finish(cases: dict[str, Any]) -> dict[str, Any]:
+    """Distribution of the differences and the outliers, over all cases so far."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    outliers = []
+    for name, case in cases.items():
+        for row in case.get("modules", ()):
+            if row["difference"] != float("inf"):
+                groups[row["compared"]].append(abs(row["difference"]))
+            if abs(row["difference"]) > _FAR:
+                outliers.append({"case": name, "bound": case["bound"], **row})
+    distribution = {}
+    for compared, values in groups.items():
+        values.sort()
+        distribution[compared] = {
+            "modules": len(values),
+            "median": statistics.median(values),
+            "p90": values[int(0.9 * (len(values) - 1))],
+            "max": values[-1],
+            "above_10_percent": sum(value > _FAR for value in values),
+        }
+    return {"distribution": distribution, "outliers": outliers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_common_arguments(parser, seconds=520, out="gpu_truth.json")
+    arguments = parser.parse_args()
+    resolve_device(arguments)
+    if arguments.child:
+        _child(arguments.child, arguments)
+        return
+    from benchmarks.accuracy.truth_models import MODELS
+
+    names = choose(arguments, list(MODELS))
+    cases = run_cases("benchmarks.accuracy.gpu_truth", names, arguments, _finish)
+    head = ("model", "bound", "busy", "kernels equal", "nodes", "equal", "backward ms", "events ms",
+            "modules > 2%", "median diff %", "max diff %", "> 10%")  # fmt: skip
+    rows = []
+    for name, case in cases.items():
+        if "bound" not in case:
+            rows.append((name, case["status"], *([None] * 10)))
+            continue
+        sums = case.get("sums", {})
+        differences = [abs(row["difference"]) * 100 for row in case["modules"]] or [float("nan")]
+        rows.append((
+            name, case["bound"], case["busy"], str(sums.get("equal")), sums.get("nodes"),
+            str(sums.get("nodes_equal")), case["backward_ms"]["backspot"],
+            case["backward_ms"]["events"], len(case["modules"]), statistics.median(differences),
+            max(differences), sum(value > _FAR * 100 for value in differences),
+        ))  # fmt: skip
+    print_table(head, rows)
+    print(_finish(cases)["distribution"])
+
+
+if __name__ == "__main__":
+    main()

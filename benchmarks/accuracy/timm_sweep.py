@@ -1,0 +1,394 @@
+"""Every model of timm: one training step plain, and one instrumented under the profiler.
+
+    python -m benchmarks.accuracy.timm_sweep --device cuda --workers 10 --out sweep.jsonl
+    python -m benchmarks.accuracy.timm_sweep --summarize sweep.jsonl
+
+Each model has random weights, the smallest input that it takes, and a batch of 2. For each is
+recorded: whether loss and gradients are bit-identical with and without ``instrument`` (and plain
+against plain, for some operators have no deterministic form); whether the graph is the same; the
+report's coverage; how many backward nodes come after a marker that names their owner; tensors that
+bear no marker; hooks left after ``remove()``. Every seventh name also takes a step with
+``hooks="module"``. A run resumes where its output ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, machine, print_table, write_json
+from benchmarks.workers import Job, Phase, Record, Stage, read_records, run, serve, short
+
+_EVERY = 7  # of which names take a step with full backward hooks too
+_GIANT = re.compile(r"giant|gigantic|enormous|_[157]b_")
+
+
+# One model ---------------------------------------------------------------------------------------
+
+
+def examine(job: Job, stage: Stage, device: str) -> Record:
+    """Take one model's steps and compare them.
+
+    Args:
+        job: ``name``, and whether to try ``module_mode``.
+        stage: told what begins and what is known so far.
+        device: ``cpu`` or ``cuda``.
+    """
+    import torch
+
+    import backspot
+    from benchmarks.accuracy.steps import (
+        build_timm,
+        hooks_of,
+        loss_of,
+        names_of_nodes,
+        profiling,
+        same_bits,
+        seed,
+    )
+
+    began = time.monotonic()
+    record: Record = {}
+    stage("plain", record)
+    model, data = build_timm(job["name"], device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def step() -> tuple[torch.Tensor, list[torch.Tensor | None], Counter[str]]:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+        seed(2)
+        loss = loss_of(model(data))
+        names = names_of_nodes(loss)
+        loss.backward()
+        gradients = [parameter.grad for parameter in parameters]
+        model.zero_grad(set_to_none=True)
+        return loss.detach(), gradients, names
+
+    loss, gradients, names = step()
+    again_loss, again, _ = step()
+    record |= {
+        "input": list(data.shape),
+        "modules": sum(1 for _ in model.modules()),
+        "parameters": sum(p.numel() for p in parameters),
+        "nodes": names.total(),
+        "loss_finite": bool(torch.isfinite(loss)),
+        "reproducible_loss": same_bits([loss], [again_loss]),
+        "reproducible_gradients": same_bits(gradients, again),
+    }
+    del again, again_loss
+    stage("instrumented", record)
+    hooks = hooks_of(model)
+    with backspot.instrument(model) as handle:
+        with profiling(device) as profiler:
+            labelled_loss, labelled, labelled_names = step()
+        skipped = len(handle.skipped)
+    report = backspot.locate(profiler)
+    record |= {
+        "same_loss": same_bits([loss], [labelled_loss]),
+        "same_gradients": same_bits(gradients, labelled),
+        "same_graph": names == labelled_names,
+        "coverage_wall": report.coverage.wall,
+        "coverage_gpu": report.coverage.gpu if report.has_gpu else None,
+        "coverage_cpu": report.coverage.cpu,
+        "hooks_left": sum(a != b for a, b in zip(hooks, hooks_of(model), strict=True)),
+        "modules_skipped": skipped,
+        "warnings": [short(warning, 160) for warning in report.warnings],
+        **marker_shares(profiler),
+        "seconds": round(time.monotonic() - began, 2),
+    }
+    del profiler, labelled, labelled_loss
+    if job.get("module_mode"):
+        stage("module", record)
+        record["module_mode"] = _module_mode(model, step, loss, gradients, names, device)
+    record["seconds"] = round(time.monotonic() - began, 2)
+    return record
+
+
+def _module_mode(
+    model: Any,  # noqa: ANN401
+    step: Any,  # noqa: ANN401
+    loss: Any,  # noqa: ANN401
+    gradients: Any,  # noqa: ANN401
+    names: Counter[str],
+    device: str,
+) -> Record:
+    import torch
+
+    import backspot
+    from benchmarks.accuracy.steps import profiling, same_bits
+
+    try:
+        with backspot.instrument(model, hooks="module"), profiling(device):
+            hooked_loss, hooked, hooked_names = step()
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return {"ok": False, "error": short(error, 160)}
+    return {
+        "ok": True,
+        "same_loss": same_bits([loss], [hooked_loss]),
+        "same_gradients": same_bits(gradients, hooked),
+        "same_graph": names == hooked_names,
+    }
+
+
+def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
+    """How many nodes come after a marker that names their owner, on their thread.
+
+    A node's time is that of the first event within it, for its own marker is written in it.
+    """
+    import numpy as np
+
+    from backspot.analysis.attribution.ownership import SPECIAL, attribute
+    from backspot.analysis.attribution.spans import EVALUATE
+    from backspot.trace import Category, read_events
+    from backspot.trace.labels import Kind, parse_label
+
+    events = read_events(profiler)
+    ownership = attribute(events)
+    spans = ownership.spans
+    labels = [parse_label(name) for name in events.names]
+    of_module = {(m.path, m.class_name): i + len(SPECIAL) for i, m in enumerate(spans.modules)}
+    names_owner = np.array(
+        [
+            of_module.get((label.path, label.class_name), -1)
+            if label is not None and label.kind is Kind.BACKWARD
+            else -2
+            for label in labels
+        ]
+    )
+    is_label = np.array([label is not None for label in labels]) | events.name_mask(EVALUATE)
+    operators = events.of(Category.OPERATOR, Category.ANNOTATION)
+    nodes = np.flatnonzero(spans.is_node)
+    right = np.zeros(len(nodes), bool)
+    for thread in np.unique(spans.thread[nodes]).tolist():
+        mine = operators[events.thread[operators] == thread]
+        mine = mine[np.argsort(events.start[mine], kind="stable")]
+        work = np.append(events.start[mine[~is_label[events.name[mine]]]], np.iinfo(np.int64).max)
+        markers = mine[names_owner[events.name[mine]] > -2]
+        on_thread = np.flatnonzero(spans.thread[nodes] == thread)
+        node = nodes[on_thread]
+        first = work[np.searchsorted(work[:-1], spans.start[node])]
+        time_of = np.minimum(first, spans.end[node])
+        at = np.searchsorted(events.start[markers], time_of, side="right") - 1
+        said = np.append(names_owner[events.name[markers]], OUTSIDE)[at]
+        owner = spans_owner(ownership.owner[node], len(SPECIAL))
+        right[on_thread] = said == owner
+    owned = ownership.owner[nodes] >= len(SPECIAL)
+    return {
+        "marker_share": float(right[owned].mean()) if owned.any() else None,
+        "marker_share_all": float(right.mean()) if len(nodes) else None,
+        "nodes_owned": float(owned.mean()) if len(nodes) else None,
+        "executed": len(nodes),
+        "markers": int((names_owner[events.name[operators]] > -2).sum()),
+        "unmarked": spans.unmarked,
+    }
+
+
+OUTSIDE = -3  # no module, and no marker before
+
+
+def spans_owner(owner: Any, special: int) -> Any:  # noqa: ANN401 - arrays of integers
+    """Owners, with one number for all that are no module."""
+    import numpy as np
+
+    return np.where(owner < special, OUTSIDE, owner)
+
+
+# Summary -----------------------------------------------------------------------------------------
+
+
+def outcome(record: Record) -> str:
+    """``measured``, ``left out`` (the plain step can't run), or ``failed``."""
+    if record["end"] == "done" or (record.get("stage") == "module" and "same_graph" in record):
+        return "measured"
+    return "left out" if record.get("stage") in ("start", "plain") else "failed"
+
+
+def summarize(records: list[Record], about: dict[str, Any]) -> Record:
+    """The whole sweep in one document."""
+    groups: dict[str, list[Record]] = {"measured": [], "left out": [], "failed": []}
+    for record in sorted(records, key=lambda record: record["name"]):
+        groups[outcome(record)].append(record)
+    measured = groups["measured"]
+    reproducible = [r for r in measured if r["reproducible_gradients"] and r["reproducible_loss"]]
+    tried = [r for r in measured if "module_mode" in r or r["end"] == "crash"]
+    failed = [r for r in tried if not r.get("module_mode", {}).get("ok")]
+    kinds = Counter(
+        r.get("module_mode", r).get("error", "").split(" Backspot:")[0][:110] for r in failed
+    )
+    summary: Record = {
+        "machine": about,
+        "models": len(records),
+        "measured": len(measured),
+        "left_out": {r["name"]: r["error"] for r in groups["left out"]},
+        "failed": {r["name"]: f"{r['stage']}: {r['error']}" for r in groups["failed"]},
+        "reproducible": len(reproducible),
+        "not_reproducible": [r["name"] for r in measured if r not in reproducible],
+        "bit_identical_of_reproducible": sum(
+            r["same_loss"] and r["same_gradients"] for r in reproducible
+        ),
+        "not_bit_identical": [
+            r["name"] for r in reproducible if not (r["same_loss"] and r["same_gradients"])
+        ],
+        "same_graph": sum(r["same_graph"] for r in measured),
+        "other_graph": [r["name"] for r in measured if not r["same_graph"]],
+        "hooks_left": {r["name"]: r["hooks_left"] for r in measured if r["hooks_left"]},
+        "unmarked": {r["name"]: r["unmarked"] for r in measured if r["unmarked"]},
+        "module_mode": {
+            "tried": len(tried),
+            "failed": len(failed),
+            "other_gradients": sum(
+                not r["module_mode"]["same_gradients"]
+                for r in tried
+                if r.get("module_mode", {}).get("ok") and r in reproducible
+            ),
+            "errors": dict(kinds.most_common()),
+        },
+        "seconds": round(sum(r["seconds"] for r in measured), 1),
+    }
+    shares = ("coverage_wall", "coverage_gpu", "coverage_cpu", "marker_share", "marker_share_all")
+    for key in shares:
+        values = sorted((r[key], r["name"]) for r in measured if r.get(key) is not None)
+        if values:
+            summary[key] = {
+                "percentiles": {
+                    str(p): round(values[round(p / 100 * (len(values) - 1))][0], 5)
+                    for p in (0, 1, 5, 25, 50, 75, 100)
+                },
+                "at_least_99_percent": sum(value >= 0.99 for value, _ in values),
+                "worst": [[name, round(value, 5)] for value, name in values[:12]],
+            }
+    return summary
+
+
+def print_summary(summary: Record) -> None:
+    """The sweep as a table."""
+    measured, mode = summary["measured"], summary["module_mode"]
+    rows: list[list[Any]] = [
+        ["models", f"{summary['models']}, of which {measured} measured"],
+        ["left out: the plain step cannot run", len(summary["left_out"])],
+        ["instrumented step failed", len(summary["failed"])],
+        ["plain step reproducible against itself", f"{summary['reproducible']} of {measured}"],
+        [
+            "loss and gradients bit-identical, of these",
+            f"{summary['bit_identical_of_reproducible']} of {summary['reproducible']}",
+        ],
+        ["graph unchanged", f"{summary['same_graph']} of {measured}"],
+        ["models with hooks left after remove()", len(summary["hooks_left"])],
+        ["models with tensors that bear no marker", len(summary["unmarked"])],
+        ['hooks="module" failed', f"{mode['failed']} of {mode['tried']}"],
+    ]
+    for key, name in (
+        ("coverage_wall", "coverage of wall time"),
+        ("coverage_gpu", "coverage of gpu time"),
+        ("coverage_cpu", "coverage of cpu time"),
+        ("marker_share", "nodes after their owner's marker"),
+    ):
+        if key in summary:
+            p = summary[key]["percentiles"]
+            rows.append([name, f"median {p['50']:.2%}, 5th {p['5']:.2%}, least {p['0']:.2%}"])
+    print_table(["what", "result"], rows)
+    for title in ("left_out", "failed"):
+        for name, reason in summary[title].items():
+            print(f"{title.replace('_', ' ')}: {name}: {reason}")
+    for key in ("coverage_wall", "marker_share"):
+        if key in summary:
+            worst = ", ".join(f"{name} {value:.2%}" for name, value in summary[key]["worst"])
+            print(f"worst {key}: {worst}")
+    for title in ("not_reproducible", "not_bit_identical", "other_graph"):
+        if summary[title]:
+            print(f"{title.replace('_', ' ')}: {', '.join(summary[title])}")
+
+
+# The run -----------------------------------------------------------------------------------------
+
+
+def jobs_of(models: str, shard: str, every: int) -> list[Job]:
+    """The models to take, each with its place in ``timm.list_models()``."""
+    import timm
+
+    part, parts = (int(number) for number in shard.split("/"))
+    jobs = [
+        {"name": name, "module_mode": number % _EVERY == 0, "number": number}
+        for number, name in enumerate(timm.list_models())
+    ]
+    jobs = [job for job in jobs if fnmatch.fnmatch(job["name"], models)]
+    # Neighbours in the list are alike: dealt out, they keep the workers evenly busy.
+    jobs = jobs[part - 1 :: parts][::every]
+    return sorted(jobs, key=lambda job: (job["number"] * 7919) % 1009)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--models", default="*", help="names, with * and ?")
+    parser.add_argument("--shard", default="1/1", help="i/n: every nth name from the ith on")
+    parser.add_argument("--every", type=int, default=1, help="take every nth name only")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=500, help="when to stop")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for one model")
+    parser.add_argument("--host-gib", type=float, default=0, help="memory of a worker at most")
+    parser.add_argument("--out", type=Path, default=RESULTS / "timm_sweep.jsonl")
+    parser.add_argument("--summarize", type=Path, nargs="+", help="print these files' summary")
+    parser.add_argument("--summary", type=Path, help="where the summary goes")
+    parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        from benchmarks.accuracy.steps import set_up
+
+        set_up(given.device, 0.9 / given.worker)
+        serve(lambda job, stage: examine(job, stage, given.device))
+        return 0
+    files = given.summarize or [given.out]
+    left = 0
+    about_file = given.out.with_suffix(".machine.json")
+    if not given.summarize:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.accuracy.timm_sweep",
+            "--device",
+            given.device,
+            "--worker",
+        ]
+        workers, gib = given.workers, given.host_gib or 100 / (given.workers + 2)
+        phases = [Phase(workers, given.timeout, gib)]
+        if workers > 3:
+            phases += [Phase(3, 2 * given.timeout, max(gib, 30))]
+        if workers > 1:
+            phases += [Phase(1, 2 * given.timeout, max(gib, 90))]
+        left = run(
+            jobs_of(given.models, given.shard, given.every),
+            lambda count: [*command, str(count)],
+            phases,
+            given.out,
+            seconds=given.seconds,
+            late=lambda job: bool(_GIANT.search(job["name"])),
+        )
+        import timm  # noqa: F401 - for its version
+
+        write_json(about_file, machine(given.device))
+    import json
+
+    about: dict[str, Any] = {}
+    for path in files:
+        beside = path.with_suffix(".machine.json")
+        if beside.exists():
+            about |= json.loads(beside.read_text())
+    summary = summarize(read_records(files), about)
+    print_summary(summary)
+    write_json(given.summary or files[0].with_suffix(".summary.json"), summary)
+    return 3 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

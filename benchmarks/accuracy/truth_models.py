@@ -1,0 +1,285 @@
+"""Models of many kinds for ``gpu_truth.py``: each a module and the loss of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.fixtures.cases import Context, Mlp
+
+__all__ = ["MODELS", "Build"]
+
+
+@dataclass
+class Build:
+    """A model and its loss.
+
+    Attributes:
+        model: what is instrumented.
+        loss: runs the forward.
+        depth: compare wall times of subtrees at this depth (recomputation runs a whole block's
+            forward inside the first of its nodes, so that only the block's sum can be compared).
+        clock: whether events on one stream can time it at all.
+    """
+
+    model: nn.Module
+    loss: Callable[[], torch.Tensor]
+    depth: int | None = None
+    clock: bool = True
+
+
+MODELS: dict[str, Callable[[Context], Build]] = {}
+_Make = Callable[[Context], Build]
+
+
+def _model(make: _Make) -> _Make:
+    MODELS[make.__name__] = make
+    return make
+
+
+def _classifier(
+    context: Context, model: nn.Module, batch: int, *, side: int = 224, bf16: bool = True
+) -> Build:
+    channels_last = any(isinstance(m, nn.BatchNorm2d) for m in model.modules()) and bf16
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model.to(context.device, memory_format=layout).train()
+    side = context.pick(side, 64)
+    images = context.randn(context.pick(batch, 2), 3, side, side).contiguous(memory_format=layout)
+    labels = context.randint(10, len(images))
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(context.device, torch.bfloat16, enabled=bf16):
+            return functional.cross_entropy(model(images), labels)
+
+    return Build(model, loss)
+
+
+def _timm(context: Context, name: str, **changes: Any) -> nn.Module:  # noqa: ANN401 - timm's own
+    import timm
+
+    if context.small and "vit" in name:
+        name, changes = "vit_tiny_patch16_224", {**changes, "img_size": 64, "depth": 2}
+    if context.small and "swin" in name:
+        changes = {**changes, "img_size": 64, "window_size": 2}
+    with torch.device(context.device):
+        return timm.create_model(name, num_classes=10, **changes)
+
+
+@_model
+def vit_patch_drop(context: Context) -> Build:
+    torch.use_deterministic_algorithms(True)
+    model = _timm(context, "vit_base_patch16_224", patch_drop_rate=0.5)
+    return _classifier(context, model, 128)
+
+
+@_model
+def vit(context: Context) -> Build:
+    return _classifier(context, _timm(context, "vit_base_patch16_224"), 96)
+
+
+@_model
+def vit_launch_bound(context: Context) -> Build:
+    return _classifier(context, _timm(context, "vit_small_patch16_224"), 2)
+
+
+@_model
+def resnet50_channels_last(context: Context) -> Build:
+    from torchvision.models import resnet50
+
+    return _classifier(context, resnet50(num_classes=10), 192)
+
+
+@_model
+def resnet50_fp32(context: Context) -> Build:
+    from torchvision.models import resnet50
+
+    return _classifier(context, resnet50(num_classes=10), 64, bf16=False)
+
+
+@_model
+def convnext(context: Context) -> Build:
+    return _classifier(context, _timm(context, "convnext_tiny"), 96)
+
+
+@_model
+def swin(context: Context) -> Build:
+    return _classifier(context, _timm(context, "swin_tiny_patch4_window7_224"), 96)
+
+
+@_model
+def efficientnet(context: Context) -> Build:
+    return _classifier(context, _timm(context, "efficientnet_b0"), 192)
+
+
+@_model
+def segmentation(context: Context) -> Build:
+    from torchvision.models.segmentation import fcn_resnet50
+
+    model = fcn_resnet50(weights=None, weights_backbone=None, num_classes=21)
+    model.to(context.device, memory_format=torch.channels_last).train()
+    side = context.pick(384, 32)
+    images = context.randn(context.pick(16, 2), 3, side, side)
+    labels = context.randint(21, len(images), side, side)
+
+    def loss() -> torch.Tensor:
+        with context.bf16():
+            return functional.cross_entropy(model(images)["out"], labels)
+
+    return Build(model, loss)
+
+
+def _gpt2(context: Context, *, checkpointed: bool) -> Build:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=context.pick(8, 2),
+        n_embd=context.pick(768, 48),
+        n_head=context.pick(12, 3),
+        vocab_size=context.pick(32000, 211),
+        n_positions=context.pick(512, 32),
+        use_cache=False,
+    )
+    model = GPT2LMHeadModel(config).to(context.device).train()
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    tokens = context.randint(config.vocab_size, context.pick(24, 2), config.n_positions)
+
+    def loss() -> torch.Tensor:
+        with context.bf16():
+            return model(input_ids=tokens, labels=tokens).loss
+
+    return Build(model, loss, depth=3 if checkpointed else None)
+
+
+@_model
+def gpt2(context: Context) -> Build:
+    return _gpt2(context, checkpointed=False)
+
+
+@_model
+def gpt2_checkpointed(context: Context) -> Build:
+    return _gpt2(context, checkpointed=True)
+
+
+@_model
+def mlp_wide(context: Context) -> Build:
+    model = Mlp(context.pick(4096, 16), 8).to(context.device)
+    inputs = context.randn(context.pick(8192, 4), context.pick(4096, 16))
+
+    def loss() -> torch.Tensor:
+        with context.bf16():
+            return model(inputs).float().square().mean()
+
+    return Build(model, loss)
+
+
+@_model
+def mlp_launch_bound(context: Context) -> Build:
+    model = nn.Sequential(*(Mlp(64, 6) for _ in range(12))).to(context.device)
+    inputs = context.randn(8, 64)
+    return Build(model, lambda: model(inputs).square().mean())
+
+
+@_model
+def attention_math(context: Context) -> Build:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    model = _timm(context, "vit_base_patch16_224")
+    build = _classifier(context, model, 64)
+
+    def loss() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return build.loss()
+
+    return Build(model, loss)
+
+
+@_model
+def lstm(context: Context) -> Build:
+    width = context.pick(1024, 16)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.LSTM(width, width, batch_first=True)
+            self.second = nn.LSTM(width, width, batch_first=True)
+            self.head = nn.Linear(width, 1000)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.second(self.first(x)[0])[0])
+
+    model = Model().to(context.device)
+    inputs = context.randn(context.pick(256, 2), context.pick(128, 8), width)
+    return Build(model, lambda: model(inputs).square().mean())
+
+
+@_model
+def embedding_duplicates(context: Context) -> Build:
+    rows, width = context.pick(50000, 100), context.pick(768, 16)
+    model = nn.Sequential(nn.Embedding(rows, width), nn.LayerNorm(width), Mlp(width, 3))
+    model.to(context.device)
+    tokens = context.randint(4, context.pick(128, 2), context.pick(512, 8))
+    return Build(model, lambda: model(tokens).square().mean())
+
+
+class _Sync(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's context
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+        return gradient * (1.0 if gradient.sum().item() > -1e30 else 0.0)
+
+
+class _Syncing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Sync.apply(x)
+
+
+@_model
+def sync_in_backward(context: Context) -> Build:
+    width = context.pick(2048, 16)
+    model = nn.Sequential()
+    for index in range(4):
+        model.add_module(f"mlp{index}", Mlp(width, 4))
+        model.add_module(f"sync{index}", _Syncing())
+    model.to(context.device)
+    inputs = context.randn(context.pick(8192, 4), width)
+    return Build(model, lambda: model(inputs).square().mean())
+
+
+class _Compiled(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + functional.gelu(self.linear(self.norm(x)))
+
+
+@_model
+def compiled_blocks(context: Context) -> Build:
+    width = context.pick(2048, 16)
+    model = nn.Sequential(*(_Compiled(width) for _ in range(4)), nn.Linear(width, width))
+    model.to(context.device)
+    for index in range(4):
+        model[index].compile()
+    inputs = context.randn(context.pick(8192, 4), width)
+    return Build(model, lambda: model(inputs).square().mean())
+
+
+@_model
+def two_streams(context: Context) -> Build:
+    """Kernels of two modules run at once: sums are compared, the clock is not."""
+    from benchmarks.fixtures.cases_special import TwoStreams
+
+    model = TwoStreams(context.pick(2048, 16), 4, context.device).to(context.device)
+    inputs = context.randn(context.pick(4096, 4), context.pick(2048, 16))
+    return Build(model, lambda: model(inputs).square().mean(), clock=False)

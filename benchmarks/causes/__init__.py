@@ -1,0 +1,1 @@
+"""Causes planted on purpose: are they found, in the right place, and nothing else?"""

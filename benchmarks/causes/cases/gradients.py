@@ -1,0 +1,210 @@
+"""Causes in what a backward computes: dense tables' gradients, and backwards of many forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.causes.case import (  # first: it sets the environment that PyTorch reads
+    Built,
+    Context,
+    plant,
+)
+
+import torch  # isort: skip
+from torch import nn  # isort: skip
+from torch.nn import functional  # isort: skip
+
+from benchmarks.causes.training import (
+    gpt,
+    recommender,
+    train_gpt,
+    train_recommender,
+    train_unet,
+    train_vit,
+    unet,
+    vit,
+)
+
+_TABLE = {
+    "backward-ratio": "the forward reads a few rows, the backward fills them all",
+    "unused-gradient": "most rows of the gradient are zero",
+}
+
+
+# dense-embedding-gradient -------------------------------------------------------------------------
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    cuda = next(model.parameters()).is_cuda
+    return torch.optim.SGD(model.parameters(), lr=1e-3, fused=cuda)
+
+
+@plant("dense-embedding-gradient", ["users"], _TABLE)
+def dense_users_recommender(context: Context) -> Built:
+    """Twenty million users, of which a step sees 2,048."""
+    model = recommender(context, users=20_000_000)
+    return train_recommender(context, model, _sgd(model))
+
+
+@plant("dense-embedding-gradient", ["items"], _TABLE)
+def dense_items_recommender(context: Context) -> Built:
+    """Sixteen million items, of which a step sees at most 102,400; AdamW."""
+    return train_recommender(context, recommender(context, items=16_000_000))
+
+
+class _Hashed(nn.Module):
+    def __init__(self, context: Context, table: nn.Module) -> None:
+        super().__init__()
+        self.rows = context.pick(2_000_000, 100)
+        self.table = table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        places = torch.arange(batch * length, device=x.device)
+        found = (places * 7919) % self.rows
+        if isinstance(self.table, nn.EmbeddingBag):
+            pairs = torch.stack((found, (found * 31) % self.rows), 1)
+            return x + self.table(pairs).view_as(x)
+        return x + self.table(found).view_as(x)
+
+
+@plant("dense-embedding-gradient", ["extra.table"], _TABLE)
+def dense_hashed_gpt(context: Context) -> Built:
+    """A hash table of two million n-grams, a dense gradient each step."""
+    model = gpt(context)
+    table = nn.Embedding(
+        context.pick(2_000_000, 100), model.width, device=context.device, dtype=torch.bfloat16
+    )
+    model.extra = _Hashed(context, table)
+    return train_gpt(context, model, optimizer=_sgd(model))
+
+
+@plant("dense-embedding-gradient", ["tokens.table"], _TABLE)
+def dense_bag_vit(context: Context) -> Built:
+    """An EmbeddingBag of two million features beside the patches."""
+    model = vit(context)
+    bag = nn.EmbeddingBag(
+        context.pick(2_000_000, 100),
+        model.width,
+        mode="sum",
+        device=context.device,
+        dtype=torch.bfloat16,
+    )
+    model.tokens = _Hashed(context, bag)
+    return train_vit(context, model, optimizer=_sgd(model))
+
+
+# backward-ratio -----------------------------------------------------------------------------------
+
+
+class _Implicit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        return torch.tanh(x @ weight)
+
+    @staticmethod
+    def backward(  # noqa: ANN205
+        ctx: Any,  # noqa: ANN401
+        gradient: torch.Tensor,
+    ):
+        x, weight = ctx.saved_tensors
+        solved = gradient
+        for _ in range(16):
+            solved = gradient + 0.1 * (solved @ weight.T)
+        return solved @ weight.T, x.flatten(0, 1).T @ solved.flatten(0, 1)
+
+
+class Implicit(nn.Module):
+    """A layer whose backward solves an equation by iteration."""
+
+    def __init__(self, width: int, context: Context) -> None:
+        super().__init__()
+        weight = 0.01 * context.randn(width, width)
+        self.weight = nn.Parameter(weight.to(torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Implicit.apply(x, self.weight)
+
+
+@plant("backward-ratio", ["tokens"])
+def ratio_implicit_vit(context: Context) -> Built:
+    """An implicit layer: sixteen iterations in its backward, one in its forward."""
+    model = vit(context)
+    model.tokens = Implicit(model.width, context)
+    return train_vit(context, model)
+
+
+@plant("backward-ratio", ["extra"])
+def ratio_iterated_gpt(context: Context) -> Built:
+    """A rounding whose gradient is smoothed forty times over."""
+
+    class Smoothed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            return x.round()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            for _ in range(40):
+                gradient = 0.5 * gradient + 0.25 * gradient.roll(1, 1)
+            return gradient
+
+    class Gate(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + Smoothed.apply(x)
+
+    model = gpt(context)
+    model.extra = Gate()
+    return train_gpt(context, model)
+
+
+@plant("backward-ratio", ["skip.0"], {"casts": "grid_sample runs in fp32 under autocast"})
+def ratio_warp_unet(context: Context) -> Built:
+    """A warp by grid_sample, in which all pixels look at a few: its backward adds atomically."""
+
+    class Warp(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            turn = torch.tensor([[0.02, 0.0, 0.0], [0.0, 0.02, 0.0]], device=x.device)
+            grid = functional.affine_grid(
+                turn.expand(len(x), 2, 3), list(x.shape), align_corners=False
+            )
+            return functional.grid_sample(x, grid.to(x.dtype), align_corners=False).to(x.dtype)
+
+    model = unet(context)
+    model.skip[0] = Warp()
+    return train_unet(context, model)
+
+
+@plant("backward-ratio", ["items"], {"recompute": "the backward computes the forward again"})
+def ratio_estimated_recommender(context: Context) -> Built:
+    """Items through a layer whose gradient is estimated from twenty perturbed forwards."""
+    model = recommender(context)
+    items = model.items
+
+    class Estimated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            ctx.save_for_backward(x)
+            return torch.sin(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            (x,) = ctx.saved_tensors
+            slope = torch.zeros_like(x)
+            for number in range(40):
+                width = 0.01 * (number + 1)
+                slope += (torch.sin(x + width) - torch.sin(x - width)) / (2 * width)
+            return gradient * slope / 40
+
+    class Items(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_embeddings = items.num_embeddings
+            self.inner = items
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return Estimated.apply(self.inner(ids))
+
+    model.items = Items()
+    return train_recommender(context, model)

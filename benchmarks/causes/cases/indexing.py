@@ -1,0 +1,334 @@
+"""Causes in what autograd does for indexing: waits, sorts, duplicates, dense gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.causes.case import (  # first: it sets the environment that PyTorch reads
+    Built,
+    Context,
+    plant,
+)
+
+import torch  # isort: skip
+from torch import nn  # isort: skip
+from torch.nn import functional  # isort: skip
+from torch.utils.checkpoint import checkpoint  # isort: skip
+
+from benchmarks.causes.models import Block
+from benchmarks.causes.training import (
+    detector,
+    gpt,
+    recommender,
+    resnet,
+    train_detector,
+    train_gpt,
+    train_recommender,
+    train_resnet,
+    train_unet,
+    train_vit,
+    unet,
+    vit,
+)
+
+_WAITS = {
+    "launch-bound": "each wait empties the queue, and the GPU idles until it fills again",
+    "backward-ratio": "the waits are in this module's backward alone",
+}
+_RATIO = {"backward-ratio": "the forward is a cheap gather, the backward sorts"}
+_DETERMINISTIC = {"deterministic-fill": "deterministic mode fills what empty() gives", **_RATIO}
+_SORTS = {"sorted-indexing": "an index's backward sorts whatever it is given", **_RATIO}
+
+
+# sync-in-backward ---------------------------------------------------------------------------------
+
+
+class ClipEach(torch.autograd.Function):
+    """Passes on; its backward clips each group of channels, asking the host each time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, groups: int) -> torch.Tensor:  # noqa: ANN401
+        ctx.groups = groups
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        parts = [
+            part / part.norm() if part.norm().item() > 1 else part
+            for part in gradient.chunk(ctx.groups, -1)
+        ]
+        return torch.cat(parts, -1), None
+
+
+class Clip(nn.Module):
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ClipEach.apply(x, self.groups)
+
+
+@plant("sync-in-backward", ["tokens"], _WAITS)
+def sync_clip_vit(context: Context) -> Built:
+    """A Function whose backward takes .item() of 32 norms."""
+    model = vit(context)
+    model.tokens = Clip(32)
+    return train_vit(context, model)
+
+
+@plant("sync-in-backward", ["layer2", "layer2.*"], _WAITS)
+def sync_hook_resnet(context: Context) -> Built:
+    """A tensor hook that looks for values that are not finite, image by image."""
+    model = resnet(context)
+
+    class Checked(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = super().forward(x)
+
+            def look(gradient: torch.Tensor) -> None:
+                for part in gradient.split(max(1, len(gradient) // 32)):
+                    if not bool(torch.isfinite(part).all()):
+                        raise FloatingPointError("a gradient is not finite")
+
+            x.register_hook(look)
+            return x
+
+    model.layer2 = Checked(*model.layer2)
+    return train_resnet(context, model)
+
+
+class _Quantise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        return (x * 16).round() / 16
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        largest = [float(row.abs().max().cpu()) for row in gradient.chunk(24)]
+        return gradient.clamp(-max(largest), max(largest))
+
+
+@plant("sync-in-backward", ["h.*.mlp.act"], _WAITS)
+def sync_quantised_gpt(context: Context) -> Built:
+    """Quantised activations whose backward fetches ranges with .cpu()."""
+    model = gpt(context)
+
+    class Act(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return _Quantise.apply(functional.gelu(x))
+
+    for block in model.h:
+        block.mlp.act = Act()
+    return train_gpt(context, model)
+
+
+class _Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        kept = torch.zeros_like(gradient)
+        for part, target in zip(gradient, kept, strict=True):
+            chosen = torch.nonzero(part.abs().amax((1, 2)) > 0).squeeze(1)
+            target[chosen] = part[chosen]
+        return kept
+
+
+@plant("sync-in-backward", ["skip.1"], {**_WAITS, **_SORTS})
+def sync_nonzero_unet(context: Context) -> Built:
+    """A sparsified skip connection: nonzero in the backward, image by image."""
+    model = unet(context)
+
+    class Sparse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return _Largest.apply(x)
+
+    model.skip[1] = Sparse()
+    return train_unet(context, model)
+
+
+@plant(
+    "sync-in-backward",
+    ["blocks.*", "blocks.*.*"],
+    {**_WAITS, "recompute": "the blocks are checkpointed, which is how the wait gets there"},
+)
+def sync_recomputed_vit(context: Context) -> Built:
+    """Checkpointed blocks that take .item() in forward, and so in backward again."""
+    model = vit(context)
+
+    class Watched(Block):
+        def inner(self, x: torch.Tensor) -> torch.Tensor:
+            x = super().forward(x)
+            for part in x.chunk(12):
+                if part.mean().item() > 1e6:
+                    raise FloatingPointError("diverged")
+            return x
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=True)
+
+    for block in model.blocks:
+        block.__class__ = Watched
+    return train_vit(context, model)
+
+
+# sorted-indexing ----------------------------------------------------------------------------------
+
+
+class DropGather(nn.Module):
+    """Keeps a random half of the tokens with gather, as timm's PatchDropout does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, count, width = x.shape
+        kept = torch.randn(batch, count, device=x.device).argsort(-1)[:, : count // 2]
+        return x.gather(1, kept[..., None].expand(-1, -1, width))
+
+
+@plant("sorted-indexing", ["tokens"], _DETERMINISTIC)
+def sorted_patch_drop(context: Context) -> Built:
+    """Patch dropout by gather, under deterministic algorithms."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = vit(context)
+    model.tokens = DropGather()
+    return train_vit(context, model, batch=256)
+
+
+class Pick(nn.Module):
+    """Takes the chosen places."""
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
+
+
+@plant("sorted-indexing", ["select"], _DETERMINISTIC)
+def sorted_detector(context: Context) -> Built:
+    """The best 1024 places gathered, under deterministic algorithms."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return train_detector(context, detector(context, Pick()))
+
+
+@plant("sorted-indexing", ["extra"], _DETERMINISTIC)
+def sorted_take_gpt(context: Context) -> Built:
+    """Tokens reordered by take_along_dim, under deterministic algorithms."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+    class Reorder(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            order = torch.randn(x.shape[:2], device=x.device).argsort(-1)
+            return torch.take_along_dim(x, order[..., None], 1)
+
+    model = gpt(context)
+    model.extra = Reorder()
+    return train_gpt(context, model)
+
+
+@plant("sorted-indexing", ["tokens"], _RATIO)
+def sorted_shuffle_vit(context: Context) -> Built:
+    """Each image's tokens shuffled by indexing with a tensor: sorted in any mode."""
+
+    class Shuffle(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = torch.arange(len(x), device=x.device)[:, None]
+            for _ in range(3):
+                x = x[rows, torch.randn(x.shape[:2], device=x.device).argsort(-1)]
+            return x
+
+    model = vit(context)
+    model.tokens = Shuffle()
+    return train_vit(context, model)
+
+
+@plant(
+    "sorted-indexing",
+    ["skip.0"],
+    {**_DETERMINISTIC, "layout-copies": "pixels are flattened for it"},
+)
+def sorted_pixels_unet(context: Context) -> Built:
+    """Pixels of a skip connection sampled by index_select, under deterministic algorithms."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+    class Jitter(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            flat = x.permute(0, 2, 3, 1).flatten(0, 2)
+            near = torch.arange(len(flat), device=x.device) ^ 1
+            for _ in range(3):
+                flat = flat.index_select(0, near)
+            return flat.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
+
+    model = unet(context)
+    model.skip[0] = Jitter()
+    return train_unet(context, model)
+
+
+# duplicate-indices --------------------------------------------------------------------------------
+
+
+class Segments(nn.Module):
+    """Adds one of a few rows to each token, by indexing a parameter."""
+
+    def __init__(self, rows: int, width: int, context: Context) -> None:
+        super().__init__()
+        self.rows = rows
+        dtype, device = torch.bfloat16, context.device
+        self.table = nn.Parameter(torch.zeros(rows, width, dtype=dtype, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        which = torch.arange(x.shape[0] * x.shape[1], device=x.device) * self.rows
+        return x + self.table[(which // len(which)).view(x.shape[:2])]
+
+
+@plant("duplicate-indices", ["extra"], _SORTS)
+def duplicates_segments_gpt(context: Context) -> Built:
+    """Four segment rows for 24,576 tokens."""
+    model = gpt(context)
+    model.extra = Segments(4, model.width, context)
+    return train_gpt(context, model)
+
+
+@plant("duplicate-indices", ["tokens"], _SORTS)
+def duplicates_rows_vit(context: Context) -> Built:
+    """A row embedding of 14 rows, indexed by every token."""
+    model = vit(context)
+    model.tokens = Segments(14, model.width, context)
+    return train_vit(context, model)
+
+
+@plant("duplicate-indices", ["items"], _SORTS)
+def duplicates_skewed_recommender(context: Context) -> Built:
+    """A table indexed by hand, where half of all items are the padding."""
+    model = recommender(context)
+
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_embeddings = model.items.num_embeddings
+            self.weight = nn.Parameter(model.items.weight.detach().clone())
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.weight[ids * (ids % 2)]
+
+    model.items = Table()
+    return train_recommender(context, model)
+
+
+@plant("duplicate-indices", ["out"], _SORTS)
+def duplicates_palette_unet(context: Context) -> Built:
+    """A palette of 16 colours, indexed by every pixel."""
+    model = unet(context)
+
+    class Palette(nn.Module):
+        def __init__(self, out: nn.Module) -> None:
+            super().__init__()
+            self.out = out
+            self.colours = nn.Parameter(torch.zeros(16, 16, device=context.device))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.out(x)
+            colours = self.colours[y[:, :, ::2, ::2].argmax(1)].permute(0, 3, 1, 2)
+            return y + functional.interpolate(colours, scale_factor=2)
+
+    model.out = Palette(model.out)
+    return train_unet(context, model)

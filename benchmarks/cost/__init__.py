@@ -1,0 +1,1 @@
+"""What labels, reading and starting cost."""

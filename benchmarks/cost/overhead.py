@@ -1,0 +1,338 @@
+"""What Backspot costs on a training step, with the profiler off and on.
+
+    python -m benchmarks.cost.overhead [--device cuda] [--seconds 270] [--cases vit,gpt2] [--quick]
+    python -m benchmarks.cost.overhead --pool overhead_cuda.json overhead_cuda_2.json
+
+Every variant runs in every round, in an order drawn anew, so that whatever else the machine does
+meets all alike. In a round a variant is put on the model, takes one step to warm up, and then a few
+steps in a row between two synchronisations, as training makes them: the host may run ahead of the
+GPU. With the profiler on they have a session of their own that starts and stops outside the timed
+steps; which of host and GPU decides a step's time is asked for both, as the profiler slows the
+host. A round's number is that time by the number of steps, and compared are the numbers of one
+round: the median ratio to the plain step of the same round, with a 95% interval from resampling the
+rounds. All rounds without profiler run before the first session. Several runs can be pooled: their
+rounds are then judged as one run's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, Budget, machine, print_table, spread, synchronize, write_json
+
+import numpy as np  # isort: skip
+import torch  # isort: skip
+from benchmarks.cost.overhead_models import CASES, PLAIN, VARIANTS, Case, Training, Variant  # isort: skip
+from torch.profiler import ProfilerActivity, profile  # isort: skip
+
+_RESAMPLES = 4000
+_FEWEST_ROUNDS = 3
+_GPU_BOUND = 0.9  # the host has launched a step well before the GPU is through with it
+_SHARE_OFF = 0.35  # of a case's time: rounds without profiler are the shorter ones
+# A percentage of the plain step that a variant may add, by what decides the step's time.
+_TARGETS = {"off": {"gpu": 1.0, "host": 3.0}, "on": {"gpu": 4.0, "host": 12.0}}
+_OURS = ("instrument", "instrument(depth=2)")
+# Pairs of variants of which the first should be no dearer than the second, profiler on.
+_ORDER = (
+    ("instrument", 'hooks="module"'),
+    ("instrument(depth=2)", 'hooks="module"'),
+    ("instrument(depth=2)", "with_stack=True"),
+)
+
+
+def ratio_interval(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """The median of paired ratios, in percent beyond 1, with its 95% interval by bootstrap."""
+    ratios = (np.asarray(one) / np.asarray(other) - 1.0) * 100.0
+    draw = np.random.default_rng(0).integers(0, len(ratios), (_RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[draw], axis=1), [2.5, 97.5])
+    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
+
+
+def session(variant: Variant, device: str, recorded: bool) -> AbstractContextManager[Any]:
+    if not recorded:
+        return nullcontext()
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, **variant.profiler)
+
+
+def timed_steps(
+    training: Training, variant: Variant, device: str, *, recorded: bool, steps: int
+) -> list[float]:
+    """Milliseconds of a step of a variant, from several in a row."""
+    with variant.around(training.model), session(variant, device, recorded):
+        training.step()
+        synchronize(device)
+        gc.disable()  # a collection hits one step in many, and whichever it likes
+        try:
+            begin = time.perf_counter()
+            for _ in range(steps):
+                training.step()
+            synchronize(device)
+            return [(time.perf_counter() - begin) * 1e3 / steps]
+        finally:
+            gc.enable()
+
+
+def measure(
+    training: Training, device: str, *, recorded: bool, seconds: float, rounds: int, steps: int
+) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
+    """For each variant the steps of every round, and why those that failed did."""
+    rotation = [name for name, v in VARIANTS.items() if recorded or v.without_profiler]
+    times: dict[str, list[list[float]]] = {name: [] for name in rotation}
+    failed: dict[str, str] = {}
+    for name in list(rotation):  # a first round that does not count: caches fill, failures show
+        try:
+            timed_steps(training, VARIANTS[name], device, recorded=recorded, steps=1)
+        except Exception as error:
+            if name == PLAIN:
+                raise
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            rotation.remove(name)
+            del times[name]
+    gc.collect()
+    gc.freeze()
+    budget = Budget(seconds)
+    order = random.Random(0)
+    try:
+        for done in range(rounds):
+            if budget.left <= 0 and done >= _FEWEST_ROUNDS:
+                break
+            order.shuffle(rotation)
+            for name in rotation:
+                times[name].append(
+                    timed_steps(training, VARIANTS[name], device, recorded=recorded, steps=steps)
+                )
+            gc.collect()
+    finally:
+        gc.unfreeze()
+    return times, failed
+
+
+def judge(bound: str, mode: str, times: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Each variant's times, and what it adds to the plain step of the same round."""
+    rounds = {name: [statistics.median(each) for each in of] for name, of in times.items()}
+    variants: dict[str, Any] = {}
+    for name, numbers in rounds.items():
+        added = ratio_interval(numbers, rounds[PLAIN]) if name != PLAIN else None
+        variants[name] = {
+            "step_ms": spread([step for each in times[name] for step in each]),
+            "round_ms": [round(number, 4) for number in numbers],
+            "added_percent": added,
+        }
+        if name in _OURS and added is not None:
+            target = _TARGETS[mode][bound]
+            variants[name]["target_percent"] = target
+            variants[name]["met"] = added["median"] <= target
+    compared = {}
+    if mode == "on":
+        for one, other in _ORDER:
+            if one in rounds and other in rounds:
+                compared[f"{one} against {other}"] = ratio_interval(rounds[one], rounds[other])
+    return {"variants": variants, "compared": compared}
+
+
+def pooled(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The cases of several runs, judged as if all rounds were of one."""
+    cases: dict[str, Any] = {}
+    for name in documents[0]["cases"]:
+        runs = [document["cases"][name] for document in documents]
+        cases[name] = {"what": runs[0]["what"], "modules": runs[0]["modules"]}
+        for mode in ("off", "on"):
+            found = [run[mode] for run in runs]
+            times = {
+                variant: [[ms] for each in found for ms in each["variants"][variant]["round_ms"]]
+                for variant in found[0]["variants"]
+                if all(variant in each["variants"] for each in found)
+            }
+            launching = statistics.mean(each["launching"] for each in found)
+            bound = _bound(launching)
+            cases[name][mode] = {
+                "bound": bound,
+                "launching": launching,
+                **judge(bound, mode, times),
+                "failed": {name: why for each in found for name, why in each["failed"].items()},
+                "rounds": sum(each["rounds"] for each in found),
+            }
+    return cases
+
+
+def bound_by(training: Training, device: str, *, recorded: bool) -> tuple[str, float]:
+    """What decides a plain step's time, and the share of it that the host needs to launch it."""
+    shares = []
+    with session(VARIANTS[PLAIN], device, recorded):
+        training.step()
+        synchronize(device)
+        for _ in range(9):
+            begin = time.perf_counter()
+            training.step()
+            launched = time.perf_counter() - begin
+            synchronize(device)
+            shares.append(launched / (time.perf_counter() - begin))
+    share = statistics.median(shares)
+    return _bound(share), share
+
+
+def _bound(launching: float) -> str:
+    return "gpu" if launching < _GPU_BOUND else "host"
+
+
+def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    budget = Budget(seconds)
+    training = case.build(options.quick)
+    for _ in range(5):
+        training.step()
+    synchronize(case.device)
+    result: dict[str, Any] = {
+        "what": case.what,
+        "modules": len(list(training.model.modules())),
+    }
+    share = {"off": _SHARE_OFF, "on": 1.0}
+    for mode in ("off", "on"):
+        bound, launching = bound_by(training, case.device, recorded=mode == "on")
+        times, failed = measure(
+            training,
+            case.device,
+            recorded=mode == "on",
+            seconds=budget.left * share[mode],
+            rounds=options.rounds,
+            steps=options.steps,
+        )
+        result[mode] = {
+            "bound": bound,
+            "launching": launching,
+            **judge(bound, mode, times),
+            "failed": failed,
+        }
+        result[mode]["rounds"] = len(times[PLAIN])
+    return result
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    print(f"\n{name}: {result.get('what', '')}, {result.get('modules', 0)} modules")
+    if "error" in result:
+        print(f"failed: {result['error']}")
+        return
+    for mode in ("off", "on"):
+        found = result[mode]
+        print(
+            f"{mode}: bound by the {found['bound']}; the host is through with launching "
+            f"after {found['launching']:.0%} of a plain step"
+        )
+    rows = []
+    for variant in VARIANTS:
+        row: list[Any] = [variant]
+        for mode in ("off", "on"):
+            row += _cells(variant, result[mode])
+        rows.append(row)
+    head = []
+    for mode in ("off", "on"):
+        head += [f"{mode}: ms", "quartiles", "added % (95%)", "target"]
+    print_table(["variant", *head], rows)
+    print(f"rounds: {result['off']['rounds']} off, {result['on']['rounds']} on")
+    for pair, ratio in result["on"]["compared"].items():
+        print(f"{pair}, on: {_percent(ratio)}")
+
+
+def _cells(variant: str, mode: dict[str, Any]) -> list[str]:
+    if variant in mode["failed"]:
+        return ["failed", "", "", ""]
+    found = mode["variants"].get(variant)
+    if found is None:
+        return ["—", "", "", ""]
+    step, target = found["step_ms"], ""
+    if "met" in found:
+        verdict = "met" if found["met"] else "missed"
+        target = f"≤ {found['target_percent']:g}: {verdict}"
+    return [
+        f"{step['median']:.2f}",
+        f"{step['low']:.2f}–{step['high']:.2f}",
+        _percent(found["added_percent"]) if found["added_percent"] else "",
+        target,
+    ]
+
+
+def _percent(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:+.1f} ({ratio['low']:+.1f} to {ratio['high']:+.1f})"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="", help="cuda or cpu (default: cuda where there is)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    parser.add_argument("--cases", default="", help="comma-separated names (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the cases and end")
+    parser.add_argument("--seconds", type=float, default=270, help="time for the whole run")
+    parser.add_argument("--rounds", type=int, default=400, help="at most so many rounds a case")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps a variant and round")
+    parser.add_argument("--pool", type=Path, nargs="+", help="show these runs as one; run nothing")
+    parser.add_argument("--out", type=Path, help="where the results go")
+    options = parser.parse_args()
+    if not options.device:
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.quick:
+        options.rounds, options.seconds = min(options.rounds, 3), min(options.seconds, 60)
+    if options.out is None:
+        suffix = "-quick" if options.quick else ""
+        options.out = RESULTS / f"overhead_{options.device}{suffix}.json"
+    return options
+
+
+def main() -> None:
+    options = parse()
+    if options.pool:
+        documents = [json.loads(path.read_text()) for path in options.pool]
+        for name, result in pooled(documents).items():
+            show(name, result)
+        return
+    everything = Budget(options.seconds)
+    names = [name for name, case in CASES.items() if case.device == options.device]
+    if options.cases:
+        wanted = options.cases.split(",")
+        unknown = sorted(set(wanted) - set(names))
+        if unknown:
+            raise SystemExit(f"no such case on {options.device}: {', '.join(unknown)}")
+        names = [name for name in names if name in wanted]
+    if options.list:
+        for name in names:
+            print(f"{name:12}{CASES[name].what}")
+        return
+    warnings.filterwarnings("ignore")
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    document: dict[str, Any] = {
+        "machine": machine(options.device),
+        "quick": options.quick,
+        "steps": options.steps,
+        "cases": {},
+    }
+    for number, name in enumerate(names):
+        seconds = everything.left / (len(names) - number)
+        try:
+            result = run_case(CASES[name], options, seconds)
+        except Exception as error:
+            traceback.print_exc()
+            result = {"what": CASES[name].what, "error": f"{type(error).__name__}: {error}"}
+        document["cases"][name] = result
+        write_json(options.out, document)
+        show(name, result)
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    print(f"\nwritten: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

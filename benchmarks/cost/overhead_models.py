@@ -1,0 +1,201 @@
+"""The models whose steps are timed, and what is put on them meanwhile."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from benchmarks.common import machine  # noqa: F401 - first: it sets the environment that PyTorch reads
+
+import torch  # isort: skip
+from torch.profiler import record_function  # isort: skip
+
+__all__ = ["CASES", "PLAIN", "VARIANTS", "Case", "Training", "Variant"]
+
+_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model and one optimizer step of it."""
+
+    model: torch.nn.Module
+    step: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and where."""
+
+    device: str
+    build: Callable[[bool], Training]
+    what: str
+
+
+def _train(
+    model: torch.nn.Module,
+    loss_of: Callable[[], torch.Tensor],
+    device: str,
+    *,
+    autocast: bool,
+) -> Training:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device == "cuda" or None)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        around: AbstractContextManager[Any] = (
+            torch.autocast(device, dtype=torch.bfloat16) if autocast else nullcontext()
+        )
+        with around:
+            loss = loss_of()
+        loss.backward()
+        optimizer.step()
+
+    return Training(model, step)
+
+
+def _images(
+    name: str,
+    batch: int,
+    *,
+    device: str = "cuda",
+    size: int = 224,
+    channels_last: bool = False,
+    **options: Any,  # noqa: ANN401 - timm's
+) -> Callable[[bool], Training]:
+    def build(quick: bool) -> Training:
+        import timm
+
+        torch.manual_seed(0)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        model = timm.create_model(name, num_classes=_CLASSES, **options)
+        model = model.to(device, memory_format=layout).train()
+        number = min(batch, 4) if quick else batch
+        images = torch.randn(number, 3, size, size, device=device).to(memory_format=layout)
+        labels = torch.randint(_CLASSES, (number,), device=device)
+        loss = torch.nn.CrossEntropyLoss()
+        return _train(model, lambda: loss(model(images), labels), device, autocast=device == "cuda")
+
+    return build
+
+
+def _gpt2(quick: bool, device: str = "cuda") -> Training:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2) if quick else GPT2Config()
+    model = GPT2LMHeadModel(config).to(device).train()
+    shape = (2, 64) if quick else (8, 512)
+    tokens = torch.randint(config.vocab_size, shape, device=device)
+    return _train(
+        model,
+        lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss,
+        device,
+        autocast=device == "cuda",
+    )
+
+
+CASES: Mapping[str, Case] = {
+    "vit": Case("cuda", _images("vit_base_patch16_224", 128), "ViT-B/16, batch 128, bf16 autocast"),
+    "resnet50": Case(
+        "cuda",
+        _images("resnet50", 128, channels_last=True),
+        "ResNet-50, batch 128, channels_last, bf16 autocast",
+    ),
+    "gpt2": Case("cuda", _gpt2, "GPT-2 small, 8 × 512 tokens, bf16 autocast"),
+    "vit-launch": Case(
+        "cuda", _images("vit_base_patch16_224", 2), "ViT-B/16, batch 2, bf16 autocast"
+    ),
+    "tiny-vit": Case(
+        "cpu",
+        _images("vit_tiny_patch16_224", 4, device="cpu", size=64, img_size=64),
+        "ViT-Ti/16 at 64 pixels, batch 4, one thread",
+    ),
+    "convnet": Case(
+        "cpu",
+        _images("resnet18", 4, device="cpu", size=64),
+        "ResNet-18 at 64 pixels, batch 4, one thread",
+    ),
+}
+
+
+# Variants ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to have a step labelled.
+
+    Attributes:
+        around: what stands on the model while its steps are timed.
+        profiler: further arguments of ``torch.profiler.profile``.
+        without_profiler: whether a step with the profiler off says anything.
+    """
+
+    around: Callable[[torch.nn.Module], AbstractContextManager[Any]]
+    profiler: Mapping[str, Any] = field(default_factory=dict)
+    without_profiler: bool = True
+
+
+def _plain(model: torch.nn.Module) -> AbstractContextManager[Any]:
+    return nullcontext(model)
+
+
+def _instrumented(**options: Any) -> Callable[[torch.nn.Module], AbstractContextManager[Any]]:  # noqa: ANN401
+    def around(model: torch.nn.Module) -> AbstractContextManager[Any]:
+        import backspot
+
+        return backspot.instrument(model, **options)
+
+    return around
+
+
+@contextmanager
+def _lightning_labels(model: torch.nn.Module) -> Iterator[None]:
+    """Forward labels as Lightning's profiler writes them: a record function a module call."""
+    open_ranges: dict[str, Any] = {}
+
+    def start(label: str, *_: object) -> None:
+        opened = record_function(label)
+        opened.__enter__()
+        open_ranges[label] = opened
+
+    def stop(label: str, *_: object) -> None:
+        opened = open_ranges.pop(label, None)
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    handles = []
+    for path, module in model.named_modules():
+        label = f"[pl][module]{type(module).__module__}.{type(module).__name__}: {path}"
+        handles.append(module.register_forward_pre_hook(partial(start, label)))
+        handles.append(module.register_forward_hook(partial(stop, label)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _takes(option: str) -> bool:
+    import backspot
+
+    return option in inspect.signature(backspot.instrument).parameters
+
+
+PLAIN = "nothing"
+
+VARIANTS: dict[str, Variant] = {
+    PLAIN: Variant(_plain),
+    "instrument": Variant(_instrumented()),
+    "instrument(depth=2)": Variant(_instrumented(depth=2)),
+    'hooks="module"': Variant(_instrumented(hooks="module")),
+    "with_stack=True": Variant(_plain, {"with_stack": True}, without_profiler=False),
+    "Lightning's labels": Variant(_lightning_labels),
+}
+if _takes("lines"):
+    VARIANTS["instrument(lines=True)"] = Variant(_instrumented(lines=True))

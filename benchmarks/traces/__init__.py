@@ -1,0 +1,1 @@
+"""Traces as files: a plain second reading, copies of a step, trimming."""

@@ -1,0 +1,1 @@
+"""From a trace's events to a report: whose the time is, how much it is, and why."""

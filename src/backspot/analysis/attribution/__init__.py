@@ -1,0 +1,1 @@
+"""Whose: the module that owns each autograd node and each piece of device work."""

@@ -1,0 +1,205 @@
+"""Recomputation: the stretches of forward code that activation checkpointing runs inside a node.
+
+Modules that run again bear their labels. The code around them, the checkpointed function's own,
+bears none, and would pass for the work of whichever node happened to need the first tensor. It is
+told by its operators: they number autograd nodes, as operators in a forward do and those of a
+backward do not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from backspot.analysis.attribution.passes import separators, top_nodes
+from backspot.analysis.attribution.spans import EVALUATE, Spans, nest
+from backspot.analysis.timeline import NOTHING, grouped, merged
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints
+from backspot.trace.labels import parse_label
+
+__all__ = ["NO_CALLER", "find_recomputation"]
+
+NO_CALLER = -2
+"""The caller of a stretch whose function was checkpointed outside of every module."""
+
+_NEIGHBOURS = 8
+_REENTRANT = "CheckpointFunction"
+
+
+def find_recomputation(events: Events, spans: Spans) -> Spans:
+    """Add a span for each stretch of code that runs again around modules, or without any.
+
+    Args:
+        events: the trace.
+        spans: its module calls and nodes.
+    """
+    operators, node = _operators(events, spans)
+    numbered = _numbered(events, operators)
+    if not numbered.any():
+        return spans
+    recomputing = _recomputing(events, spans, node, numbered)
+    kept = numbered & np.isin(node, recomputing)
+    if not kept.any():
+        return spans
+    start, end = events.start[operators[kept]], events.end[operators[kept]]
+    pieces: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for at, (begin, finish) in zip(
+        node[kept].tolist(), zip(start.tolist(), end.tolist(), strict=True), strict=True
+    ):
+        pieces[at].append((begin, finish, NOTHING))
+    for span in np.flatnonzero(np.isin(spans.parent, recomputing)).tolist():
+        pieces[int(spans.parent[span])].append((int(spans.start[span]), int(spans.end[span]), span))
+    calls_of = _CallsOf(spans)
+    stretches = [
+        (begin, finish, int(spans.thread[at]), _caller(spans, at, calls, calls_of))
+        for at, found in pieces.items()
+        for begin, finish, calls in _stretches(spans, sorted(found))
+    ]
+    added = np.array(stretches, np.int64).reshape(-1, 4)
+    if not len(added):
+        return spans
+    nothing = np.full(len(added), NOTHING, np.int64)
+    begin = np.concatenate([spans.start, added[:, 0]])
+    finish = np.concatenate([spans.end, added[:, 1]])
+    thread = np.concatenate([spans.thread, added[:, 2]])
+    parent, nesting = nest(begin, finish, thread)
+    return replace(
+        spans,
+        start=begin,
+        end=finish,
+        thread=thread,
+        module=np.concatenate([spans.module, nothing]),
+        node=np.concatenate([spans.node, nothing]),
+        marked=np.concatenate([spans.marked, nothing]),
+        caller=np.concatenate([spans.caller, added[:, 3]]),
+        parent=parent,
+        nesting=nesting,
+    )
+
+
+def _numbered(events: Events, operators: Ints) -> np.ndarray:
+    """Whether autograd numbers each of these as it does a forward's operators."""
+    found: np.ndarray = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
+    return found
+
+
+def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
+    """The operators directly in a node, not in another operator, and the span of that node.
+
+    None where none is numbered, as in most traces.
+    """
+    label = np.array([parse_label(name) is not None for name in events.names], bool)
+    plain = ~label & ~events.name_mask(EVALUATE)
+    operators = events.chosen(plain, Category.OPERATOR)
+    operators = operators[events.forward_thread[operators] <= 0]
+    around = spans.of(events, operators)
+    # The event of the node itself has no thread of its forward where it is AccumulateGrad's.
+    named = {name: index for index, name in enumerate(spans.node_names)}
+    node_of_name = np.array([named.get(name, NOTHING - 1) for name in events.names], np.int64)
+    itself = np.append(spans.node, NOTHING)[around] == node_of_name[events.name[operators]]
+    operators = operators[np.append(spans.is_node, False)[around] & ~itself]
+    found: list[Ints] = []
+    nodes: list[Ints] = []
+    if not _numbered(events, operators).any():
+        operators = operators[:0]
+    for _, mine in grouped(events.thread[operators]):
+        mine = operators[mine]
+        mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
+        before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
+        mine = mine[events.start[mine] >= before]
+        found.append(mine)
+        nodes.append(spans.of(events, mine))
+    empty = np.empty(0, np.int64)
+    return np.concatenate([empty, *found]), np.concatenate([empty, *nodes])
+
+
+def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray) -> Ints:
+    """The nodes with numbered operators where their neighbours in the pass have none.
+
+    With ``create_graph=True`` every node's operators are numbered; then none of them recomputes as
+    far as can be told. But what a reentrant checkpoint numbers is what it runs again, and the pass
+    that it starts never creates a graph.
+    """
+    nodes = merged(node)
+    does = np.isin(nodes, node[numbered])
+    is_checkpoint = np.array([_REENTRANT in name for name in spans.node_names] + [False], bool)
+    within = np.append(is_checkpoint[spans.node], False)
+    rare = does & (within[nodes] | within[spans.parent[nodes]])
+    between = separators(events, spans, top_nodes(spans) >= 0)
+    # What starts a pass, or ends one, runs where the forward does.
+    times = [between[thread] for thread in spans.nesting if thread in between]
+    starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
+    # A pass within a node is one of its own: it may create a graph where the outer one does not.
+    order = np.lexsort((spans.start[nodes], spans.parent[nodes], spans.thread[nodes]))
+    place, mine = np.arange(len(order)), nodes[order]
+    run = np.searchsorted(starts, spans.start[mine])
+    begins = np.ones(len(mine), bool)
+    begins[1:] = False
+    for column in (spans.thread[mine], spans.parent[mine], run):
+        begins[1:] |= column[1:] != column[:-1]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(mine))
+    group = np.cumsum(begins) - 1
+    low = np.maximum(place - _NEIGHBOURS, first[group])
+    high = np.minimum(place + _NEIGHBOURS + 1, last[group])
+    summed = np.concatenate([[0], np.cumsum(does[order])])
+    around = summed[high] - summed[low]
+    rare[order] |= does[order] & (2 * around <= high - low)
+    found: Ints = nodes[rare]
+    return found
+
+
+def _stretches(
+    spans: Spans, pieces: list[tuple[int, int, int]]
+) -> list[tuple[int, int, list[int]]]:
+    """Runs of operators and module calls, cut where a node runs: begin, end, and the calls."""
+    result: list[tuple[int, int, list[int]]] = []
+    run: list[tuple[int, int, int]] = []
+    for piece in [*pieces, (0, 0, NO_CALLER)]:
+        if piece[2] == NO_CALLER or (piece[2] >= 0 and spans.node[piece[2]] >= 0):
+            if any(span == NOTHING for _, _, span in run):
+                calls = [span for _, _, span in run if span >= 0]
+                result.append((run[0][0], max(finish for _, finish, _ in run), calls))
+            run = []
+        else:
+            run.append(piece)
+    return result
+
+
+class _CallsOf:
+    """Each module's calls by start."""
+
+    def __init__(self, spans: Spans) -> None:
+        index = np.arange(len(spans.start))
+        self._order = np.lexsort((-index, spans.start, spans.module))
+        self._module = spans.module[self._order]
+        self._start = spans.start[self._order]
+
+    def before(self, module: int, time: int) -> Iterator[int]:
+        """The calls of a module that start before a time, the last one first."""
+        low, high = np.searchsorted(self._module, (module, module + 1)).tolist()
+        high = low + int(np.searchsorted(self._start[low:high], time))
+        return map(int, reversed(self._order[low:high]))
+
+
+def _caller(spans: Spans, node: int, calls: list[int], calls_of: _CallsOf) -> int:
+    """The call that the function was checkpointed in, told by the modules that it calls.
+
+    Their first run, in the forward, lies directly in it. ``NOTHING`` means the owner of the node:
+    without modules in it the function is the node's owner's own code; and a reentrant checkpoint
+    has a node of its own, made by the caller.
+    """
+    if _REENTRANT in spans.node_names[spans.node[node]]:
+        return NOTHING
+    for call in calls:
+        for first in calls_of.before(int(spans.module[call]), int(spans.start[node])):
+            around = int(spans.parent[first])
+            if around < 0:
+                return NO_CALLER
+            if spans.module[around] >= 0:
+                return around
+    return NOTHING

@@ -1,0 +1,303 @@
+"""The spans on the host that own work: module calls in forward, autograd nodes in backward.
+
+Found by name alone. Whose labels name the modules is decided here, once, for the whole trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, numbered
+from backspot.results.report import LabelSource
+from backspot.trace import Category, Events
+from backspot.trace.events import MODULE_CALL, Ints
+from backspot.trace.labels import Kind, parse_label
+
+__all__ = ["EVALUATE", "Module", "Spans", "find_spans", "nest"]
+
+EVALUATE = "autograd::engine::evaluate_function: "
+"""How autograd's engine names the execution of one node, hooks and summing of gradients
+included."""
+
+_LIGHTNING = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
+_REGION = "Torch-Compiled Region: "
+_ROUNDING = 2_000  # nanoseconds: old traces are whole microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module that labels name, or a compiled region that no label stands around.
+
+    Attributes:
+        path: the module's path; the region's name as the profiler writes it.
+        class_name: the module's class.
+        root: the path of the outermost module around it.
+        is_region: true for a compiled region: no module is known for it.
+    """
+
+    path: str
+    class_name: str
+    root: str
+    is_region: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Module calls and autograd nodes of all threads; arrays with one entry a span.
+
+    A span that is neither is a stretch of code that checkpointing runs again.
+
+    Attributes:
+        start: nanoseconds.
+        end: nanoseconds.
+        thread: index into ``Events.threads``.
+        module: index into ``modules`` for a module's call, ``NOTHING`` for a node.
+        node: index into ``node_names`` for a node, ``NOTHING`` for a module's call.
+        marked: for a node, the module that a marker in it names, else ``NOTHING``.
+        caller: for a stretch of code that runs again, the module's call that checkpointed it.
+        parent: the span directly around, ``NOTHING`` for none.
+        modules: the modules that labels name.
+        node_names: names of autograd nodes.
+        nesting: each thread's spans: their indices, and how they nest.
+        source: whose labels these are.
+        unmarked: tensors that the live half could not safely mark.
+    """
+
+    start: Ints
+    end: Ints
+    thread: Ints
+    module: Ints
+    node: Ints
+    marked: Ints
+    caller: Ints
+    parent: Ints
+    modules: tuple[Module, ...]
+    node_names: tuple[str, ...]
+    nesting: dict[int, tuple[Ints, Nesting]]
+    source: LabelSource
+    unmarked: int
+    _of: list[np.ndarray] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def is_node(self) -> np.ndarray:
+        """Whether each span is an autograd node."""
+        return self.node >= 0
+
+    def at(self, thread: int, times: Ints) -> Ints:
+        """The innermost span on ``thread`` at each of ``times``."""
+        if thread not in self.nesting:
+            return np.full(len(times), NOTHING, np.int64)
+        indices, nesting = self.nesting[thread]
+        found = nesting.timeline.at(times)
+        return np.where(found >= 0, np.append(indices, NOTHING)[found], NOTHING)
+
+    def of(self, events: Events, index: Ints) -> Ints:
+        """The innermost span on its thread at the start of each of these events of the host."""
+        if not self._of:
+            found = np.full(len(events.start), NOTHING, np.int32)
+            for thread, mine in grouped(events.thread):
+                found[mine] = self.at(thread, events.start[mine])
+            self._of.append(found)
+        chosen: Ints = self._of[0][index].astype(np.int64)
+        return chosen
+
+    def any_starts(self, threads: Ints, after: Ints, before: Ints) -> np.ndarray:
+        """Whether a span starts between two times, neither included, each on its own thread."""
+        found = np.zeros(len(threads), bool)
+        for thread, mine in grouped(threads):
+            edges = self.nesting[thread][1].timeline.edges
+            low = np.searchsorted(edges, after[mine], side="right")
+            found[mine] = np.searchsorted(edges, before[mine], side="left") > low
+        return found
+
+
+def find_spans(events: Events) -> Spans:
+    """Find the module calls and the autograd nodes of a trace."""
+    source, calls, identity = _module_calls(events)
+    nodes, node_names, node = _nodes(events)
+    index = np.concatenate([calls, nodes])
+    start, end, thread = events.start[index], events.end[index], events.thread[index]
+    parent, nesting = nest(start, end, thread)
+    called = np.concatenate([identity, np.full(len(nodes), NOTHING, np.int64)])
+    modules, called = _modules(events, source, called, parent, start, end)
+    unmarked = np.array(
+        [
+            (label := parse_label(name)) is not None and label.kind is Kind.UNMARKED
+            for name in events.names
+        ],
+        bool,
+    )
+    spans = Spans(
+        start=start,
+        end=end,
+        thread=thread,
+        module=called,
+        node=np.concatenate([np.full(len(calls), NOTHING, np.int64), node]),
+        marked=np.full(len(index), NOTHING, np.int64),
+        caller=np.full(len(index), NOTHING, np.int64),
+        parent=parent,
+        modules=modules,
+        node_names=node_names,
+        nesting=nesting,
+        source=source,
+        unmarked=int(unmarked[events.name].sum()) if unmarked.any() else 0,
+    )
+    _mark(events, spans)
+    return _with_regions(events, spans)
+
+
+def _with_regions(events: Events, spans: Spans) -> Spans:
+    """Add the compiled regions that no module's call and no node stands around.
+
+    Where a whole call is compiled, hooks and all, no label can be written in it.
+    """
+    names = events.name_mask(_REGION)
+    regions = events.chosen(names, Category.OPERATOR, Category.ANNOTATION)
+    index = regions[spans.of(events, regions) < 0]
+    if not len(index):
+        return spans
+    used, which = numbered(events.name[index])
+    added = tuple(Module(events.names[name], "", events.names[name], True) for name in used)
+    nothing = np.full(len(index), NOTHING, np.int64)
+    start = np.concatenate([spans.start, events.start[index]])
+    end = np.concatenate([spans.end, events.end[index]])
+    thread = np.concatenate([spans.thread, events.thread[index]])
+    parent, nesting = nest(start, end, thread)
+    return replace(
+        spans,
+        start=start,
+        end=end,
+        thread=thread,
+        module=np.concatenate([spans.module, which + len(spans.modules)]),
+        node=np.concatenate([spans.node, nothing]),
+        marked=np.concatenate([spans.marked, nothing]),
+        caller=np.concatenate([spans.caller, nothing]),
+        parent=parent,
+        modules=spans.modules + added,
+        nesting=nesting,
+    )
+
+
+def _mark(events: Events, spans: Spans) -> None:
+    """Note for each node the module that a marker directly in it names."""
+    known = {(m.path, m.class_name): index for index, m in enumerate(spans.modules)}
+    labels = [parse_label(name) for name in events.names]
+    named = np.array(
+        [
+            known.get((label.path, label.class_name), NOTHING)
+            if label is not None and label.kind is Kind.BACKWARD
+            else NOTHING
+            for label in labels
+        ],
+        np.int64,
+    )
+    if not (named >= 0).any():
+        return
+    markers = events.chosen(named >= 0, Category.OPERATOR, Category.ANNOTATION)
+    span = spans.of(events, markers)
+    at = (span >= 0) & np.append(spans.is_node, False)[span]
+    spans.marked[span[at]] = named[events.name[markers[at]]]
+
+
+def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[Ints, Nesting]]]:
+    """Each span's parent; and for each thread its spans' indices and how they nest."""
+    parent = np.full(len(start), NOTHING, np.int64)
+    nesting: dict[int, tuple[Ints, Nesting]] = {}
+    for number, mine in grouped(thread):
+        nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
+        nesting[number] = (mine, nested)
+        parent[mine] = np.where(
+            nested.parent >= 0, np.append(mine, NOTHING)[nested.parent], NOTHING
+        )
+    return parent, nesting
+
+
+def _nodes(events: Events) -> tuple[Ints, tuple[str, ...], Ints]:
+    """The executions of autograd nodes: event indices, names, and each one's name."""
+    index = events.named(Category.OPERATOR, EVALUATE)
+    if not len(index):
+        # Before torch 1.9 the engine recorded the nodes alone.
+        operators = events.of(Category.OPERATOR)
+        index = operators[events.forward_thread[operators] > 0]
+    used, node = numbered(events.name[index])
+    names = tuple(events.names[name].removeprefix(EVALUATE) for name in used.tolist())
+    return index, names, node.astype(np.int64)
+
+
+def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
+    """Whose labels there are; the event indices of the calls; and each one's name index."""
+
+    def ours(name: str) -> bool:
+        label = parse_label(name)
+        return label is not None and label.kind is Kind.FORWARD
+
+    sources: tuple[tuple[LabelSource, Callable[[str], bool], tuple[Category, ...]], ...] = (
+        ("backspot", ours, (Category.OPERATOR, Category.ANNOTATION)),
+        ("lightning", lambda name: bool(_LIGHTNING.match(name)), (Category.ANNOTATION,)),
+        ("python", lambda name: name.startswith(MODULE_CALL), (Category.MODULE_CALL,)),
+    )
+    for source, is_label, categories in sources:
+        mask = np.fromiter(map(is_label, events.names), bool, len(events.names))
+        index = events.chosen(mask, *categories)
+        if len(index):
+            return source, index, events.name[index]
+    empty = np.empty(0, np.int64)
+    return "none", empty, empty
+
+
+def _modules(
+    events: Events, source: LabelSource, called: Ints, parent: Ints, start: Ints, end: Ints
+) -> tuple[tuple[Module, ...], Ints]:
+    """Turn the calls' name indices into modules with paths and roots."""
+    calls = np.flatnonzero(called >= 0)
+    calls = calls[np.lexsort((-end[calls], start[calls]))]
+    name_of = np.append(called, NOTHING)
+    # A call's nearest enclosing call, whatever nodes lie between.
+    outer = parent[calls]
+    while (between := (outer >= 0) & (name_of[outer] < 0)).any():
+        outer[between] = parent[outer[between]]
+    identities: dict[int, tuple[str, str]] = {}
+    root_of: dict[str, str] = {}
+    names: dict[tuple[str, str], int] = {}
+    settled: set[tuple[int, int]] = set()  # what would change nothing now
+    for pair in zip(called[calls].tolist(), name_of[outer].tolist(), strict=True):
+        if pair in settled:
+            continue
+        settled.add(pair)
+        name, around = pair
+        outer_path = identities[around][0] if around >= 0 else ""
+        if name not in identities:
+            identities[name] = _identity(events.names[name], source, outer_path)
+        path, _ = identities[name]
+        names.setdefault(identities[name], len(names))
+        if around >= 0:
+            outermost = root_of.get(outer_path, outer_path)
+            if outermost == "" or path.startswith(f"{outermost}."):
+                root = outermost if path != outermost else root_of.get(path, path)
+                if root_of.get(path) != root:
+                    root_of[path] = root
+                    settled.clear()
+    modules = tuple(Module(path, class_name, root_of.get(path, path)) for path, class_name in names)
+    number = np.full(len(events.names) + 1, NOTHING, np.int64)
+    for name, identity in identities.items():
+        number[name] = names[identity]
+    return modules, number[called]
+
+
+def _identity(name: str, source: LabelSource, around: str) -> tuple[str, str]:
+    """Path and class from a label; ``around`` is the path of the call around the first one."""
+    if source == "backspot":
+        label = parse_label(name)
+        assert label is not None  # noqa: S101 - only names that parse come here
+        return label.path, label.class_name
+    if source == "lightning":
+        match = _LIGHTNING.match(name)
+        assert match is not None  # noqa: S101 - as above
+        return match["path"], match["class_name"].rpartition(".")[2]
+    instance = name.removeprefix(MODULE_CALL)
+    class_name = instance.rpartition("_")[0] or instance
+    return (f"{around}.{instance}" if around else instance), class_name

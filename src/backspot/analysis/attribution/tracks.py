@@ -1,0 +1,212 @@
+"""Ownership as tracks of nested spans: which module's backward runs when, and on what.
+
+A module's span covers consecutive work of that module and of those inside it, so spans of one track
+lie inside each other or apart, by the way in which they are made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.attribution.ownership import ENGINE, NO_LAUNCH, SPECIAL, Ownership
+from backspot.analysis.attribution.spans import Module
+from backspot.analysis.timeline import NOTHING, distinct
+from backspot.results.grouping import parents_of
+from backspot.trace import Events
+from backspot.trace.events import Ints
+
+__all__ = ["Arrow", "Track", "TrackSpan", "find_arrows", "find_tracks"]
+
+
+@dataclass(slots=True)
+class TrackSpan:
+    """One module's stretch of a track.
+
+    Attributes:
+        start: nanoseconds.
+        end: nanoseconds.
+        owner: as ``Ownership.owner`` counts.
+        depth: how many spans of the track lie around it.
+        run: the pass; a span never reaches into another.
+    """
+
+    start: int
+    end: int
+    owner: int
+    depth: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One host thread's or device queue's spans.
+
+    Attributes:
+        thread: index into ``Events.threads``.
+        on_device: whether that is a device's queue.
+        spans: by start, those around before those inside.
+    """
+
+    thread: int
+    on_device: bool
+    spans: list[TrackSpan]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """From a module's call in forward to where its backward begins.
+
+    Attributes:
+        call: index of a span of ``Ownership.spans``.
+        track: index of a track.
+        span: index of one of its spans.
+    """
+
+    call: int
+    track: int
+    span: int
+
+
+def find_tracks(ownership: Ownership) -> list[Track]:
+    """The tracks of the threads that ran nodes, and of the queues that worked for them."""
+    parents = _parents(ownership.spans.modules)
+    depths = _depths(parents)
+    tracks = [
+        Track(thread, False, _nested(_on_host(ownership, thread), parents, depths))
+        for thread in ownership.passes.threads
+    ]
+    tracks += [
+        Track(queue, True, _nested(_on_device(ownership, queue), parents, depths))
+        for queue in distinct(ownership.work.queue[ownership.work.run >= 0])
+    ]
+    return [track for track in tracks if track.spans]
+
+
+def find_arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[Arrow]:
+    """An arrow for each call and each pass that ran nodes which the call, or one inside it, made.
+
+    It leads to the first span that the module has on a host thread in that pass.
+    """
+    spans, of_span = ownership.spans, ownership.passes.of_span
+    nodes = np.flatnonzero(spans.is_node & (of_span >= 0) & (ownership.join.operator >= 0))
+    operator = ownership.join.operator[nodes]
+    around = spans.of(events, operator)
+    parent, module, run_of = spans.parent.tolist(), spans.module.tolist(), of_span.tolist()
+    made: set[tuple[int, int]] = set()
+    for call, run in set(zip(around.tolist(), of_span[nodes].tolist(), strict=True)):
+        at = call
+        while at >= 0 and (at, run) not in made:
+            made.add((at, run))
+            at = parent[at]
+    first: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for number, track in enumerate(tracks):
+        if track.on_device:
+            continue
+        for index, span in enumerate(track.spans):
+            here = (span.start, number, index)
+            key = (span.owner, span.run)
+            first[key] = min(first.get(key, here), here)
+    arrows = []
+    for call, run in sorted(made):
+        target = first.get((module[call] + len(SPECIAL), run))
+        # What checkpointing runs again is backward itself.
+        if module[call] >= 0 and run_of[call] < 0 and target and target[0] > spans.start[call]:
+            arrows.append(Arrow(call, target[1], target[2]))
+    return arrows
+
+
+def _parents(modules: tuple[Module, ...]) -> list[int]:
+    """For each owner the one directly around it, ``NOTHING`` for none."""
+    known: dict[str, dict[str, int]] = defaultdict(dict)
+    for index, module in enumerate(modules, len(SPECIAL)):
+        if not module.is_region:
+            known[module.root].setdefault(module.path, index)
+    parents = [NOTHING] * (len(SPECIAL) + len(modules))
+    around = {
+        root: parents_of(modules[index - len(SPECIAL)] for index in paths.values())
+        for root, paths in known.items()
+    }
+    for index, module in enumerate(modules, len(SPECIAL)):
+        outer = None if module.is_region else around[module.root][module.path]
+        if outer is not None:
+            parents[index] = known[module.root][outer]
+    return parents
+
+
+def _depths(parents: list[int]) -> list[int]:
+    """How many owners lie around each."""
+    depths = [NOTHING] * len(parents)
+    for owner in range(len(parents)):
+        way = [owner]
+        while depths[way[-1]] < 0 and parents[way[-1]] >= 0:
+            way.append(parents[way[-1]])
+        depth = max(0, depths[way[-1]])
+        for at in reversed(way):
+            depths[at], depth = depth, depth + 1
+    return depths
+
+
+_Piece = tuple[int, int, int, int]
+"""Start, end, owner, pass; without a pass it is no backward."""
+
+
+def _on_host(ownership: Ownership, thread: int) -> Iterable[_Piece]:
+    """What the thread executes, the innermost at each moment."""
+    indices, nesting = ownership.spans.nesting[thread]
+    edges, values = nesting.timeline.edges, nesting.timeline.values[:-1]
+    held = np.flatnonzero(values >= 0)
+    span = indices[values[held]]
+    columns = (edges[held], edges[held + 1], ownership.owner[span], ownership.passes.of_span[span])
+    return _rows(columns)
+
+
+def _on_device(ownership: Ownership, queue: int) -> Iterable[_Piece]:
+    """What the queue executes, by start."""
+    work = ownership.work
+    mine = np.flatnonzero(work.queue == queue)
+    span = work.span[mine]
+    owner = np.where(span >= 0, np.append(ownership.owner, ENGINE)[span], ENGINE)
+    owner[work.launch[mine] < 0] = NO_LAUNCH
+    return _rows((work.start[mine], work.end[mine], owner, work.run[mine]))
+
+
+def _rows(columns: tuple[Ints, Ints, Ints, Ints]) -> Iterable[_Piece]:
+    start, end, owner, run = (column.tolist() for column in columns)
+    return zip(start, end, owner, run, strict=True)
+
+
+def _nested(pieces: Iterable[_Piece], parents: list[int], depths: list[int]) -> list[TrackSpan]:
+    spans: list[TrackSpan] = []
+    around: list[TrackSpan] = []  # all of one pass
+    until: int | None = None
+    for begin, end, owner, run in pieces:
+        start = begin if until is None else max(begin, until)
+        if end <= start:
+            continue
+        # From the owner outwards, as far as what lies around it does not lie there already.
+        opened: list[int] = []
+        at = NOTHING if run < 0 else owner
+        same_run = bool(around) and around[0].run == run
+        while at >= 0 and not (
+            same_run and depths[at] < len(around) and around[depths[at]].owner == at
+        ):
+            opened.append(at)
+            at = parents[at]
+        same = 0 if at < 0 else depths[at] + 1
+        _end(around[same:], until)
+        del around[same:]
+        until = end
+        for inner in reversed(opened):
+            around.append(TrackSpan(start, end, inner, len(around), run))
+            spans.append(around[-1])
+    _end(around, until)
+    return spans
+
+
+def _end(spans: list[TrackSpan], time: int | None) -> None:
+    for span in spans:
+        span.end = span.end if time is None else time

@@ -1,0 +1,1 @@
+"""The rules: what can make a step slow, one cause a file."""

@@ -1,0 +1,1 @@
+"""Two reports become one comparison: what changed, and what is only noise."""

@@ -1,0 +1,418 @@
+"""What a report says in words, whatever the form: the answer, its setting, and what to mistrust.
+
+A sentence is a list of parts, so that each form can set names and numbers in its own way, and can
+escape them: every name comes from a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from backspot.formatting import counted, duration, percent
+from backspot.results.report import (
+    By,
+    Finding,
+    LineCost,
+    NodeCost,
+    OperatorCost,
+    Phase,
+    PhaseName,
+    Place,
+    Report,
+    Row,
+    Sort,
+)
+
+__all__ = [
+    "HEADING",
+    "KINDS",
+    "Part",
+    "Selection",
+    "answer",
+    "answered",
+    "by_operator",
+    "cost_of",
+    "coverage",
+    "heaviest",
+    "heaviest_line",
+    "kept_phases",
+    "made_by",
+    "node_name",
+    "notes",
+    "operators_by",
+    "phase_text",
+    "remedies",
+    "select",
+    "setting",
+    "time_of",
+    "worth",
+]
+
+Part = tuple[Literal["text", "name", "node", "number"], str]
+
+_DIFFUSE = 0.10
+"""Where the first row takes less than this, layers that repeat may tell more together."""
+_MOSTLY = 0.5
+_PARTLY = 0.25
+"""Where more of a time than this is idle, the answer says so; where most is, it says that first."""
+_UNOWNED = 0.25
+"""Where more than this has no module as its owner, the answer itself has to say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that a table shows, and what it leaves out.
+
+    Attributes:
+        shown: the ranked modules (or groups of modules).
+        hidden: those that cost something but lie beyond the limit.
+        idle: how many modules cost the backward nothing.
+        unowned: what no module owns; it is not ranked among the modules.
+    """
+
+    shown: tuple[Row, ...]
+    hidden: tuple[Row, ...]
+    idle: int
+    unowned: tuple[Row, ...]
+
+
+def select(report: Report, *, top: int | None, depth: int | None, sort: Sort, by: By) -> Selection:
+    """Choose the rows for a table; the arguments are those of ``Report.top``."""
+    # Without rows this costs nothing, and complains about what cannot be meant.
+    replace(report, modules=()).top(top, depth=depth, sort=sort, by=by)
+    ranked = report.top(depth=depth, sort=sort, by=by)
+    modules = [row for row in ranked if row.is_module and _costs(row)]
+    limit = len(modules) if top is None else top
+    return Selection(
+        shown=tuple(modules[:limit]),
+        hidden=tuple(modules[limit:]),
+        idle=sum(row.members for row in ranked if row.is_module and not _costs(row)),
+        unowned=tuple(row for row in ranked if not row.is_module and _costs(row)),
+    )
+
+
+def time_of(cost: Row | NodeCost | OperatorCost | LineCost, sort: Sort) -> int:
+    """The time that a ranking goes by, in nanoseconds over all steps."""
+    return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
+
+
+def heaviest(row: Row, sort: Sort) -> NodeCost | None:
+    """The node that takes most of the row's time, or ``None`` where it has none."""
+    return max(row.nodes, key=lambda node: time_of(node, sort), default=None)
+
+
+def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
+    """The line of source that made most of the row's heaviest node, where the trace tells."""
+    node = heaviest(row, sort)
+    made = [line for line in row.lines if node is not None and line.node == node.name]
+    return max(made, key=lambda line: time_of(line, sort), default=None)
+
+
+def made_by(line: LineCost) -> str:
+    """A line of source as people say it: the one that made a node, or that called what did."""
+    return line.place if line.exact else f"called at {line.place}"
+
+
+_SAID = {
+    "(recompute)": "forward work run again",
+    "(before a graph's replay)": "the GPU idle before a CUDA graph's replay",
+}
+"""What stands among the nodes and is none, as people say it."""
+
+
+def node_name(name: str) -> str:
+    """A node's name without the namespace that says nothing."""
+    return name.removeprefix("torch::autograd::")
+
+
+def operators_by(report: Report, sort: Sort) -> list[OperatorCost]:
+    """The autograd nodes by name, the most expensive first."""
+    return sorted(report.operators, key=lambda op: (-time_of(op, sort), -op.wall_ns, op.name))
+
+
+def by_operator(report: Report) -> bool:
+    """Whether no module has any cost, so that only nodes can be ranked."""
+    return not any(row.is_module and _costs(row) for row in report.modules)
+
+
+def answer(report: Report, *, depth: int | None, sort: Sort, by: By) -> list[Part]:
+    """One sentence: what makes the backward slow."""
+    if sort == "gpu" and not report.gpu_ns:
+        return [("text", "The trace holds no GPU time to rank by; --sort wall or cpu will do.")]
+    whole = {
+        "wall": "the backward",
+        "gpu": "the backward's GPU time",
+        "cpu": "the backward's CPU time",
+    }[sort]
+    if by_operator(report):
+        return _answer_by_node(report, sort, whole)
+    chosen = select(report, top=None, depth=depth, sort=sort, by=by)
+    first = chosen.shown[0]
+    row = answered(report, depth=depth, sort=sort, by=by)
+    if row is None:
+        return [("text", f"No module takes any of {whole}.")]
+    parts = _takes(report, row, sort, whole)
+    if row.members > first.members:
+        parts += [
+            ("text", "; no single module takes more than "),
+            ("number", percent(report.share(first, sort))),
+        ]
+    unowned = sum(report.share(row, sort) for row in chosen.unowned)
+    if unowned > _UNOWNED:
+        parts += [("text", "; "), ("number", percent(unowned)), ("text", " belongs to no module")]
+    return parts
+
+
+def answered(report: Report, *, depth: int | None, sort: Sort, by: By) -> Row | None:
+    """The row that the answer is about, ``None`` where no module takes any of that time."""
+    if by_operator(report):
+        return None
+    first = select(report, top=1, depth=depth, sort=sort, by=by).shown[0]
+    if not time_of(first, sort):
+        return None
+    if by == "path" and report.share(first, sort) < _DIFFUSE:
+        layers = select(report, top=1, depth=depth, sort=sort, by="pattern").shown[0]
+        if layers.members > 1 and time_of(layers, sort) >= 2 * time_of(first, sort):
+            return layers
+    return first
+
+
+def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
+    reason = (
+        "The trace names no modules"
+        if report.source == "none"
+        else "No module owns any of the backward"
+    )
+    ranked = operators_by(report, sort)
+    total = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
+    if not ranked or not total or not time_of(ranked[0], sort):
+        return [("text", f"{reason}, and no autograd node takes any time.")]
+    time = time_of(ranked[0], sort)
+    said = _SAID.get(ranked[0].name)
+    parts: list[Part] = (
+        [("text", f"{reason}; {said}")]
+        if said
+        else [("text", f"{reason}; of its autograd nodes "), ("node", node_name(ranked[0].name))]
+    )
+    idle = _idle(ranked[0], sort)
+    if idle >= _MOSTLY * time and not said:
+        return parts + _waits(report, ranked[0], idle, "itself takes")
+    return [
+        *parts,
+        ("text", " takes "),
+        ("number", percent(time / total)),
+        ("text", f" of {whole}, "),
+        ("number", duration(time / report.steps)),
+        *_partly(report, time, idle),
+    ]
+
+
+def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
+    time = time_of(row, sort)
+    verb = "take" if row.members > 1 else "takes"
+    parts: list[Part] = [("number", f"{row.members} × ")] if row.members > 1 else []
+    parts.append(("name", row.label))
+    idle = _idle(row, sort)
+    if idle >= _MOSTLY * time:
+        itself = "themselves take" if row.members > 1 else "itself takes"
+        return parts + _waits(report, row, idle, itself)
+    parts += [
+        ("text", f" {verb} "),
+        ("number", percent(report.share(row, sort))),
+        ("text", f" of {whole}: "),
+    ]
+    node = heaviest(row, sort)
+    cost = duration(time / report.steps)
+    if node is None or not time_of(node, sort):
+        return [*parts, ("number", cost)]
+    said = _SAID.get(node.name)
+    name: Part = ("text", said) if said else ("node", node_name(node.name))
+    part = time_of(node, sort) / time
+    if part >= 0.95:
+        return [*parts, name, ("text", ", "), ("number", cost), *_partly(report, time, idle)]
+    lead = ", mostly " if part >= 0.5 else ", the most in "
+    spent = f" ({duration(time_of(node, sort) / report.steps)})"
+    parts += [("number", cost), ("text", lead), name, ("text", spent)]
+    return parts + _partly(report, time, idle)
+
+
+def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
+    """How much of its clock time passes while nothing of it runs, on a device or on the host.
+
+    At least so much: what runs on both at once counts twice here. A trace that lacks most of the
+    device's work, or most operators, is idle where the program was not.
+    """
+    return max(0, cost.wall_ns - cost.gpu_ns - cost.cpu_ns) if sort == "wall" else 0
+
+
+def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> list[Part]:
+    """That it works for little, and that the rest is time in which the backward stands still."""
+    whole, steps = report.wall_ns or 1, report.steps
+    return [
+        ("text", f" {itself} "),
+        ("number", duration((cost.wall_ns - idle) / steps)),
+        ("text", " of the backward; around it "),
+        ("number", duration(idle / steps)),
+        ("text", " ("),
+        ("number", percent(idle / whole)),
+        ("text", ") pass idle"),
+    ]
+
+
+def _partly(report: Report, time: int, idle: int) -> list[Part]:
+    """How much of a time is idle, where that is worth a word."""
+    if idle < _PARTLY * time:
+        return []
+    return [("text", ", "), ("number", duration(idle / report.steps)), ("text", " of it idle")]
+
+
+_UNITS = {
+    "profiler step": ("profiler step", "profiler steps"),
+    "optimizer step": ("optimizer step", "optimizer steps"),
+    "backward pass": ("backward pass", "backward passes"),
+}
+_SOURCES = {
+    "backspot": "modules by Backspot's labels",
+    "lightning": "modules by Lightning's labels",
+    "python": "modules by the profiler's nn.Module events",
+    "none": "no module labels",
+}
+
+
+def setting(report: Report) -> list[str]:
+    """What was measured, fact by fact: how long, over how many steps, by whose labels."""
+    steps = report.steps
+    per = "per pass" if report.step_unit == "backward pass" else "per step"
+    wall = duration(report.wall_ns / steps)
+    facts = [f"backward {wall} {per}{_spread(report)}"]
+    unit = counted(steps, *_UNITS[report.step_unit])
+    whole = sum(report.step_ns)
+    if report.step_unit != "backward pass" and whole > 1.001 * report.wall_ns:
+        unit += f" of {duration(whole / steps)}"
+    if len(report.passes) > steps:
+        unit += f" with {counted(len(report.passes), 'pass', 'passes')}"
+    facts.append(unit)
+    if report.has_gpu:
+        facts.append(f"GPU {duration(report.gpu_ns / steps)}")
+    facts += [f"CPU {duration(report.cpu_ns / steps)}", _SOURCES[report.source]]
+    return facts
+
+
+def _spread(report: Report) -> str:
+    by_step: dict[int, int] = {}
+    for a_pass in report.passes:
+        by_step[a_pass.step] = by_step.get(a_pass.step, 0) + a_pass.wall_ns
+    if len(by_step) < 2 or max(by_step.values()) <= 1.2 * min(by_step.values()):
+        return ""
+    return f" ({duration(min(by_step.values()))} to {duration(max(by_step.values()))})"
+
+
+def coverage(report: Report) -> str:
+    """How much of the backward has a module as its owner."""
+    shares = [("wall", report.coverage.wall), ("CPU", report.coverage.cpu)]
+    if report.has_gpu:
+        shares.insert(1, ("GPU", report.coverage.gpu))
+    if all(share >= 1 for _, share in shares):
+        return "Modules own all of it."
+    *most, last = [f"{percent(share)} of {kind}" for kind, share in shares]
+    return f"Modules own {', '.join(most)} and {last} time."
+
+
+def notes(report: Report, chosen: Selection, *, sort: Sort, by: By) -> list[str]:
+    """What the table leaves out, and how to see it."""
+    lines = []
+    groups = {"path": "module", "class": "class", "pattern": "row"}[by]
+    plural = {"path": "modules", "class": "classes", "pattern": "rows"}[by]
+    if chosen.hidden:
+        time = sum(time_of(row, sort) for row in chosen.hidden)
+        share = sum(report.share(row, sort) for row in chosen.hidden)
+        number = counted(len(chosen.hidden), f"more {groups}", f"more {plural}")
+        together = " together" if len(chosen.hidden) > 1 else ""
+        verb = "takes" if len(chosen.hidden) == 1 else "take"
+        everything = len(chosen.shown) + len(chosen.hidden)
+        lines.append(
+            f"{number} {verb} {duration(time / report.steps)} ({percent(share)}){together}: "
+            f"--top {everything} or report.top()."
+        )
+    if chosen.idle:
+        verb = "costs" if chosen.idle == 1 else "cost"
+        lines.append(f"{counted(chosen.idle, 'module')} {verb} the backward nothing.")
+    if by == "path" and _repeats(chosen):
+        lines.append('Layers repeat: --by pattern, or report.top(by="pattern"), adds them up.')
+    return lines
+
+
+def _repeats(chosen: Selection) -> bool:
+    seen = set()
+    for row in (*chosen.shown, *chosen.hidden):
+        if any(part.isdecimal() for part in row.path.split(".")):
+            pattern = tuple("*" if part.isdecimal() else part for part in row.path.split("."))
+            if (pattern, row.class_name) in seen:
+                return True
+            seen.add((pattern, row.class_name))
+    return False
+
+
+def remedies(report: Report) -> Sequence[str]:
+    """The report's warnings, and the way to labels where there are none and no warning names it."""
+    if report.source != "none" or any("instrument(" in text for text in report.warnings):
+        return report.warnings
+    return (
+        *report.warnings,
+        "To see modules, record the trace within backspot.instrument(model).",
+    )
+
+
+def _costs(row: Row) -> bool:
+    return bool(row.wall_ns or row.gpu_ns or row.cpu_ns)
+
+
+HEADING = "Why, and what to do"
+
+KINDS = {
+    "gpu": "GPU works",
+    "communication": "communication",
+    "queued": "queued on the GPU",
+    "sync": "after a host-device sync",
+    "host": "GPU waits for the host",
+}
+"""What wall time can be spent on: the fields of ``WallKinds``, and what people call them."""
+
+_PHASES: dict[PhaseName, str] = {
+    "data": "waiting for data",
+    "copy": "copies to the GPU",
+    "forward": "forward",
+    "loss": "loss",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "other": "other work",
+    "idle": "idle",
+}
+
+
+def kept_phases(report: Report) -> list[Phase]:
+    """The phases that took any time."""
+    return [phase for phase in report.phases if phase.wall_ns > 0]
+
+
+def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
+    """A phase's name, its time in a step, and its share of it."""
+    whole = sum(one.wall_ns for one in report.phases)
+    share = percent(phase.wall_ns / whole if whole else 0.0)
+    return _PHASES[phase.name], duration(phase.wall_ns / report.steps), share
+
+
+def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
+    """What goes into it in a step, and its share: ``5.0 ms`` and ``11% of the step``."""
+    whole = report.whole_ns
+    step = "backward" if report.step_unit == "backward pass" else "step"
+    share = percent(finding.wall_ns / whole if whole else 0.0)
+    return duration(finding.wall_ns / report.steps), f"{share} of the {step}"
+
+
+def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:
+    """The places to name, and a word about those that are left out."""
+    named, rest = finding.places[:limit], len(finding.places) - limit
+    return named, counted(rest, "more place") if rest > 0 else ""

@@ -1,0 +1,209 @@
+"""A trace with tracks added that show which module's backward runs when.
+
+The original passes through byte for byte; the new events go in front of its first one. A span is a
+begin and an end event rather than one with a duration: viewers round times, and rounded alike,
+what lay inside each other still does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from backspot.analysis.attribution.ownership import SPECIAL, Ownership
+from backspot.analysis.attribution.tracks import Arrow, Track, find_arrows, find_tracks
+from backspot.errors import BackspotError, NotATraceError, UsageError
+from backspot.formatting import visible
+from backspot.paths import path_text
+from backspot.render.files import check_target, writing
+from backspot.trace import Events
+from backspot.trace.labels import Kind, Label, format_label
+from backspot.trace.read import trace_bytes
+
+__all__ = ["CATEGORY", "check_labelled", "write_labelled"]
+
+CATEGORY = "backspot"
+"""Of all events that are added; reading a trace ignores it."""
+
+_PIECE = 1 << 20
+_FIRST_THREAD = 900_000_000  # above the numbers that systems give
+_FIRST_ARROW = 1 << 40
+_ARROW_WITHIN = 500  # nanoseconds: within the label, for viewers that round its start
+
+
+def check_labelled(
+    output: str | os.PathLike[str], *, force: bool, source: Path | None = None
+) -> None:
+    """Complain about a labelled trace that cannot be written, before its source is read.
+
+    Args:
+        output: where to.
+        force: overwrite what is there.
+        source: the file that it copies, if it is there already.
+
+    Raises:
+        UsageError: where the output cannot be meant.
+        OutputExistsError: where the output exists and ``force`` is false.
+        SourceNotFoundError: where its folder does not exist.
+    """
+    text = path_text(output, "trace=")
+    if not text.lower().endswith((".json", ".json.gz")):
+        raise UsageError(f"{visible(text)}: name the labelled trace .json or .json.gz")
+    check_target(output, force=force, sources=() if source is None else (source,), what="trace=")
+
+
+def write_labelled(
+    path: Path,
+    events: Events,
+    ownership: Ownership,
+    output: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> None:
+    """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
+
+    Args:
+        path: the trace's file.
+        events: what was read from it.
+        ownership: whose its nodes are.
+        output: where to; ``.json.gz`` is compressed.
+        force: overwrite what is there.
+
+    Raises:
+        UsageError: where the trace bears such tracks already.
+        OutputExistsError: where the output exists and ``force`` is false.
+        NotATraceError: where the trace is cut short.
+    """
+    if events.truncated:
+        raise NotATraceError(f"{path} is cut short, and so would its copy be: export it again")
+    with writing(output, force=force, sources=(path,)) as file:
+        if os.fspath(output).lower().endswith(".gz"):
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                _copy(path, _added(events, ownership), packed)
+        else:
+            _copy(path, _added(events, ownership), file)
+
+
+_MARK = b'{"ph":"M","cat":"backspot",'
+
+
+def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) -> None:
+    try:
+        with trace_bytes(path) as (head, read):
+            file.write(head)
+            rest = read(_PIECE)
+            if rest.lstrip().startswith(_MARK):
+                raise UsageError(f"{path} bears Backspot's tracks already: give the original")
+            gathered: list[bytes] = []
+            for event in added:
+                gathered.append(event)
+                if len(gathered) == 4096:
+                    file.write(b"".join(gathered))
+                    gathered = []
+            file.write(b"".join(gathered))
+            while rest:
+                file.write(rest)
+                rest = read(_PIECE)
+    except (EOFError, ValueError) as error:
+        if isinstance(error, BackspotError):
+            raise
+        raise NotATraceError(f"{path} changed while it was copied: try again") from error
+
+
+def _added(events: Events, ownership: Ownership) -> Iterator[bytes]:
+    """The new events, each with the comma and the line's end that part it from the next."""
+    tracks = find_tracks(ownership)
+    arrows = find_arrows(events, ownership, tracks)
+    numbers = _thread_numbers(events, len(tracks))
+    names = [json.dumps(name) for name in _names(ownership)]
+    leading_to: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, arrow in enumerate(arrows):
+        leading_to[arrow.track, arrow.span].append(_FIRST_ARROW + number)
+    for track, thread in zip(tracks, numbers, strict=True):
+        yield from _headings(events, track, thread)
+    yield from _arrow_starts(events, ownership, arrows)
+    for index, (track, thread) in enumerate(zip(tracks, numbers, strict=True)):
+        where = f'"pid":{json.dumps(events.threads[track.thread][0])},"tid":{thread}'
+        around: list[int] = []
+        for at, span in enumerate(track.spans):
+            yield from _ends(around, span.depth, where, events.origin_ns)
+            around.append(span.end)
+            time = _microseconds(events.origin_ns + span.start)
+            yield _line(
+                f'"ph":"B","cat":"{CATEGORY}","name":{names[span.owner]},{where},"ts":{time}'
+            )
+            for identity in leading_to.get((index, at), ()):
+                yield _line(f'"ph":"f","bp":"e",{_flow(identity)},{where},"ts":{time}')
+        yield from _ends(around, 0, where, events.origin_ns)
+
+
+def _ends(around: list[int], depth: int, where: str, origin: int) -> Iterator[bytes]:
+    while len(around) > depth:
+        time = _microseconds(origin + around.pop())
+        yield _line(f'"ph":"E","cat":"{CATEGORY}",{where},"ts":{time}')
+
+
+def _headings(events: Events, track: Track, thread: int) -> Iterator[bytes]:
+    """The track's name, and its place below the one that it explains."""
+    process, original = events.threads[track.thread]
+    kind = "stream" if track.on_device else "thread"
+    where = f'"pid":{json.dumps(process)},"tid":{thread}'
+    arguments: list[tuple[str, dict[str, Any]]] = [
+        ("thread_name", {"name": f"{kind} {original}: backward by module"})
+    ]
+    if isinstance(original, int):
+        arguments.append(("thread_sort_index", {"sort_index": original}))
+    for name, values in arguments:
+        yield _line(
+            f'"ph":"M","cat":"{CATEGORY}","name":"{name}",{where},"args":{json.dumps(values)}'
+        )
+
+
+def _arrow_starts(events: Events, ownership: Ownership, arrows: list[Arrow]) -> Iterator[bytes]:
+    spans = ownership.spans
+    for number, arrow in enumerate(arrows):
+        process, thread = map(json.dumps, events.threads[int(spans.thread[arrow.call])])
+        start, end = int(spans.start[arrow.call]), int(spans.end[arrow.call])
+        time = _microseconds(events.origin_ns + start + min(_ARROW_WITHIN, (end - start) // 2))
+        yield _line(
+            f'"ph":"s",{_flow(_FIRST_ARROW + number)},"pid":{process},"tid":{thread},"ts":{time}'
+        )
+
+
+def _flow(number: int) -> str:
+    return f'"cat":"{CATEGORY}","name":"forward to backward","id":{number}'
+
+
+def _line(fields: str) -> bytes:
+    return f"{{{fields}}},\n".encode()
+
+
+def _names(ownership: Ownership) -> list[str]:
+    """How spans of each owner are called."""
+    named = [f"backward: {name}" for name in SPECIAL]
+    for module in ownership.spans.modules:
+        label = Label(Kind.BACKWARD, module.path, module.class_name)
+        named.append(f"backward: {module.path}" if module.is_region else format_label(label))
+    return named
+
+
+def _thread_numbers(events: Events, count: int) -> list[int]:
+    """Thread numbers that the trace does not use."""
+    used = {str(thread) for _, thread in events.threads}
+    numbers: list[int] = []
+    number = _FIRST_THREAD
+    while len(numbers) < count:
+        if str(number) not in used:
+            numbers.append(number)
+        number += 1
+    return numbers
+
+
+def _microseconds(nanoseconds: int) -> str:
+    whole, thousandths = divmod(abs(nanoseconds), 1000)
+    return f"{'-' if nanoseconds < 0 else ''}{whole}.{thousandths:03d}"

@@ -1,0 +1,1 @@
+"""The results: frozen data that people and renderers read."""

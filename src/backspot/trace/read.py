@@ -1,0 +1,190 @@
+"""From whatever a user has (a file, a folder, a stream, a profiler) to events."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
+from backspot.trace.chrome import ChromeDecoder
+from backspot.trace.events import Events
+from backspot.trace.outside import find_events
+from backspot.trace.parallel import decode_in_parts, paying_jobs
+from backspot.trace.profiler import is_profiler, read_profiler
+from backspot.trace.unpack import (
+    GZIP,
+    MOST_TIMES,
+    UNBOUNDED,
+    Progress,
+    Read,
+    UnpackedTooFarError,
+    plain,
+)
+
+__all__ = ["Progress", "newest", "read_events", "trace_bytes"]
+
+_SUFFIXES = (".json", ".json.gz")
+_SMALL = 1 << 20
+_REPORT = re.compile(rb'\{\s*"modules"\s*:')
+
+
+def read_events(
+    source: Any,  # noqa: ANN401 - a path, a stream or a profiler
+    *,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+) -> Events:
+    """Read a trace.
+
+    Args:
+        source: the path of a ``.json`` or ``.json.gz`` that ``export_chrome_trace`` wrote; a
+            folder as ``tensorboard_trace_handler`` writes it (its newest trace is read); ``"-"``
+            for standard input; an open binary file; or a ``torch.profiler.profile`` that has
+            stopped.
+        progress: called now and then with what has been read.
+        jobs: how many processes decode a plain file at most; as many are taken as pay, which for a
+            small file is this one alone. All else one process reads.
+
+    Raises:
+        SourceNotFoundError: where there is nothing to read.
+        NotATraceError: where it is no trace, or is broken beyond use.
+        UsageError: where ``source`` is none of these, or a profiler that cannot be read now.
+    """
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise UsageError(f"jobs={jobs!r}: give a whole number of at least 1, or None")
+    if isinstance(source, (str, os.PathLike)):
+        if os.fspath(source) == "-":
+            return _read_stream(sys.stdin.buffer, "standard input", None, progress)
+        if not os.fspath(source):  # which a Path would take for the folder that one is in
+            raise SourceNotFoundError("an empty path names no trace: give a file or a folder")
+        return _read_path(_path(source), progress, jobs)
+    if is_profiler(source):
+        return read_profiler(source)
+    if hasattr(source, "read"):
+        name = getattr(source, "name", None)
+        return _read_stream(source, str(name or "the open file"), None, progress)
+    raise UsageError(
+        f"locate({type(source).__name__}): give a trace's path, an open binary file "
+        "or a torch.profiler.profile"
+    )
+
+
+def _path(source: str | os.PathLike[str]) -> Path:
+    try:
+        named = os.fsencode(source)
+    except ValueError:  # half a surrogate pair
+        named = b"\0"
+    if b"\0" in named:
+        raise UsageError(f"{os.fspath(source)!a} is no path that a file can have: check it")
+    return Path(source)
+
+
+def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Events:
+    try:
+        if path.is_dir():
+            path = newest(path)
+        with path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if stat.S_ISREG(about.st_mode) and not file.peek(2).startswith(GZIP):
+                many = paying_jobs(about.st_size, jobs)
+                decoder = decode_in_parts(path, about.st_size, many, progress)
+                if decoder is not None:
+                    return _finished(decoder, str(path))
+            return _read_stream(file, str(path), about.st_size, progress)
+    except SourceNotFoundError:
+        raise
+    except FileNotFoundError:
+        raise SourceNotFoundError(f"{path} is not there: check the trace's path") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SourceNotFoundError(f"{path} cannot be read: {reason}") from None
+
+
+def newest(folder: Path) -> Path:
+    """The newest trace directly in a folder."""
+    traces = [
+        entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
+    ]
+    if not traces:
+        raise SourceNotFoundError(
+            f"{folder} holds no trace: there is no .json or .json.gz directly in it"
+        )
+    # Reports and settings may lie beside them, and newer; if nothing else does, one is refused.
+    likely = [entry for entry in traces if not _is_other_json(entry)] or traces
+    return max(likely, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+
+
+def _is_other_json(path: Path) -> bool:
+    """Whether this is a saved report, or a small and complete JSON object that is no trace."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SMALL).strip()
+            complete = not file.read(1) and head.startswith(b"{") and head.endswith(b"}")
+    except OSError:
+        return False
+    return _REPORT.match(head) is not None or (complete and b'"traceEvents"' not in head)
+
+
+def _read_stream(
+    file: IO[bytes], source: str, total: int | None, progress: Progress | None
+) -> Events:
+    try:
+        with plain(file, total, progress) as read:
+            decoder = ChromeDecoder(read, source)
+            decoder.run()
+    except zlib.error as error:
+        raise NotATraceError(
+            f"{source} is a broken gzip file ({error}): export or copy it again"
+        ) from None
+    except UnpackedTooFarError:
+        raise NotATraceError(
+            f"{source} unpacks to more than {MOST_TIMES} times its size, as no trace does: if you "
+            f"trust it, give it unpacked, or set {UNBOUNDED}=1"
+        ) from None
+    return _finished(decoder, source)
+
+
+def _finished(decoder: ChromeDecoder, source: str) -> Events:
+    truncated, columns = decoder.truncated, decoder.columns
+    if decoder.malformed and not len(columns):
+        raise NotATraceError(
+            f"{source} is broken beyond use: none of its {decoder.malformed} events can be read"
+        )
+    if not len(columns) and (truncated or not decoder.seen):
+        what = "cut short before its first event" if truncated else "without a single event"
+        raise NotATraceError(f"{source} is {what}: export the trace again")
+    if not len(columns):
+        raise NotATraceError(f"{source} holds trace events, but none that PyTorch's profiler wrote")
+    warnings = []
+    if truncated:
+        warnings.append(
+            f"The trace is cut short: the {len(columns):,} complete events before that are used. "
+            "GPU work and whole steps may be missing, so no causes are given: copy or export it "
+            "again."
+        )
+    if decoder.malformed:
+        warnings.append(f"{decoder.malformed} malformed events were left out.")
+    return columns.finish(source, warnings, impossible=decoder.impossible, truncated=truncated)
+
+
+@contextmanager
+def trace_bytes(path: Path) -> Iterator[tuple[bytes, Read]]:
+    """The text of a trace, unpacked: up to the bracket before its first event, and how to go on."""
+    with path.open("rb") as file, plain(file, None, None) as read:
+        before: list[bytes] = []
+        rest = find_events(read, str(path), before.append)
+        head = b"".join(before)
+
+        def following(size: int) -> bytes:
+            nonlocal rest
+            data, rest = (rest, b"") if rest else (read(size), b"")
+            return data
+
+        yield head, following

@@ -1,0 +1,170 @@
+"""Each rule on a recording in which its cause was planted, and on one without it.
+
+The recordings were made on an H200 by ``benchmarks/causes``; ``expect.json`` beside them says
+what was planted where.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import backspot
+from backspot import Report
+from backspot.analysis.findings import LEAST_SHARE, RULES
+from backspot.analysis.findings.rules import backward_ratio
+from support.h200 import WITH_BACKWARD, report_of
+from support.synthetic import Trace
+
+DATA = Path(__file__).parents[1] / "data" / "findings"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expect.json").read_text())
+DOCS = Path(__file__).parents[2] / "docs" / "findings.md"
+PLANTED = sorted(name for name, case in EXPECTED.items() if case["planted"])
+CLEAN = sorted(name for name, case in EXPECTED.items() if not case["planted"])
+NAMES = {case["rule"] for case in EXPECTED.values()}
+
+
+@cache
+def report(name: str) -> Report:
+    return backspot.locate(DATA / f"{name}.trace.json.gz")
+
+
+def test_a_trace_that_is_cut_short_is_blamed_on_nothing(tmp_path):
+    text = gzip.decompress((DATA.parent / "h200" / "vit_patch_drop.trace.json.gz").read_bytes())
+    path = tmp_path / "t.json"
+    path.write_bytes(text[: len(text) * 6 // 10])  # behind the host's events, before the kernels
+    cut = backspot.locate(path)
+    assert cut.gpu_ns == 0 < cut.wall_ns
+    assert "no causes are given" in cut.warnings[0]
+    assert cut.findings == ()
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_was_planted_is_found_where_it_is_and_nothing_else(name):
+    case = EXPECTED[name]
+    found = {finding.rule: finding for finding in report(name).findings}
+    assert case["rule"] in found, case["about"]
+    assert sorted(found) == sorted(case["found"])
+    assert found[case["rule"]].path == case["path"]
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_well_done_the_rule_is_silent(name):
+    case = EXPECTED[name]
+    found = [finding.rule for finding in report(name).findings]
+    assert case["rule"] not in found, case["about"]
+    assert sorted(found) == sorted(case["found"])
+
+
+def test_every_rule_has_a_recording_of_either_kind():
+    assert {EXPECTED[name]["rule"] for name in PLANTED} == NAMES
+    assert {EXPECTED[name]["rule"] for name in CLEAN} == NAMES
+    assert len(NAMES) == len(RULES) + 1  # and the ratio, which comes after the others
+    assert backward_ratio.find not in RULES
+
+
+def test_every_rule_is_explained_in_the_documentation():
+    sections = set(re.findall(r"^## (.*)$", DOCS.read_text(), re.MULTILINE))
+    assert sections == NAMES
+    listed = set(re.findall(r"^\| \[(.*?)\]\(#(?:.*?)\)", DOCS.read_text(), re.MULTILINE))
+    assert listed == NAMES
+
+
+@pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
+def test_findings_are_whole_and_in_order(name):
+    found = report(name).findings
+    assert [f.wall_ns for f in found] == sorted((f.wall_ns for f in found), reverse=True)
+    whole = sum(report(name).step_ns)
+    for finding in found:
+        assert finding.wall_ns >= LEAST_SHARE * whole
+        assert finding.wall_ns == sum(place.wall_ns for place in finding.places)
+        costs = [place.wall_ns for place in finding.places]
+        assert costs == sorted(costs, reverse=True)
+        assert all((finding.title, finding.seen, finding.remedy))
+        assert finding.link.startswith("https://docs.pytorch.org/")
+
+
+@pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
+def test_the_phases_of_each_recording_sum_to_its_steps(name):
+    phases = report(name).phases
+    assert sum(phase.wall_ns for phase in phases) == sum(report(name).step_ns)
+    assert len({phase.name for phase in phases}) == len(phases)
+    assert all(0 <= phase.busy_ns <= phase.wall_ns for phase in phases)
+    assert sum(p.wall_ns for p in phases if p.name == "backward") == report(name).wall_ns
+
+
+@pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
+def test_no_finding_costs_more_than_the_steps_took(name):
+    whole = sum(report(name).step_ns)
+    assert all(finding.wall_ns <= whole for finding in report(name).findings)
+
+
+def test_what_is_folded_away_is_still_named_by_its_own_path():
+    folded = backspot.locate(DATA / "casts_gelu_vit.trace.json.gz", depth=0)
+    assert folded.findings[0].places == report("casts_gelu_vit").findings[0].places
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("vit_patch_drop", "sorted-indexing"),
+        ("vit_patch_drop", "deterministic-fill"),
+        ("embedding_duplicates", "dense-embedding-gradient"),
+        ("pageable_copies", "pageable-copy"),
+        ("gpt2_checkpointed", "recompute"),
+        ("gpt2_checkpointed_reentrant", "recompute"),
+        ("launch_bound", "launch-bound"),
+        ("launch_bound", "small-batch"),
+        ("fp32_convnet", "no-tensor-cores"),
+        ("attention_math", "attention-math"),
+        ("optimizer_foreach_false", "optimizer-kernels"),
+        ("ddp.rank0", "exposed-communication"),
+        ("fsdp2.rank1", "exposed-communication"),
+        ("model_parallel", "device-copies"),
+    ],
+)
+def test_older_recordings_have_the_finding_that_they_were_made_for(name, rule):
+    assert rule in [finding.rule for finding in report_of(name).findings]
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
+def test_copies_that_compute_hides_cost_nothing(name):
+    if name == "pinned_prefetch":
+        rules = [finding.rule for finding in report_of(name).findings]
+        assert "pageable-copy" not in rules
+        assert "host-to-device-volume" not in rules
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 60), st.integers(0, 20), st.booleans()),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_whatever_a_trace_holds_the_rules_end_without_complaint(tmp_path_factory, pieces):
+    trace, time = Trace(), 0
+    trace.forward("block", "Block", 0, 100)
+    for number, (start, length, wait, waits) in enumerate(pieces):
+        trace.operator("aten::mul", 2 * number, 2 * number + 1, seq=number)
+        time += start
+        begin = 200 + time
+        trace.node("MulBackward0", begin, begin + length, seq=len(pieces) - 1 - number)
+        trace.kernel(begin + wait, begin + wait + length, launch=begin, name="sgemm_volta")
+        if waits:
+            trace.event("cuda_runtime", "cudaStreamSynchronize", begin, begin + length, 2)
+        time += length
+    folder = tmp_path_factory.mktemp("trace")
+    located = backspot.locate(trace.save(folder / "trace.json"))
+    assert {finding.rule for finding in located.findings} <= {"sync-in-backward"}
+    for finding in located.findings:
+        assert 0 < finding.wall_ns <= located.wall_ns
+        assert finding.wall_ns == sum(place.wall_ns for place in finding.places)

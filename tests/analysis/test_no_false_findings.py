@@ -1,0 +1,243 @@
+"""What looks like a rule's cause and is none: findings must not say what is not so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import backspot
+from backspot.results.findings import Finding
+from backspot.trace.labels import Kind, Label, format_label
+from support.h200 import WITH_BACKWARD, report_of
+from support.synthetic import Trace
+
+TICK = 100_000  # nanoseconds
+HOST, ENGINE = 1, 2
+FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >"
+SGEMM = "ampere_sgemm_128x64_nn"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+class Step:
+    """A step of a thousand ticks: forward 100 to 200, backward 300 to 600, optimizer 700 to 800."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.trace, self.at, self._streams = Trace(), at, 7
+
+    def operator(self, name: str, start: int, end: int, seq: int | None = None) -> None:
+        self.trace.operator(name, start * TICK, end * TICK, seq=seq)
+
+    def node(self, name: str, start: int, end: int, seq: int | None = None) -> None:
+        self.trace.node(name, start * TICK, end * TICK, seq=seq)
+
+    def kernel(
+        self, name: str, start: int, end: int, launch: int | None = None, thread: int = HOST
+    ) -> None:
+        since = None if launch is None else launch * TICK
+        kind = "kernel" if not name.startswith("Mem") else "gpu_memcpy"
+        self.trace.kernel(
+            start * TICK, end * TICK, launch=since, launch_thread=thread, name=name, cat=kind
+        )
+
+    def mark(self, name: str, start: int, end: int) -> None:
+        self.trace.annotation(name, start * TICK, end * TICK)
+
+    def training(self) -> None:
+        self.mark("ProfilerStep#1", 0, 1000)
+        self.trace.forward("", "Model", 100 * TICK, 200 * TICK)
+        self.operator("aten::mul", 110, 120, seq=0)
+        self.node("MulBackward0", 300, 600, seq=0)
+        self.mark("Optimizer.step#SGD.step", 700, 800)
+
+    def findings(self, folder: Path) -> dict[str, Finding]:
+        report = backspot.locate(self.trace.save(folder / "trace.json"))
+        for finding in report.findings:
+            assert finding.wall_ns <= sum(report.step_ns)
+        return {finding.rule: finding for finding in report.findings}
+
+
+def test_what_was_launched_before_the_recording_counts_for_no_finding(tmp_path):
+    step = Step()
+    step.training()
+    step.kernel(SGEMM, 5, 250)
+    step.kernel("mul", 250, 260, launch=112)
+    step.kernel(SGEMM, 320, 420, launch=320, thread=ENGINE)
+    found = step.findings(tmp_path)["no-tensor-cores"]
+    assert [(place.path, place.count, place.wall_ns) for place in found.places] == [
+        ("", 1, 100 * TICK)
+    ]
+    assert "1 kernel per step, 10.0 ms of the step" in found.seen
+
+
+def test_what_runs_between_two_steps_counts_for_no_finding(tmp_path):
+    step = Step()
+    step.training()
+    step.kernel(SGEMM, 320, 420, launch=320, thread=ENGINE)
+    step.kernel(SGEMM, 1200, 1900, launch=1100)
+    step.mark("ProfilerStep#2", 2000, 2100)
+    assert step.findings(tmp_path)["no-tensor-cores"].wall_ns == 100 * TICK
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
+def test_no_finding_on_a_real_gpu_costs_more_than_the_steps_took(name):
+    report = report_of(name)
+    assert all(finding.wall_ns <= sum(report.step_ns) for finding in report.findings)
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
+def test_findings_read_well_for_one_thing_as_for_many(name):
+    for finding in report_of(name).findings:
+        assert not re.search(r"\b1 \w+ per step (take|run|fill|sort|compute)\b", finding.seen)
+        assert not re.search(r"\b1 \w+s per step\b", finding.seen)
+        assert finding.seen.endswith((".", ".)"))
+
+
+@pytest.mark.parametrize(
+    ("inside", "found"),
+    [("aten::embedding_dense_backward", True), ("aten::embedding_sparse_backward", False)],
+)
+def test_a_sparse_table_writes_no_dense_gradient(tmp_path, inside, found):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("table", "Embedding", 100 * TICK, 200 * TICK)
+    step.operator("aten::embedding", 110, 120, seq=0)
+    step.node("EmbeddingBackward0", 300, 600, seq=0)
+    step.trace.operator(inside, 310 * TICK, 590 * TICK, thread=ENGINE)
+    step.kernel("fill", 330, 550, launch=320, thread=ENGINE)
+    assert ("dense-embedding-gradient" in step.findings(tmp_path)) is found
+
+
+@pytest.mark.parametrize(("around", "found"), [("", True), ("aten::zeros", False)])
+def test_a_new_tensor_of_zeros_is_no_zero_grad(tmp_path, around, found):
+    step = Step()
+    step.training()
+    if around:
+        step.operator(around, 20, 60)
+    step.operator("aten::zero_", 30, 50)
+    step.kernel(FILL, 45, 95, launch=40)
+    assert ("zero-grad-fill" in step.findings(tmp_path)) is found
+
+
+def test_an_exchange_of_gradients_is_no_addition_to_zeros(tmp_path):
+    step = Step()
+    step.training()
+    step.mark("Optimizer.zero_grad#SGD.zero_grad", 20, 80)
+    step.kernel(FILL, 45, 95, launch=40)
+    step.node("torch::autograd::AccumulateGrad", 610, 650)
+    step.trace.operator("aten::add_", 612 * TICK, 625 * TICK, thread=ENGINE)
+    step.kernel("add", 620, 630, launch=620, thread=ENGINE)
+    step.kernel(NCCL, 640, 690, launch=627, thread=ENGINE)
+    found = step.findings(tmp_path)["zero-grad-fill"]
+    assert found.kernels == (FILL, "add")
+    assert "adds to the zeros for 1.0 ms" in found.seen
+
+
+def test_what_a_closure_launches_is_not_the_optimizers(tmp_path):
+    step = Step()
+    step.mark("Optimizer.step#LBFGS.step", 10, 900)
+    step.trace.forward("", "Model", 100 * TICK, 200 * TICK)
+    step.operator("aten::mul", 110, 120, seq=0)
+    for number in range(80):
+        step.kernel("small", 121 + number // 2, 122 + number // 2, launch=120)
+    step.node("MulBackward0", 300, 600, seq=0)
+    assert "optimizer-kernels" not in step.findings(tmp_path)
+    for number in range(80):
+        step.kernel("small", 700 + number, 701 + number, launch=700 + number)
+    step.trace.events = [
+        {**event, "dur": 20.0} if event["cat"] == "kernel" else event for event in step.trace.events
+    ]
+    assert step.findings(tmp_path)["optimizer-kernels"].places[0].count == 80
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_two_passes_accumulate_only_where_no_update_lies_between(tmp_path, updated):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    for at in (0, 500):
+        step.trace.forward("", "Model", (at + 10) * TICK, (at + 100) * TICK)
+        step.operator("aten::mul", at + 20, at + 30, seq=at)
+        step.node("MulBackward0", at + 150, at + 200, seq=at)
+        step.node("torch::autograd::AccumulateGrad", at + 210, at + 300)
+        step.kernel("add", at + 230, at + 290, launch=at + 220, thread=ENGINE)
+        if updated or at:
+            step.mark("Optimizer.step#SGD.step", at + 320, at + 340)
+    found = step.findings(tmp_path)["gradient-accumulation"]
+    assert ("2 passes before each update" in found.seen) is not updated
+
+
+@pytest.mark.parametrize(
+    ("operator", "in_a_hook", "is_work"),
+    [
+        ("aten::detach", False, False),
+        ("aten::add_", False, True),
+        ("aten::clone", False, True),
+        ("aten::add_", True, False),
+    ],
+)
+def test_on_a_cpu_a_gradient_that_is_taken_over_is_no_work(tmp_path, operator, in_a_hook, is_work):
+    step = Step()
+    step.training()
+    step.node("torch::autograd::AccumulateGrad", 600, 690)
+    step.operator(operator, 610, 680)
+    for event in step.trace.events:
+        event["tid"] = ENGINE if event["name"] == operator else event["tid"]
+        if in_a_hook and event["name"] == "torch::autograd::AccumulateGrad":
+            event["dur"] = TICK / 1000
+    assert ("gradient-accumulation" in step.findings(tmp_path)) is is_work
+
+
+@pytest.mark.parametrize("in_a_hook", [False, True])
+def test_what_a_hook_on_a_parameter_launches_is_no_copy_of_its_gradient(tmp_path, in_a_hook):
+    step = Step()
+    step.training()
+    step.node("torch::autograd::AccumulateGrad", 600, 690)
+    if in_a_hook:
+        step.trace.events[-1]["dur"] = TICK / 1000
+    step.kernel("add", 640, 680, launch=630, thread=ENGINE)
+    assert ("gradient-accumulation" in step.findings(tmp_path)) is not in_a_hook
+
+
+def test_without_calls_of_the_driver_no_operator_is_said_to_compute_on_the_host(tmp_path):
+    step = Step()
+    step.training()
+    step.kernel("mul", 112, 119)
+    step.kernel("mul", 400, 500)
+    assert "cpu-operators" not in step.findings(tmp_path)
+    step.kernel("mul", 900, 910, launch=890)
+    assert "cpu-operators" in step.findings(tmp_path)
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_a_gradient_that_an_input_wants_is_used(tmp_path, at_the_end):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("first", "Linear", 50 * TICK, 100 * TICK)
+    step.operator("aten::mul", 60, 70, seq=0)
+    step.trace.forward("used", "Linear", 100 * TICK, 200 * TICK)
+    step.operator("aten::mul", 110, 120, seq=1)
+    step.trace.forward("idle", "Linear", 200 * TICK, 250 * TICK)
+    step.node("MulBackward0", 300, 400, seq=1)
+    step.node("torch::autograd::AccumulateGrad", 401, 410)
+    step.node("MulBackward0", 420, 600, seq=0)
+    if at_the_end:
+        step.node("torch::autograd::AccumulateGrad", 601, 610)
+    step.mark("Optimizer.step#SGD.step", 700, 800)
+    path = "first" if at_the_end else "idle"
+    label = format_label(Label(Kind.UNUSED, path, "Linear"))
+    step.operator(label, 790, 791)
+    assert ("unused-gradient" in step.findings(tmp_path)) is at_the_end
+
+
+@pytest.mark.parametrize(
+    ("kernel", "width"), [(SGEMM, "fp32"), ("volta_dgemm_64x64_nt", "fp64"), ("hgemm", None)]
+)
+def test_the_precision_of_products_is_told_by_their_kernels(tmp_path, kernel, width):
+    step = Step()
+    step.training()
+    step.kernel(kernel, 320, 420, launch=320, thread=ENGINE)
+    found = step.findings(tmp_path).get("no-tensor-cores")
+    assert (found.title if found else None) == (
+        f"Matrix products run in {width} without tensor cores" if width else None
+    )

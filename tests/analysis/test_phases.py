@@ -1,0 +1,260 @@
+"""Where a step's clock time goes, on traces made by hand and generated ones."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.phased import ENGINE, HOST, STEP, TICK, busy, operator, report_of, step, ticks
+from support.synthetic import Trace
+
+
+def test_each_moment_of_a_marked_step_goes_to_one_phase() -> None:
+    trace = Trace()
+    step(trace)
+    report = report_of(trace)
+    assert ticks(report) == STEP
+    assert [phase.name for phase in report.phases] == list(STEP)
+    assert sum(report.step_ns) == 100 * TICK
+    assert busy(report) == {}
+    assert report.utilisation == 0.0
+
+
+def test_what_still_runs_when_the_next_phase_begins_counts_for_what_launched_it() -> None:
+    trace = Trace()
+    step(trace)
+    trace.kernel(30 * TICK, 55 * TICK, launch=25 * TICK, launch_thread=HOST)
+    trace.kernel(55 * TICK, 66 * TICK, launch=53 * TICK, launch_thread=HOST)
+    report = report_of(trace)
+    assert busy(report) == {"forward": 25, "backward": 11}
+    assert ticks(report)["forward"] == 35
+    assert ticks(report)["backward"] * TICK == 11 * TICK == report.wall_ns
+    assert "loss" not in ticks(report)
+
+
+def test_copies_to_the_device_are_the_copys_wherever_they_are_launched_but_in_backward() -> None:
+    trace = Trace()
+    step(trace)
+    for start, end, name in (
+        (12, 15, "Memcpy HtoD (Pinned -> Device)"),
+        (25, 28, "Memcpy HtoD (Pageable -> Device)"),
+        (32, 33, "Memcpy DtoD (Device -> Device)"),
+        (53, 58, "Memcpy HtoD (Pinned -> Device)"),
+    ):
+        trace.kernel(
+            start * TICK,
+            end * TICK,
+            launch=start * TICK,
+            launch_thread=HOST,
+            name=name,
+            cat="gpu_memcpy",
+        )
+    assert busy(report_of(trace)) == {"copy": 6, "forward": 1, "backward": 5}
+
+
+def test_a_copy_behind_a_kernel_costs_nothing() -> None:
+    trace = Trace()
+    step(trace)
+    trace.kernel(22 * TICK, 35 * TICK, launch=22 * TICK, launch_thread=HOST)
+    trace.kernel(
+        24 * TICK,
+        30 * TICK,
+        launch=23 * TICK,
+        launch_thread=HOST,
+        name="Memcpy HtoD (Pinned -> Device)",
+        cat="gpu_memcpy",
+        stream=9,
+    )
+    assert "copy" not in ticks(report_of(trace))
+
+
+def test_an_optimizer_that_runs_its_own_passes_owns_what_follows_them() -> None:
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    trace.annotation("Optimizer.step#LBFGS.step", 5 * TICK, 90 * TICK)
+    trace.forward("", "Model", 20 * TICK, 40 * TICK)
+    operator(trace, "aten::mul", 22, 24, seq=0)
+    operator(trace, "aten::sum", 42, 44, seq=1)
+    trace.node("MulBackward0", 50 * TICK, 60 * TICK, seq=0, thread=HOST)
+    operator(trace, "aten::add_", 70, 75)
+    trace.kernel(30 * TICK, 38 * TICK, launch=25 * TICK, launch_thread=HOST)
+    trace.kernel(53 * TICK, 58 * TICK, launch=52 * TICK, launch_thread=HOST)
+    report = report_of(trace)
+    assert ticks(report) == {
+        "forward": 20,
+        "loss": 2,
+        "backward": 10,
+        "optimizer": 30,
+        "idle": 38,
+    }
+    assert busy(report) == {"forward": 8, "backward": 5}
+
+
+def test_lightnings_actions_are_told_by_their_names() -> None:
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    for name, start, end in (
+        ("[pl][profile][_TrainingEpochLoop].train_dataloader_next", 1, 8),
+        ("[pl][profile][Strategy]SingleDeviceStrategy.batch_to_device", 10, 13),
+        ("[pl][profile]run_training_batch", 14, 95),
+        ("[pl][profile][LightningModule]Net.optimizer_step", 15, 94),
+        ("Optimizer.step#AdamW.step", 16, 93),
+        ("[pl][profile][Strategy]SingleDeviceStrategy.training_step", 20, 50),
+        ("[pl][module]torch.nn.modules.linear.Linear: encoder", 22, 30),
+        ("[pl][module]torch.nn.modules.linear.Linear: head", 33, 40),
+        ("[pl][module]torch.nn.modules.loss.CrossEntropyLoss: loss_fn", 42, 46),
+        ("[pl][profile][LightningModule]Net.optimizer_zero_grad", 52, 54),
+        ("[pl][profile][Strategy]SingleDeviceStrategy.backward", 58, 76),
+        ("[pl][profile][LightningModule]Net.configure_gradient_clipping", 78, 80),
+    ):
+        trace.annotation(name, start * TICK, end * TICK)
+    operator(trace, "aten::addmm", 23, 24, seq=0)
+    trace.node("AddmmBackward0", 60 * TICK, 75 * TICK, seq=0, thread=HOST)
+    assert ticks(report_of(trace)) == {
+        "data": 7,
+        "copy": 3,
+        "forward": 20 + 6,  # what training_step does beside the loss
+        "loss": 4,
+        "backward": 15,
+        "optimizer": 2 + 18,
+        "idle": 25,
+    }
+
+
+def test_what_is_fetched_by_no_marked_loader_is_waited_for_until_it_is_copied() -> None:
+    trace = Trace()
+    step(trace, loader=False)
+    trace.operator("aten::to", 14 * TICK, 16 * TICK)
+    trace.kernel(
+        15 * TICK,
+        17 * TICK,
+        launch=15 * TICK,
+        launch_thread=HOST,
+        name="Memcpy HtoD (Pinned -> Device)",
+        cat="gpu_memcpy",
+    )
+    report = report_of(trace)
+    # But for zero_grad at 10; the operator that copies is the copy's from its start.
+    assert ticks(report)["data"] == 13
+    assert ticks(report)["copy"] == 3
+
+
+def test_a_device_that_gets_no_batch_waits_for_none() -> None:
+    trace = Trace()
+    step(trace, loader=False)
+    trace.kernel(22 * TICK, 30 * TICK, launch=22 * TICK, launch_thread=HOST)
+    assert "data" not in ticks(report_of(trace))
+
+
+def test_a_loss_outside_the_model_is_the_loss_and_one_inside_is_the_forward() -> None:
+    for path, inside in (("loss", False), ("loss", True)):
+        trace = Trace()
+        trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+        trace.forward("", "Model", 10 * TICK, (40 if inside else 25) * TICK)
+        trace.forward(path, "HuberLoss", 30 * TICK, 40 * TICK)
+        operator(trace, "aten::huber_loss", 32, 34, seq=0)
+        trace.node("HuberLossBackward0", 50 * TICK, 60 * TICK, seq=0, thread=HOST)
+        spent = ticks(report_of(trace))
+        assert spent["forward"] == (30 if inside else 15)
+        assert spent.get("loss", 0) == (0 if inside else 10)
+
+
+def test_without_labels_the_loss_is_told_by_its_operator() -> None:
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    operator(trace, "aten::mul", 10, 12, seq=0)
+    operator(trace, "aten::add", 14, 20, seq=1)
+    operator(trace, "aten::cross_entropy_loss", 30, 34, seq=2)
+    trace.node("MulBackward0", 50 * TICK, 60 * TICK, seq=0, thread=HOST)
+    spent = ticks(report_of(trace))
+    assert (spent["forward"], spent["loss"], spent["backward"]) == (20, 4, 10)
+
+
+def test_what_two_devices_do_together_counts_once() -> None:
+    trace = Trace()
+    step(trace)
+    for device in (0, 1):
+        trace.kernel(
+            (52 + device) * TICK,
+            (58 + device) * TICK,
+            launch=51 * TICK,
+            launch_thread=HOST,
+            device=device,
+            stream=7 + device,
+        )
+    report = report_of(trace)
+    assert busy(report) == {"backward": 7}
+    assert ticks(report)["backward"] * TICK == report.wall_ns
+
+
+# Generated ---------------------------------------------------------------------------------------
+
+KERNELS = st.tuples(
+    st.integers(0, 230),
+    st.integers(0, 40),
+    st.integers(1, 60),
+    st.sampled_from(["gemm", "ncclDevKernel_AllReduce", "Memcpy HtoD (Pinned -> Device)"]),
+    st.sampled_from([HOST, ENGINE, None]),
+    st.integers(0, 1),
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    trace = Trace()
+    marked, loader = draw(st.booleans()), draw(st.booleans())
+    for number in range(draw(st.integers(1, 2))):
+        step(trace, 110 * number, marked=marked, loader=loader)
+    for stream, (launch, wait, length, name, thread, device) in enumerate(
+        draw(st.lists(KERNELS, max_size=10))
+    ):
+        trace.kernel(
+            (launch + wait) * TICK,
+            (launch + wait + length) * TICK,
+            launch=None if thread is None else launch * TICK,
+            launch_thread=thread or HOST,
+            name=name,
+            cat="gpu_memcpy" if name.startswith("Memcpy") else "kernel",
+            device=device,
+            stream=7 + stream,
+        )
+    return trace
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces(), st.randoms(use_true_random=False))
+def test_the_phases_sum_to_the_steps_and_no_order_of_events_changes_them(
+    trace: Trace, shuffle: random.Random
+) -> None:
+    report = report_of(trace)
+    assert sum(phase.wall_ns for phase in report.phases) == sum(report.step_ns)
+    assert all(0 <= phase.busy_ns <= phase.wall_ns for phase in report.phases)
+    assert 0.0 <= report.utilisation <= 1.0
+    shuffle.shuffle(trace.events)
+    assert report_of(trace).phases == report.phases
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces())
+def test_the_backward_phase_is_what_the_rows_are_made_of(trace: Trace) -> None:
+    known = [e for e in trace.events if e["cat"] == "cuda_runtime"]
+    launched = {e["args"]["correlation"] for e in known}
+    trace.events = [e for e in trace.events if e["args"].get("correlation", -1) in {-1, *launched}]
+    report = report_of(trace)
+    assert ticks(report).get("backward", 0) * TICK == report.wall_ns
+
+
+def test_what_a_loop_does_in_a_moment_is_no_waiting_for_data() -> None:
+    trace = Trace()
+    step(trace, loader=False)
+    trace.kernel(
+        TICK // 2,
+        TICK,
+        launch=TICK // 2,
+        launch_thread=HOST,
+        name="Memcpy HtoD (Pinned -> Device)",
+        cat="gpu_memcpy",
+    )
+    assert "data" not in ticks(report_of(trace))

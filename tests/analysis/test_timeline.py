@@ -1,0 +1,156 @@
+"""Timelines against a plain count, moment by moment."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backspot.analysis.timeline import (
+    NOTHING,
+    Timeline,
+    first_started,
+    innermost,
+    layered,
+    numbered,
+    pieces,
+)
+
+LENGTH = 40
+spans = st.lists(
+    st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(
+        lambda pair: (min(pair), max(pair))
+    ),
+    max_size=12,
+)
+
+
+def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def sampled(timeline: Timeline) -> list[int]:
+    return timeline.at(np.arange(-1, LENGTH + 2)).tolist()
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Properly nested spans, as a call stack makes them, in any order."""
+    result: list[tuple[int, int]] = []
+
+    def grow(low: int, high: int, depth: int) -> None:
+        at = low
+        while at < high and depth < 4 and len(result) < 14 and draw(st.booleans()):
+            start = draw(st.integers(at, high))
+            end = draw(st.integers(start, high))
+            result.append((start, end))
+            grow(start, end, depth + 1)
+            at = end
+            if end == start:
+                break
+
+    grow(0, LENGTH, 0)
+    return draw(st.permutations(result))
+
+
+@given(trees())
+def test_nesting_gives_each_moment_to_the_innermost_span(tree: list[tuple[int, int]]) -> None:
+    start, end = columns(tree)
+    nesting = innermost(start, end)
+    for moment, value in zip(range(-1, LENGTH + 2), sampled(nesting.timeline), strict=True):
+        running = [i for i, (s, e) in enumerate(tree) if s <= moment < e]
+        if not running:
+            assert value == NOTHING
+        else:
+            shortest = min(tree[i][1] - tree[i][0] for i in running)
+            assert value in running
+            assert tree[value][1] - tree[value][0] == shortest
+
+
+@given(trees())
+def test_a_parent_contains_its_child(tree: list[tuple[int, int]]) -> None:
+    start, end = columns(tree)
+    for child, parent in enumerate(innermost(start, end).parent.tolist()):
+        if parent != NOTHING:
+            assert start[parent] <= start[child]
+            assert end[child] <= end[parent]
+
+
+@given(spans)
+def test_nesting_covers_every_span_even_where_spans_overlap(pairs: list[tuple[int, int]]) -> None:
+    timeline = innermost(*columns(pairs)).timeline
+    covered = {m for s, e in pairs for m in range(s, e)}
+    held = {m for m, v in zip(range(-1, LENGTH + 2), sampled(timeline), strict=True) if v >= 0}
+    assert held == covered
+    assert (np.diff(timeline.edges) > 0).all()
+
+
+def test_rounded_clocks_do_not_make_siblings_nest() -> None:
+    start, end = columns([(0, 11_000), (10_000, 20_000)])
+    nesting = innermost(start, end, tolerance=2_000)
+    assert nesting.parent.tolist() == [NOTHING, NOTHING]
+    assert nesting.timeline.at(np.array([9_999, 10_000])).tolist() == [0, 1]
+
+
+def test_a_child_that_sticks_out_by_rounding_stays_a_child() -> None:
+    start, end = columns([(0, 10_000), (5_000, 11_000)])
+    nesting = innermost(start, end, tolerance=2_000)
+    assert nesting.parent.tolist() == [NOTHING, 0]
+    assert nesting.timeline.at(np.array([10_500])).tolist() == [NOTHING]
+
+
+@given(spans)
+def test_of_overlapping_spans_the_first_started_holds(pairs: list[tuple[int, int]]) -> None:
+    timeline = first_started(*columns(pairs), np.arange(len(pairs)))
+    for moment, value in zip(range(-1, LENGTH + 2), sampled(timeline), strict=True):
+        running = [i for i, (s, e) in enumerate(pairs) if s <= moment < e]
+        if not running:
+            assert value == NOTHING
+        else:
+            assert value in running
+            assert pairs[value][0] == min(pairs[i][0] for i in running)
+
+
+@given(spans, spans)
+def test_the_upper_layer_decides_where_it_holds_anything(
+    upper: list[tuple[int, int]], lower: list[tuple[int, int]]
+) -> None:
+    first = first_started(*columns(upper), np.arange(len(upper)))
+    second = first_started(*columns(lower), np.arange(len(lower)) + 100)
+    for over, under, both in zip(
+        sampled(first), sampled(second), sampled(layered(first, second)), strict=True
+    ):
+        assert both == (over if over != NOTHING else under)
+
+
+@given(spans, spans)
+def test_pieces_of_a_window_sum_to_its_length(
+    pairs: list[tuple[int, int]], windows: list[tuple[int, int]]
+) -> None:
+    timeline = first_started(*columns(pairs), np.arange(len(pairs)))
+    cut = first_started(*columns(windows), np.arange(len(windows)))
+    window, value, length = pieces(timeline, cut)
+    assert length.sum() == len({m for s, e in windows for m in range(s, e)})
+    for index in np.unique(window).tolist():
+        mine = [m for m, v in zip(range(-1, LENGTH + 2), sampled(cut), strict=True) if v == index]
+        assert length[window == index].sum() == len(mine)
+    held = {m for s, e in pairs for m in range(s, e)} & {m for s, e in windows for m in range(s, e)}
+    assert length[value >= 0].sum() == len(held)
+
+
+@given(spans, st.sets(st.integers(-1, LENGTH + 1)))
+def test_a_cut_timeline_says_the_same_and_has_edges_at_the_cuts(
+    pairs: list[tuple[int, int]], cuts: set[int]
+) -> None:
+    start, end = columns(pairs)
+    timeline = first_started(start, end, np.arange(len(pairs)))
+    cut = timeline.cut(np.array(sorted(cuts), np.int64))
+    assert set(cut.edges.tolist()) == cuts | set(timeline.edges.tolist())
+    assert (np.diff(cut.edges) > 0).all()
+    assert sampled(cut) == sampled(timeline)
+
+
+@given(st.lists(st.integers(0, 12) | st.integers(0, 1 << 40)))
+def test_numbered_values_are_those_that_occur_and_lead_back_to_each(values: list[int]) -> None:
+    found, which = numbered(np.array(values, np.int64))
+    assert found.tolist() == sorted(set(values))
+    assert found[which].tolist() == values

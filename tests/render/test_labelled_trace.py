@@ -1,0 +1,323 @@
+"""Labelled traces: the original untouched, and tracks that viewers show whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+import backspot
+from backspot.analysis.attribution.ownership import SPECIAL, attribute
+from backspot.commands import main
+from backspot.errors import NoBackwardError, NotATraceError, OutputExistsError, UsageError
+from backspot.render.labelled_trace import CATEGORY
+from backspot.trace import read_events
+from support.h200 import WITH_BACKWARD, path_of, report_of
+from support.synthetic import Trace
+from support.tracks import added_of, assert_nested, exactly, padded, slices_of, text_of
+
+FOREIGN = Path(__file__).parents[1] / "data" / "hta_resnet.json.gz"
+
+
+def original_within(annotated: bytes) -> tuple[bytes, bytes]:
+    """The text without what was added, and that."""
+    start = annotated.index(b'{"ph":"M","cat":"backspot"')
+    end = start
+    while (
+        annotated.startswith(b'{"ph":"', end) and b'"cat":"backspot"' in annotated[end : end + 40]
+    ):
+        end = annotated.index(b"},\n", end) + 3
+    return annotated[:start] + annotated[end:], annotated[start:end]
+
+
+@cache
+def annotated_text(name: str) -> bytes:
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "labelled.json"
+        backspot.locate(path_of(name) if name != "foreign" else FOREIGN, trace=output)
+        return output.read_bytes()
+
+
+ALL = (*WITH_BACKWARD, "foreign")
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("convert", [exactly, lambda ts: int(float(ts) * 1000), float])
+def test_no_two_spans_of_a_track_overlap_unless_they_nest(name, convert):
+    """Perfetto's rule, with exact times and as viewers round them."""
+    assert_nested(annotated_text(name), convert)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_original_is_there_byte_for_byte(name):
+    source = FOREIGN if name == "foreign" else path_of(name)
+    rest, added = original_within(annotated_text(name))
+    assert rest == text_of(source)
+    assert added.count(b"\n") == len(added_of(annotated_text(name)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_reading_it_again_gives_the_same_report(name, tmp_path):
+    path = tmp_path / "labelled.json"
+    path.write_bytes(annotated_text(name))
+    source = FOREIGN if name == "foreign" else path_of(name)
+    report = report_of(name) if name != "foreign" else backspot.locate(source)
+    assert replace(backspot.locate(path), trace="") == replace(report, trace="")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tracks_have_names_and_numbers_of_their_own(name):
+    document = json.loads(annotated_text(name))
+    events = document["traceEvents"]
+    theirs = {str(e.get("tid")) for e in events if e.get("cat") != CATEGORY}
+    mine = {(e["pid"], e["tid"]) for e in events if e.get("cat") == CATEGORY and e["ph"] in "BE"}
+    named = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in events
+        if e.get("cat") == CATEGORY and e["ph"] == "M" and e["name"] == "thread_name"
+    }
+    assert set(named) == mine
+    assert not theirs & {str(tid) for _, tid in mine}
+    assert len({tid for _, tid in mine}) == len(mine)
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
+def test_a_span_lies_in_that_of_the_nearest_module_around_and_covers_its_time(name):
+    ownership = attribute(read_events(path_of(name)))
+    modules = {m.path: m for m in ownership.spans.modules if not m.is_region}
+    own = {False: defaultdict(int), True: defaultdict(int)}
+    document = json.loads(annotated_text(name))["traceEvents"]
+    streams = {
+        (e["pid"], e["tid"])
+        for e in document
+        if e.get("cat") == CATEGORY and e["ph"] == "M" and "stream" in e["args"].get("name", "")
+    }
+    for key, slices in slices_of(added_of(annotated_text(name))).items():
+        for one in slices:
+            own[key in streams][one.path] += one.own
+            expected = None
+            if one.path in modules:
+                above, root = one.path, modules[one.path].root
+                while above and expected is None:
+                    above = above.rpartition(".")[0]
+                    if above in modules and modules[above].root == root:
+                        expected = above
+            assert (one.around.path if one.around else None) == expected
+    for row in report_of(name).modules:
+        assert own[False][row.path] >= row.cpu_ns
+    busy = defaultdict(int)
+    work = ownership.work
+    for start, end, run in zip(work.start, work.end, work.run, strict=True):
+        busy[run >= 0] += int(end - start)
+    assert sum(own[True].values()) >= report_of(name).gpu_ns == busy[True]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_node_starts_in_its_owners_span_and_no_span_leaves_its_pass(name):
+    events = read_events(FOREIGN if name == "foreign" else path_of(name))
+    o = attribute(events)
+    tracks = slices_of(added_of(annotated_text(name)))
+    by_title = {
+        e["args"]["name"]: (e["pid"], e["tid"])
+        for e in added_of(annotated_text(name))
+        if e.get("name") == "thread_name"
+    }
+    for thread in o.passes.threads:
+        tid = events.threads[thread][1]
+        slices = tracks[by_title[f"thread {tid}: backward by module"]]
+        starts = [one.start for one in slices]
+        for one in slices:
+            inside = [
+                number
+                for number, (begin, end) in enumerate(
+                    zip(o.passes.start, o.passes.end, strict=True)
+                )
+                if begin + events.origin_ns < one.end and one.start < end + events.origin_ns
+            ]
+            assert len(inside) == 1
+        nodes = [i for i in range(len(o.spans.start)) if o.spans.is_node[i]]
+        for i in nodes:
+            if o.spans.thread[i] != thread or o.spans.at(thread, o.spans.start[[i]])[0] != i:
+                continue
+            start = int(o.spans.start[i]) + events.origin_ns
+            at = slices[bisect_right(starts, start) - 1]
+            while at.end <= start:
+                at = at.around
+            owner = int(o.owner[i])
+            named = (
+                SPECIAL[owner]
+                if owner < len(SPECIAL)
+                else o.spans.modules[owner - len(SPECIAL)].path
+            )
+            assert at.path == named
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
+def test_arrows_lead_from_a_modules_forward_to_its_backward(name):
+    document = json.loads(annotated_text(name), parse_float=str)["traceEvents"]
+    added = [e for e in document if e.get("cat") == CATEGORY]
+    begins = {e["id"]: e for e in added if e["ph"] == "s"}
+    ends = {e["id"]: e for e in added if e["ph"] == "f"}
+    assert set(begins) == set(ends)
+    spans = {(e["pid"], e["tid"], e["ts"], e["name"]) for e in added if e["ph"] == "B"}
+    labels = defaultdict(list)
+    for event in document:
+        if event["ph"] == "X" and event["name"].startswith("forward: "):
+            start = padded(event["ts"])
+            end = start + padded(event["dur"])
+            labels[event["pid"], event["tid"]].append((start, end, event["name"]))
+    if report_of(name).source == "backspot":
+        assert begins
+    for number, begin in begins.items():
+        end = ends[number]
+        assert end["bp"] == "e"
+        assert exactly(begin["ts"]) < exactly(end["ts"])
+        if report_of(name).source != "backspot":
+            continue
+        time = exactly(begin["ts"])
+        around = [n for s, e, n in labels[begin["pid"], begin["tid"]] if s <= time <= e]
+        back = {n.partition(" #")[0].replace("forward: ", "backward: ") for n in around}
+        assert any((end["pid"], end["tid"], end["ts"], n) in spans for n in back)
+
+
+# From a report.
+
+
+@pytest.mark.parametrize("suffix", [".trace.json", ".trace.json.gz"])
+def test_a_report_of_a_file_saves_as_the_labelled_trace(tmp_path, suffix):
+    trace = small().save(tmp_path / "t.json")
+    output = tmp_path / f"labelled{suffix}"
+    report = backspot.locate(trace, depth=0)
+    assert report.save(output) == output
+    backspot.locate(trace, trace=tmp_path / "same.json")
+    assert text_of(output) == (tmp_path / "same.json").read_bytes()
+    with pytest.raises(OutputExistsError):
+        report.save(output)
+
+
+def test_a_report_does_not_label_what_it_was_not_made_of(tmp_path):
+    trace = small().save(tmp_path / "t.json")
+    report = backspot.locate(trace)
+    trace.write_bytes(text_of(path_of("vit_patch_drop")))
+    with pytest.raises(UsageError, match="not the trace that this report was made of"):
+        report.save(tmp_path / "o.trace.json")
+    trace.unlink()
+    with pytest.raises(UsageError, match="has no file to label"):
+        report.save(tmp_path / "o.trace.json")
+    assert not list(tmp_path.iterdir())
+
+
+# Files.
+
+
+def small() -> Trace:
+    trace = Trace()
+    trace.forward("", "Net", 0, 100_000)
+    trace.forward("a", "A</script>", 1_000, 50_000)
+    trace.operator("aten::mul", 2_000, 3_000, seq=0)
+    trace.operator("aten::add", 60_000, 61_000, seq=1)
+    trace.node("AddBackward0", 200_000, 210_000, seq=1)
+    trace.node("MulBackward0", 220_000, 230_000, seq=0)
+    return trace
+
+
+def test_a_container_covers_its_own_work_and_what_is_inside(tmp_path):
+    backspot.locate(small().save(tmp_path / "t.json"), trace=tmp_path / "o.json")
+    ((outer, inner),) = slices_of(added_of((tmp_path / "o.json").read_bytes())).values()
+    assert (outer.name, outer.start, outer.end) == ("backward: (Net)", 200_000, 230_000)
+    assert (inner.path, inner.start, inner.end) == ("a", 220_000, 230_000)
+    assert inner.around is outer
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("before", ["", "\ufeff", " \n"])
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(("source", "output"), [("t.json", "o.json.gz"), ("t.json.gz", "o.json")])
+def test_every_form_of_trace_passes_through(tmp_path, bare, before, indent, source, output):
+    document = small().document()
+    text = (
+        before + json.dumps(document["traceEvents"] if bare else document, indent=indent)
+    ).encode()
+    (tmp_path / source).write_bytes(gzip.compress(text) if source.endswith(".gz") else text)
+    backspot.locate(tmp_path / source, trace=tmp_path / output)
+    data = (tmp_path / output).read_bytes()
+    assert (data[:2] == b"\x1f\x8b") == output.endswith(".gz")
+    written = text_of(tmp_path / output)
+    assert original_within(written)[0] == text
+    json.loads(written.decode("utf-8-sig"))
+    again, first = (backspot.locate(tmp_path / name) for name in (output, source))
+    assert replace(again, trace="") == replace(first, trace="")
+
+
+def test_times_before_zero_keep_their_sign(tmp_path):
+    trace = small()
+    for event in trace.events:
+        event["ts"] -= 1_000.0005
+    backspot.locate(trace.save(tmp_path / "t.json"), trace=tmp_path / "o.json")
+    times = [e["ts"] for e in added_of((tmp_path / "o.json").read_bytes()) if e["ph"] == "B"]
+    assert [round(float(time)) for time in times] == [-800, -780]
+
+
+def test_what_cannot_be_is_refused_with_its_exit_code_and_nothing_is_written(tmp_path, capsys):
+    trace = small().save(tmp_path / "t.json")
+    there = tmp_path / "there.json"
+    there.write_text("precious")
+    link = tmp_path / "link.json"
+    link.symlink_to(trace)
+    short = tmp_path / "short.json"
+    short.write_bytes(trace.read_bytes()[:-200])
+    packed = tmp_path / "short.json.gz"
+    packed.write_bytes(path_of("vit_patch_drop").read_bytes()[:50_000])
+    done = tmp_path / "done.json"
+    forward = Trace()
+    forward.operator("aten::mul", 0, 10, seq=0)
+    no_backward = forward.save(tmp_path / "forward.json")
+    assert main(["annotate", str(trace), "-o", str(done)]) == 0
+    assert capsys.readouterr().out == f"Wrote {done}\n"
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    out = tmp_path / "out.json"
+    for source, output, more, code, said in [
+        (trace, there, [], 6, "--force"),
+        (trace, trace, ["--force"], 2, "is the trace itself"),
+        (trace, link, ["--force"], 2, "is the trace itself"),
+        (trace, tmp_path / "out.txt", [], 2, ".json.gz"),
+        (trace, tmp_path / "no" / "out.json", [], 3, "no folder"),
+        (tmp_path / "missing.json", out, [], 3, "missing.json"),
+        (short, out, [], 4, "cut short"),
+        (packed, out, [], 4, "cut short"),
+        (done, out, [], 2, "already"),
+        (no_backward, out, [], 5, "no backward pass"),
+        ("-", out, [], 2, "standard input"),
+    ]:
+        assert main(["annotate", str(source), "-o", str(output), *more]) == code
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert main(["annotate", str(trace), "-o", str(there), "--force"]) == 0
+    assert there.read_bytes() == done.read_bytes()
+
+
+def test_the_errors_have_their_types(tmp_path):
+    trace = small().save(tmp_path / "t.json")
+    with pytest.raises(UsageError):
+        backspot.locate(trace, trace=trace, force=True)
+    trace.write_bytes(trace.read_bytes()[:-100])
+    with pytest.raises(NotATraceError):
+        backspot.locate(trace, trace=tmp_path / "o.json")
+    with pytest.raises(NoBackwardError):
+        backspot.locate(path_of("cuda_graph_step"), trace=tmp_path / "o.json")
+
+
+def test_a_folder_gives_its_newest_trace(tmp_path, capsys):
+    (tmp_path / "runs").mkdir()
+    small().save(tmp_path / "runs" / "t.json")
+    assert main(["annotate", str(tmp_path / "runs"), "-o", str(tmp_path / "o.json.gz")]) == 0
+    assert "t.json, the newest" in capsys.readouterr().err

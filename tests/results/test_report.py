@@ -1,0 +1,279 @@
+"""The questions that a Report answers itself."""
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backspot.errors import UsageError
+from backspot.results.report import Report, Row, add_totals, fold
+from support.sample_reports import even_vit, node, report, reports, row, vit
+
+COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
+
+
+def sums(rows) -> dict[str, int]:
+    return {cost: sum(getattr(one, cost) for one in rows) for cost in COSTS}
+
+
+def found(rows, path: str) -> Row:
+    return next(one for one in rows if one.path == path)
+
+
+def test_a_report_is_frozen():
+    with pytest.raises(FrozenInstanceError):
+        vit().wall_ns = 0
+
+
+def test_top_ranks_by_wall_time_and_gives_at_most_n_rows():
+    first, second = vit().top(2)
+    assert (first.path, second.path) == ("patch_drop", "patch_embed.proj")
+    assert vit().top(0) == ()
+    assert len(vit().top()) == len(vit().top(10_000)) == len(vit().modules)
+
+
+@pytest.mark.parametrize("sort", ["wall", "gpu", "cpu"])
+def test_top_ranks_by_the_time_asked_for(sort):
+    times = [getattr(one, f"{sort}_ns") for one in vit().top(sort=sort)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_equal_rows_are_ranked_by_path_so_that_two_runs_agree():
+    rows = [row("b", wall=5), row("a", wall=5), row("c", wall=5)]
+    assert [one.path for one in report(rows).top()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        ({"n": -1}, "top\\(-1\\)"),
+        ({"n": "3"}, "top\\('3'\\)"),
+        ({"n": True}, "top\\(True\\)"),
+        ({"depth": -2}, "depth=-2"),
+        ({"depth": 1.5}, "depth=1.5"),
+        ({"sort": "time"}, "sort='time': choose one of wall, gpu, cpu"),
+        ({"by": "name"}, "by='name': choose one of path, class, pattern"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_quoted(request_, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        vit().top(**request_)
+
+
+def test_a_share_is_of_the_time_asked_for_and_of_nothing_it_is_none():
+    rows = [row("a", wall=30, gpu=5, cpu=0), row("b", wall=10, gpu=15, cpu=0)]
+    made = report(rows)
+    a = found(made.modules, "a")
+    assert made.share(a) == 0.75
+    assert made.share(a, "gpu") == 0.25
+    assert made.share(a, "cpu") == 0.0
+    with pytest.raises(UsageError, match="sort='time'"):
+        made.share(a, "time")
+
+
+def test_folding_puts_everything_deeper_into_its_ancestor():
+    folded = vit().top(depth=2)
+    block = found(folded, "blocks.3")
+    assert block.wall_ns == block.total_wall_ns == vit()["blocks.3"].row.total_wall_ns
+    assert block.class_name == "Block"
+    assert not [one for one in folded if one.path.startswith("blocks.3.")]
+    nodes = {spent.name: spent.count for spent in block.nodes}
+    assert nodes["AddmmBackward0"] == 4 * 3
+
+
+def test_folding_at_zero_leaves_each_root_and_what_no_module_owns():
+    assert {one.path for one in vit().top(depth=0)} == {
+        "",
+        "loss",
+        "(autograd engine)",
+        "(outside model)",
+    }
+
+
+def test_an_ancestor_that_was_never_called_gets_a_row_of_its_own():
+    folded = vit().top(depth=1)
+    blocks = found(folded, "blocks")
+    assert blocks.class_name == ""
+    assert blocks.calls == 3
+    assert blocks.wall_ns == blocks.total_wall_ns
+
+
+def test_classes_are_added_up():
+    linear = found(even_vit().top(by="class"), "Linear")
+    assert linear.members == 12 * 4 + 1
+    assert linear.calls == 3 * linear.members
+    assert linear.label == "Linear"
+
+
+def test_a_pattern_adds_up_layers_whose_paths_differ_in_numbers_only():
+    rows = even_vit().top(by="pattern")
+    fc1 = found(rows, "blocks.*.mlp.fc1")
+    assert fc1.members == 12
+    assert fc1.label == "blocks.*.mlp.fc1 (Linear)"
+    assert found(rows, "patch_embed.proj").members == 1
+
+
+def test_a_number_without_a_sibling_is_no_pattern():
+    assert [one.path for one in report([row("blocks.0.fc", wall=5)]).top(by="pattern")] == [
+        "blocks.0.fc"
+    ]
+
+
+def test_a_pattern_keeps_the_unlike_layers_of_a_sequential_apart():
+    rows = [
+        row("f.0", "Conv2d", wall=9),
+        row("f.1", "ReLU", wall=3),
+        row("f.2", "Conv2d", wall=7),
+        row("f.3", "MaxPool2d", wall=1),
+    ]
+    grouped = report(rows).top(by="pattern")
+    assert [(one.path, one.class_name, one.members, one.wall_ns) for one in grouped] == [
+        ("f.*", "Conv2d", 2, 16),
+        ("f.1", "ReLU", 1, 3),
+        ("f.3", "MaxPool2d", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("path", [0, None])
+def test_a_report_is_asked_by_path(path):
+    with pytest.raises(UsageError, match=r"report\.top\(\)"):
+        vit()[path]
+
+
+def test_a_report_is_no_sequence_and_says_where_its_rows_are():
+    with pytest.raises(UsageError, match=r"report\.top\(\)"):
+        list(vit())
+
+
+def test_a_groups_total_counts_a_module_within_another_of_the_group_once():
+    rows = [row("a", "Block", wall=10), row("a.b", "Block", wall=5), row("c", "Block", wall=1)]
+    block = found(report(rows).top(by="class"), "Block")
+    assert block.wall_ns == block.total_wall_ns == 16
+
+
+def test_a_module_is_found_with_its_children_the_dearest_first():
+    tree = vit()["blocks.3"]
+    assert tree.row.path == "blocks.3"
+    assert [child.row.path for child in tree.children][:2] == ["blocks.3.attn", "blocks.3.mlp.fc1"]
+    attention = tree.children[0]
+    assert [child.row.path for child in attention.children] == [
+        "blocks.3.attn.qkv",
+        "blocks.3.attn.proj",
+    ]
+
+
+def test_the_root_holds_its_own_modules_and_not_those_of_another_root():
+    tree = vit()[""]
+    assert "patch_drop" in {child.row.path for child in tree.children}
+    assert "loss" not in {child.row.path for child in tree.children}
+    own = [one for one in vit().modules if one.is_module and one.root == ""]
+    assert tree.row.total_wall_ns == sum(one.wall_ns for one in own)
+
+
+def test_what_no_module_owns_can_be_asked_for_but_a_module_of_that_name_goes_first():
+    assert not vit()["(outside model)"].row.is_module
+    rows = [row("(outside model)", wall=1), row("(outside model)", wall=2, is_module=False)]
+    assert report(rows)["(outside model)"].row.is_module
+
+
+def test_an_unknown_path_is_refused_and_near_ones_are_named():
+    with pytest.raises(KeyError, match=r"no module 'patch_dorp'.*did you mean 'patch_drop'"):
+        vit()["patch_dorp"]
+
+
+def test_times_per_step_are_means():
+    first = vit().modules[0]
+    assert first.steps == vit().steps == 3
+    assert first.wall_ms_per_step == pytest.approx(5.23)
+    assert first.wall_us == pytest.approx(15_690)
+    assert vit().wall_ms_per_step == pytest.approx(vit().wall_ns / 3e6)
+
+
+def test_a_report_without_a_step_divides_by_nothing():
+    bare = replace(vit(), step_ns=(), modules=(), wall_ns=0, gpu_ns=0, cpu_ns=0)
+    assert bare.wall_ms_per_step == 0
+    assert bare.top() == ()
+    assert "takes any time" in str(bare)
+
+
+def test_the_whole_is_the_steps_or_the_backward_where_the_trace_tells_of_nothing_else():
+    rows = [row("fc", wall=900)]
+    assert report(rows, step_ns=(500, 600)).whole_ns == 1100
+    assert report(rows, step_ns=(0, 0)).whole_ns == 900
+
+
+def test_the_root_is_called_by_its_class():
+    assert row("", "VisionTransformer").label == "VisionTransformer"
+    assert row("", "").label == "(root)"
+    assert row("head", "Linear").label == "head (Linear)"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    reports(),
+    st.none() | st.integers(0, 4),
+    st.sampled_from(("wall", "gpu", "cpu")),
+    st.sampled_from(("path", "class", "pattern")),
+)
+def test_no_view_of_a_report_gains_or_loses_time(any_report: Report, depth, sort, by):
+    rows = any_report.top(depth=depth, sort=sort, by=by)
+    assert sums(rows) == sums(any_report.modules)
+    for step in range(any_report.steps):
+        assert sum(one.wall_ns_by_step[step] for one in rows) == sum(
+            one.wall_ns_by_step[step] for one in any_report.modules
+        )
+    for cost in ("wall_ns", "gpu_ns", "cpu_ns", "count"):
+        assert sum(getattr(spent, cost) for one in rows for spent in one.nodes) == sum(
+            getattr(spent, cost) for one in any_report.modules for spent in one.nodes
+        )
+    assert [one for one in rows if not one.is_module] == sorted(
+        (one for one in any_report.modules if not one.is_module), key=rows.index
+    )
+    if by == "path":
+        assert all(one.depth <= depth for one in rows if depth is not None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(reports(), st.integers(0, 4), st.integers(0, 4))
+def test_folding_twice_is_folding_at_the_lesser_depth(any_report, first, second):
+    def by_path(rows):
+        return {
+            (one.is_module, one.path): replace(one, class_name="", calls=0, root="") for one in rows
+        }
+
+    twice = by_path(fold(fold(any_report.modules, first), second))
+    assert twice == by_path(fold(any_report.modules, min(first, second)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(reports())
+def test_a_total_is_a_modules_own_cost_and_its_childrens_totals(any_report):
+    rows = add_totals(any_report.modules)
+    tree_of = replace(any_report, modules=rows)
+    for one in rows:
+        children = tree_of[one.path].children if one.is_module else ()
+        for cost in COSTS:
+            expected = getattr(one, cost) + sum(
+                getattr(child.row, f"total_{cost}") for child in children
+            )
+            assert getattr(one, f"total_{cost}") == expected
+
+
+def test_a_row_knows_its_depth_below_its_own_root():
+    assert row("").depth == 0
+    assert row("a.b.c").depth == 3
+    assert row("loss.inner", root="loss").depth == 1
+    assert row("(outside model)", is_module=False).depth == 0
+
+
+def test_nodes_of_one_name_are_added_up_heaviest_first():
+    rows = [
+        row("a.b", wall=9, nodes=(node("X", 3), node("Y", 6))),
+        row("a.c", wall=9, nodes=(node("X", 9),)),
+    ]
+    merged = found(report(rows).top(depth=1), "a")
+    assert [(spent.name, spent.wall_ns, spent.count) for spent in merged.nodes] == [
+        ("X", 12, 6),
+        ("Y", 6, 3),
+    ]

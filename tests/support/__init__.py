@@ -1,0 +1,1 @@
+"""What tests share: traces made by hand, recorded ones, sample reports, models."""
