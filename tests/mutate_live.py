@@ -465,9 +465,9 @@ MUTATIONS = (
     ),
     Mutation(
         "device work belongs to who ran when it ended",
-        "analysis/attribution/ownership.py",
-        "            run[mine] = _run_at(passes, launch[mine])\n",
-        "            run[mine] = _run_at(passes, events.end[index[mine]])\n",
+        "analysis/attribution/launches.py",
+        "            run[mine] = pass_at(passes, launch[mine])\n",
+        "            run[mine] = pass_at(passes, events.end[index[mine]])\n",
         f"{ATTRIBUTION} analysis/test_h200_traces.py",
     ),
 )

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from backspot._version import __version__
 
 if TYPE_CHECKING:
-    from backspot.comparison.changes import Comparison, compare
+    from backspot.comparison.changes import Comparison
+    from backspot.comparison.compare import compare
     from backspot.errors import BackspotError
     from backspot.live import Instrumentation, instrument, profile
     from backspot.pipeline import locate
@@ -40,7 +41,7 @@ _HOMES = {
     "Comparison": "backspot.comparison.changes",
     "Instrumentation": "backspot.live",
     "Report": "backspot.results.report",
-    "compare": "backspot.comparison.changes",
+    "compare": "backspot.comparison.compare",
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",
     "profile": "backspot.live",

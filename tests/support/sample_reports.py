@@ -7,7 +7,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from backspot.results.findings import PhaseName
+from backspot.results.costs import PhaseName
 from backspot.results.report import (
     Finding,
     KernelCost,

@@ -54,7 +54,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read both, compare and print."""
     from backspot.commands._console import complain, flush_output
-    from backspot.comparison.changes import compare
+    from backspot.comparison.compare import compare
     from backspot.errors import SlowerError, UsageError
 
     if args.before == args.after == "-":

@@ -14,31 +14,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from backspot.comparison.changes import Move
 from backspot.results.costs import Row
 from backspot.results.grouping import names_in_order
 
-__all__ = ["Move", "aligned", "moves_between"]
+__all__ = ["aligned", "moves_between"]
 
 _Path = tuple[str, ...]
 _Likeness = tuple[str, frozenset[str]]
 
 _MANY_PAIRS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A change within paths.
-
-    Attributes:
-        before: what is gone; ``""`` where everything moved into another module, ``*.qkv`` where
-            the same happened in several places.
-        after: what stands in its place.
-        modules: how many modules moved with it.
-    """
-
-    before: str
-    after: str
-    modules: int
 
 
 def aligned(

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import torch
 from torch.profiler import ProfilerActivity, supported_activities
 
+from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.live import torch_internals
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, instrument
 from backspot.live.modules import class_name, unwrap
 from backspot.live.progress import telling
-from backspot.pipeline import NO_LABELS, TRANSFORMED, locate_export
+from backspot.pipeline import locate_export
 from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from backspot.analysis.attribution.ownership import SPECIAL, Ownership
-from backspot.analysis.attribution.tracks import Arrow, Track, find_arrows, find_tracks
+from backspot.analysis.attribution.tracks import find_arrows, find_tracks
 from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
 from backspot.render.files import check_target, writing
+from backspot.results.tracks import Arrow, Track
 from backspot.trace import Events
 from backspot.trace.labels import Kind, Label, format_label
 from backspot.trace.read import trace_bytes

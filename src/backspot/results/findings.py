@@ -6,34 +6,8 @@ Times are integer nanoseconds summed over the recorded steps, as everywhere in a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-__all__ = ["Finding", "Phase", "PhaseName", "Place"]
-
-PhaseName = Literal["data", "copy", "forward", "loss", "backward", "optimizer", "other", "idle"]
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One part of the step; the phases of a report sum to its steps exactly.
-
-    Attributes:
-        name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies that no
-            kernel hides, those of the backward left out), ``forward``, ``loss``, ``backward``,
-            ``optimizer`` (``zero_grad`` and clipping included), ``other`` (known
-            work that is none of these) or ``idle`` (nothing recorded, on the host or on a device).
-        wall_ns: clock time, each moment dealt to one phase by the same rule as the rows' ``wall``.
-        busy_ns: the part of it in which any device was running something.
-    """
-
-    name: PhaseName
-    wall_ns: int
-    busy_ns: int
-
-    @property
-    def utilisation(self) -> float:
-        """The share (0 to 1) of the phase in which a device was running something."""
-        return self.busy_ns / self.wall_ns if self.wall_ns else 0.0
+__all__ = ["Finding", "Place"]
 
 
 @dataclass(frozen=True, slots=True)

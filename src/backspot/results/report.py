@@ -23,11 +23,13 @@ from backspot.results.costs import (
     NodeCost,
     OperatorCost,
     Pass,
+    Phase,
+    PhaseName,
     Row,
     WallKinds,
     line_of,
 )
-from backspot.results.findings import Finding, Phase, PhaseName, Place
+from backspot.results.findings import Finding, Place
 from backspot.results.grouping import (
     add_totals,
     fold,

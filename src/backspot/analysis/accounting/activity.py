@@ -16,7 +16,7 @@ import numpy as np
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import OPTIMIZER_STEP, STEP_MARK
 from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, grouped, layered
-from backspot.results.findings import PhaseName
+from backspot.results.costs import PhaseName
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backspot.analysis.accounting.clock import device_busy, whole_clock
-from backspot.analysis.accounting.phases import StepWindows
 from backspot.analysis.accounting.pieces import take
-from backspot.analysis.attribution.ownership import OUTSIDE, SPECIAL, DeviceWork, Ownership
+from backspot.analysis.accounting.steps import StepWindows
+from backspot.analysis.attribution.launches import DeviceWork
+from backspot.analysis.attribution.ownership import OUTSIDE, SPECIAL, Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
@@ -30,7 +31,8 @@ from backspot.analysis.timeline import (
     pieces,
 )
 from backspot.formatting import counted, duration, percent
-from backspot.results.findings import Finding, Phase, Place
+from backspot.results.costs import Phase
+from backspot.results.findings import Finding, Place
 from backspot.results.report import Report
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
