@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from backspot._version import __version__
+from backspot.results import presented
 
 if TYPE_CHECKING:
     from backspot.comparison.changes import Comparison
@@ -46,6 +47,23 @@ _HOMES = {
     "locate": "backspot.pipeline",
     "profile": "backspot.live",
 }
+
+
+def _forms() -> presented.Forms:
+    from backspot import render
+
+    return render
+
+
+def _labelling() -> presented.Labelling:
+    from backspot import pipeline
+
+    return pipeline
+
+
+# Results print and save themselves through the renderers, which import them. Only the root of the
+# package knows both; it imports neither before it is asked for.
+presented.forms, presented.labelling = _forms, _labelling
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - the public names have no common type

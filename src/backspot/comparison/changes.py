@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from backspot.errors import UsageError
 from backspot.formatting import quoted
+from backspot.results import presented
+from backspot.results.presented import Presented
 from backspot.results.report import StepUnit
 
 __all__ = ["SCHEMA", "Change", "Comparison", "Kind", "Move", "Side", "Verdict"]
@@ -116,7 +118,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Presented):
     """What changed between two reports.
 
     Attributes:
@@ -168,18 +170,9 @@ class Comparison:
         whole = self.whole
         return whole.verdict == "slower" and (whole.percent is None or whole.percent > percent)
 
-    def __str__(self) -> str:
-        from backspot.render.comparison import render_text
-
-        return render_text(self)
-
+    # Not in Presented: IPython takes a class's own __repr__ before its base's method.
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401 - IPython's
         printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        from backspot.render.notebook import comparison_html
-
-        return comparison_html(self)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the comparison; the suffix decides the form.
@@ -190,6 +183,4 @@ class Comparison:
             OutputExistsError: where the file exists and ``force`` is false.
             UsageError: on a suffix that names no form.
         """
-        from backspot.render.comparison import save
-
-        return save(self, path, force=force)
+        return presented.forms().write(self, path, force=force)

@@ -10,17 +10,31 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from backspot.comparison.changes import Comparison
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
 from backspot.render.files import check_target, writing
+from backspot.results.presented import LABELLED
+from backspot.results.report import Report, Subtree
 
 if TYPE_CHECKING:
-    from backspot.results.report import Report
+    import pandas as pd
+    from matplotlib.axes import Axes
 
-__all__ = ["LABELLED", "Renderer", "renderer_for", "save", "suffixes"]
+__all__ = [
+    "Renderer",
+    "as_frame",
+    "as_html",
+    "as_text",
+    "draw",
+    "read",
+    "renderer_for",
+    "suffixes",
+    "write",
+]
 
 Renderer = Callable[["Report"], bytes]
 
@@ -34,9 +48,6 @@ _FORMS = {
     ".speedscope.json": ("backspot.render.flamegraph", "to_speedscope"),
 }
 
-LABELLED = (".trace.json", ".trace.json.gz")
-"""How a labelled trace ends, which is made of a trace and no form of a report."""
-
 
 def suffixes() -> tuple[str, ...]:
     """The suffixes that name a form."""
@@ -49,7 +60,7 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
     Raises:
         UsageError: on a suffix that names no form.
     """
-    name = path_text(path, "save")
+    name = path_text(path, "_save_report")
     if name.lower().endswith(LABELLED):
         raise UsageError(
             f"{visible(name)} would be a labelled trace, which `backspot annotate` writes "
@@ -67,7 +78,7 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
     return renderer
 
 
-def save(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+def _save_report(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Write a report in the form that the suffix names; the file appears whole or not at all.
 
     Args:
@@ -91,3 +102,71 @@ def save(report: Report, path: str | os.PathLike[str], *, force: bool = False) -
     with writing(path, force=force, sources=sources) as file:
         file.write(data)
     return Path(path)
+
+
+# What results ask for through ``backspot.results.presented``. Each form is imported when it is
+# asked for.
+
+
+def as_text(result: Report | Subtree | Comparison) -> str:
+    """A result as text for a terminal."""
+    if isinstance(result, Comparison):
+        from backspot.render.comparison import render_text as render_comparison
+
+        return render_comparison(result)
+    from backspot.render.text import render_subtree, render_text
+
+    return render_subtree(result) if isinstance(result, Subtree) else render_text(result)
+
+
+def as_html(result: Report | Comparison) -> str:
+    """A result as HTML for a notebook's cell."""
+    from backspot.render.notebook import comparison_html, report_html
+
+    return comparison_html(result) if isinstance(result, Comparison) else report_html(result)
+
+
+def write(
+    result: Report | Comparison, path: str | os.PathLike[str], *, force: bool = False
+) -> Path:
+    """Write a result in the form that the suffix names; the file appears whole or not at all.
+
+    Args:
+        result: what to write.
+        path: where to.
+        force: overwrite what is there.
+
+    Returns:
+        The path, as a ``Path``.
+
+    Raises:
+        OutputExistsError: where the file exists and ``force`` is false.
+        SourceNotFoundError: where the folder does not exist.
+        UsageError: on a suffix that names no form.
+    """
+    if isinstance(result, Comparison):
+        from backspot.render.comparison import save as save_comparison
+
+        return save_comparison(result, path, force=force)
+    return _save_report(result, path, force=force)
+
+
+def read(path: str | os.PathLike[str]) -> Report:
+    """Read a report that was saved as JSON."""
+    from backspot.render.json import load
+
+    return load(path)
+
+
+def as_frame(report: Report) -> pd.DataFrame:
+    """A report's rows as a data frame."""
+    from backspot.render.tables import to_frame
+
+    return to_frame(report)
+
+
+def draw(report: Report, /, **options: Any) -> Axes:  # noqa: ANN401 - those of Report.plot
+    """Draw a report's most expensive modules."""
+    from backspot.render.plot import plot
+
+    return plot(report, **options)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from backspot.errors import UsageError
 from backspot.formatting import quoted
 from backspot.paths import path_text
+from backspot.results import presented
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
@@ -39,6 +40,7 @@ from backspot.results.grouping import (
     ranked_lines,
     ranked_nodes,
 )
+from backspot.results.presented import Presented
 from backspot.results.subtrees import Subtree, near_names, subtree_of
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Presented):
     """Which modules make the backward slow, ranked.
 
     Attributes:
@@ -228,18 +230,9 @@ class Report:
             raise KeyError(f"no module {path!r} in this report{near_names(path, rows)}")
         return subtree_of(rows[path], modules)
 
-    def __str__(self) -> str:
-        from backspot.render.text import render_text
-
-        return render_text(self)
-
+    # Not in Presented: IPython takes a class's own __repr__ before its base's method.
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401 - IPython's
         printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        from backspot.render.notebook import report_html
-
-        return report_html(self)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the report; the suffix decides the form.
@@ -261,14 +254,10 @@ class Report:
             UsageError: on a suffix that names no form; where ``path`` is the trace that the report
                 was made of; where a trace is asked for that is not there or not the same any more.
         """
-        from backspot.render import LABELLED, save
+        if path_text(path, "save").lower().endswith(presented.LABELLED):
+            return presented.labelling().save_labelled(self, path, force=force)
 
-        if path_text(path, "save").lower().endswith(LABELLED):
-            from backspot.pipeline import save_labelled
-
-            return save_labelled(self, path, force=force)
-
-        return save(self, path, force=force)
+        return presented.forms().write(self, path, force=force)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -278,9 +267,8 @@ class Report:
             SourceNotFoundError: where there is no such file.
             NotATraceError: where it is no report, or of a newer schema.
         """
-        from backspot.render.json import load
-
-        return load(path)
+        report: Report = presented.forms().read(path)
+        return report
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a ``pandas.DataFrame``, one row a module, times in nanoseconds.
@@ -288,9 +276,7 @@ class Report:
         Raises:
             MissingDependencyError: where pandas is not installed.
         """
-        from backspot.render.tables import to_frame
-
-        return to_frame(self)
+        return presented.forms().as_frame(self)
 
     def plot(
         self,
@@ -320,9 +306,7 @@ class Report:
             MissingDependencyError: where matplotlib is not installed.
             UsageError: on what ``top()`` would not take either.
         """
-        from backspot.render.plot import plot
-
-        return plot(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
+        return presented.forms().draw(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
 
 
 _SORT_KEYS: dict[str, Callable[[Row], int]] = {

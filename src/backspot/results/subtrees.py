@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from backspot.formatting import counted
+from backspot.results import presented
 from backspot.results.costs import Row
 from backspot.results.grouping import parents_of
 
@@ -52,9 +53,7 @@ class Subtree:
             left += [(depth + 1, child) for child in reversed(one.children)]
 
     def __str__(self) -> str:
-        from backspot.render.text import render_subtree
-
-        return render_subtree(self)
+        return presented.forms().as_text(self)
 
 
 def subtree_of(row: Row, modules: Mapping[str, Row]) -> Subtree:

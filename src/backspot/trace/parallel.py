@@ -20,7 +20,6 @@ from typing import IO, TypeAlias
 
 import numpy as np
 
-import backspot
 from backspot.trace.chrome import ChromeDecoder, first_between
 from backspot.trace.columns import Columns
 from backspot.trace.unpack import Progress
@@ -215,7 +214,7 @@ def _worker(
     path: Path, first: tuple[int, int], turns: IO[bytes]
 ) -> Iterator[Callable[[], Iterator[Part]]]:
     """Start a process; what is yielded waits for its end and gives what it found."""
-    home = str(Path(backspot.__file__).parents[1])
+    home = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-S", "-c", _CODE]
     command += [os.fspath(path), *map(str, first), home, *sys.path]
     # Numpy's threads would be started for nothing.
