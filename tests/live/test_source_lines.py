@@ -278,15 +278,15 @@ def test_no_tensor_frame_or_class_outlives_its_step():
 
 
 def test_what_is_kept_for_a_profile_goes_with_it():
-    from backspot.live.source_lines import book
+    from backspot.trace.source_lines import live_tables
 
     model = Net()
     with backspot.instrument(model, lines=True), cpu() as profiler:
         step(model)
-    assert any(results is profiler.profiler.kineto_results for results in book._kept)
+    assert any(results is profiler.profiler.kineto_results for results in live_tables)
     del profiler
     gc.collect()
-    assert len(book._kept) == 0
+    assert len(live_tables) == 0
 
 
 def run_source(source, name):

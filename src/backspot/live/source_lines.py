@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import threading
-import weakref
 from array import array
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -23,7 +22,15 @@ import numpy as np
 import torch
 
 from backspot.live import torch_internals
-from backspot.trace.source_lines import KEY, MOST_NODES, LineTable, Made, SourceLine, format_lines
+from backspot.trace.source_lines import (
+    KEY,
+    MOST_NODES,
+    LineTable,
+    Made,
+    SourceLine,
+    format_lines,
+    live_tables,
+)
 
 __all__ = ["Book", "Recorder", "book", "describe"]
 
@@ -262,14 +269,12 @@ def _tidied(parts: list[Made]) -> Made:
 
 
 class Book:
-    """The lines of the session that runs, and of the profiles that still live."""
+    """The lines of the session that runs, until it hands them to its trace and its profile."""
 
     def __init__(self) -> None:
         # By session, one at most. No lock: an interrupt on the way out of its ``with`` would leave
         # it locked for good.
         self._stores: dict[int, Store] = {}
-        # A profile's results, as torch hands them out when it stops; gone when they are.
-        self._kept: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     @property
     def is_open(self) -> bool:
@@ -299,11 +304,7 @@ class Book:
 
     def keep(self, results: Any, form: str) -> None:  # noqa: ANN401 - torch's own class
         """Remember a stopped profile's table for as long as its results live."""
-        self._kept[results] = form
-
-    def kept(self, results: Any) -> str | None:  # noqa: ANN401
-        """The table of a stopped profile."""
-        return self._kept.get(results)
+        live_tables[results] = form
 
 
 book = Book()

@@ -8,7 +8,6 @@ it is given.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from backspot.errors import NoBackwardError, UsageError
 from backspot.trace.columns import Columns
 from backspot.trace.decode import integers
 from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Events, Ints
-from backspot.trace.source_lines import KEY, LineTable, find_lines
+from backspot.trace.source_lines import KEY, LineTable, find_lines, live_tables
 
 __all__ = ["LIVE", "exported", "is_profiler", "read_profiler"]
 
@@ -171,8 +170,10 @@ def _numbers(ask: Any, events: list[Any], asked: np.ndarray, *names: str) -> lis
 
 def _lines(results: Any) -> LineTable:  # noqa: ANN401
     """The source lines of this very profile, which the live half keeps as long as it lives."""
-    live = sys.modules.get("backspot.live.source_lines")
-    form = live.book.kept(results) if live is not None else None
+    try:
+        form = live_tables.get(results)
+    except TypeError:  # of what cannot be referred to weakly there is none
+        form = None
     return (form and find_lines(f'"{KEY}":{form}'.encode())) or LineTable()
 
 

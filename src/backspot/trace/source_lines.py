@@ -13,7 +13,9 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote, unquote
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -30,6 +32,7 @@ __all__ = [
     "SourceLine",
     "find_lines",
     "format_lines",
+    "live_tables",
 ]
 
 KEY = "backspot.lines"
@@ -40,6 +43,10 @@ MOST_NODES = 1 << 21
 
 MOST_BYTES = 1 << 24
 """How long a table's text is at most: that of so many nodes has no more, and is mostly far less."""
+
+live_tables: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""The tables of the profiles of this process, by what torch hands out as a profile's results: the
+live half puts them here, and a table goes when the results do."""
 
 _AT_KEY = re.compile(rb'"backspot\.lines"\s*:\s*')
 _VERSION = 1
