@@ -14,6 +14,7 @@ from backspot.analysis.attribution.ownership import (
     Ownership,
     attribute,
 )
+from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import warnings_of, why_no_backward
 from backspot.analysis.findings import Evidence, find_all
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
@@ -165,7 +166,7 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
         )
-    write_labelled(source, events, ownership, path, force=force)
+    write_labelled(source, events, find_tracks(events, ownership), path, force=force)
     return Path(path)
 
 
@@ -179,7 +180,7 @@ def _labelled(
 ) -> Report:
     ownership = _owned(events)
     report = _report(events, ownership, depth=depth)
-    write_labelled(path, events, ownership, output, force=force)
+    write_labelled(path, events, find_tracks(events, ownership), output, force=force)
     return report
 
 

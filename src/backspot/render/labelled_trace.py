@@ -15,15 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from backspot.analysis.attribution.ownership import SPECIAL, Ownership
-from backspot.analysis.attribution.tracks import find_arrows, find_tracks
 from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
 from backspot.render.files import check_target, writing
-from backspot.results.tracks import Arrow, Track
+from backspot.results.tracks import Arrow, Track, Tracks
 from backspot.trace import Events
-from backspot.trace.labels import Kind, Label, format_label
 from backspot.trace.read import trace_bytes
 
 __all__ = ["CATEGORY", "check_labelled", "write_labelled"]
@@ -61,7 +58,7 @@ def check_labelled(
 def write_labelled(
     path: Path,
     events: Events,
-    ownership: Ownership,
+    tracks: Tracks,
     output: str | os.PathLike[str],
     *,
     force: bool = False,
@@ -71,7 +68,7 @@ def write_labelled(
     Args:
         path: the trace's file.
         events: what was read from it.
-        ownership: whose its nodes are.
+        tracks: what is added.
         output: where to; ``.json.gz`` is compressed.
         force: overwrite what is there.
 
@@ -85,9 +82,9 @@ def write_labelled(
     with writing(output, force=force, sources=(path,)) as file:
         if os.fspath(output).lower().endswith(".gz"):
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                _copy(path, _added(events, ownership), packed)
+                _copy(path, _added(events, tracks), packed)
         else:
-            _copy(path, _added(events, ownership), file)
+            _copy(path, _added(events, tracks), file)
 
 
 _MARK = b'{"ph":"M","cat":"backspot",'
@@ -116,20 +113,18 @@ def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) ->
         raise NotATraceError(f"{path} changed while it was copied: try again") from error
 
 
-def _added(events: Events, ownership: Ownership) -> Iterator[bytes]:
+def _added(events: Events, added: Tracks) -> Iterator[bytes]:
     """The new events, each with the comma and the line's end that part it from the next."""
-    tracks = find_tracks(ownership)
-    arrows = find_arrows(events, ownership, tracks)
-    numbers = _thread_numbers(events, len(tracks))
-    names = [json.dumps(name) for name in _names(ownership)]
+    numbers = _thread_numbers(events, len(added.tracks))
+    names = [json.dumps(name) for name in added.names]
     leading_to: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, arrow in enumerate(arrows):
+    for number, arrow in enumerate(added.arrows):
         leading_to[arrow.track, arrow.span].append(_FIRST_ARROW + number)
-    for track, thread in zip(tracks, numbers, strict=True):
-        yield from _headings(events, track, thread)
-    yield from _arrow_starts(events, ownership, arrows)
-    for index, (track, thread) in enumerate(zip(tracks, numbers, strict=True)):
-        where = f'"pid":{json.dumps(events.threads[track.thread][0])},"tid":{thread}'
+    for track, thread in zip(added.tracks, numbers, strict=True):
+        yield from _headings(track, thread)
+    yield from _arrow_starts(added.arrows, events.origin_ns)
+    for index, (track, thread) in enumerate(zip(added.tracks, numbers, strict=True)):
+        where = f'"pid":{json.dumps(track.process)},"tid":{thread}'
         around: list[int] = []
         for at, span in enumerate(track.spans):
             yield from _ends(around, span.depth, where, events.origin_ns)
@@ -149,28 +144,26 @@ def _ends(around: list[int], depth: int, where: str, origin: int) -> Iterator[by
         yield _line(f'"ph":"E","cat":"{CATEGORY}",{where},"ts":{time}')
 
 
-def _headings(events: Events, track: Track, thread: int) -> Iterator[bytes]:
+def _headings(track: Track, thread: int) -> Iterator[bytes]:
     """The track's name, and its place below the one that it explains."""
-    process, original = events.threads[track.thread]
     kind = "stream" if track.on_device else "thread"
-    where = f'"pid":{json.dumps(process)},"tid":{thread}'
+    where = f'"pid":{json.dumps(track.process)},"tid":{thread}'
     arguments: list[tuple[str, dict[str, Any]]] = [
-        ("thread_name", {"name": f"{kind} {original}: backward by module"})
+        ("thread_name", {"name": f"{kind} {track.thread}: backward by module"})
     ]
-    if isinstance(original, int):
-        arguments.append(("thread_sort_index", {"sort_index": original}))
+    if isinstance(track.thread, int):
+        arguments.append(("thread_sort_index", {"sort_index": track.thread}))
     for name, values in arguments:
         yield _line(
             f'"ph":"M","cat":"{CATEGORY}","name":"{name}",{where},"args":{json.dumps(values)}'
         )
 
 
-def _arrow_starts(events: Events, ownership: Ownership, arrows: list[Arrow]) -> Iterator[bytes]:
-    spans = ownership.spans
+def _arrow_starts(arrows: list[Arrow], origin: int) -> Iterator[bytes]:
     for number, arrow in enumerate(arrows):
-        process, thread = map(json.dumps, events.threads[int(spans.thread[arrow.call])])
-        start, end = int(spans.start[arrow.call]), int(spans.end[arrow.call])
-        time = _microseconds(events.origin_ns + start + min(_ARROW_WITHIN, (end - start) // 2))
+        process, thread = json.dumps(arrow.process), json.dumps(arrow.thread)
+        within = min(_ARROW_WITHIN, (arrow.end - arrow.start) // 2)
+        time = _microseconds(origin + arrow.start + within)
         yield _line(
             f'"ph":"s",{_flow(_FIRST_ARROW + number)},"pid":{process},"tid":{thread},"ts":{time}'
         )
@@ -182,15 +175,6 @@ def _flow(number: int) -> str:
 
 def _line(fields: str) -> bytes:
     return f"{{{fields}}},\n".encode()
-
-
-def _names(ownership: Ownership) -> list[str]:
-    """How spans of each owner are called."""
-    named = [f"backward: {name}" for name in SPECIAL]
-    for module in ownership.spans.modules:
-        label = Label(Kind.BACKWARD, module.path, module.class_name)
-        named.append(f"backward: {module.path}" if module.is_region else format_label(label))
-    return named
 
 
 def _thread_numbers(events: Events, count: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Arrow", "Track", "TrackSpan"]
+__all__ = ["Arrow", "Track", "TrackSpan", "Tracks"]
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class TrackSpan:
     Attributes:
         start: nanoseconds.
         end: nanoseconds.
-        owner: as ``Ownership.owner`` counts.
+        owner: index into ``Tracks.names``.
         depth: how many spans of the track lie around it.
         run: the pass; a span never reaches into another.
     """
@@ -31,12 +31,14 @@ class Track:
     """One host thread's or device queue's spans.
 
     Attributes:
-        thread: index into ``Events.threads``.
+        process: the process, as the trace numbers it.
+        thread: the host thread or the device queue, as the trace numbers it.
         on_device: whether that is a device's queue.
         spans: by start, those around before those inside.
     """
 
-    thread: int
+    process: object
+    thread: object
     on_device: bool
     spans: list[TrackSpan]
 
@@ -46,11 +48,32 @@ class Arrow:
     """From a module's call in forward to where its backward begins.
 
     Attributes:
-        call: index of a span of ``Ownership.spans``.
-        track: index of a track.
-        span: index of one of its spans.
+        process: the process of the call, as the trace numbers it.
+        thread: the thread of the call, as the trace numbers it.
+        start: when the call begins, nanoseconds.
+        end: when the call ends, nanoseconds.
+        track: index into ``Tracks.tracks``.
+        span: index of one of that track's spans.
     """
 
-    call: int
+    process: object
+    thread: object
+    start: int
+    end: int
     track: int
     span: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """What a labelled trace shows in addition to the original.
+
+    Attributes:
+        names: how the spans of each owner are called: ``backward: path (class)``.
+        tracks: one for each host thread that ran nodes and each queue that worked for them.
+        arrows: from forward to backward.
+    """
+
+    names: list[str]
+    tracks: list[Track]
+    arrows: list[Arrow]

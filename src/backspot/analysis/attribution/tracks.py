@@ -15,29 +15,31 @@ from backspot.analysis.attribution.ownership import ENGINE, NO_LAUNCH, SPECIAL, 
 from backspot.analysis.attribution.spans import Module
 from backspot.analysis.timeline import NOTHING, distinct
 from backspot.results.grouping import parents_of
-from backspot.results.tracks import Arrow, Track, TrackSpan
+from backspot.results.tracks import Arrow, Track, Tracks, TrackSpan
 from backspot.trace import Events
 from backspot.trace.events import Ints
+from backspot.trace.labels import Kind, Label, format_label
 
-__all__ = ["find_arrows", "find_tracks"]
+__all__ = ["find_tracks"]
 
 
-def find_tracks(ownership: Ownership) -> list[Track]:
+def find_tracks(events: Events, ownership: Ownership) -> Tracks:
     """The tracks of the threads that ran nodes, and of the queues that worked for them."""
     parents = _parents(ownership.spans.modules)
     depths = _depths(parents)
     tracks = [
-        Track(thread, False, _nested(_on_host(ownership, thread), parents, depths))
+        Track(*events.threads[thread], False, _nested(_on_host(ownership, thread), parents, depths))
         for thread in ownership.passes.threads
     ]
     tracks += [
-        Track(queue, True, _nested(_on_device(ownership, queue), parents, depths))
+        Track(*events.threads[queue], True, _nested(_on_device(ownership, queue), parents, depths))
         for queue in distinct(ownership.work.queue[ownership.work.run >= 0])
     ]
-    return [track for track in tracks if track.spans]
+    tracks = [track for track in tracks if track.spans]
+    return Tracks(_names(ownership), tracks, _arrows(events, ownership, tracks))
 
 
-def find_arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[Arrow]:
+def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[Arrow]:
     """An arrow for each call and each pass that ran nodes which the call, or one inside it, made.
 
     It leads to the first span that the module has on a host thread in that pass.
@@ -66,7 +68,9 @@ def find_arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> li
         target = first.get((module[call] + len(SPECIAL), run))
         # What checkpointing runs again is backward itself.
         if module[call] >= 0 and run_of[call] < 0 and target and target[0] > spans.start[call]:
-            arrows.append(Arrow(call, target[1], target[2]))
+            process, thread = events.threads[int(spans.thread[call])]
+            start, end = int(spans.start[call]), int(spans.end[call])
+            arrows.append(Arrow(process, thread, start, end, target[1], target[2]))
     return arrows
 
 
@@ -161,3 +165,12 @@ def _nested(pieces: Iterable[_Piece], parents: list[int], depths: list[int]) -> 
 def _end(spans: list[TrackSpan], time: int | None) -> None:
     for span in spans:
         span.end = span.end if time is None else time
+
+
+def _names(ownership: Ownership) -> list[str]:
+    """How spans of each owner are called."""
+    named = [f"backward: {name}" for name in SPECIAL]
+    for module in ownership.spans.modules:
+        label = Label(Kind.BACKWARD, module.path, module.class_name)
+        named.append(f"backward: {module.path}" if module.is_region else format_label(label))
+    return named
