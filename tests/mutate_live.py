@@ -438,8 +438,8 @@ MUTATIONS = (
     Mutation(
         "a node belongs to the operator before its own",
         "analysis/attribution/join.py",
-        'position = np.searchsorted(operators.sequence, sequence, side="right") - 1\n    while',
-        'position = np.searchsorted(operators.sequence, sequence, side="right") - 2\n    while',
+        'position = np.searchsorted(operators.sequence, sequence, side="right") - 1\n    late',
+        'position = np.searchsorted(operators.sequence, sequence, side="right") - 2\n    late',
         f"{TRUE_OWNERS} {ATTRIBUTION}",
     ),
     Mutation(

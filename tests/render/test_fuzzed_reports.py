@@ -1,10 +1,10 @@
-"""A few hundred broken reports; ``benchmarks/accuracy/fuzz_reports.py`` makes any number of them."""
+"""A few hundred broken reports; ``benchmarks/robustness/fuzz_reports.py`` makes any number."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.accuracy import fuzz_reports
+from benchmarks.robustness import fuzz_reports
 
 
 @pytest.mark.parametrize("seed", ["a", "b"])

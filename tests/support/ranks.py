@@ -1,7 +1,7 @@
 """One rank of a distributed run: trains plainly and instrumented, and checks what it found.
 
-``python -m support.ranks CASE RANK MEETING DEVICE`` prints ``fine``, or ``SKIP`` and why. Ranks on ``cuda``
-have a GPU each.
+``python -m support.ranks CASE RANK MEETING DEVICE`` prints ``fine``, or ``SKIP`` and why. Ranks on
+``cuda`` have a GPU each.
 """
 
 from __future__ import annotations

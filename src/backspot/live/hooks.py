@@ -306,6 +306,5 @@ torch_internals.keep_from_dynamo(
     put_after,
     put_before,
     take_away,
-    _rename,
     _explain,
 )

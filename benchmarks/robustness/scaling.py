@@ -1,8 +1,8 @@
 """Does any kind of trace take more than linear time? Ten times as much of each thing, compared.
 
-    python benchmarks/scaling.py [--only steps,threads] [--base 4]
+    python -m benchmarks.robustness.scaling [--only steps,threads] [--base 4]
 
-Makes each trace of ``_scaling_traces.py`` once and ten times as large, and compares the processor
+Makes each trace of ``scaling_traces.py`` once and ten times as large, and compares the processor
 time of ``locate``. A ratio that is more than twice that of the sizes is measured again, and where
 it stays so the exit code is 1. Times of a busy machine vary: half as much again says nothing.
 """
@@ -13,12 +13,12 @@ import argparse
 import io
 import sys
 import time
-
-from _scaling_traces import DIMENSIONS
+from contextlib import suppress
 
 import backspot
 import benchmarks.common  # noqa: F401 - finds backspot
 from backspot.errors import BackspotError
+from benchmarks.robustness.scaling_traces import DIMENSIONS
 
 _TIMES = 10
 _BEYOND = 2.0
@@ -66,10 +66,8 @@ def is_linear(name: str, base: int, patience: float) -> bool:
 def seconds(text: bytes) -> float:
     """Processor time to read and rank a trace."""
     begin = time.process_time()
-    try:
+    with suppress(BackspotError):
         backspot.locate(io.BytesIO(text))
-    except BackspotError:
-        pass
     return time.process_time() - begin
 
 

@@ -1,7 +1,7 @@
 """Ten times as much of a report takes about ten times as long in every form.
 
-    python benchmarks/scaling_forms.py
-    python benchmarks/scaling_forms.py --cases rows,depth --forms text,.html
+    python -m benchmarks.robustness.scaling_forms
+    python -m benchmarks.robustness.scaling_forms --cases rows,depth --forms text,.html
 
 Each case makes a report of one size and one of ten times it: more rows, nodes, steps, lines,
 findings, kernels, operators, passes, longer names, deeper paths. A ratio of much more than ten is
@@ -27,7 +27,7 @@ from backspot.render.text import render_subtree, render_text
 from backspot.results.report import Finding, KernelCost, Pass, Place
 from benchmarks.common import RESULTS, print_table
 
-sys.path.insert(0, str(RESULTS.parents[1] / "tests" / "helpers"))
+sys.path.insert(0, str(RESULTS.parents[1] / "tests"))
 from support.report_parts import line, node, report, row
 
 _STEEP = 25.0

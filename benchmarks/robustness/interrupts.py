@@ -9,7 +9,7 @@ Checkpointing and optimizers are left out: PyTorch itself does not survive an in
 optimizer's own ``record_function`` range, the hooks of checkpointing stay behind). ``--hooks none``
 is the control without Backspot.
 
-    python benchmarks/interrupts.py --minutes 10
+    python -m benchmarks.robustness.interrupts --minutes 10
 """
 
 from __future__ import annotations

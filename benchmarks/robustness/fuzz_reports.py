@@ -4,8 +4,8 @@ Each case takes a report (of a trace in ``tests/data``, or one made by hand), ch
 random places, by its structure or by its bytes, and reads it. What can be read must also be shown,
 compared and written in every form. A case is made again by its number alone::
 
-    python -m benchmarks.accuracy.fuzz_reports --count 2000 --seed 1
-    python -m benchmarks.accuracy.fuzz_reports --seed 1 --only 1234
+    python -m benchmarks.robustness.fuzz_reports --count 2000 --seed 1
+    python -m benchmarks.robustness.fuzz_reports --seed 1 --only 1234
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What does it survive: hostile input, large input, interrupts at any moment?"""
