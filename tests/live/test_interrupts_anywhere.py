@@ -20,11 +20,11 @@ COMMON = """
     from torch.profiler import ProfilerActivity, profile
 
     import backspot
-    from backspot.live import instrumenting
+    import backspot.live
 
     faulthandler.enable()
     EVENT = sys.argv[1]  # "line" or "opcode"
-    FOLDER = os.path.dirname(instrumenting.__file__)
+    FOLDER = os.path.dirname(backspot.live.__file__)
 
 
     def interrupted(number, run):

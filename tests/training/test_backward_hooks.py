@@ -32,7 +32,7 @@ def report_of(model, x, **options):
 
 def slept(report):
     """The modules in which somebody slept."""
-    return {row.path for row in report.modules if row.wall_ns > SLEEP * 1e9}
+    return {row.path for row in report.modules if row.is_module and row.wall_ns > SLEEP * 1e9}
 
 
 def wraps(report):

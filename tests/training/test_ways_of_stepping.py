@@ -157,6 +157,7 @@ def test_the_gradient_of_a_tensor_that_is_no_leaf_warns_of_nothing(create_graph)
         (gradient,) = torch.autograd.grad(loss, hidden, create_graph=create_graph)
         if create_graph:
             gradient.square().sum().backward()
+        return gradient
 
     report = check(Net, step)
     assert report.warnings == ()
