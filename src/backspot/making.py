@@ -12,6 +12,8 @@ from backspot.trace.events import Ints
 
 __all__ = ["find_lines_of_nodes"]
 
+_OF_CPP = "CppFunction"
+
 
 def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
     """For each span the index of its line in ``events.lines``, ``NOTHING`` for none.
@@ -29,10 +31,13 @@ def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
             mine = np.flatnonzero((join.builder == index) & (join.sequence >= 0) & spans.is_node)
             line[mine] = table.at(thread, join.sequence[mine])
     told = np.flatnonzero(line >= 0)
-    names = [name.rpartition("::")[2] for name in spans.node_names]
+    # Python knows scripted graphs and C++ functions by one class.
+    names = [
+        (name.rpartition("::")[2], _OF_CPP if "::" in name else "") for name in spans.node_names
+    ]
     for span, node, place in zip(
         told.tolist(), spans.node[told].tolist(), line[told].tolist(), strict=True
     ):
-        if table.lines[place].node not in ("", names[node]):
+        if table.lines[place].node not in ("", *names[node]):
             line[span] = NOTHING
     return line
