@@ -177,7 +177,7 @@ def _match(
             exact=exact[doubtful],
         )
         found[doubtful] = find_makers(events, spans, thread, making)
-    # Of a pass with others whose forward was recorded, such a node's may well be too.
+    # The forward of a pass was recorded if that of any of its nodes was.
     recorded = (position >= 0) | np.isin(passes.of_span[nodes], passes.of_span[nodes[exact]])
     return found, suspect & recorded & (found < 0) & (spans.marked[nodes] < 0)
 

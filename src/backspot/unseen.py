@@ -1,4 +1,4 @@
-"""Whose the nodes are that an unrecorded maker may have made: a scripted graph, a C++ function.
+"""The owners of nodes that nothing recorded may have made: a scripted graph, a C++ function.
 
 Each numbered operator tells how far its thread had counted nodes when it began. So a node was made
 between the last operator that began at the node's number or below, and the first that began above
@@ -190,7 +190,7 @@ class _Around:
         ]
         has_number = events.sequence[operators] >= 0
         self._numbered = self._outermost(operators[has_number])
-        # What stands around whole calls says nothing of where in it something happened.
+        # What contains whole calls does not tell in which of them something happened.
         within = ~self.any_edge(events.start[operators], events.end[operators])
         leaves = operators[has_number | within]
         every = self._outermost(np.concatenate([leaves, self._launches(thread)]))
