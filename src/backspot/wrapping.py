@@ -23,8 +23,9 @@ _WRAPS = "BackwardHookFunction"
 def find_wrapped(events: Events, spans: Spans, operators: Ints) -> Ints:
     """For each of these operators the module call of which it takes the outputs, else ``NOTHING``.
 
-    A module without a label, called next, has two: of its inputs, which may come directly after the call
-    too, and of its outputs. So an odd number of them before the next call begins with the call's.
+    A module without a label, called next, has two: of its inputs, which may come directly after the
+    call too, and of its outputs. So an odd number of them before the next call begins with the
+    call's.
 
     Args:
         events: the trace.
