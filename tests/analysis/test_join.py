@@ -66,7 +66,7 @@ def test_a_node_that_the_operator_below_makes_beside_its_own_is_its(owner_of, na
     assert "(forward not recorded)" not in owner_of(trace, name)
 
 
-# A node whose number an operator of the module before shares --------------------------------------
+# A node that shares its number with an operator of the module before -----------------------------
 
 
 def shared(name: str, operator: str = "aten::gt") -> Trace:

@@ -147,3 +147,15 @@ def test_a_mask_of_the_module_before_does_not_take_a_cpp_functions_node(hooks, c
 
 def test_two_cpp_functions_in_a_row_are_their_modules(cpp):
     assert owner_of("CppNode", AfterMask(OfCpp(cpp.halves))) == ["b"]
+
+
+@pytest.mark.skipif(not tells_creation, reason="lines are exact from torch 2.14 on")
+def test_the_line_that_calls_them_is_known(cpp):
+    network = nn.Sequential(OfCpp(cpp.half), Scripted())
+    scripted()
+    with backspot.instrument(network, lines=True), cpu_profile() as profiler:
+        network(torch.randn(4, 6, requires_grad=True)).sum().backward()
+    report = backspot.locate(profiler)
+    made = [(row.path, line.text) for row in report.modules for line in row.lines]
+    assert ("0", "return self.function(x)") in made
+    assert ("1", "return scripted()(x, self.weight)") in made

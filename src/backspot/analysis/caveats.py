@@ -88,7 +88,7 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     if unseen:
         warnings.append(
             f"{unseen} of {nodes} backward nodes were made by no recorded operator, as scripted "
-            "graphs and C++ functions make them, and nothing tells in which module; they stand in "
+            "graphs and C++ functions make them, and nothing tells in which module; they count as "
             "'(forward not recorded)'."
         )
     ambiguous = int((spans.is_node & (ownership.owner == AMBIGUOUS)).sum())

@@ -119,7 +119,7 @@ _SAID = {
     "(recompute)": "forward work run again",
     "(before a graph's replay)": "the GPU idle before a CUDA graph's replay",
 }
-"""What stands among the nodes and is none, as people say it."""
+"""What a row lists among its nodes though it is no node, as people say it."""
 
 
 def node_name(name: str) -> str:

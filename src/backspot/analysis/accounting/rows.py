@@ -47,7 +47,7 @@ from backspot.trace.events import Ints
 
 __all__ = ["account"]
 
-# What stands among the nodes and is none.
+# Listed among the nodes, though no node.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
 

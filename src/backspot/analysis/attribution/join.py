@@ -51,6 +51,7 @@ class Join:
     feeder: Ints
 
 
+_OF_CPP = "CppFunction"
 _WIDTH = 16
 _MOST_PAIRS = 10_000
 """Of a thread's number and a thread; of more, what none of the trace's arrows tells stays open."""
@@ -212,7 +213,7 @@ def _match(
             exact=exact[doubtful],
         )
         found[doubtful] = find_makers(events, spans, thread, making)
-    # Of a pass with others whose forward was recorded, such a node's may well be too.
+    # The forward of a pass was recorded if that of any of its nodes was.
     recorded = (position >= 0) | np.isin(passes.of_span[nodes], passes.of_span[nodes[exact]])
     return found, suspect & recorded & (found < 0) & (spans.marked[nodes] < 0)
 
@@ -390,6 +391,8 @@ def _scores(
 
 def _alike(node: str, operator: str) -> bool:
     """Whether a node bears its operator's name: ``AddmmBackward0`` and ``aten::addmm``."""
+    if len(operator) > 2 * len(node) + 1000:  # of one long name no copy is made for each node
+        return False
     plain = re.sub(r"[^a-z0-9]", "", operator.rpartition("::")[2].lower())
     return bool(plain) and node.lower().startswith(plain)
 
@@ -411,10 +414,13 @@ def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
             mine = numbered[mine]
             line[mine] = table.at(thread, join.sequence[mine])
     told = np.flatnonzero(line >= 0)
-    names = [name.rpartition("::")[2] for name in spans.node_names]
+    # Python knows scripted graphs and C++ functions by one class.
+    names = [
+        (name.rpartition("::")[2], _OF_CPP if "::" in name else "") for name in spans.node_names
+    ]
     for span, node, place in zip(
         told.tolist(), spans.node[told].tolist(), line[told].tolist(), strict=True
     ):
-        if table.lines[place].node not in ("", names[node]):
+        if table.lines[place].node not in ("", *names[node]):
             line[span] = NOTHING
     return line

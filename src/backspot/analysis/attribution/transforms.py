@@ -1,7 +1,7 @@
 """Whether a trace's nodes were made under ``torch.func``, where no labels are written.
 
-Each transform handles an operator and calls it again for what lies below it: so under ``grad``,
-``vmap`` and their like operators stand in themselves, twice and more.
+Each transform handles an operator and calls it again for what lies below it. So under ``grad``,
+``vmap`` and their like an operator contains itself, twice and more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whose the nodes are that an unrecorded maker may have made: a scripted graph, a C++ function.
+"""The owners of nodes that nothing recorded may have made: a scripted graph, a C++ function.
 
 Each numbered operator tells how far its thread had counted nodes when it began. So a node was made
 between the last operator that began at the node's number or below, and the first that began above
@@ -29,7 +29,9 @@ _PLAIN = re.compile(r"\w+Backward\d*\Z")
 # What autograd adds to an operator's own node, or makes where a view is asked for its node.
 _ADDED = re.compile(r"(.*::)?(CopySlices|CopyBackwards|AsStridedBackward\d*)\Z")
 _SCRIPTED = "DifferentiableGraph"
+_NODE = "Backward"
 _LEAST_ALIKE = 4  # letters; shorter names are part of anything
+_LONGEST_NAMESPACE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +137,20 @@ def _names_fit(
 
 
 def _is_python(node: str, operator: str) -> bool:
-    return node == f"{operator}Backward"
+    # Where one operator has many nodes, its name may be long: it is not copied for each.
+    return len(node) == len(operator) + len(_NODE) and node == f"{operator}{_NODE}"
 
 
 def _is_alike(node: str, operator: str) -> bool:
     """``CppNode<RoiAlignFunction>`` and ``torchvision::roi_align``."""
-    letters = re.sub(r"[^a-z0-9]", "", operator.rpartition("::")[2].lower())
-    return len(letters) >= _LEAST_ALIKE and letters in re.sub(r"[^a-z0-9]", "", node.lower())
+    if len(operator) > 2 * len(node) + _LONGEST_NAMESPACE:
+        return False
+    letters = _letters(operator.rpartition("::")[2])
+    return len(letters) >= _LEAST_ALIKE and letters in _letters(node)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _is_added(node: str) -> bool:
@@ -181,7 +190,7 @@ class _Around:
         ]
         has_number = events.sequence[operators] >= 0
         self._numbered = self._outermost(operators[has_number])
-        # What stands around whole calls says nothing of where in it something happened.
+        # What contains whole calls does not tell in which of them something happened.
         within = ~self.any_edge(events.start[operators], events.end[operators])
         leaves = operators[has_number | within]
         every = self._outermost(np.concatenate([leaves, self._launches(thread)]))

@@ -1,9 +1,9 @@
-"""Whose the nodes are that PyTorch puts around a module for full backward hooks.
+"""The owners of the nodes that PyTorch puts around a module for full backward hooks.
 
 ``Module.__call__`` passes the inputs, and after all forward hooks the outputs, through a function
 of its own, ``BackwardHookFunction``; users' hooks run with its nodes. The inputs' comes within the
 call's label. A label that forward hooks write has ended when the outputs' comes: its operator
-stands directly behind the call, in the code of the caller.
+runs directly after the call, in the code of the caller.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _WRAPS = "BackwardHookFunction"
 def find_wrapped(events: Events, spans: Spans, operators: Ints) -> Ints:
     """For each of these operators the module call of which it takes the outputs, else ``NOTHING``.
 
-    A module without a label, called next, has two: of its inputs, which may stand behind the call
-    too, and of its outputs. So an odd number of them before the next call begins with the call's.
+    A module without a label, called next, has two: of its inputs, which may come directly after the
+    call too, and of its outputs. So an odd number of them before the next call begins with the
+    call's.
 
     Args:
         events: the trace.
