@@ -13,12 +13,11 @@ import argparse
 import io
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 
 import _common  # noqa: F401 - finds backspot
-from _scaling_traces import DIMENSIONS
-
 import backspot
+from _scaling_traces import DIMENSIONS
 from backspot.errors import BackspotError
 
 _TIMES = 10
@@ -67,10 +66,8 @@ def is_linear(name: str, base: int, patience: float) -> bool:
 def seconds(text: bytes) -> float:
     """Processor time to read and rank a trace."""
     begin = time.process_time()
-    try:
+    with suppress(BackspotError):
         backspot.locate(io.BytesIO(text))
-    except BackspotError:
-        pass
     return time.process_time() - begin
 
 
