@@ -45,3 +45,9 @@ def test_where_any_of_very_many_threads_could_have_built_a_node_none_is_named() 
 def test_no_device_has_a_number_that_pytorch_cannot_give() -> None:
     report = backspot.locate(io.BytesIO(DIMENSIONS["devices"](1)))
     assert {device.device for device in report.devices} == set(range(128))
+
+
+def test_the_paths_of_modules_that_nest_very_deep_in_pythons_stack_stay_short() -> None:
+    report = backspot.locate(io.BytesIO(DIMENSIONS["modules within modules of Python's"](10)))
+    assert len({row.path for row in report.modules}) == len(report.modules) > 4_000
+    assert max(len(row.path) for row in report.modules) < 2_100
