@@ -96,7 +96,7 @@ class Sketch:
         return f'{{"schemaVersion": 1, "traceEvents": [\n{events}\n]{self.tail}}}'.encode()
 
 
-# A training run ----------------------------------------------------------------------------------
+# A training run ------------------------------------------------------------------------------------
 
 
 @dimension("steps with marks")
@@ -251,9 +251,7 @@ def accumulating(scale: int) -> bytes:
         s.module("m", number)
     for number in reversed(range(count)):
         s.backward(number)
-        s.span(
-            "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", s.at, 8, tid=2
-        )
+        s.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", s.at, 8, tid=2)
         s.at += 10
     return s.text()
 
@@ -312,7 +310,7 @@ def nested_python_modules(scale: int) -> bytes:
     return s.text()
 
 
-# Threads and devices -----------------------------------------------------------------------------
+# Threads and devices ---------------------------------------------------------------------------------
 
 
 @dimension("threads")
@@ -419,7 +417,7 @@ def arrows(scale: int) -> bytes:
     return s.text()
 
 
-# Names and texts ---------------------------------------------------------------------------------
+# Names and texts -------------------------------------------------------------------------------------
 
 
 @dimension("names")
