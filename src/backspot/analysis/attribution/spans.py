@@ -25,6 +25,7 @@ included."""
 
 _LIGHTNING = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
 _REGION = "Torch-Compiled Region: "
+_MOST_PATH = 2_000  # characters of a path that is put together here
 _ROUNDING = 2_000  # nanoseconds: old traces are whole microseconds
 
 
@@ -300,4 +301,6 @@ def _identity(name: str, source: LabelSource, around: str) -> tuple[str, str]:
         return match["path"], match["class_name"].rpartition(".")[2]
     instance = name.removeprefix(MODULE_CALL)
     class_name = instance.rpartition("_")[0] or instance
+    if len(around) > _MOST_PATH:  # else calls that nest n deep would take n² bytes of names
+        around = around[:_MOST_PATH].rpartition(".")[0]
     return (f"{around}.{instance}" if around else instance), class_name

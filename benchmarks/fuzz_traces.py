@@ -1,0 +1,263 @@
+"""Break traces and see that nothing but Backspot's own errors, or sums that add up, come out.
+
+Each case takes some hundred events of a trace in ``tests/data``, changes them in a few random
+places, by their fields, by their text or by their bytes, and reads them. Several processes do it; a
+case on which one hangs is told too. A case is made again by its seed and number alone::
+
+    python benchmarks/fuzz_traces.py --count 20000 --seed 1
+    python benchmarks/fuzz_traces.py --seed 1 --only 1234 --keep broken.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from random import Random
+from typing import Any
+
+from _common import RESULTS
+from _trace_mutations import mutated
+from backspot import BackspotError, Report, locate
+
+__all__ = ["Found", "fuzz", "sources"]
+
+_DATA = RESULTS.parents[1] / "tests" / "data"
+_LARGEST = 80_000
+"""Bytes of a packed trace to take events of."""
+_EVENTS = 700
+_SLOW = 3.0
+_SLOW_PER_BYTE = 5e-6
+"""Processor seconds that no case takes, and that none takes for each byte beside them."""
+_HANGS = 120.0
+_MOST_NS = 1 << 61
+
+Outcome = tuple[int, str, str, float]
+"""A case's number, how it ended, what is wrong with that (nothing, if ``""``), and seconds."""
+
+
+class Source:
+    """A trace whose events are changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        self.by_time = sorted(range(len(self.events)), key=lambda at: _time(self.events[at]))
+        self.nodes = [
+            place
+            for place, at in enumerate(self.by_time)
+            if str(self.events[at].get("name", "")).startswith("autograd::engine::evaluate")
+        ]
+
+    def some(self, random: Random) -> list[dict[str, Any]]:
+        """Events of some time around a node of a backward."""
+        many = random.choice((_EVENTS // 10, _EVENTS // 2, _EVENTS // 2, _EVENTS))
+        middle = random.choice(self.nodes) if self.nodes else len(self.events) // 2
+        begin = max(0, middle - random.randrange(many))
+        chosen = sorted(self.by_time[begin : begin + many])
+        copied: list[dict[str, Any]] = json.loads(json.dumps([self.events[at] for at in chosen]))
+        return copied
+
+
+@dataclass
+class Found:
+    """What came of a run.
+
+    Attributes:
+        outcomes: how often each kind of end came.
+        bad: the number of each case that ended as none may, and how.
+        slowest: seconds, and the number of the case.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    slowest: tuple[float, int] = (0.0, -1)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more case."""
+        number, end, wrong, seconds = outcome
+        self.outcomes[end] += 1
+        if wrong:
+            self.bad.append((number, wrong))
+        self.slowest = max(self.slowest, (seconds, number))
+
+
+def sources(*, traces: int | None = None) -> list[Source]:
+    """The events of traces to change, of the smallest so many."""
+    paths = [at for at in _DATA.rglob("*.json.gz") if at.stat().st_size <= _LARGEST]
+    paths.sort(key=lambda at: (at.stat().st_size, at.name))
+    return [Source(path) for path in paths[:traces]]
+
+
+def fuzz(of: Sequence[Source], seed: str, numbers: Iterable[int]) -> Found:
+    """Run these cases in this process."""
+    found = Found()
+    for number in numbers:
+        found.add(one_case(of, seed, number))
+    return found
+
+
+def case(of: Sequence[Source], seed: str, number: int) -> tuple[bytes, Random]:
+    """A broken trace, and what chooses how it is read."""
+    random = Random(f"{seed}/{number}")
+    return mutated(random.choice(of).some(random), random), random
+
+
+def _time(event: dict[str, Any]) -> float:
+    time = event.get("ts", 0)
+    return float(time) if isinstance(time, (int, float)) else 0.0
+
+
+class _Trickle(io.RawIOBase):
+    """A stream that gives only so many bytes at a time."""
+
+    def __init__(self, data: bytes, most: int) -> None:
+        self._data, self._most = io.BytesIO(data), most
+
+    def read(self, size: int = -1) -> bytes:
+        return self._data.read(min(size, self._most))
+
+
+def one_case(of: Sequence[Source], seed: str, number: int) -> Outcome:
+    """Make a case, read it, and look at what comes out."""
+    data, random = case(of, seed, number)
+    most = random.choice((1 << 30, 1 << 30, 1 << 14, 777))
+    begin = time.process_time()
+    wrong = ""
+    try:
+        report = locate(_Trickle(data, most))
+        if random.random() < 0.1:
+            str(report)
+        end = "warned" if report.warnings else "clean"
+        wrong = unsound(report)
+    except BackspotError as error:
+        end = type(error).__name__
+        if "\n" in str(error) or len(str(error)) > 400:
+            wrong = f"its message is not one line: {str(error)[:200]!r}"
+    except Exception:
+        end, wrong = "traceback", traceback.format_exc(limit=-4)
+    seconds = time.process_time() - begin
+    if not wrong and seconds > _SLOW + _SLOW_PER_BYTE * len(data):
+        wrong = f"took {seconds:.1f} s for {len(data):,} bytes"
+    return number, end, wrong, seconds
+
+
+def unsound(report: Report) -> str:
+    """What does not add up in a report; nothing, if all does."""
+    for name in ("wall_ns", "gpu_ns", "cpu_ns"):
+        whole = getattr(report, name)
+        rows = [getattr(row, name) for row in report.modules]
+        if sum(rows) != whole or sum(getattr(one, name) for one in report.passes) != whole:
+            return f"{name}: the rows sum to {sum(rows)}, the report says {whole}"
+        if min(rows, default=0) < 0 or not 0 <= whole < _MOST_NS:
+            return f"{name}: {whole}, rows from {min(rows)}"
+    for one in report.passes:
+        if one.duration_ns != one.wall_ns + one.forward_ns + one.other_ns:
+            return f"a pass does not sum up: {one}"
+        if min(one.duration_ns, one.wall_ns, one.forward_ns, one.other_ns) < 0:
+            return f"a pass takes less than nothing: {one}"
+    for row in report.modules:
+        kinds = (getattr(row.wall_on, kind) for kind in row.wall_on.__slots__)
+        if sum(kinds) != row.wall_ns or sum(row.wall_ns_by_step) != row.wall_ns:
+            return f"a row does not sum up: {row}"
+        least = min(row.total_wall_ns, row.total_gpu_ns, row.total_cpu_ns, row.forward_ns)
+        if least < 0 or row.recompute_ns < 0:
+            return f"a row takes less than nothing: {row}"
+    if report.phases and sum(phase.wall_ns for phase in report.phases) != sum(report.step_ns):
+        return "the phases do not sum to the steps"
+    if min(report.step_ns, default=0) < 0:
+        return f"a step takes less than nothing: {report.step_ns}"
+    for finding in report.findings:
+        if not 0 <= finding.wall_ns <= report.whole_ns:
+            return f"{finding.rule} costs {finding.wall_ns} of {report.whole_ns}"
+    return ""
+
+
+# Many at once ------------------------------------------------------------------------------------
+
+
+def _work(seed: str, numbers: Any, at: Any, results: Any) -> None:  # noqa: ANN401 - shared memory
+    of = sources()
+    while True:
+        with numbers.get_lock():
+            number = numbers[0]
+            if number >= numbers[1]:
+                return
+            numbers[0] += 1
+        at[0], at[1] = float(number), time.time()
+        results.put(one_case(of, seed, number))
+        at[0] = -1.0
+
+
+def run(seed: str, count: int, jobs: int) -> Iterator[Outcome]:
+    """Run so many cases in so many processes; one that hangs is ended, and told."""
+    context = multiprocessing.get_context("spawn")
+    numbers, results = context.Array("q", [0, count]), context.Queue()
+    workers: dict[Any, Any] = {}
+    done = 0
+    while done < count:
+        for worker, at in list(workers.items()):
+            number, since = int(at[0]), at[1]
+            hangs = number >= 0 and since and time.time() - since > _HANGS
+            if not hangs and (worker.is_alive() or not worker.exitcode):
+                continue
+            worker.kill()
+            worker.join()
+            del workers[worker]
+            if number >= 0:
+                done += 1
+                wrong = "hangs" if hangs else f"the process died with {worker.exitcode}"
+                yield number, "no end", wrong, time.time() - since
+        while len(workers) < jobs and numbers[0] < count:
+            at = context.Array("d", [-1.0, 0.0], lock=False)
+            worker = context.Process(target=_work, args=(seed, numbers, at, results))
+            worker.start()
+            workers[worker] = at
+        try:
+            yield results.get(timeout=1.0)
+            done += 1
+        except Empty:
+            continue
+    for worker in workers:
+        worker.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", type=int, help="the number of one case")
+    parser.add_argument("--keep", type=Path, help="where to write that case")
+    options = parser.parse_args()
+    if options.only is not None:
+        of = sources()
+        if options.keep:
+            options.keep.write_bytes(case(of, options.seed, options.only)[0])
+        print(*one_case(of, options.seed, options.only), sep="\n")
+        return 0
+    began, found = time.monotonic(), Found()
+    for outcome in run(options.seed, options.count, options.jobs):
+        found.add(outcome)
+        if outcome[2]:
+            print(f"case {outcome[0]}: {outcome[1]}\n{outcome[2]}", flush=True)
+        if found.outcomes.total() % 1000 == 0:
+            seconds = time.monotonic() - began
+            print(f"{found.outcomes.total():,} cases, {seconds:.0f} s", flush=True)
+    print(", ".join(f"{end} {count:,}" for end, count in found.outcomes.most_common()))
+    print(f"slowest: {found.slowest[0]:.2f} s (case {found.slowest[1]}); bad: {len(found.bad)}")
+    return 1 if found.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Traces of which one thing is very large: where time grew by its square, these took minutes.
+
+``benchmarks/scaling.py`` compares the times of all that can grow.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+import backspot
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from _scaling_traces import DIMENSIONS
+
+
+@pytest.mark.parametrize(
+    ("dimension", "scale"),
+    [
+        ("one sequence number", 10),
+        ("one sequence number, later", 10),
+        ("nodes before their operators", 10),
+        ("threads that autograd numbers", 10),
+        ("devices", 40),
+        ("malformed events", 1),
+        ("brackets that are missing", 2),
+        ("arguments that nest", 2),
+    ],
+)
+def test_much_of_one_thing_takes_its_time_and_no_more(dimension: str, scale: int) -> None:
+    report = backspot.locate(io.BytesIO(DIMENSIONS[dimension](scale)))
+    assert sum(row.wall_ns for row in report.modules) == report.wall_ns > 0
+    assert sum(row.cpu_ns for row in report.modules) == report.cpu_ns > 0
+
+
+def test_where_any_of_very_many_threads_could_have_built_a_node_none_is_named() -> None:
+    report = backspot.locate(io.BytesIO(DIMENSIONS["threads that autograd numbers"](2)))
+    assert any("could come from more than one thread's" in text for text in report.warnings)
+    assert report.coverage.wall == 0
+
+
+def test_no_device_has_a_number_that_pytorch_cannot_give() -> None:
+    report = backspot.locate(io.BytesIO(DIMENSIONS["devices"](1)))
+    assert {device.device for device in report.devices} == set(range(128))
+
+
+def test_the_paths_of_modules_that_nest_very_deep_in_pythons_stack_stay_short() -> None:
+    report = backspot.locate(io.BytesIO(DIMENSIONS["modules within modules of Python's"](10)))
+    assert len({row.path for row in report.modules}) == len(report.modules) > 4_000
+    assert max(len(row.path) for row in report.modules) < 2_100
