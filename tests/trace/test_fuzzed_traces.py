@@ -1,14 +1,10 @@
-"""A few hundred broken traces; ``benchmarks/fuzz_traces.py`` makes any number of them."""
+"""A few hundred broken traces; ``benchmarks/robustness/fuzz_traces.py`` makes any number."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import fuzz_traces
+from benchmarks.robustness import fuzz_traces
 
 
 @pytest.fixture(scope="module")

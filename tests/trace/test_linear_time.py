@@ -1,20 +1,16 @@
 """Traces of which one thing is very large: where time grew by its square, these took minutes.
 
-``benchmarks/scaling.py`` compares the times of all that can grow.
+``benchmarks/robustness/scaling.py`` compares the times of all that can grow.
 """
 
 from __future__ import annotations
 
 import io
-import sys
-from pathlib import Path
 
 import pytest
 
 import backspot
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from _scaling_traces import DIMENSIONS
+from benchmarks.robustness.scaling_traces import DIMENSIONS
 
 
 @pytest.mark.parametrize(

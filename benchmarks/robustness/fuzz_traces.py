@@ -4,8 +4,8 @@ Each case takes some hundred events of a trace in ``tests/data``, changes them i
 places, by their fields, by their text or by their bytes, and reads them. Several processes do it; a
 case on which one hangs is told too. A case is made again by its seed and number alone::
 
-    python benchmarks/fuzz_traces.py --count 20000 --seed 1
-    python benchmarks/fuzz_traces.py --seed 1 --only 1234 --keep broken.json
+    python -m benchmarks.robustness.fuzz_traces --count 20000 --seed 1
+    python -m benchmarks.robustness.fuzz_traces --seed 1 --only 1234 --keep broken.json
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from queue import Empty
 from random import Random
 from typing import Any
 
-from _common import RESULTS
-from _trace_mutations import mutated
 from backspot import BackspotError, Report, locate
+from benchmarks.common import RESULTS
+from benchmarks.robustness.trace_mutations import mutated
 
 __all__ = ["Found", "fuzz", "sources"]
 
