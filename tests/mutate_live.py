@@ -464,10 +464,10 @@ MUTATIONS = (
         "analysis/test_join.py",
     ),
     Mutation(
-        "device work belongs to who ran when it ended",
+        "device work belongs to who ran a millisecond later",
         "analysis/attribution/launches.py",
-        "            run[mine] = pass_at(passes, launch[mine])\n",
-        "            run[mine] = pass_at(passes, events.end[index[mine]])\n",
+        "for of in (events.start, events.thread)",
+        "for of in (events.start + 10**6, events.thread)",
         f"{ATTRIBUTION} analysis/test_h200_traces.py",
     ),
 )
