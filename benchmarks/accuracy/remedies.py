@@ -321,7 +321,7 @@ def embedding_one_hot(context: Context, after: bool) -> Side:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             hot = x.unsqueeze(-1) == torch.arange(16, device=x.device)
-            # In the type that an embedding gives, lest what follows runs in another one.
+            # In the type that an embedding gives, so that what follows does not run in another one.
             return (hot.to(self.weight.dtype) @ self.weight).to(self.weight.dtype)
 
     class Model(nn.Module):

@@ -30,8 +30,13 @@ __all__ = [
 ]
 
 
+# PyTorch would give each hook a number, and Dynamo's code for a block asks for that number: then no
+# block could use the code that was compiled for its like, and a model compiled block by block would
+# run into the recompile limit. Besides, what is under one key can be taken away whatever interrupts
+# its placing: there is no handle to lose.
 KEY = -0xBAC5
 
+# A hook comes after its flags and goes before them: PyTorch asks for the flags of hooks it finds.
 _BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 _AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
