@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import take
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import DeviceWork
-from backspot.analysis.attribution.ownership import OUTSIDE, SPECIAL, Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
@@ -28,6 +27,7 @@ from backspot.analysis.timeline import (
     layered,
     numbered,
     pieces,
+    take,
 )
 from backspot.formatting import counted, duration, percent
 from backspot.results.costs import Phase
@@ -40,7 +40,7 @@ __all__ = ["Evidence", "Mask", "once"]
 
 Mask = NDArray[np.bool_]
 
-_NOWHERE = SPECIAL[OUTSIDE]
+_NOWHERE = Special.OUTSIDE.path
 _NAMED = 3  # how many nodes, operators or kernels a finding names
 
 
@@ -101,14 +101,15 @@ class Evidence:
     @cached_property
     def of_loss(self) -> Mask:
         """Whether each span belongs to no module, or to a loss."""
-        losses = [module.class_name.endswith("Loss") for module in self.spans.modules]
-        kept: Mask = np.array([True] * len(SPECIAL) + losses, bool)[self.ownership.owner]
+        owners = self.ownership.owners
+        losses = owners.mask(lambda module: module.class_name.endswith("Loss"), special=True)
+        kept: Mask = losses[self.ownership.owner]
         return kept
 
     @cached_property
     def backward(self) -> Mask:
         """Whether each piece of device work was launched by a node, or by what runs within one."""
-        return take(self.in_pass, self.work.span, False).astype(bool)
+        return take(self.in_pass, self.work.span, False)
 
     @cached_property
     def recorded(self) -> Mask:
@@ -210,8 +211,7 @@ class Evidence:
 
     def work_of(self, spans: Mask) -> Mask:
         """Whether each piece of device work was launched directly in one of ``spans``."""
-        chosen: Mask = np.append(spans, False)[np.maximum(self.work.span, NOTHING)]
-        return chosen
+        return take(spans, self.work.span, False)
 
     def spans_of_work(self, chosen: Mask) -> Mask:
         """Whether each span launched any of this device work."""
@@ -304,7 +304,7 @@ class Evidence:
             count: how many things each entry stands for; one where left out.
         """
         counts = np.ones(len(owner), np.int64) if count is None else count
-        owners, inverse = numbered(np.maximum(owner, OUTSIDE))
+        owners, inverse = numbered(np.maximum(owner, Special.OUTSIDE))
         spent = np.zeros(len(owners), np.int64)
         times = np.zeros(len(owners), np.int64)
         np.add.at(spent, inverse, wall_ns)
@@ -327,10 +327,8 @@ class Evidence:
         return tuple(replace(p, path=elsewhere) if p.path == _NOWHERE else p for p in found)
 
     def _named(self, owner: int) -> tuple[str, str]:
-        if owner < len(SPECIAL):
-            return SPECIAL[owner], ""
-        module = self.spans.modules[owner - len(SPECIAL)]
-        return module.path, module.class_name
+        module = self.ownership.owners.module(owner)
+        return self.ownership.owners.path(owner), module.class_name if module else ""
 
     def top_nodes(self, chosen: Mask) -> tuple[str, ...]:
         """The names of the nodes among these spans, the most expensive first."""
