@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
-from backspot.analysis.attribution.passes import OPTIMIZER_STEP
 from backspot.analysis.findings.evidence import Evidence, Mask
 from backspot.analysis.findings.rules import zero_grad_fill
 from backspot.results.findings import Finding
 from backspot.trace import Category
+from backspot.trace.names import OPTIMIZER_STEP
 
 __all__ = ["find"]
 
