@@ -14,21 +14,20 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from backspot.analysis.accounting.clock import device_busy, whole_clock
-from backspot.analysis.accounting.pieces import take
+from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import DeviceWork
-from backspot.analysis.attribution.ownership import OUTSIDE, SPECIAL, Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
-    distinct,
     first_started,
     grouped,
     layered,
     numbered,
     pieces,
+    take,
 )
 from backspot.formatting import counted, duration, percent
 from backspot.results.costs import Phase
@@ -41,7 +40,7 @@ __all__ = ["Evidence", "Mask", "once"]
 
 Mask = NDArray[np.bool_]
 
-_NOWHERE = SPECIAL[OUTSIDE]
+_NOWHERE = Special.OUTSIDE.path
 _NAMED = 3  # how many nodes, operators or kernels a finding names
 
 
@@ -68,12 +67,14 @@ class Evidence:
     Attributes:
         events: the trace.
         ownership: its owners.
+        clock: who holds each moment.
         report: its costs, all depths, without findings.
         windows: its steps on the clock; ``None`` where it tells of backward passes only.
     """
 
     events: Events
     ownership: Ownership
+    clock: Clock
     report: Report
     windows: StepWindows | None
     answers: dict[Callable[[Evidence], Any], Any] = field(
@@ -100,14 +101,15 @@ class Evidence:
     @cached_property
     def of_loss(self) -> Mask:
         """Whether each span belongs to no module, or to a loss."""
-        losses = [module.class_name.endswith("Loss") for module in self.spans.modules]
-        kept: Mask = np.array([True] * len(SPECIAL) + losses, bool)[self.ownership.owner]
+        owners = self.ownership.owners
+        losses = owners.mask(lambda module: module.class_name.endswith("Loss"), special=True)
+        kept: Mask = losses[self.ownership.owner]
         return kept
 
     @cached_property
     def backward(self) -> Mask:
         """Whether each piece of device work was launched by a node, or by what runs within one."""
-        return take(self.in_pass, self.work.span, False).astype(bool)
+        return take(self.in_pass, self.work.span, False)
 
     @cached_property
     def recorded(self) -> Mask:
@@ -130,11 +132,6 @@ class Evidence:
     # The clock -------------------------------------------------------------------------------
 
     @cached_property
-    def clock(self) -> Timeline:
-        """Who holds each moment."""
-        return whole_clock(self.ownership)
-
-    @cached_property
     def steps(self) -> Timeline:
         """Which step each moment belongs to."""
         steps = self.windows or self.ownership.windows
@@ -143,7 +140,7 @@ class Evidence:
     @cached_property
     def idle(self) -> Timeline:
         """When in the steps no device has anything to do, running or queued: 0, else nothing."""
-        line = self.clock.cut(self.steps.edges)
+        line = self.clock.whole.cut(self.steps.edges)
         free = (line.values < len(self.spans.start)) & (self.steps.over(line.edges) >= 0)
         # What is not free is one stretch, however many hold it one after the other.
         turns = np.append(True, free[1:] != free[:-1]) if len(free) else free
@@ -152,7 +149,7 @@ class Evidence:
     @cached_property
     def _held(self) -> Ints:
         held = np.zeros(len(self.spans.start) + len(self.work.start), np.int64)
-        _, holder, length = pieces(self.clock, self.steps)
+        _, holder, length = pieces(self.clock.whole, self.steps)
         np.add.at(held, holder[holder >= 0], length[holder >= 0])
         return held
 
@@ -186,7 +183,7 @@ class Evidence:
 
     @cached_property
     def _busy(self) -> tuple[Timeline, ...]:
-        return tuple(device_busy(self.ownership, d) for d in distinct(self.work.device))
+        return tuple(device.busy for device in self.clock.devices.values())
 
     # Names -----------------------------------------------------------------------------------
 
@@ -214,8 +211,7 @@ class Evidence:
 
     def work_of(self, spans: Mask) -> Mask:
         """Whether each piece of device work was launched directly in one of ``spans``."""
-        chosen: Mask = np.append(spans, False)[np.maximum(self.work.span, NOTHING)]
-        return chosen
+        return take(spans, self.work.span, False)
 
     def spans_of_work(self, chosen: Mask) -> Mask:
         """Whether each span launched any of this device work."""
@@ -308,7 +304,7 @@ class Evidence:
             count: how many things each entry stands for; one where left out.
         """
         counts = np.ones(len(owner), np.int64) if count is None else count
-        owners, inverse = numbered(np.maximum(owner, OUTSIDE))
+        owners, inverse = numbered(np.maximum(owner, Special.OUTSIDE))
         spent = np.zeros(len(owners), np.int64)
         times = np.zeros(len(owners), np.int64)
         np.add.at(spent, inverse, wall_ns)
@@ -331,10 +327,8 @@ class Evidence:
         return tuple(replace(p, path=elsewhere) if p.path == _NOWHERE else p for p in found)
 
     def _named(self, owner: int) -> tuple[str, str]:
-        if owner < len(SPECIAL):
-            return SPECIAL[owner], ""
-        module = self.spans.modules[owner - len(SPECIAL)]
-        return module.path, module.class_name
+        module = self.ownership.owners.module(owner)
+        return self.ownership.owners.path(owner), module.class_name if module else ""
 
     def top_nodes(self, chosen: Mask) -> tuple[str, ...]:
         """The names of the nodes among these spans, the most expensive first."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import SPECIAL
 from backspot.analysis.findings.evidence import Evidence
 from backspot.results.findings import Finding
 
@@ -68,8 +67,8 @@ def _times(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     The first two are the devices'; without any, the host's.
     """
     spans, work, owner = evidence.spans, evidence.work, evidence.ownership.owner
-    width = len(SPECIAL) + len(spans.modules)
-    forward, backward, wall = (np.zeros(width, np.int64) for _ in range(3))
+    owners = evidence.ownership.owners
+    forward, backward, wall = (np.zeros(len(owners), np.int64) for _ in range(3))
     mine = work.span >= 0
     length = (work.end - work.start)[mine]
     # Handing gradients over is no part of computing them.
@@ -85,5 +84,5 @@ def _times(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         calls = (spans.module >= 0) & ~evidence.in_pass
         np.add.at(forward, owner[calls], evidence.host_ns[calls])
         backward = wall
-    forward[: len(SPECIAL)] = 0
+    forward[owners.is_special] = 0
     return forward, backward, wall

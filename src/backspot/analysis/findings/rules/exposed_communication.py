@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
-_COMMUNICATION = 2  # DeviceWork.tier
-
 
 def find(evidence: Evidence) -> Finding | None:
     """Find communication kernels that run while no device computes or copies."""
-    work = (evidence.work.tier == _COMMUNICATION) & evidence.recorded
+    work = (evidence.work.tier == Tier.COMMUNICATION) & evidence.recorded
     cost = int(evidence.work_ns[work].sum())
     if not cost:
         return None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.passes import OPTIMIZER_STEP
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence, Mask
 from backspot.analysis.findings.rules import zero_grad_fill
 from backspot.results.findings import Finding
 from backspot.trace import Category
+from backspot.trace.names import OPTIMIZER_STEP
 
 __all__ = ["find"]
 
@@ -26,7 +27,7 @@ def find(evidence: Evidence) -> Finding | None:
     passes = _passes(evidence, nodes)
     parallel = bool(evidence.events.name_mask("DistributedDataParallel.forward").any())
     # Data-parallel wrappers copy and launch their communication in hooks of these nodes.
-    work = evidence.work_of(nodes) & (evidence.work.tier != 2) & evidence.recorded
+    work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
     if not parallel:
         work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:

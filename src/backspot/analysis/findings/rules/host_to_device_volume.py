@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence, Mask
 from backspot.analysis.timeline import distinct
 from backspot.results.findings import Finding
@@ -53,7 +54,7 @@ def _narrow(evidence: Evidence, copies: Mask) -> Mask:
     result = np.zeros(len(copies), bool)
     for device in distinct(work.device[copies]):
         mine = np.flatnonzero(copies & (work.device == device))
-        kernels = np.flatnonzero((work.tier == 0) & (work.device == device))
+        kernels = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.device == device))
         kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
         after = np.searchsorted(work.start[kernels], work.end[mine])
         mine, after = mine[after < len(kernels)], after[after < len(kernels)]

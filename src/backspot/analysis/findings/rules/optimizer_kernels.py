@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.timeline import first_started, merged, pieces
 from backspot.results.findings import Finding, Place
@@ -27,7 +28,9 @@ def find(evidence: Evidence) -> Finding | None:
     start, end = evidence.events.start[marks], evidence.events.end[marks]
     begin = evidence.ownership.passes.after(start, end)
     begins = np.append(begin, 0)[np.searchsorted(marks, inside)]
-    kernels = (inside >= 0) & (evidence.work.tier == 0) & (evidence.work.launch >= begins)
+    kernels = (
+        (inside >= 0) & (evidence.work.tier == Tier.COMPUTE) & (evidence.work.launch >= begins)
+    )
     single = kernels & ~evidence.work_named(lambda name: _TOGETHER.search(name) is not None)
     number = int(single.sum())
     if number < _MANY * evidence.report.steps or 2 * number < int(kernels.sum()):

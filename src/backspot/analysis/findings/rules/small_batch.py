@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.rules import launch_bound
 from backspot.formatting import percent
@@ -23,7 +24,7 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     work = evidence.work
     size = evidence.events.size[work.event]
-    known = (work.tier == 0) & (size >= 0)
+    known = (work.tier == Tier.COMPUTE) & (size >= 0)
     length = (work.end - work.start)[known]
     if not length.sum():
         return None

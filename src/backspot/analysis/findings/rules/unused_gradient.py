@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import SPECIAL
 from backspot.analysis.findings.evidence import Evidence, Mask
 from backspot.analysis.timeline import distinct, merged
 from backspot.formatting import counted
@@ -67,7 +66,7 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _unused(evidence: Evidence) -> Mask:
     """For each owner whether the last optimizer step found it in no optimizer."""
-    events, modules = evidence.events, evidence.spans.modules
+    events = evidence.events
     labels = [parse_label(name) for name in events.names]
     wanted = np.array([label is not None and label.kind is Kind.UNUSED for label in labels], bool)
     index = events.chosen(wanted, Category.OPERATOR, Category.ANNOTATION)
@@ -80,5 +79,5 @@ def _unused(evidence: Evidence) -> Mask:
         for name in distinct(events.name[index])
         if (label := labels[name]) is not None
     }
-    named = [(module.path, module.class_name) in found for module in modules]
-    return np.array([False] * len(SPECIAL) + named, bool)
+    owners = evidence.ownership.owners
+    return owners.mask(lambda module: (module.path, module.class_name) in found)
