@@ -353,7 +353,6 @@ class Evidence:
 
     def finding(
         self,
-        rule: str,
         *,
         title: str,
         seen: str,
@@ -368,7 +367,7 @@ class Evidence:
         if not places:
             return None
         return Finding(
-            rule=rule,
+            rule="",  # filled in by the registered name
             title=title,
             seen=seen,
             remedy=remedy,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -22,6 +23,7 @@ _BETWEEN = (
 )
 
 
+@rule("attention-math")
 def find(evidence: Evidence) -> Finding | None:
     """Find modules with a softmax between two batched products."""
     spans, owner = evidence.spans, evidence.ownership.owner
@@ -35,7 +37,6 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     number = int(softmaxes[enough].sum())
     return evidence.finding(
-        "attention-math",
         title="Attention is computed step by step",
         seen=(
             f"{evidence.per_step(number, 'softmax', 'softmaxes')} between batched products: "

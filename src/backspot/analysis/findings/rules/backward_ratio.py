@@ -8,6 +8,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import SPECIAL
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import fallback_rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -18,6 +19,7 @@ Fused attention takes seven to twelve times its own forward, copies included, an
 _LEAST = 0.03  # of the step, a module
 
 
+@fallback_rule("backward-ratio")
 def find(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
     """Find modules whose own nodes take far more device time than their own forward.
 
@@ -44,7 +46,6 @@ def find(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
     steps = evidence.report.steps
     path = evidence.places(np.array([worst]), np.array([0]))[0].label
     return evidence.finding(
-        "backward-ratio",
         title="A backward takes many times its forward",
         seen=(
             f"{path}: forward {evidence.ms(int(forward[worst]))}, backward "

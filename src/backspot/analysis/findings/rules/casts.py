@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -13,6 +14,7 @@ _LEAST = 0.03
 """Autocast casts between its dtypes as a matter of course; below this that is all it is."""
 
 
+@rule("casts")
 def find(evidence: Evidence) -> Finding | None:
     """Find casts of activations' gradients; those of parameters belong to autocast itself."""
     nodes = evidence.nodes_named(lambda name: name.startswith("ToCopyBackward"))
@@ -28,7 +30,6 @@ def find(evidence: Evidence) -> Finding | None:
     if int(evidence.span_ns[nodes].sum()) < _LEAST * evidence.step_ns:
         return None
     return evidence.finding(
-        "casts",
         title="Gradients are cast between dtypes",
         seen=(
             f"{evidence.per_step(int(nodes.sum()), 'cast')} of activations' gradients, "

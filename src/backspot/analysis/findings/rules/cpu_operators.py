@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence, Mask, once
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.timeline import first_started, grouped, merged, numbered, pieces
 from backspot.results.findings import Finding
 from backspot.trace import Category
@@ -17,6 +18,7 @@ _LONG = 200_000  # nanoseconds: no operator takes this long only to launch a ker
 _NOT_COMPUTE = ("autograd::", "DataLoader", "enumerate(", "Optimizer", "ProfilerStep")
 
 
+@rule("cpu-operators")
 def find(evidence: Evidence) -> Finding | None:
     """Find long operators without any call to the driver, in the model's forward or backward."""
     if not evidence.report.has_gpu:
@@ -31,7 +33,6 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     names = evidence.top_operators(index, cost)
     return evidence.finding(
-        "cpu-operators",
         title="Operators of a GPU model run on the CPU",
         seen=(
             f"{evidence.per_step(len(index), 'operator')} ({', '.join(names)}) on the host: "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
 
+@rule("deterministic-fill")
 def find(evidence: Evidence) -> Finding | None:
     """Find fills within ``empty`` and its like, which would otherwise write nothing."""
     empty = evidence.launched_in(
@@ -17,7 +19,6 @@ def find(evidence: Evidence) -> Finding | None:
     if not work.any():
         return None
     return evidence.finding(
-        "deterministic-fill",
         title="Deterministic mode fills memory that is overwritten anyway",
         seen=(
             f"Fresh tensors are filled, by {evidence.per_step(int(work.sum()), 'kernel')}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -13,6 +14,7 @@ _LARGE = 1 << 14  # bytes: a smaller copy is a value that is read, not a tensor 
 _LEAVES = re.compile(r"Memcpy (DtoH|PtoP|Peer)|Memcpy DtoD \(Device -> Device \d")
 
 
+@rule("device-copies")
 def find(evidence: Evidence) -> Finding | None:
     """Find copies from a device that nothing hides."""
     work = evidence.work_named(lambda name: _LEAVES.match(name) is not None)
@@ -35,7 +37,6 @@ def find(evidence: Evidence) -> Finding | None:
             "the model where they are smallest.",
         )
     return evidence.finding(
-        "device-copies",
         title=f"Tensors are copied {where}",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence, Mask, once
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.timeline import grouped
 from backspot.results.findings import Finding
 
@@ -20,6 +21,7 @@ _CROWDED = 12
 many times as long, rows wait for each other."""
 
 
+@rule("duplicate-indices")
 def find(evidence: Evidence) -> Finding | None:
     """Find index nodes that take far longer than the indexing that they undo."""
     nodes = crowded(evidence)
@@ -30,7 +32,6 @@ def find(evidence: Evidence) -> Finding | None:
     backward = (evidence.work.end - evidence.work.start)[work].sum()
     names = ", ".join(evidence.top_nodes(nodes))
     return evidence.finding(
-        "duplicate-indices",
         title="Many gradients are added into few rows",
         seen=(
             f"{names}: {evidence.ms(int(backward))} of GPU time, "

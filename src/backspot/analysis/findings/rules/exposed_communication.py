@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -10,6 +11,7 @@ __all__ = ["find"]
 _COMMUNICATION = 2  # DeviceWork.tier
 
 
+@rule("exposed-communication")
 def find(evidence: Evidence) -> Finding | None:
     """Find communication kernels that run while no device computes or copies."""
     work = (evidence.work.tier == _COMMUNICATION) & evidence.recorded
@@ -18,7 +20,6 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     whole = int((evidence.work.end - evidence.work.start)[work].sum())
     return evidence.finding(
-        "exposed-communication",
         title="Communication between ranks is not hidden",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'collective')}, {evidence.ms(whole)} in all; for "

@@ -6,6 +6,7 @@ import numpy as np
 
 from backspot.analysis.attribution.passes import OPTIMIZER_STEP
 from backspot.analysis.findings.evidence import Evidence, Mask
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.findings.rules import zero_grad_fill
 from backspot.results.findings import Finding
 from backspot.trace import Category
@@ -20,6 +21,7 @@ _WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
 """What adds a gradient to the one that is there, or copies one that cannot be taken over."""
 
 
+@rule("gradient-accumulation")
 def find(evidence: Evidence) -> Finding | None:
     """Find AccumulateGrad nodes that do more than hand over what they are given."""
     nodes = evidence.accumulates
@@ -59,7 +61,6 @@ def find(evidence: Evidence) -> Finding | None:
             "several places or through expand and transpose their own contiguous storage."
         )
     return evidence.finding(
-        "gradient-accumulation",
         title="Gradients are copied or added at their parameters",
         seen=(
             f"{evidence.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence, Mask
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.timeline import distinct
 from backspot.results.findings import Finding
 
@@ -15,6 +16,7 @@ _MULTIPROCESSORS = 120  # of a data centre's GPU, within a third: one byte is to
 _PER_BLOCK = 512  # elements that a block of a casting kernel takes
 
 
+@rule("host-to-device-volume")
 def find(evidence: Evidence) -> Finding | None:
     """Find large copies to the device that nothing hides and nothing widens afterwards.
 
@@ -29,7 +31,6 @@ def find(evidence: Evidence) -> Finding | None:
     if not work.any():
         return None
     return evidence.finding(
-        "host-to-device-volume",
         title="Large batches travel to the GPU at full width",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "

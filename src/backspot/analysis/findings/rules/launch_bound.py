@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.findings.evidence import Evidence, once
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.findings.rules import cpu_operators
 from backspot.formatting import percent
 from backspot.results.findings import Finding
@@ -24,7 +25,7 @@ _REPLAYED = (
 )
 
 
-@once
+@rule("launch-bound")
 def find(evidence: Evidence) -> Finding | None:
     """Find the nodes that the host executes while the GPU has nothing to do.
 
@@ -44,7 +45,6 @@ def find(evidence: Evidence) -> Finding | None:
     replayed = 2 * int(evidence.host_ns[replaying].sum()) >= cost
     owner, spent = evidence.ownership.owner[mine], evidence.host_ns[mine]
     return evidence.finding(
-        "launch-bound",
         title="The GPU waits for the host to launch kernels",
         seen=(
             f"In {percent(cost / wall)} of the backward, {evidence.ms(cost)}, "

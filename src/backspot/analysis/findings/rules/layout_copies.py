@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.findings.rules import duplicate_indices
 from backspot.results.findings import Finding
 
@@ -19,6 +20,7 @@ _LEAST_OF_CONVOLUTIONS = 0.03
 _CONVERTS = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
 
 
+@rule("layout-copies")
 def find(evidence: Evidence) -> Finding | None:
     """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout."""
     copying = evidence.launched_in("aten::contiguous", "aten::clone")
@@ -46,7 +48,6 @@ def find(evidence: Evidence) -> Finding | None:
             "between operations, reshape at the end; an einsum or a fused attention keeps strides."
         )
     return evidence.finding(
-        "layout-copies",
         title="Gradients are copied into another memory layout",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -26,6 +27,7 @@ _FP64 = (
 )
 
 
+@rule("no-tensor-cores")
 def find(evidence: Evidence) -> Finding | None:
     """Find kernels that multiply in fp32 or fp64 without tensor cores, forward and backward."""
     work = evidence.work_named(lambda name: _PLAIN.search(name) is not None)
@@ -34,7 +36,6 @@ def find(evidence: Evidence) -> Finding | None:
     double = evidence.work_named(lambda name: _DOUBLE.search(name) is not None) & work
     wide = 2 * int(evidence.work_ns[double].sum()) > int(evidence.work_ns[work].sum())
     return evidence.finding(
-        "no-tensor-cores",
         title=f"Matrix products run in {'fp64' if wide else 'fp32'} without tensor cores",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'kernel')}, "

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.timeline import first_started, merged, pieces
 from backspot.results.findings import Finding, Place
 from backspot.trace import Category
@@ -20,6 +21,7 @@ _MANY = 50  # kernels a step
 _SMALL = 30_000  # nanoseconds
 
 
+@rule("optimizer-kernels")
 def find(evidence: Evidence) -> Finding | None:
     """Find optimizer steps that launch many small kernels."""
     inside = evidence.launched_in(_STEP + "*", category=Category.ANNOTATION)
@@ -40,7 +42,6 @@ def find(evidence: Evidence) -> Finding | None:
     events, marks = evidence.events, marks[used]
     names = sorted({events.names[n].removeprefix(_STEP).split(".")[0] for n in events.name[marks]})
     return evidence.finding(
-        "optimizer-kernels",
         title="The optimizer updates parameters one by one",
         seen=(
             f"{' and '.join(names)}: {evidence.per_step(number, 'kernel')} of "

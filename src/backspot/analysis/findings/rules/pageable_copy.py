@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
 
+@rule("pageable-copy")
 def find(evidence: Evidence) -> Finding | None:
     """Find copies from pageable memory that nothing hides."""
     work = evidence.work_named(lambda name: name.startswith("Memcpy HtoD (Pageable"))
     if not work.any():
         return None
     return evidence.finding(
-        "pageable-copy",
         title="Copies to the GPU come from pageable memory",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.formatting import percent
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
 
+@rule("recompute")
 def find(evidence: Evidence) -> Finding | None:
     """Find what runs again, as a share of the backward."""
     again = evidence.in_pass & ~evidence.spans.is_node
@@ -17,7 +19,6 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     share = percent(cost / evidence.report.wall_ns if evidence.report.wall_ns else 0.0)
     return evidence.finding(
-        "recompute",
         title="Activation checkpointing runs the forward again",
         seen=f"{evidence.ms(cost)} of the backward, {share}, is forward work run a second time.",
         remedy=(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.findings.rules import launch_bound
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
@@ -16,6 +17,7 @@ _USED = 0.2
 """With less than this share of it at work (time and multiprocessors), a device is mostly idle."""
 
 
+@rule("small-batch")
 def find(evidence: Evidence) -> Finding | None:
     """Find a launch-bound step whose kernels leave most multiprocessors without a block."""
     bound = launch_bound.find(evidence)
@@ -36,7 +38,6 @@ def find(evidence: Evidence) -> Finding | None:
     idle = max(bound.wall_ns, evidence.step_ns - evidence.busy_ns - waited)
     path, class_name = _root(evidence)
     return evidence.finding(
-        "small-batch",
         title="The batch is too small for the GPU",
         seen=(
             f"The GPU runs something in {percent(evidence.busy_ns / evidence.step_ns)} of the "

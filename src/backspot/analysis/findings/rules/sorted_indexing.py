@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from backspot.analysis.findings.evidence import Evidence, Mask
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.findings.rules import duplicate_indices
 from backspot.results.findings import Finding
 
@@ -13,6 +14,7 @@ __all__ = ["find"]
 _SORT = re.compile(r"sort", re.IGNORECASE)
 
 
+@rule("sorted-indexing")
 def find(evidence: Evidence) -> Finding | None:
     """Find indexing nodes whose kernels sort.
 
@@ -24,7 +26,6 @@ def find(evidence: Evidence) -> Finding | None:
     if not nodes.any():
         return None
     return evidence.finding(
-        "sorted-indexing",
         title="Indexing backward sorts its indices",
         seen=_seen(evidence, nodes),
         remedy=_remedy(evidence, nodes),

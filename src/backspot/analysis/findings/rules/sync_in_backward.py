@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 from backspot.trace import Category
 from backspot.trace.events import Ints
@@ -26,6 +27,7 @@ _CALLERS = (
 )
 
 
+@rule("sync-in-backward")
 def find(evidence: Evidence) -> Finding | None:
     """Find waits in nodes, and the time in which the GPU had nothing to do because of them.
 
@@ -49,7 +51,6 @@ def find(evidence: Evidence) -> Finding | None:
     names = evidence.top_operators(index, end - begin)
     idle = int(cost.sum())
     return evidence.finding(
-        "sync-in-backward",
         title="The host waits for the GPU inside backward",
         seen=(
             f"{evidence.per_step(number, 'wait')} in {', '.join(names)}; the host stands still for "

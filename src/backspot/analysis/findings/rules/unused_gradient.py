@@ -6,6 +6,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import SPECIAL
 from backspot.analysis.findings.evidence import Evidence, Mask
+from backspot.analysis.findings.registry import rule
 from backspot.analysis.timeline import distinct, merged
 from backspot.formatting import counted
 from backspot.results.findings import Finding
@@ -15,6 +16,7 @@ from backspot.trace.labels import Kind, parse_label
 __all__ = ["find"]
 
 
+@rule("unused-gradient")
 def find(evidence: Evidence) -> Finding | None:
     """Find the nodes that only serve parameters which the live half saw in no optimizer.
 
@@ -46,7 +48,6 @@ def find(evidence: Evidence) -> Finding | None:
         cost[fed] = evidence.span_ns[fed] // 2
     places = evidence.places(owner[cost > 0], cost[cost > 0])
     return evidence.finding(
-        "unused-gradient",
         title="Gradients are computed that no optimizer uses",
         seen=(
             f"In {counted(len(places), 'place')} backward works for parameters that no optimizer "

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding, Place
 
 __all__ = ["find"]
 
 
+@rule("waiting-for-data")
 def find(evidence: Evidence) -> Finding | None:
     """Find the step's data phase."""
     phase = evidence.phase("data")
     if phase is None or not phase.wall_ns:
         return None
     return evidence.finding(
-        "waiting-for-data",
         title="The step waits for its data",
         seen=(
             f"{evidence.ms(phase.wall_ns)} of each step, {evidence.share(phase.wall_ns)}, pass "

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence, Mask
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding, Place
 from backspot.trace import Category
 
@@ -15,6 +16,7 @@ __all__ = ["fills", "find"]
 _ZEROES = re.compile(r"FillFunctor|Memset|zero|Zero|multi_tensor_apply")
 
 
+@rule("zero-grad-fill")
 def find(evidence: Evidence) -> Finding | None:
     """Find ``zero_grad`` that fills; where a step has one pass, its sums belong to it too."""
     work = fills(evidence)
@@ -29,7 +31,6 @@ def find(evidence: Evidence) -> Finding | None:
     added = int(evidence.work_ns[adds].sum())
     then = f" Backward then adds to the zeros for {evidence.ms(added)}." if added else ""
     return evidence.finding(
-        "zero-grad-fill",
         title="zero_grad fills gradients with zeros",
         seen=(
             f"{evidence.per_step(int(work.sum()), 'kernel')} of zero_grad, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence, Mask
+from backspot.analysis.findings.registry import rule
 from backspot.results.findings import Finding
 from backspot.trace import Category
 
@@ -12,6 +13,7 @@ _LEAST = 0.04
 """Each language model has one: below this it is as it should be."""
 
 
+@rule("dense-embedding-gradient")
 def find(evidence: Evidence) -> Finding | None:
     """Find embedding nodes, which fill a gradient for every row of the table."""
     nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
@@ -19,7 +21,6 @@ def find(evidence: Evidence) -> Finding | None:
     if int(evidence.span_ns[nodes].sum()) < max(1, _LEAST * evidence.step_ns):
         return None
     return evidence.finding(
-        "dense-embedding-gradient",
         title="Embedding backward writes a gradient for the whole table",
         seen=(
             f"{', '.join(evidence.top_nodes(nodes))}: "
