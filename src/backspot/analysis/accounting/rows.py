@@ -6,15 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import (
-    KINDS,
-    device_clock,
-    device_drained,
-    device_replays,
-    host_clock,
-    kinds,
-    pass_clock,
-)
+from backspot.analysis.accounting.clock import KINDS, Clock
 from backspot.analysis.accounting.pieces import Piece, joined, line_costs, node_costs, summed, take
 from backspot.analysis.attribution.ownership import ENGINE, NO_LAUNCH, SPECIAL, Ownership
 from backspot.analysis.timeline import (
@@ -52,7 +44,9 @@ _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
 
 
-def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...]) -> Report:
+def account(
+    ownership: Ownership, clock: Clock, *, depth: int | None, warnings: tuple[str, ...]
+) -> Report:
     """Turn ownership into the report.
 
     ``cpu`` is the host's time in an owner's spans less what is nested in others; ``gpu`` the summed
@@ -63,24 +57,22 @@ def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...
 
     Args:
         ownership: a trace with owners.
+        clock: its clock.
         depth: fold deeper modules into their ancestors.
         warnings: what a reader must know.
     """
-    return _Accountant(ownership).report(depth, warnings)
+    return _Accountant(ownership, clock).report(depth, warnings)
 
 
 class _Accountant:
-    def __init__(self, ownership: Ownership) -> None:
-        self.o = ownership
-        spans, work = ownership.spans, ownership.work
-        self.spans, self.work, self.passes = spans, work, ownership.passes
+    def __init__(self, ownership: Ownership, clock: Clock) -> None:
+        self.o, self.clock = ownership, clock
+        spans = ownership.spans
+        self.spans, self.work, self.passes = spans, ownership.work, ownership.passes
         self.span_count = len(spans.start)
         self.in_pass = ownership.passes.of_span >= 0
         self.recompute = self.in_pass & ~spans.is_node
         self.node = np.where(self.recompute, len(spans.node_names), spans.node)
-        self.host = host_clock(ownership)
-        self.devices = distinct(work.device)
-        self.clock = {device: device_clock(ownership, device) for device in self.devices}
 
     # Costs ---------------------------------------------------------------------------------------
 
@@ -132,8 +124,8 @@ class _Accountant:
         cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
         line = clock.cut(cut.edges)
         run, value, amount = pieces(line, cut)
-        _, kind, _ = pieces(kinds(self.o, line, device_drained(self.o, device)), cut)
-        replays = Timeline(line.edges, device_replays(self.o, device).over(line.edges))
+        _, kind, _ = pieces(self.clock.kinds(line, device), cut)
+        replays = Timeline(line.edges, self.clock.replays(device).over(line.edges))
         _, replay, _ = pieces(replays, cut)
         return self._deal(value, run, amount, kind, replay)
 
@@ -162,9 +154,8 @@ class _Accountant:
 
     def _forward(self, owners: int) -> Ints:
         """Each owner's forward time, by the same rule as wall."""
-        clock = self.clock[self.devices[0]] if self.devices else self.host
-        if len(self.devices) > 1:
-            clock = layered(*(self.clock[device] for device in self.devices))
+        devices = [device.timeline for device in self.clock.devices.values()]
+        clock = layered(*devices) if devices else self.clock.host
         if not len(clock.edges):
             return np.zeros(owners, np.int64)
         value, amount = clock.values[:-1], np.diff(clock.edges)
@@ -186,7 +177,7 @@ class _Accountant:
         count = len(begin)
         parts = [
             self._wall(
-                pass_clock(self.o, device),
+                self.clock.of_passes(device),
                 np.flatnonzero(waits_for == device),
                 device,
             )
@@ -238,7 +229,7 @@ class _Accountant:
             cpu_ns=totals[2],
             coverage=Coverage(*shares),
             source=self.spans.source,
-            has_gpu=bool(self.devices),
+            has_gpu=bool(self.clock.devices),
             warnings=warnings,
         )
 
@@ -342,11 +333,11 @@ class _Accountant:
         """Each device's own table: the passes as it alone would have them."""
         every = np.arange(len(self.passes.start))
         costs = []
-        for number in self.devices:
+        for number, clock in self.clock.devices.items():
             mine = device == number
             # Where there is but one, its table is the report's.
-            alone = len(self.devices) == 1
-            wall = wall if alone else self._wall(self.clock[number], every, number)[0]
+            alone = len(self.clock.devices) == 1
+            wall = wall if alone else self._wall(clock.timeline, every, number)[0]
             costs.append(
                 DeviceCost(
                     device=number,

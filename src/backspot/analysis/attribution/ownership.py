@@ -7,7 +7,7 @@ belongs to what the host was in when it launched it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from backspot.analysis.attribution.passes import Passes, Steps, find_steps
 from backspot.analysis.attribution.recompute import NO_CALLER, find_recomputation
 from backspot.analysis.attribution.spans import Spans, find_spans
 from backspot.analysis.attribution.wrapping import find_wrapped
-from backspot.analysis.timeline import NOTHING, Timeline
+from backspot.analysis.timeline import NOTHING
 from backspot.trace import Events
 from backspot.trace.events import Ints
 from backspot.trace.source_lines import SourceLine
@@ -70,7 +70,6 @@ class Ownership:
             not known.
         lines: the lines of source that the trace names.
         exact_lines: whether these made the nodes themselves, or called the modules that did.
-        clocks: what ``clock`` worked out of it.
     """
 
     spans: Spans
@@ -84,9 +83,6 @@ class Ownership:
     line: Ints
     lines: Sequence[SourceLine] = ()
     exact_lines: bool = True
-    clocks: dict[tuple[object, ...], Timeline] = field(
-        default_factory=dict, repr=False, compare=False
-    )
 
 
 def attribute(events: Events) -> Ownership:

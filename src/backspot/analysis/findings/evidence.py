@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from backspot.analysis.accounting.clock import device_busy, whole_clock
+from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.pieces import take
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import DeviceWork
@@ -23,7 +23,6 @@ from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
-    distinct,
     first_started,
     grouped,
     layered,
@@ -68,12 +67,14 @@ class Evidence:
     Attributes:
         events: the trace.
         ownership: its owners.
+        clock: who holds each moment.
         report: its costs, all depths, without findings.
         windows: its steps on the clock; ``None`` where it tells of backward passes only.
     """
 
     events: Events
     ownership: Ownership
+    clock: Clock
     report: Report
     windows: StepWindows | None
     answers: dict[Callable[[Evidence], Any], Any] = field(
@@ -130,11 +131,6 @@ class Evidence:
     # The clock -------------------------------------------------------------------------------
 
     @cached_property
-    def clock(self) -> Timeline:
-        """Who holds each moment."""
-        return whole_clock(self.ownership)
-
-    @cached_property
     def steps(self) -> Timeline:
         """Which step each moment belongs to."""
         steps = self.windows or self.ownership.windows
@@ -143,7 +139,7 @@ class Evidence:
     @cached_property
     def idle(self) -> Timeline:
         """When in the steps no device has anything to do, running or queued: 0, else nothing."""
-        line = self.clock.cut(self.steps.edges)
+        line = self.clock.whole.cut(self.steps.edges)
         free = (line.values < len(self.spans.start)) & (self.steps.over(line.edges) >= 0)
         # What is not free is one stretch, however many hold it one after the other.
         turns = np.append(True, free[1:] != free[:-1]) if len(free) else free
@@ -152,7 +148,7 @@ class Evidence:
     @cached_property
     def _held(self) -> Ints:
         held = np.zeros(len(self.spans.start) + len(self.work.start), np.int64)
-        _, holder, length = pieces(self.clock, self.steps)
+        _, holder, length = pieces(self.clock.whole, self.steps)
         np.add.at(held, holder[holder >= 0], length[holder >= 0])
         return held
 
@@ -186,7 +182,7 @@ class Evidence:
 
     @cached_property
     def _busy(self) -> tuple[Timeline, ...]:
-        return tuple(device_busy(self.ownership, d) for d in distinct(self.work.device))
+        return tuple(device.busy for device in self.clock.devices.values())
 
     # Names -----------------------------------------------------------------------------------
 

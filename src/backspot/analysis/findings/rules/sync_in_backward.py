@@ -94,7 +94,7 @@ def _mask(index: Ints, length: int) -> np.ndarray:
 
 def _idle(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
     """How long in each interval the devices had neither work nor any queued."""
-    clock, count = evidence.clock, len(evidence.spans.start)
+    clock, count = evidence.clock.whole, len(evidence.spans.start)
     if not len(clock.edges):
         return np.zeros(len(begin), np.int64)
     free = (clock.values < count).astype(np.int64)
