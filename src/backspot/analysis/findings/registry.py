@@ -14,9 +14,9 @@ from pkgutil import iter_modules
 from typing import TypeAlias
 
 from backspot.analysis.findings.evidence import Evidence
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, Place
 
-__all__ = ["Rule", "all_rules", "fallback_rule", "rule"]
+__all__ = ["Rule", "all_rules", "fallback_rule", "finding", "rule"]
 
 _RULES = "backspot.analysis.findings.rules"
 
@@ -97,3 +97,34 @@ def all_rules() -> tuple[Rule, ...]:
     for module in iter_modules(package.__path__, f"{_RULES}."):
         import_module(module.name)
     return tuple(sorted(_registered.values(), key=lambda rule: (rule.fallback, rule.name)))
+
+
+def finding(
+    places: Sequence[Place],
+    *,
+    title: str,
+    seen: str,
+    remedy: str,
+    link: str,
+    nodes: tuple[str, ...] = (),
+    operators: tuple[str, ...] = (),
+    kernels: tuple[str, ...] = (),
+) -> Finding | None:
+    """Return a finding that costs what its places cost, or ``None`` where there is no place.
+
+    The arguments are the fields of ``Finding``. The name of the rule is filled in by ``find_all``.
+    """
+    if not places:
+        return None
+    return Finding(
+        rule="",
+        title=title,
+        seen=seen,
+        remedy=remedy,
+        wall_ns=sum(place.wall_ns for place in places),
+        places=tuple(places),
+        nodes=nodes,
+        operators=operators,
+        kernels=kernels,
+        link=link,
+    )
