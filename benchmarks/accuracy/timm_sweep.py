@@ -147,7 +147,7 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
     """
     import numpy as np
 
-    from backspot.analysis.attribution.ownership import SPECIAL, attribute
+    from backspot.analysis.attribution.ownership import attribute
     from backspot.analysis.attribution.spans import EVALUATE
     from backspot.trace import Category, read_events
     from backspot.trace.labels import Kind, parse_label
@@ -156,7 +156,8 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
     ownership = attribute(events)
     spans = ownership.spans
     labels = [parse_label(name) for name in events.names]
-    of_module = {(m.path, m.class_name): i + len(SPECIAL) for i, m in enumerate(spans.modules)}
+    owners = ownership.owners
+    of_module = {(m.path, m.class_name): owner for owner, m in owners.each_module()}
     names_owner = np.array(
         [
             of_module.get((label.path, label.class_name), -1)
@@ -180,9 +181,9 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
         time_of = np.minimum(first, spans.end[node])
         at = np.searchsorted(events.start[markers], time_of, side="right") - 1
         said = np.append(names_owner[events.name[markers]], OUTSIDE)[at]
-        owner = spans_owner(ownership.owner[node], len(SPECIAL))
-        right[on_thread] = said == owner
-    owned = ownership.owner[nodes] >= len(SPECIAL)
+        owner = ownership.owner[node]
+        right[on_thread] = said == np.where(owners.is_special[owner], OUTSIDE, owner)
+    owned = ~owners.is_special[ownership.owner[nodes]]
     return {
         "marker_share": float(right[owned].mean()) if owned.any() else None,
         "marker_share_all": float(right.mean()) if len(nodes) else None,
@@ -194,13 +195,6 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
 
 
 OUTSIDE = -3  # no module, and no marker before
-
-
-def spans_owner(owner: Any, special: int) -> Any:  # noqa: ANN401 - arrays of integers
-    """Owners, with one number for all that are no module."""
-    import numpy as np
-
-    return np.where(owner < special, OUTSIDE, owner)
 
 
 # Summary -----------------------------------------------------------------------------------------

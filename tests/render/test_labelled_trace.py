@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import backspot
-from backspot.analysis.attribution.ownership import SPECIAL, attribute
+from backspot.analysis.attribution.ownership import attribute
 from backspot.commands import main
 from backspot.errors import NoBackwardError, NotATraceError, OutputExistsError, UsageError
 from backspot.render.labelled_trace import CATEGORY
@@ -150,13 +150,7 @@ def test_each_node_starts_in_its_owners_span_and_no_span_leaves_its_pass(name):
             at = slices[bisect_right(starts, start) - 1]
             while at.end <= start:
                 at = at.around
-            owner = int(o.owner[i])
-            named = (
-                SPECIAL[owner]
-                if owner < len(SPECIAL)
-                else o.spans.modules[owner - len(SPECIAL)].path
-            )
-            assert at.path == named
+            assert at.path == o.owners.path(int(o.owner[i]))
 
 
 @pytest.mark.parametrize("name", WITH_BACKWARD)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from backspot.analysis.attribution.ownership import SPECIAL, UNRECORDED  # noqa: E402
+from backspot.analysis.attribution.ownership import Special  # noqa: E402
 from support.random_networks import (  # noqa: E402
     Again,
     build_functions,
@@ -26,7 +26,7 @@ from support.training import (  # noqa: E402
     tells_creation,
 )
 
-UNKNOWN = SPECIAL[UNRECORDED]
+UNKNOWN = Special.UNRECORDED.path
 
 
 @pytest.fixture(scope="session")

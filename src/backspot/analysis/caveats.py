@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import AMBIGUOUS, OUTSIDE, UNRECORDED, Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.transforms import are_transformed
 from backspot.analysis.timeline import NOTHING
 from backspot.formatting import counted, duration
@@ -66,10 +66,10 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "away; they stand under the profiler's names. Compile parts of the model, or a module "
             "of a class of your own, to have them named."
         )
-    unowned = spans.is_node & (ownership.owner == UNRECORDED)
+    unowned = spans.is_node & (ownership.owner == Special.UNRECORDED)
     unseen = int((unowned & ownership.join.unseen).sum())
     unrecorded = int(unowned.sum()) - unseen
-    outside = np.flatnonzero(spans.is_node & (ownership.owner == OUTSIDE))
+    outside = np.flatnonzero(spans.is_node & (ownership.owner == Special.OUTSIDE))
     # Without any forward there is nothing that labels could stand around.
     if 2 * len(outside) > nodes and are_transformed(events, ownership.join, outside):
         warnings.append(TRANSFORMED)
@@ -91,7 +91,7 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "graphs and C++ functions make them, and nothing tells in which module; they count as "
             "'(forward not recorded)'."
         )
-    ambiguous = int((spans.is_node & (ownership.owner == AMBIGUOUS)).sum())
+    ambiguous = int((spans.is_node & (ownership.owner == Special.AMBIGUOUS)).sum())
     if ambiguous:
         warnings.append(
             f"{ambiguous} of {nodes} backward nodes could come from more than one thread's "

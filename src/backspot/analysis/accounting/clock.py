@@ -6,21 +6,27 @@ index of a piece of device work.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, layered
+from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, layered, take
 from backspot.trace.events import Ints
 
-__all__ = ["KINDS", "Clock", "DeviceClock"]
+__all__ = ["Clock", "DeviceClock", "WallKind"]
 
-KINDS = 5
-"""What a moment can be spent on, in the order of ``WallKinds``' fields."""
-_GPU, _COMMUNICATION, _QUEUED, _SYNC, _HOST = range(KINDS)
 
-_TIERS = 3
+class WallKind(IntEnum):
+    """What a moment can be spent on, in the order of the fields of ``WallKinds``."""
+
+    GPU = 0
+    COMMUNICATION = 1
+    QUEUED = 2
+    SYNC = 3
+    HOST = 4
 
 
 class Clock:
@@ -73,22 +79,24 @@ class Clock:
         return self._of_passes[device]
 
     def kinds(self, clock: Timeline, device: int) -> Timeline:
-        """What each moment is spent on: indices of the fields of ``WallKinds``.
+        """What each moment is spent on, as a ``WallKind``.
 
         Args:
             clock: who holds each moment; the result has the same edges.
             device: the device that the clock is about; ``NOTHING`` for the host alone.
         """
         work, count = self._ownership.work, len(self._ownership.spans.start)
-        kind = np.full(len(clock.edges), _HOST, np.int64)
+        kind = np.full(len(clock.edges), WallKind.HOST, np.int64)
         if device in self.devices:
-            kind[self.devices[device].drained.over(clock.edges) >= 0] = _SYNC
+            kind[self.devices[device].drained.over(clock.edges) >= 0] = WallKind.SYNC
         of_work = np.flatnonzero(clock.values >= count)
         item = clock.values[of_work] - count
         # Work holds the clock before it starts, too, while the device idles and waits for it.
         runs = clock.edges[of_work] >= work.start[item]
-        running = np.where(work.tier[item] == _TIERS - 1, _COMMUNICATION, _GPU)
-        kind[of_work] = np.where(runs, running, _QUEUED)
+        running = np.where(
+            work.tier[item] == Tier.COMMUNICATION, WallKind.COMMUNICATION, WallKind.GPU
+        )
+        kind[of_work] = np.where(runs, running, WallKind.QUEUED)
         return Timeline(clock.edges, kind)
 
     def replays(self, device: int) -> Timeline:
@@ -124,7 +132,7 @@ class DeviceClock:
         return layered(
             *(
                 first_started(work.start[tier], work.end[tier], tier + self._spans)
-                for tier in (mine[work.tier[mine] == number] for number in range(_TIERS))
+                for tier in (mine[work.tier[mine] == number] for number in Tier)
             )
         )
 
@@ -185,6 +193,6 @@ def _host(ownership: Ownership) -> Timeline:
         for thread in threads:
             indices, nesting = spans.nesting[thread]
             local = nesting.timeline.where(keep[indices])
-            layers.append(Timeline(local.edges, np.append(indices, NOTHING)[local.values]))
+            layers.append(Timeline(local.edges, take(indices, local.values)))
     empty = np.empty(0, np.int64)
     return layered(*layers) if layers else Timeline(empty, empty)

@@ -20,10 +20,10 @@ from backspot.analysis.accounting.activity import (
     to_device,
 )
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import summed, take
+from backspot.analysis.accounting.pieces import summed
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged
+from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
 from backspot.results.costs import Phase
 from backspot.trace import Events
 from backspot.trace.events import Ints

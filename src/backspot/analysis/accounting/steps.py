@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import take
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import OPTIMIZER_STEP
-from backspot.analysis.timeline import NOTHING, distinct, first_started
+from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -90,8 +89,7 @@ def _at_work(ownership: Ownership, clock: Clock, launched: Ints, begins: Ints, s
     windows, step = ownership.windows, ownership.steps.of_pass
     early = windows.start < start[step]
     found: Ints = start.copy()
-    for device in distinct(windows.device[early]):
-        mine = np.flatnonzero(early & (windows.device == device))
+    for device, mine in grouped(windows.device, np.flatnonzero(early)):
         runs = first_started(windows.start[mine], windows.end[mine], mine)
         line = clock.of_passes(device).cut(runs.edges)
         at, run = line.edges[:-1], runs.over(line.edges[:-1])

@@ -16,7 +16,7 @@ import numpy as np
 from backspot.analysis.attribution.passes import Passes, find_passes
 from backspot.analysis.attribution.spans import EVALUATE, Spans
 from backspot.analysis.attribution.unseen import Making, find_makers, is_doubtful
-from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered
+from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -130,7 +130,7 @@ def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints, np.ndarray]:
     )
     named = events.chosen(node_of_name >= 0, Category.OPERATOR)
     span = spans.of(events, named)
-    fits = (span >= 0) & (np.append(spans.node, NOTHING)[span] == node_of_name[events.name[named]])
+    fits = take(spans.node, span) == node_of_name[events.name[named]]
     named, span = named[fits], span[fits]
     own = ~events.name_mask(EVALUATE)[events.name[named]]
     executed = np.zeros(len(spans.start), bool)
@@ -145,8 +145,7 @@ def _forward_operators(events: Events) -> dict[int, _Operators]:
     operators = events.of(Category.OPERATOR)
     forward = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
     result = {}
-    for thread, mine in grouped(events.thread[forward]):
-        index = forward[mine]
+    for thread, index in grouped(events.thread, forward):
         index = index[np.lexsort((events.start[index], events.sequence[index]))]
         earliest = [events.start[index]]
         while len(earliest[-1]) > _WIDTH:
@@ -200,7 +199,7 @@ def _match(
         for node in missing.tolist():
             number, began = int(sequence[node]), int(start[node])
             position[node] = _floor(operators, number, began, int(run[node]), passes, taken)
-    found = np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
+    found = take(operators.index, position)
     suspect = is_doubtful(spans)[nodes]
     doubtful = np.flatnonzero((position >= 0) & suspect)
     if len(doubtful):
@@ -274,7 +273,7 @@ def _feeders(spans: Spans, passes: Ints) -> Ints:
         here = latest(spans.thread[nodes], spans.parent[nodes])
         # Fed from another thread (a parameter on the CPU in a GPU model): the last to run.
         found = np.where(here >= 0, here, latest(run))
-        found = np.where(np.append(passes, NOTHING - 1)[found] == run, found, NOTHING)
+        found = np.where(take(passes, found, NOTHING - 1) == run, found, NOTHING)
         feeder[nodes[is_fed]] = found[is_fed]
     return feeder
 
@@ -339,7 +338,7 @@ def _map_threads(
 def _by_thread(sequence: Ints, logical: Ints) -> dict[int, Ints]:
     """The numbered nodes of each logical thread."""
     numbered = np.flatnonzero(sequence >= 0)
-    return {number: numbered[mine] for number, mine in grouped(logical[numbered])}
+    return dict(grouped(logical, numbered))
 
 
 def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int]]:
@@ -348,7 +347,7 @@ def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int
     flows = events.flows
     for thread, mine in grouped(flows.backward_thread):
         span = spans.at(thread, flows.backward_time[mine])
-        numbers = np.append(logical, NOTHING)[span]
+        numbers = take(logical, span)
         for number, those in grouped(numbers):
             if number <= 0:
                 continue
@@ -408,10 +407,9 @@ def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
     if not table.lines:
         return line
     numbered = np.flatnonzero((join.builder >= 0) & (join.sequence >= 0) & spans.is_node)
-    for index, mine in grouped(join.builder[numbered]):
+    for index, mine in grouped(join.builder, numbered):
         _, thread = events.threads[index]
         if isinstance(thread, int):
-            mine = numbered[mine]
             line[mine] = table.at(thread, join.sequence[mine])
     told = np.flatnonzero(line >= 0)
     # Python knows scripted graphs and C++ functions by one class.

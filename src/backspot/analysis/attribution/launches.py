@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from backspot.trace.events import Ints
 
 __all__ = [
     "DeviceWork",
+    "Tier",
     "Waits",
     "Windows",
     "find_device_work",
@@ -34,6 +36,14 @@ _GRAPH = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 _COMMUNICATION = ("nccl", "rccl", "mscclpp", "nvshmem", "oneccl")
 
 
+class Tier(IntEnum):
+    """What device work is for; where work overlaps on a device, the lowest tier owns the clock."""
+
+    COMPUTE = 0
+    COPY = 1
+    COMMUNICATION = 2
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
     """Kernels, copies and memsets; arrays with one entry each.
@@ -42,8 +52,7 @@ class DeviceWork:
         start: nanoseconds.
         end: nanoseconds.
         device: the device's index.
-        tier: 0 compute, 1 copies and memsets, 2 communication: who owns the clock where they
-            overlap.
+        tier: a ``Tier``; memsets count as copies.
         launch: when the host launched it, -1 where the trace has no launch record.
         queued: when it was in its queue: at its launch; or, where that had to load the kernel's
             code, at the end of the call.
@@ -117,8 +126,8 @@ def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork
     )
     tier = np.where(
         is_communication[events.name[index]],
-        2,
-        np.where(events.category[index] == Category.KERNEL, 0, 1),
+        Tier.COMMUNICATION,
+        np.where(events.category[index] == Category.KERNEL, Tier.COMPUTE, Tier.COPY),
     ).astype(np.int64)
     call = _calls(events, index)
     launch, thread = (
@@ -198,11 +207,10 @@ def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) ->
     marks = events.named(Category.ANNOTATION, "Optimizer.")
     inside = np.zeros(len(launch), bool)
     launches = dict(grouped(thread))
-    for number, those in grouped(events.thread[marks]):
-        mine = marks[those]
+    for number, mine in grouped(events.thread, marks):
         start, end = events.start[mine], events.end[mine]
         steps = first_started(passes.after(start, end), end, mine)
-        here = launches.get(number, those[:0])
+        here = launches.get(number, mine[:0])
         inside[here] = steps.at(launch[here]) >= 0
     return inside
 

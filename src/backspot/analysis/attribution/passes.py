@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered
+from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered, take
 from backspot.results.report import StepUnit
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
@@ -56,7 +56,7 @@ class Passes:
         So long a step of an optimizer that is given a closure does the closure's work.
         """
         last = np.searchsorted(self.start, end, side="left") - 1
-        begun, ended = (np.append(of, NOTHING)[last] for of in (self.start, self.end))
+        begun, ended = (take(of, last) for of in (self.start, self.end))
         return np.where(begun >= start, np.minimum(ended, end), start)
 
 
@@ -215,11 +215,11 @@ def _rises(origin: Ints, number: Ints) -> tuple[np.ndarray, Ints, Ints]:
     rises[next_] = (origin[one] == origin[next_]) & (number[next_] >= number[one])
     changes = np.append(True, origin[has[1:]] != origin[has[:-1]])[: len(has)]
     began = np.maximum.accumulate(np.where(changes, np.arange(len(has)), 0))
-    others = np.append(NOTHING, has)[began]  # the one before that with which a stretch began
+    others = take(has, began - 1)  # the one before that with which a stretch began
     before = np.searchsorted(has, np.arange(len(origin))) - 1
-    last = np.append(has, NOTHING)[before]
-    same = (last >= 0) & (np.append(origin, NOTHING)[last] == origin)
-    return rises, np.where(same, last, NOTHING), np.append(others, NOTHING)[before]
+    last = take(has, before)
+    same = (last >= 0) & (take(origin, last) == origin)
+    return rises, np.where(same, last, NOTHING), take(others, before)
 
 
 def _with_callbacks(
@@ -269,11 +269,10 @@ def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, In
     """
     operators = events.of(Category.OPERATOR)
     result = {}
-    for thread, at in grouped(events.thread[operators]):
-        mine = operators[at]
+    for thread, mine in grouped(events.thread, operators):
         span = spans.of(events, mine)
         # A label within a node belongs to the node: only what has no node around it separates.
-        result[thread] = np.sort(events.start[mine[(span < 0) | ~np.append(within, False)[span]]])
+        result[thread] = np.sort(events.start[mine[~take(within, span, False)]])
     return result
 
 

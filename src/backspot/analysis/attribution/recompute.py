@@ -16,7 +16,7 @@ import numpy as np
 
 from backspot.analysis.attribution.passes import separators, top_nodes
 from backspot.analysis.attribution.spans import EVALUATE, Spans, nest
-from backspot.analysis.timeline import NOTHING, grouped, merged
+from backspot.analysis.timeline import NOTHING, grouped, merged, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 from backspot.trace.labels import parse_label
@@ -100,14 +100,13 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     # The event of the node itself has no thread of its forward where it is AccumulateGrad's.
     named = {name: index for index, name in enumerate(spans.node_names)}
     node_of_name = np.array([named.get(name, NOTHING - 1) for name in events.names], np.int64)
-    itself = np.append(spans.node, NOTHING)[around] == node_of_name[events.name[operators]]
-    operators = operators[np.append(spans.is_node, False)[around] & ~itself]
+    itself = take(spans.node, around) == node_of_name[events.name[operators]]
+    operators = operators[take(spans.is_node, around, False) & ~itself]
     found: list[Ints] = []
     nodes: list[Ints] = []
     if not _numbered(events, operators).any():
         operators = operators[:0]
-    for _, mine in grouped(events.thread[operators]):
-        mine = operators[mine]
+    for _, mine in grouped(events.thread, operators):
         mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
         before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
         mine = mine[events.start[mine] >= before]
@@ -126,9 +125,9 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     """
     nodes = merged(node)
     does = np.isin(nodes, node[numbered])
-    is_checkpoint = np.array([_REENTRANT in name for name in spans.node_names] + [False], bool)
-    within = np.append(is_checkpoint[spans.node], False)
-    rare = does & (within[nodes] | within[spans.parent[nodes]])
+    is_checkpoint = np.array([_REENTRANT in name for name in spans.node_names], bool)
+    within = take(is_checkpoint, spans.node, False)
+    rare = does & (within[nodes] | take(within, spans.parent[nodes], False))
     between = separators(events, spans, top_nodes(spans) >= 0)
     # What starts a pass, or ends one, runs where the forward does.
     times = [between[thread] for thread in spans.nesting if thread in between]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, numbered
+from backspot.analysis.timeline import NOTHING, Mask, Nesting, grouped, innermost, numbered, take
 from backspot.results.report import LabelSource
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
@@ -85,7 +85,7 @@ class Spans:
     _of: list[np.ndarray] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
-    def is_node(self) -> np.ndarray:
+    def is_node(self) -> Mask:
         """Whether each span is an autograd node."""
         return self.node >= 0
 
@@ -94,8 +94,7 @@ class Spans:
         if thread not in self.nesting:
             return np.full(len(times), NOTHING, np.int64)
         indices, nesting = self.nesting[thread]
-        found = nesting.timeline.at(times)
-        return np.where(found >= 0, np.append(indices, NOTHING)[found], NOTHING)
+        return take(indices, nesting.timeline.at(times))
 
     def of(self, events: Events, index: Ints) -> Ints:
         """The innermost span on its thread at the start of each of these events of the host."""
@@ -201,7 +200,7 @@ def _mark(events: Events, spans: Spans) -> None:
         return
     markers = events.chosen(named >= 0, Category.OPERATOR, Category.ANNOTATION)
     span = spans.of(events, markers)
-    at = (span >= 0) & np.append(spans.is_node, False)[span]
+    at = take(spans.is_node, span, False)
     spans.marked[span[at]] = named[events.name[markers[at]]]
 
 
@@ -212,9 +211,7 @@ def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[In
     for number, mine in grouped(thread):
         nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
         nesting[number] = (mine, nested)
-        parent[mine] = np.where(
-            nested.parent >= 0, np.append(mine, NOTHING)[nested.parent], NOTHING
-        )
+        parent[mine] = take(mine, nested.parent)
     return parent, nesting
 
 
@@ -257,16 +254,15 @@ def _modules(
     """Turn the calls' name indices into modules with paths and roots."""
     calls = np.flatnonzero(called >= 0)
     calls = calls[np.lexsort((-end[calls], start[calls]))]
-    name_of = np.append(called, NOTHING)
     # A call's nearest enclosing call, whatever nodes lie between.
     outer = parent[calls]
-    while (between := (outer >= 0) & (name_of[outer] < 0)).any():
+    while (between := (outer >= 0) & (take(called, outer) < 0)).any():
         outer[between] = parent[outer[between]]
     identities: dict[int, tuple[str, str]] = {}
     root_of: dict[str, str] = {}
     names: dict[tuple[str, str], int] = {}
     settled: set[tuple[int, int]] = set()  # what would change nothing now
-    for pair in zip(called[calls].tolist(), name_of[outer].tolist(), strict=True):
+    for pair in zip(called[calls].tolist(), take(called, outer).tolist(), strict=True):
         if pair in settled:
             continue
         settled.add(pair)

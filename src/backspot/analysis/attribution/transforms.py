@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.join import Join
-from backspot.analysis.timeline import NOTHING, distinct, innermost
+from backspot.analysis.timeline import grouped, innermost, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -33,12 +33,12 @@ def are_transformed(events: Events, join: Join, nodes: Ints) -> bool:
         return False
     within = np.zeros(len(events.start), bool)
     index = events.of(Category.OPERATOR)
-    for thread in distinct(events.thread[operator]):
-        mine = index[events.thread[index] == thread]
+    asked = np.zeros(len(events.threads), bool)
+    asked[events.thread[operator]] = True
+    for _, mine in grouped(events.thread, index[asked[events.thread[index]]]):
         parent = innermost(events.start[mine], events.end[mine]).parent
-        name = np.append(events.name[mine], NOTHING)
-        outer = np.append(parent, NOTHING)[parent]
-        third = np.flatnonzero((name[:-1] == name[parent]) & (name[:-1] == name[outer]))
+        name, outer = events.name[mine], take(parent, parent)
+        third = np.flatnonzero((name == take(name, parent)) & (name == take(name, outer)))
         for chain in (third, parent[third], outer[third]):
             within[mine[chain]] = True
     return bool(within[operator].sum() >= _LEAST * len(nodes))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, distinct
+from backspot.analysis.timeline import NOTHING, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -38,27 +38,36 @@ def find_wrapped(events: Events, spans: Spans, operators: Ints) -> Ints:
     if not len(mine):
         return found
     every = events.chosen(wraps, Category.OPERATOR)
-    every = every[events.forward_thread[every] == 0]
-    for thread in distinct(events.thread[every]):
-        here = mine[events.thread[operators[mine]] == thread]
-        if thread in spans.nesting:
-            among = every[events.thread[every] == thread]
-            found[here] = _on_thread(events, spans, thread, operators[here], among)
+    wraps_of = dict(grouped(events.thread, every[events.forward_thread[every] == 0]))
+    operators_of = dict(grouped(events.thread, events.of(Category.OPERATOR)))
+    for thread, here in grouped(events.thread[operators], mine):
+        if thread in wraps_of and thread in spans.nesting:
+            found[here] = _on_thread(
+                events, spans, operators[here], wraps_of[thread], operators_of[thread]
+            )
     return found
 
 
-def _on_thread(events: Events, spans: Spans, thread: int, operators: Ints, every: Ints) -> Ints:
-    indices, nesting = spans.nesting[thread]
-    edges, held = nesting.timeline.edges, np.append(indices, NOTHING)[nesting.timeline.values]
+def _on_thread(events: Events, spans: Spans, operators: Ints, every: Ints, beside: Ints) -> Ints:
+    """As ``find_wrapped``, for operators of one thread.
+
+    Args:
+        events: the trace.
+        spans: its spans.
+        operators: the operators in question, at least one.
+        every: all operators of that name on the thread.
+        beside: all operators on the thread.
+    """
+    indices, nesting = spans.nesting[int(events.thread[operators[0]])]
+    edges, held = nesting.timeline.edges, take(indices, nesting.timeline.values)
     start = np.sort(events.start[every])
     stretch = np.searchsorted(edges, events.start[operators], side="right") - 1
     low = np.searchsorted(start, edges[stretch], side="left")
     ends = np.append(edges, np.iinfo(np.int64).max)[stretch + 1]
     odd = (np.searchsorted(start, ends, side="left") - low) % 2 == 1
-    beside = events.of(Category.OPERATOR)
-    beside = np.sort(events.start[beside[events.thread[beside] == thread]])
-    begins = np.searchsorted(beside, edges[stretch], side="left")
-    alone = np.searchsorted(beside, events.start[operators], side="left") == begins
+    starts = np.sort(events.start[beside])
+    begins = np.searchsorted(starts, edges[stretch], side="left")
+    alone = np.searchsorted(starts, events.start[operators], side="left") == begins
     # What held just before the stretch, and of the spans around it the one beside the stretch.
     found = np.full(len(operators), NOTHING, np.int64)
     up = np.flatnonzero(odd & alone & (stretch > 0))
@@ -67,5 +76,5 @@ def _on_thread(events: Events, spans: Spans, thread: int, operators: Ints, every
         up := up[spans.parent[found[up]] != held[stretch[up]]]
     ):
         found[up] = spans.parent[found[up]]
-    is_call = (found >= 0) & (np.append(spans.module, NOTHING)[found] >= 0)
+    is_call = take(spans.module, found) >= 0
     return np.where(is_call, found, NOTHING)

@@ -13,10 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import take
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import DeviceWork, Windows
-from backspot.analysis.attribution.ownership import OUTSIDE, SPECIAL, Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
@@ -25,13 +24,13 @@ from backspot.analysis.timeline import (
     layered,
     numbered,
     pieces,
+    take,
 )
 from backspot.results.findings import Place
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["Costs"]
 
-_NOWHERE = SPECIAL[OUTSIDE]
 _NAMED = 3  # how many nodes, operators or kernels a finding names
 
 
@@ -119,7 +118,7 @@ class Costs:
             The places, the most expensive first.
         """
         counts = np.ones(len(owner), np.int64) if count is None else count
-        owners, inverse = numbered(np.maximum(owner, OUTSIDE))
+        owners, inverse = numbered(np.maximum(owner, Special.OUTSIDE))
         spent = np.zeros(len(owners), np.int64)
         times = np.zeros(len(owners), np.int64)
         np.add.at(spent, inverse, wall_ns)
@@ -145,7 +144,8 @@ class Costs:
         found = self.places(owner[chosen], self.work_ns[chosen])
         if not elsewhere:
             return found
-        return tuple(replace(p, path=elsewhere) if p.path == _NOWHERE else p for p in found)
+        outside = Special.OUTSIDE.path
+        return tuple(replace(p, path=elsewhere) if p.path == outside else p for p in found)
 
     # By name ---------------------------------------------------------------------------------
 
@@ -193,10 +193,9 @@ class Costs:
         return held
 
     def _path_and_class(self, owner: int) -> tuple[str, str]:
-        if owner < len(SPECIAL):
-            return SPECIAL[owner], ""
-        module = self._spans.modules[owner - len(SPECIAL)]
-        return module.path, module.class_name
+        owners = self.ownership.owners
+        module = owners.module(owner)
+        return owners.path(owner), module.class_name if module else ""
 
 
 def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:

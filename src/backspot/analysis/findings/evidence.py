@@ -9,14 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import take
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs
 from backspot.analysis.findings.wording import Wording
-from backspot.analysis.timeline import NOTHING, first_started, grouped, numbered
+from backspot.analysis.timeline import NOTHING, first_started, grouped, numbered, take
 from backspot.results.costs import Phase
 from backspot.results.report import Report
 from backspot.trace import Category, Events
@@ -107,7 +106,7 @@ class Evidence:
     @cached_property
     def backward(self) -> Mask:
         """Whether each piece of device work was launched in a backward pass."""
-        return take(self.in_pass, self.work.span, False).astype(bool)
+        return take(self.in_pass, self.work.span, False)
 
     @cached_property
     def recorded(self) -> Mask:
@@ -131,7 +130,7 @@ class Evidence:
 
     def work_of(self, spans: Mask) -> Mask:
         """Whether each piece of device work was launched directly in one of ``spans``."""
-        return take(spans, self.work.span, False).astype(bool)
+        return take(spans, self.work.span, False)
 
     def launched_in(self, *operators: str, category: Category = Category.OPERATOR) -> Ints:
         """Return the event around the launch of each piece of device work in the steps.
@@ -162,8 +161,8 @@ class Evidence:
         index = self.events.chosen(good, category)
         found = np.full(len(times), NOTHING, np.int64)
         asked = dict(grouped(threads))
-        for thread, those in grouped(self.events.thread[index]):
-            mine, here = index[those], asked.get(thread, those[:0])
+        for thread, mine in grouped(self.events.thread, index):
+            here = asked.get(thread, mine[:0])
             line = first_started(self.events.start[mine], self.events.end[mine], mine)
             found[here] = line.at(times[here])
         return found

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.timeline import first_started, grouped, merged
+from backspot.analysis.timeline import first_started, grouped, merged, take
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -17,25 +17,11 @@ __all__ = [
     "fills",
     "forward_of",
     "host_operators",
-    "is_collective",
-    "is_kernel",
     "launching",
     "sorting",
 ]
 
 # Device work -------------------------------------------------------------------------------------
-
-
-def is_kernel(evidence: Evidence) -> Mask:
-    """Whether each piece of device work computes."""
-    chosen: Mask = evidence.work.tier == 0
-    return chosen
-
-
-def is_collective(evidence: Evidence) -> Mask:
-    """Whether each piece of device work is communication between ranks."""
-    chosen: Mask = evidence.work.tier == 2
-    return chosen
 
 
 def fills(evidence: Evidence) -> Mask:
@@ -45,8 +31,8 @@ def fills(evidence: Evidence) -> Mask:
     within |= evidence.launched_in("aten::_foreach_zero_") >= 0
     # New tensors are zeroed too, by the same operator within another one.
     outer = evidence.launched_in(f"{names.ATEN}*")
-    zeroes = np.append(evidence.events.name_mask("aten::zero_")[evidence.events.name], False)
-    alone = zeroes[outer] & (evidence.work.span < 0)
+    zeroes = take(evidence.events.name_mask("aten::zero_"), evidence.names_of(outer), False)
+    alone = zeroes & (evidence.work.span < 0)
     within |= alone & ~evidence.work.optimizer.astype(bool)
     return within & evidence.work_named(names.is_zero_fill)
 
@@ -92,7 +78,7 @@ def forward_of(evidence: Evidence) -> Ints:
     """Return the device time of the forward operator that made each node; 0 where unknown."""
     events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
     made = np.flatnonzero(operator >= 0)
-    made_by = dict(grouped(events.thread[operator[made]]))
+    made_by = dict(grouped(events.thread[operator], made))
     spent = np.zeros(len(operator), np.int64)
     for thread, mine in grouped(work.thread):
         if thread < 0:
@@ -100,7 +86,7 @@ def forward_of(evidence: Evidence) -> Ints:
         mine = mine[work.launch[mine] >= 0]
         mine = mine[np.argsort(work.launch[mine], kind="stable")]
         total = np.append(0, np.cumsum(evidence.costs.device_ns[mine]))
-        nodes = made[made_by.get(thread, mine[:0])]
+        nodes = made_by.get(thread, mine[:0])
         low = np.searchsorted(work.launch[mine], events.start[operator[nodes]], side="left")
         high = np.searchsorted(work.launch[mine], events.end[operator[nodes]], side="left")
         spent[nodes] = total[high] - total[low]
@@ -133,10 +119,9 @@ def host_operators(evidence: Evidence) -> Ints:
     skipped = events.is_label | events.name_mask(*names.HOST_MARKS)
     index = index[~skipped[events.name[index]]]
     kept = []
-    called = dict(grouped(events.thread[calls]))
-    for thread, those in grouped(events.thread[index]):
-        mine = index[those]
-        times = np.sort(events.start[calls[called.get(thread, those[:0])]])
+    called = dict(grouped(events.thread, calls))
+    for thread, mine in grouped(events.thread, index):
+        times = np.sort(events.start[called.get(thread, mine[:0])])
         quiet = np.searchsorted(times, events.start[mine]) == np.searchsorted(
             times, events.end[mine]
         )

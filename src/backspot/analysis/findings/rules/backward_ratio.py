@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import SPECIAL
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating
 from backspot.analysis.findings.registry import fallback_rule, finding
@@ -75,8 +74,8 @@ def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
     """
     spans, work, owner = evidence.spans, evidence.work, evidence.ownership.owner
     costs = evidence.costs
-    width = len(SPECIAL) + len(spans.modules)
-    forward, backward, wall = (np.zeros(width, np.int64) for _ in range(3))
+    owners = evidence.ownership.owners
+    forward, backward, wall = (np.zeros(len(owners), np.int64) for _ in range(3))
     mine = work.span >= 0
     length = costs.device_ns[mine]
     # Adding a gradient to its parameter is not part of computing it.
@@ -92,5 +91,5 @@ def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
         calls = (spans.module >= 0) & ~evidence.in_pass
         np.add.at(forward, owner[calls], costs.host_ns[calls])
         backward = wall
-    forward[: len(SPECIAL)] = 0
+    forward[owners.is_special] = 0
     return forward, backward, wall

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from backspot.analysis.attribution.ownership import SPECIAL
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating
 from backspot.analysis.findings.registry import finding, rule
@@ -52,6 +49,7 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _of_loss(evidence: Evidence) -> Mask:
     """Whether each span belongs to no module, or to a loss."""
-    losses = [module.class_name.endswith("Loss") for module in evidence.spans.modules]
-    kept: Mask = np.array([True] * len(SPECIAL) + losses, bool)[evidence.ownership.owner]
-    return kept
+    ownership = evidence.ownership
+    losses = ownership.owners.mask(lambda module: module.class_name.endswith("Loss"), special=True)
+    of_loss: Mask = losses[ownership.owner]
+    return of_loss

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import is_collective
 from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
 
@@ -14,7 +14,7 @@ __all__ = ["find"]
 def find(evidence: Evidence) -> Finding | None:
     """Find communication kernels that run while no device computes or copies."""
     costs, say = evidence.costs, evidence.wording
-    work = is_collective(evidence) & evidence.recorded
+    work = (evidence.work.tier == Tier.COMMUNICATION) & evidence.recorded
     cost = costs.of_work(work)
     if not cost:
         return None

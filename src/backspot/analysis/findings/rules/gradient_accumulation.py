@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import accumulating, fills, is_collective
+from backspot.analysis.findings.observations import accumulating, fills
 from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -29,7 +30,7 @@ def find(evidence: Evidence) -> Finding | None:
     passes = _passes(evidence, nodes)
     parallel = bool(evidence.events.name_mask(names.DDP_FORWARD).any())
     # Data parallelism copies and communicates in hooks of these nodes.
-    work = evidence.work_of(nodes) & ~is_collective(evidence) & evidence.recorded
+    work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
     if not parallel:
         work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import is_kernel
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import distinct
 from backspot.results.findings import Finding
@@ -57,7 +57,7 @@ def _narrow(evidence: Evidence, copies: Mask) -> Mask:
     result = np.zeros(len(copies), bool)
     for device in distinct(work.device[copies]):
         mine = np.flatnonzero(copies & (work.device == device))
-        kernels = np.flatnonzero(is_kernel(evidence) & (work.device == device))
+        kernels = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.device == device))
         kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
         after = np.searchsorted(work.start[kernels], work.end[mine])
         mine, after = mine[after < len(kernels)], after[after < len(kernels)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import is_kernel
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import first_started, merged, pieces
 from backspot.results.findings import Finding, Place
@@ -28,7 +28,8 @@ def find(evidence: Evidence) -> Finding | None:
     # A step that is given a closure runs forward and backward first.
     begin = evidence.ownership.passes.after(start, end)
     begins = np.append(begin, 0)[np.searchsorted(marks, inside)]
-    kernels = (inside >= 0) & is_kernel(evidence) & (evidence.work.launch >= begins)
+    kernels = (inside >= 0) & (evidence.work.tier == Tier.COMPUTE)
+    kernels &= evidence.work.launch >= begins
     single = kernels & ~evidence.work_named(names.is_fused_optimizer)
     number = int(single.sum())
     if number < _MANY * evidence.report.steps or 2 * number < int(kernels.sum()):

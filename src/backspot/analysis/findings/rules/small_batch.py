@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import is_kernel, launching
+from backspot.analysis.findings.observations import launching
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
@@ -25,7 +26,7 @@ def find(evidence: Evidence) -> Finding | None:
     if not launch_bound:
         return None
     size = evidence.events.size[evidence.work.event]
-    known = is_kernel(evidence) & (size >= 0)
+    known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
     length = costs.device_ns[known]
     if not length.sum():
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import SPECIAL
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating
 from backspot.analysis.findings.registry import finding, rule
@@ -71,7 +70,7 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _unused(evidence: Evidence) -> Mask:
     """Whether the last optimizer step found each owner's parameters in no optimizer."""
-    events, modules = evidence.events, evidence.spans.modules
+    events = evidence.events
     wanted = np.array(
         [label is not None and label.kind is Kind.UNUSED for label in events.labels], bool
     )
@@ -85,5 +84,5 @@ def _unused(evidence: Evidence) -> Mask:
         for name in distinct(events.name[index])
         if (label := events.labels[name]) is not None
     }
-    named = [(module.path, module.class_name) in found for module in modules]
-    return np.array([False] * len(SPECIAL) + named, bool)
+    owners = evidence.ownership.owners
+    return owners.mask(lambda module: (module.path, module.class_name) in found)
