@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from importlib.resources import files
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from backspot.render.html import to_html
 from support.sample_reports import (
@@ -108,7 +108,6 @@ def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():
         assert spent == pytest.approx(total, rel=1e-3)
 
 
-@settings(max_examples=150, deadline=None)
 @given(reports())
 def test_no_name_becomes_markup(any_report):
     page = page_of(any_report)

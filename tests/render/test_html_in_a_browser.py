@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from backspot.formatting import decimals_for, duration, milliseconds, percent
 from backspot.results.report import LineCost
@@ -264,9 +264,7 @@ def test_nothing_undefined_is_shown(opened, name):
         assert not re.search(r"\b(null|undefined|NaN|Infinity)\b", shown)
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25)
 @given(reports())
 def test_any_report_opens_and_no_name_of_it_becomes_an_element(browser, tmp_path, any_report):
     path = any_report.save(tmp_path / "any.html", force=True)
