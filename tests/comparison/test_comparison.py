@@ -279,8 +279,8 @@ def test_a_trace_against_itself_claims_nothing():
 
 def test_traces_without_labels_are_compared_by_node():
     found = compare(
-        locate(DATA / "hta_recommender_control.json.gz"),
-        locate(DATA / "hta_recommender_test.json.gz"),
+        locate(DATA / "foreign" / "hta_recommender_control.json.gz"),
+        locate(DATA / "foreign" / "hta_recommender_test.json.gz"),
     )
     assert found.by == "node"
     assert found.whole.verdict == "slower"

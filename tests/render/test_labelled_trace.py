@@ -23,7 +23,7 @@ from support.h200 import WITH_BACKWARD, path_of, report_of
 from support.synthetic import Trace
 from support.tracks import added_of, assert_nested, exactly, padded, slices_of, text_of
 
-FOREIGN = Path(__file__).parents[1] / "data" / "hta_resnet.json.gz"
+FOREIGN = Path(__file__).parents[1] / "data" / "foreign" / "hta_resnet.json.gz"
 
 
 def original_within(annotated: bytes) -> tuple[bytes, bytes]:
