@@ -20,9 +20,8 @@ settings.register_profile(
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=200, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
-# The workers share the cores already. PyTorch reads this when it is imported.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Models in tests are tiny: threads only wait for each other. PyTorch reads this when imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -115,6 +115,7 @@ def skewed(chance, mean, count):
     return [round(mean * chance.lognormvariate(0, 0.5)) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [8, 10, 20])
 @pytest.mark.parametrize("kind", [None, two_speeds, now_and_then_slow, skewed])
 def test_equal_recordings_are_told_apart_in_few_comparisons_whatever_varies(steps, kind):

@@ -234,6 +234,7 @@ def test_all_threads_may_be_profiled(record):
         assert len(record(step(model), all_threads=True).forward()) == 7
 
 
+@pytest.mark.slow
 def test_inductor_compiles_an_instrumented_model(record):
     torch._dynamo.reset()
     model = net()

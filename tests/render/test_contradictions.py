@@ -119,6 +119,7 @@ def test_what_a_finding_names_need_not_be_a_row(tmp_path):
     assert compare(loaded, made).changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["path", "class", "pattern"])
 @pytest.mark.parametrize("depth", [None, 0, 2])
 @settings(max_examples=30)

@@ -48,6 +48,7 @@ def annotated_text(name: str) -> bytes:
 ALL = (*WITH_BACKWARD, "foreign")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("convert", [exactly, lambda ts: int(float(ts) * 1000), float])
 def test_no_two_spans_of_a_track_overlap_unless_they_nest(name, convert):
