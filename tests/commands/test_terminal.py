@@ -36,6 +36,7 @@ def test_colour_goes_to_a_terminal_only(trace):
     assert b"\x1b" not in program("show", trace).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_colour_can_be_refused(trace, environment):
     assert b"\x1b" not in on_a_terminal("show", trace, **environment)[0]

@@ -51,6 +51,7 @@ def test_the_typical_spread_ignores_what_takes_no_time_or_one_step():
     assert typical_spread([]) == 0
 
 
+@pytest.mark.slow
 def test_among_many_modules_of_the_same_noise_hardly_any_is_claimed():
     chance = random.Random(5)
 

@@ -97,6 +97,7 @@ def test_very_many_steps_do_not_make_the_page_large():
     assert len(to_html(many)) < 300_000
 
 
+@pytest.mark.slow
 def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():
     whole = large(5_000)
     data = json.loads(page_of(whole).data)

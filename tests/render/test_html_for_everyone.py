@@ -29,6 +29,7 @@ def test_nothing_sticks_out_of_the_page(opened, name, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_on_a_narrow_screen_details_open_on_demand_and_close(opened):
     page = opened(vit(), viewport={"width": 400, "height": 800})
     details = page.locator("#details")

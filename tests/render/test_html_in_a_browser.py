@@ -72,6 +72,7 @@ def test_numbers_look_as_in_every_other_form(opened):
         assert shown == [milliseconds(value, decimals) for value in values]
 
 
+@pytest.mark.slow
 def test_a_click_on_a_columns_head_sorts_by_it_and_another_turns_it_around(opened):
     page = opened(vit())
     head = page.get_by_role("button", name="CPU", exact=True)
@@ -178,6 +179,7 @@ def test_the_tree_is_walked_with_the_keyboard(opened):
     assert page.locator("#icicle [tabindex='0']").count() == 1
 
 
+@pytest.mark.slow
 def test_a_block_is_as_wide_as_its_part_of_the_whole(opened):
     of = vit()
     page = opened(of)
@@ -213,6 +215,7 @@ def test_the_keyboard_alone_reaches_a_modules_details(opened):
     assert button.get_attribute("aria-pressed") == "true"
 
 
+@pytest.mark.slow
 def test_the_label_to_search_for_is_copied(opened):
     page = opened(vit(), permissions=["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy", exact=True).click()
