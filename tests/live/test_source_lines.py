@@ -248,6 +248,7 @@ def test_threads_do_not_mix_their_lines():
     assert report["fc"].row.lines
 
 
+@pytest.mark.slow
 def test_no_tensor_frame_or_class_outlives_its_step():
     class Model(nn.Module):
         def __init__(self):

@@ -48,6 +48,7 @@ def step(model):
     return lambda: model(torch.randn(3, 4)).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("hooks_on_wrapper", [False, True])
 def test_compiling_is_undisturbed(when, hooks_on_wrapper, compiled, record):

@@ -241,6 +241,7 @@ def test_the_source_lines_that_made_the_nodes_are_shown(opened):
     assert "GatherBackward0" in text
 
 
+@pytest.mark.slow
 def test_a_finding_leads_to_its_module(opened):
     page = opened(diagnosed())
     page.get_by_role("button", name="blocks.0.attn (Attention)").click()

@@ -89,6 +89,7 @@ def test_tracks_have_names_and_numbers_of_their_own(name):
     assert len({tid for _, tid in mine}) == len(mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_BACKWARD)
 def test_a_span_lies_in_that_of_the_nearest_module_around_and_covers_its_time(name):
     ownership = attribute(read_events(path_of(name)))

@@ -46,6 +46,7 @@ def unpacked(data: bytes) -> bytes:
         return b"".join(iter(lambda: read(MIB), b""))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [1, 2])
 @pytest.mark.parametrize("beside", range(-20, 21))
 def test_two_members_may_meet_anywhere(reads: int, beside: int) -> None:

@@ -15,19 +15,20 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param("ddp-before", marks=pytest.mark.slow),
+        "ddp-before",
         "ddp-after",
-        pytest.param("ddp-inner", marks=pytest.mark.slow),
-        pytest.param("ddp-unused", marks=pytest.mark.slow),
-        pytest.param("ddp-static", marks=pytest.mark.slow),
-        pytest.param("ddp-no-sync", marks=pytest.mark.slow),
-        pytest.param("ddp-checkpoint", marks=pytest.mark.slow),
-        pytest.param("ddp-compiled", marks=pytest.mark.slow),
-        pytest.param("fsdp-before", marks=pytest.mark.slow),
-        pytest.param("fsdp-after", marks=pytest.mark.slow),
+        "ddp-inner",
+        "ddp-unused",
+        "ddp-static",
+        "ddp-no-sync",
+        "ddp-checkpoint",
+        "ddp-compiled",
+        "fsdp-before",
+        "fsdp-after",
     ],
 )
 def test_each_rank_finds_the_owners_and_trains_as_ever(case, tmp_path):
