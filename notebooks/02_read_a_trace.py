@@ -107,7 +107,7 @@ with tempfile.TemporaryDirectory() as folder:
 # left.
 
 # %%
-foreign = backspot.locate("../tests/data/hta_recommender_control.json.gz")
+foreign = backspot.locate("../tests/data/foreign/hta_recommender_control.json.gz")
 for warning in foreign.warnings:
     print("!", warning)
 for operator in foreign.operators[:4]:
@@ -133,6 +133,6 @@ for finding in foreign.findings:
 
 # %%
 try:
-    backspot.locate("../tests/data/tracelens_qwen_forward_only.json.gz")
+    backspot.locate("../tests/data/foreign/tracelens_qwen_forward_only.json.gz")
 except backspot.BackspotError as error:
     print(error)

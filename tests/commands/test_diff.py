@@ -12,7 +12,7 @@ from backspot.commands import main
 from backspot.render.comparison import render_text, to_markdown
 from support.sample_reports import report, row, vit
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "data" / "foreign"
 CONTROL, TEST = (str(DATA / f"hta_recommender_{name}.json.gz") for name in ("control", "test"))
 
 

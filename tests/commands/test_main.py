@@ -116,7 +116,7 @@ def test_a_folder_serves_its_newest_trace_and_says_which(trace, tmp_path, capsys
     runs = tmp_path / "runs"
     runs.mkdir()
     shutil.copy(trace, runs / "new.json.gz")
-    shutil.copy(DATA / "tracelens_qwen_forward_only.json.gz", runs / "old.json.gz")
+    shutil.copy(DATA / "foreign" / "tracelens_qwen_forward_only.json.gz", runs / "old.json.gz")
     os.utime(runs / "old.json.gz", (1, 1))
     assert main(["show", str(runs)]) == 0
     out, err = capsys.readouterr()
@@ -167,7 +167,7 @@ def test_a_trace_comes_through_standard_input_packed_or_not(trace):
 
 
 def test_a_real_trace_without_labels_is_ranked_by_node(capsys):
-    assert main(["show", str(DATA / "hta_resnet.json.gz")]) == 0
+    assert main(["show", str(DATA / "foreign" / "hta_resnet.json.gz")]) == 0
     assert "of its autograd nodes ConvolutionBackward0 takes" in capsys.readouterr().out
 
 
@@ -274,7 +274,7 @@ def test_a_trace_that_cannot_be_read_is_one_line_and_its_exit_code(
 
 
 def test_a_trace_without_a_backward_has_its_own_exit_code(capsys):
-    assert main(["show", str(DATA / "tracelens_qwen_forward_only.json.gz")]) == 5
+    assert main(["show", str(DATA / "foreign" / "tracelens_qwen_forward_only.json.gz")]) == 5
     assert "no backward pass" in one_line(capsys.readouterr().err)
 
 

@@ -36,17 +36,20 @@ def test_colour_goes_to_a_terminal_only(trace):
     assert b"\x1b" not in program("show", trace).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_colour_can_be_refused(trace, environment):
     assert b"\x1b" not in on_a_terminal("show", trace, **environment)[0]
 
 
+@pytest.mark.slow
 def test_colour_can_be_forced_and_refusing_it_wins(trace):
     assert b"\x1b[" in program("show", trace, env={"FORCE_COLOR": "1"}).stdout
     both = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
     assert b"\x1b" not in program("show", trace, env=both).stdout
 
 
+@pytest.mark.slow
 def test_a_short_reading_shows_no_progress(trace):
     assert on_a_terminal("show", trace)[1] == b""
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import backspot
 from backspot import Report, compare, locate
@@ -158,7 +158,6 @@ def test_csv_never_starts_a_formula(name):
     assert lines[1][1].startswith("'")
 
 
-@settings(max_examples=100, deadline=None)
 @given(reports())
 def test_no_csv_cell_of_any_report_runs_or_breaks_its_line(any_report):
     text = renderer_for("x.csv")(any_report).decode()
@@ -169,7 +168,6 @@ def test_no_csv_cell_of_any_report_runs_or_breaks_its_line(any_report):
         assert not [cell for cell in line if cell.lstrip().startswith(tuple("=+-@\t\r"))]
 
 
-@settings(max_examples=100, deadline=None)
 @given(reports())
 def test_no_name_leaves_its_cell_in_markdown(any_report):
     text = renderer_for("x.md")(any_report).decode()
@@ -212,9 +210,7 @@ def test_without_pandas_the_remedy_is_named(monkeypatch):
         vit().to_pandas()
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30)
 @given(reports())
 def test_any_report_can_be_saved_in_every_form(tmp_path, any_report):
     for suffix in suffixes():

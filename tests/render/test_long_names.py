@@ -48,6 +48,7 @@ def named(name: str) -> Report:
     return report([long, row("fc", wall=4_000_000)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 def test_every_form_bears_names_of_any_length(alphabet, form):

@@ -2,7 +2,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -172,7 +172,6 @@ def test_names_cannot_steer_the_terminal(color):
     assert len(ODD_NAMES) == len(re.findall(r"^ *\d+  ", ranked, re.MULTILINE))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     reports(),
     st.integers(40, 200),

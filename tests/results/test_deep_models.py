@@ -75,6 +75,7 @@ def test_a_deep_model_is_added_up_by_kind(deep, by):
     assert render_text(deep, width=100, by=by)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", suffixes())
 def test_a_deep_model_has_every_form(deep, suffix):
     assert renderer_for(f"x{suffix}")(deep)

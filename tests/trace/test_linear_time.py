@@ -13,6 +13,7 @@ import backspot
 from benchmarks.robustness.scaling_traces import DIMENSIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dimension", "scale"),
     [

@@ -46,6 +46,7 @@ def columns(events: Events) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_patch_drop", "ddp.rank0", "gpt2_checkpointed_reentrant"])
 @pytest.mark.parametrize("jobs", [2, 3, 7])
 def test_several_processes_read_the_same_columns_as_one(
@@ -166,6 +167,7 @@ def test_progress_of_several_processes_ends_with_the_whole_file(tmp_path: Path) 
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("megabytes", "jobs", "started"), [(0, 40, 0), (30, 40, 0), (60, 40, 1), (60, 1, 0), (80, 2, 1)]
 )
