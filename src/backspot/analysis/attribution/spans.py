@@ -14,8 +14,9 @@ import numpy as np
 from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, numbered
 from backspot.results.report import LabelSource
 from backspot.trace import Category, Events
-from backspot.trace.events import MODULE_CALL, Ints
+from backspot.trace.events import Ints
 from backspot.trace.labels import Kind, parse_label
+from backspot.trace.names import MODULE_CALL
 
 __all__ = ["EVALUATE", "Module", "Spans", "find_spans", "nest"]
 
