@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
-from backspot.render._sentences import Part, made_by, node_name
+from backspot.render._sentences import Part, made_by
 from backspot.render.view import (
     Cost,
     View,
@@ -21,6 +21,7 @@ from backspot.render.view import (
     time_of,
 )
 from backspot.results.report import OperatorCost, Report, Row, Sort
+from backspot.trace.names import short_node_name
 
 __all__ = [
     "FIELDS",
@@ -162,7 +163,7 @@ def operator_columns(report: Report, operators: Sequence[OperatorCost], sort: So
     """The table of autograd nodes by name, for traces that name no modules."""
     largest = max((time_of(operator, sort) for operator in operators), default=0)
     ms = milliseconds_of(largest, report.steps)
-    names: list[Part] = [("node", node_name(operator.name)) for operator in operators]
+    names: list[Part] = [("node", short_node_name(operator.name)) for operator in operators]
     return [
         Column("rank", "#", numbers(range(1, len(operators) + 1)), style="dim"),
         Column("name", "autograd node", names, least=20, left=True),
@@ -239,7 +240,7 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
 def node_cells(rows: Sequence[Row], sort: Sort) -> list[Part]:
     """The name of each row's heaviest node."""
     nodes = [heaviest(row, sort) for row in rows]
-    return [("node", node_name(node.name) if node else "") for node in nodes]
+    return [("node", short_node_name(node.name) if node else "") for node in nodes]
 
 
 _OF_ROW = (

@@ -8,7 +8,8 @@ from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
 from backspot.formatting import counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
-from backspot.render._sentences import Part, node_name
+from backspot.render._sentences import Part
+from backspot.trace.names import short_node_name
 
 __all__ = ["FIELDS", "change_columns", "comparison_answer", "left_out", "recordings", "sides"]
 
@@ -28,6 +29,7 @@ FIELDS = (
     "high_ms",
     "verdict",
 )
+
 """The columns for programs (CSV), in order."""
 
 
@@ -101,7 +103,7 @@ def _first_change(comparison: Comparison) -> Iterator[Part]:
     if not claimed and not (comparison.whole.claimed and comparison.changes):
         return
     first = (claimed or comparison.changes)[0]
-    name: Part = ("node" if first.kind == "node" else "name", node_name(first.name))
+    name: Part = ("node" if first.kind == "node" else "name", short_node_name(first.name))
     if claimed:
         yield from (("text", "; "), name, ("text", f" got {first.verdict} by "))
         yield ("number", duration(abs(first.change_ms) * 1e6))
@@ -139,7 +141,7 @@ def change_columns(
         return f"±{(change.high_ms - change.low_ms) / 2:.{decimals}f}"
 
     names: list[Part] = [
-        ("name" if change.kind in ("module", "node") else "text", node_name(change.name))
+        ("name" if change.kind in ("module", "node") else "text", short_node_name(change.name))
         for change in shown
     ]
     classes: list[Part] = [*(("name", change.class_name) for change in shown), ("name", "")]

@@ -35,6 +35,7 @@ from backspot.results.report import (
     Row,
     Sort,
 )
+from backspot.trace.names import short_node_name
 
 __all__ = [
     "HEADING",
@@ -46,7 +47,6 @@ __all__ = [
     "coverage",
     "kept_phases",
     "made_by",
-    "node_name",
     "notes",
     "phase_text",
     "remedies",
@@ -75,11 +75,6 @@ _SAID = {
     "(before a graph's replay)": "the GPU idle before a CUDA graph's replay",
 }
 """What a row lists among its nodes though it is no node, as people say it."""
-
-
-def node_name(name: str) -> str:
-    """A node's name without the namespace that says nothing."""
-    return name.removeprefix("torch::autograd::")
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
@@ -139,7 +134,10 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
     parts: list[Part] = (
         [("text", f"{reason}; {said}")]
         if said
-        else [("text", f"{reason}; of its autograd nodes "), ("node", node_name(ranked[0].name))]
+        else [
+            ("text", f"{reason}; of its autograd nodes "),
+            ("node", short_node_name(ranked[0].name)),
+        ]
     )
     idle = _idle(ranked[0], sort)
     if idle >= _MOSTLY * time and not said:
@@ -173,7 +171,7 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     if node is None or not time_of(node, sort):
         return [*parts, ("number", cost)]
     said = _SAID.get(node.name)
-    name: Part = ("text", said) if said else ("node", node_name(node.name))
+    name: Part = ("text", said) if said else ("node", short_node_name(node.name))
     part = time_of(node, sort) / time
     if part >= 0.95:
         return [*parts, name, ("text", ", "), ("number", cost), *_partly(report, time, idle)]

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from backspot.errors import MissingDependencyError, UsageError
 from backspot.formatting import quoted, visible
-from backspot.render._sentences import KINDS, node_name
+from backspot.render._sentences import KINDS
 from backspot.render._terminal import keep_end
 from backspot.render.view import View, only_nodes, operators_by, per, select, time_of
 from backspot.results.report import By, Report, Row, Sort
+from backspot.trace.names import short_node_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +80,7 @@ def _modules(rows: tuple[Row, ...], sort: Sort) -> tuple[list[str], list[int]]:
 
 def _nodes(report: Report, sort: Sort, top: int) -> tuple[list[str], list[int]]:
     ranked = operators_by(report, sort)[:top]
-    return [node_name(one.name) for one in ranked], [time_of(one, sort) for one in ranked]
+    return [short_node_name(one.name) for one in ranked], [time_of(one, sort) for one in ranked]
 
 
 def _kinds(report: Report, rows: tuple[Row, ...]) -> dict[str, list[int]]:

@@ -27,7 +27,6 @@ from backspot.render._sentences import (
     answered,
     coverage,
     made_by,
-    node_name,
     notes,
     remedies,
     setting,
@@ -52,6 +51,7 @@ from backspot.render.view import (
     select,
 )
 from backspot.results.report import LineCost, Report, Row, Sort, Subtree
+from backspot.trace.names import short_node_name
 
 __all__ = ["FORMATS", "render_comparison", "render_subtree", "render_text"]
 
@@ -231,7 +231,7 @@ def _lines_table(shown: Sequence[Row], sort: Sort, width: int) -> list[Text]:
     lines = known.values()
     head = "made by" if all(line.exact for line in lines) else "called at"
     rows = numbers(map(_spans, ranks.values()))
-    nodes: list[Part] = [("node", node_name(line.node)) for line in lines]
+    nodes: list[Part] = [("node", short_node_name(line.node)) for line in lines]
     places: list[Part] = [("name", line.place) for line in lines]
     texts: list[Part] = [("name", line.text) for line in lines]
     columns = [
