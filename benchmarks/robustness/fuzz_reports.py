@@ -26,10 +26,11 @@ from typing import Any
 
 from backspot import BackspotError, Report, compare, locate
 from backspot.render import renderer_for, suffixes
-from backspot.render.comparison import render_text as render_comparison
-from backspot.render.comparison import to_csv, to_markdown
-from backspot.render.json import to_json
-from backspot.render.text import render_subtree, render_text
+from backspot.render.json import comparison_to_json, to_json
+from backspot.render.markdown import comparison_to_markdown
+from backspot.render.tables import comparison_to_csv
+from backspot.render.text import render_comparison, render_subtree, render_text
+from backspot.render.view import View
 from benchmarks.common import RESULTS
 
 __all__ = ["Found", "fuzz", "sources"]
@@ -128,7 +129,7 @@ def _use(path: Path, original: bytes) -> str:
     rest.write_bytes(original)
     for depth, by in ((None, "path"), (1, "class"), (0, "pattern")):
         assert len(report.top(3, depth=depth, by=by)) <= 3
-        render_text(report, width=80, depth=depth, by=by)
+        render_text(report, View(depth=depth, by=by), width=80)
     rows = report.modules
     for row in (*rows[:3], *rows[-3:]):
         render_subtree(report[row.path], width=60)
@@ -140,7 +141,8 @@ def _use(path: Path, original: bytes) -> str:
     for found in (compare(report, Report.load(rest)), compare(Report.load(rest), report)):
         for width in (40, 120):
             render_comparison(found, width=width)
-        to_csv(found), to_markdown(found), to_json(found), found._repr_html_()
+        comparison_to_csv(found), comparison_to_markdown(found), comparison_to_json(found)
+        found._repr_html_()
         parts = sum(change.change_ms for change in found.changes)
         assert abs(parts - found.whole.change_ms) <= 1e-6 * (
             1 + found.whole.before_ms + found.whole.after_ms

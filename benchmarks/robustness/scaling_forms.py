@@ -21,9 +21,11 @@ from tempfile import TemporaryDirectory
 
 from backspot import Report, compare
 from backspot.render import renderer_for, suffixes
-from backspot.render.comparison import render_text as render_comparison
-from backspot.render.comparison import to_csv, to_json, to_markdown
-from backspot.render.text import render_subtree, render_text
+from backspot.render.json import comparison_to_json
+from backspot.render.markdown import comparison_to_markdown
+from backspot.render.tables import comparison_to_csv
+from backspot.render.text import render_comparison, render_subtree, render_text
+from backspot.render.view import View
 from backspot.results.report import Finding, KernelCost, Pass, Place
 from benchmarks.common import RESULTS, print_table
 
@@ -172,15 +174,20 @@ def _root(made: Report) -> str:
 
 def _in_every_form(made: Report, other: Report) -> object:
     found = compare(made, other)
-    return render_comparison(found, width=100), to_csv(found), to_json(found), to_markdown(found)
+    return (
+        render_comparison(found, width=100),
+        comparison_to_csv(found),
+        comparison_to_json(found),
+        comparison_to_markdown(found),
+    )
 
 
 _FORMS: dict[str, Callable[[Report], object]] = {
     "text": lambda made: render_text(made, width=100),
-    "all rows": lambda made: render_text(made, width=100, top=None),
-    "class": lambda made: render_text(made, width=100, by="class"),
-    "pattern": lambda made: render_text(made, width=100, by="pattern"),
-    "depth 1": lambda made: render_text(made, width=100, depth=1),
+    "all rows": lambda made: render_text(made, View(top=None), width=100),
+    "class": lambda made: render_text(made, View(by="class"), width=100),
+    "pattern": lambda made: render_text(made, View(by="pattern"), width=100),
+    "depth 1": lambda made: render_text(made, View(depth=1), width=100),
     "tree": _tree,
     "notebook": lambda made: made._repr_html_(),
     "load": _saved,

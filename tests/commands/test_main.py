@@ -18,6 +18,7 @@ import backspot.commands
 from backspot import BackspotError, Report, __version__, locate
 from backspot.commands import VERBS, main
 from backspot.render.text import render_text
+from backspot.render.view import View
 from support.program import PROGRAM, program
 from support.synthetic import Trace
 
@@ -45,7 +46,7 @@ def test_show_prints_the_ranked_list(trace, capsys):
 def test_show_passes_its_options_on(trace, capsys):
     options = ["--top", "1", "--depth", "1", "--by", "class", "--sort", "cpu"]
     assert main(["show", str(trace), *options]) == 0
-    expected = render_text(locate(trace), width=80, top=1, depth=1, by="class", sort="cpu")
+    expected = render_text(locate(trace), View(1, 1, "cpu", "class"), width=80)
     assert capsys.readouterr().out == expected + "\n"
 
 
@@ -239,7 +240,7 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["report", "a"], "the following arguments are required: -o/--output"),
         (
             ["report", "a", "-o", "report.html5"],
-            "none of .csv, .folded, .html, .json, .md or .speedscope.json",
+            "use one of .csv, .folded, .html, .json, .md or .speedscope.json",
         ),
     ],
 )

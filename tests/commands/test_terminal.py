@@ -55,17 +55,18 @@ def test_a_short_reading_shows_no_progress(trace):
 
 
 def test_a_long_reading_shows_its_progress_on_a_terminal(monkeypatch, capsys):
+    from backspot import progress
     from backspot.commands import _console
 
-    monkeypatch.setattr(_console, "_PATIENCE", 0)
+    monkeypatch.setattr(progress, "_PATIENCE", 0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with _console.reading("runs/[red]trace\x1b[2J.json") as progress:
-        progress(1_000_000, 4_000_000)
-        progress(4_000_000, 4_000_000)
+    with _console.reading("runs/[red]trace\x1b[2J.json") as shown:
+        shown.update(1_000_000, 4_000_000)
+        shown.update(4_000_000, 4_000_000)
     err = capsys.readouterr().err
     assert "reading [red]trace\\x1b[2J.json" in err
-    with _console.reading("-") as progress:
-        progress(1_000_000, None)
+    with _console.reading("-") as shown:
+        shown.update(1_000_000, None)
 
 
 def test_a_terminal_that_knows_only_ascii_gets_ascii(trace):
