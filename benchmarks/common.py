@@ -256,7 +256,7 @@ def available_bytes() -> int:
     return min(available, int(limit) - used) if limit.isdecimal() else available
 
 
-def write_json(path: Path, document: Any) -> None:  # noqa: ANN401 - whatever JSON holds
+def write_json(path: Path, document: Any) -> None:
     """Write a file whole or not at all, so that a run that is cut off leaves what it had."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -303,7 +303,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
             print("| " + " | ".join(rules) + " |")
 
 
-def _text(cell: Any) -> str:  # noqa: ANN401 - a table's cell
+def _text(cell: Any) -> str:
     if cell is None:
         return "—"
     return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
@@ -381,7 +381,7 @@ def interleaved(
 
 
 @contextmanager
-def profiling(device: str, **options: Any) -> Iterator[Any]:  # noqa: ANN401 - of torch's profile
+def profiling(device: str, **options: Any) -> Iterator[Any]:
     """Profile host and device; the profiler ends when the device has finished."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -401,7 +401,7 @@ def record_trace(
     steps: int,
     warmup: int,
     settled: int = 0,
-    **options: Any,  # noqa: ANN401 - of torch's profile
+    **options: Any,
 ) -> None:
     """Profile ``steps`` steps after ``warmup`` steps and export the trace to ``path``.
 

@@ -70,7 +70,7 @@ class Context:
     def randint(self, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(high, shape, device=self.device)
 
-    def bf16(self, enabled: bool = True) -> Any:  # noqa: ANN401 - a context manager
+    def bf16(self, enabled: bool = True) -> Any:
         device = self.device.partition(":")[0]
         return torch.autocast(device, torch.bfloat16) if enabled else nullcontext()
 
@@ -416,7 +416,7 @@ def resnet(context: Context, layers: int = 18, classes: int = 1000) -> nn.Module
     return model.to(memory_format=torch.channels_last)
 
 
-def timm_model(context: Context, name: str, **options: Any) -> nn.Module:  # noqa: ANN401 - timm's
+def timm_model(context: Context, name: str, **options: Any) -> nn.Module:
     """Timm's model of this name, in training mode; with two blocks if it is a small ViT."""
     import timm
 
@@ -427,7 +427,7 @@ def timm_model(context: Context, name: str, **options: Any) -> nn.Module:  # noq
     return _made(context, lambda: timm.create_model(name, **options))
 
 
-def patch_drop_vit(context: Context, *, depth: int = 12, **options: Any) -> nn.Module:  # noqa: ANN401 - timm's
+def patch_drop_vit(context: Context, *, depth: int = 12, **options: Any) -> nn.Module:
     """Timm's ViT-Base that drops half of its patches by ``gather``."""
     from timm.models.vision_transformer import VisionTransformer
 

@@ -77,7 +77,7 @@ def serve(handle: Handler) -> None:
     os.dup2(2, 1)  # what libraries print must not come between the answers
     ranked = int(os.environ.get("WORLD_SIZE", "1")) > 1
 
-    def answer(**said: Any) -> None:  # noqa: ANN401 - whatever JSON holds
+    def answer(**said: Any) -> None:
         answers.write(json.dumps(said, default=str) + "\n")
 
     for line in sys.stdin:

@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Find the slow module
 #
-# With deterministic algorithms switched on, a vision transformer became slower. Which of its modules
-# is responsible? The profiler says `GatherBackward0`. We want the module's name, and the line.
+# With deterministic algorithms switched on, a vision transformer became slower. Which of its
+# modules is responsible? The profiler says `GatherBackward0`. We want the module's name, and the
+# line.
 #
 # This runs in under a minute, on a GPU or a CPU.
 
@@ -34,8 +35,8 @@ torch.set_num_threads(1)  # slower on a CPU, and steadier where others compute t
 # %% [markdown]
 # ## What do we train?
 #
-# timm's ViT, small enough for a CPU. With `patch_drop_rate=0.5`, a module called `patch_drop` drops
-# half of the patches.
+# timm's ViT, small enough for a CPU. With `patch_drop_rate=0.5`, a module called `patch_drop`
+# drops half of the patches.
 
 # %%
 torch.manual_seed(0)
@@ -59,8 +60,8 @@ def step():
 # %% [markdown]
 # ## Which modules make its backward slow?
 #
-# One call. It runs a few steps to warm up and a few more under `torch.profiler`, with labels on every
-# module, and then removes the labels. These are real steps: the model trains.
+# One call. It runs a few steps to warm up and a few more under `torch.profiler`, with labels on
+# every module, and then removes the labels. These are real steps: the model trains.
 
 # %%
 report = backspot.profile(step, {"": model, "loss": loss_fn})
@@ -101,13 +102,13 @@ on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
 _ = on_gpu.plot(8)
 
 # %% [markdown]
-# `patch_drop` is first by far, and takes as long as seven other modules. During most of its bar the
-# GPU works; during most of the bars below the GPU waits.
+# `patch_drop` is first by far, and takes as long as seven other modules. During most of its bar
+# the GPU works; during most of the bars below the GPU waits.
 #
 # ## Why, and what can be done?
 #
-# A report ends with its findings: what makes the step slower than necessary, where, and the remedy.
-# In Python findings are data.
+# A report ends with its findings: what makes the step slower than necessary, where, and the
+# remedy. In Python findings are data.
 
 # %%
 finding = next(f for f in on_gpu.findings if f.path == "patch_drop" and f.rule == "sorted-indexing")
@@ -132,5 +133,5 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"{trace.name}: {trace.stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# Next: [reading a trace on a laptop without torch](02_read_a_trace.ipynb), and
-# [did the fix help?](03_fix_and_compare.ipynb)
+# Next: [reading a trace on a laptop without torch](02_read_a_trace.ipynb), and [did the fix
+# help?](03_fix_and_compare.ipynb)

@@ -39,8 +39,8 @@ for phase in report.phases:
     print(f"{phase.name:10}{ms:6.2f} ms, the GPU busy for {phase.utilisation:4.0%} of it")
 
 # %% [markdown]
-# The forward takes longer than the backward, and the GPU is idle during most of it: with such a small
-# model, the host is the bottleneck. Good to know before tuning any kernel.
+# The forward takes longer than the backward, and the GPU is idle during most of it: with such a
+# small model, the host is the bottleneck. Good to know before tuning any kernel.
 #
 # ## Is it one bad layer, or a kind of layer?
 #
@@ -61,8 +61,8 @@ print(report["layer1"])
 # %% [markdown]
 # ## Is the GPU busy, or does it wait?
 #
-# The report says how each row's wall time is spent. In `maxpool` the GPU works. In `layer4.1.conv2`
-# it mostly waits for the host to launch something.
+# The report says how each row's wall time is spent. In `maxpool` the GPU works. In
+# `layer4.1.conv2` it mostly waits for the host to launch something.
 
 # %%
 for row in report.top(5):
@@ -82,8 +82,8 @@ for operator in report.operators[:4]:
 # %% [markdown]
 # ## Can I have it as a table?
 #
-# Yes: as pandas, with times in nanoseconds; as JSON, which loads as an equal report; as CSV, Markdown
-# and flame graphs. The suffix of the file decides.
+# Yes: as pandas, with times in nanoseconds; as JSON, which loads as an equal report; as CSV,
+# Markdown and flame graphs. The suffix of the file decides.
 
 # %%
 frame = report.to_pandas()
@@ -102,9 +102,9 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## And a trace without Backspot's labels?
 #
-# This one is from the tests of HolisticTraceAnalysis: a recommendation model on several GPUs, recorded
-# years ago. It names no modules, and the report says so in its warnings. Only autograd's own names are
-# left.
+# This one is from the tests of HolisticTraceAnalysis: a recommendation model on several GPUs,
+# recorded years ago. It names no modules, and the report says so in its warnings. Only autograd's
+# own names are left.
 
 # %%
 foreign = backspot.locate("../tests/data/foreign/hta_recommender_control.json.gz")

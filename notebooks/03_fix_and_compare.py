@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Fix and compare
 #
-# You found the slow module and fixed it. Did the fix help, and by how much? Was it only noise? And how
-# does it stay fixed?
+# You found the slow module and fixed it. Did the fix help, and by how much? Was it only noise? And
+# how does it stay fixed?
 
 # %%
 import torch
@@ -95,9 +95,10 @@ again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
 backspot.compare(before, again, names=("one run", "another"))
 
 # %% [markdown]
-# Nothing changed in between. The noise column is estimated from the steps within each recording. If a
-# module is called faster or slower nevertheless, the machine was busier during one of the two. If most
-# modules change alike, a line above the table says so. Record both under the same load.
+# Nothing changed in between. The noise column is estimated from the steps within each recording.
+# If a module is called faster or slower nevertheless, the machine was busier during one of the
+# two. If most modules change alike, a line above the table says so. Record both under the same
+# load.
 #
 # ## Fix it
 #
@@ -112,8 +113,8 @@ backspot.compare(before, after, names=("Gated", "ReLU"))
 # ## How does it stay fixed?
 #
 # Keep the good report in your repository, record a new one in CI on the same machine, and let
-# `backspot diff --fail-above` decide. Exit code 0 is fine; 8 means slower by more than this percentage,
-# and by more than the noise. Here the gate comes back.
+# `backspot diff --fail-above` decide. Exit code 0 is fine; 8 means slower by more than this
+# percentage, and by more than the noise. Here the gate comes back.
 
 # %%
 import subprocess

@@ -183,7 +183,7 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str,
     return result
 
 
-def _occupied(report: Any, trace: Path) -> float:  # noqa: ANN401 - a Report
+def _occupied(report: Any, trace: Path) -> float:
     """The share of the backward in which the GPU is busy with it."""
     if not report.has_gpu:
         return 0.0

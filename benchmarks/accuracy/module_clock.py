@@ -115,14 +115,14 @@ class _Clock:
         self.cuda = device.startswith("cuda")
         self._event = torch.cuda.Event
 
-    def mark(self) -> Any:  # noqa: ANN401 - an event or a float
+    def mark(self) -> Any:
         if not self.cuda:
             return time.perf_counter()
         event = self._event(enable_timing=True)
         event.record()
         return event
 
-    def between(self, first: Any, last: Any) -> float:  # noqa: ANN401 - two marks
+    def between(self, first: Any, last: Any) -> float:
         return first.elapsed_time(last) if self.cuda else (last - first) * 1e3
 
 

@@ -80,7 +80,7 @@ class Trial:
         self.model.zero_grad(set_to_none=True)
         self.forward().backward()
 
-    def profile(self) -> Any:  # noqa: ANN401 - a torch profiler
+    def profile(self) -> Any:
         """A warm-up step, then three under the profiler, with no collection of garbage between."""
         self.step()
         gc.collect()
@@ -185,7 +185,7 @@ def _ask_ranges(trial: Trial, path: str) -> Record:
     return _verdict(ranked[:1], path) | {"labelled": len(ranked)}
 
 
-def _ask_names(trial: Trial, path: str, report: Any) -> Record:  # noqa: ANN401 - a Report
+def _ask_names(trial: Trial, path: str, report: Any) -> Record:
     from backspot.trace.names import EVALUATE_FUNCTION
 
     key = "device_time_total" if trial.device == "cuda" else "cpu_time_total"
@@ -199,7 +199,7 @@ def _ask_names(trial: Trial, path: str, report: Any) -> Record:  # noqa: ANN401 
     return _verdict(owners, path) | {"node": name}
 
 
-def rank_ranges(profiler: Any) -> list[str]:  # noqa: ANN401 - a torch profiler
+def rank_ranges(profiler: Any) -> list[str]:
     """Module paths by the time between their labels, less what is nested in it, most first."""
     import numpy as np
 

@@ -63,11 +63,11 @@ class Plant:
 
         class Planted(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
                 return tensor.clone()  # a view could not be changed in place afterwards
 
             @staticmethod
-            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
                 plant.ran += 1
                 plant.spin()
                 return gradient
@@ -78,7 +78,7 @@ class Plant:
         """Count the module's calls from 0 again."""
         self.calls = 0
 
-    def within(self, output: Any) -> Any:  # noqa: ANN401 - what a module returns
+    def within(self, output: Any) -> Any:
         """The output of one call, in the chosen one with the plant on its first tensor."""
         chosen = self.calls == self.call
         self.calls += 1
@@ -102,7 +102,7 @@ def planted(module: torch.nn.Module, call: int, spin: Callable[[], None]) -> Ite
     own = vars(module).get("forward")
 
     @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module's
+    def forward(*args: Any, **kwargs: Any) -> Any:
         return plant.within(original(*args, **kwargs))
 
     module.forward = forward
@@ -120,7 +120,7 @@ def find_calls(model: torch.nn.Module, step: Callable[[], None]) -> list[Call]:
     found: list[Call] = []
     counts: Counter[str] = Counter()
 
-    def note(path: str, output: Any) -> None:  # noqa: ANN401
+    def note(path: str, output: Any) -> None:
         if _replace_first(output, lambda tensor: tensor)[1]:
             found.append((path, counts[path]))
         counts[path] += 1
@@ -136,7 +136,7 @@ def find_calls(model: torch.nn.Module, step: Callable[[], None]) -> list[Call]:
     return found
 
 
-def _replace_first(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, bool]:  # noqa: ANN401
+def _replace_first(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, bool]:
     """The value with its first differentiable tensor changed, and whether it has one."""
     if isinstance(value, torch.Tensor):
         if value.requires_grad and value.is_floating_point():

@@ -36,7 +36,7 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - what a model returns
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -51,7 +51,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - what a m
             yield from tensors_in(getattr(value, name, None))
 
 
-def loss_of(output: Any) -> torch.Tensor:  # noqa: ANN401 - what a model returns
+def loss_of(output: Any) -> torch.Tensor:
     """The mean square over all differentiable outputs."""
     parts = [
         part.float().square().mean()

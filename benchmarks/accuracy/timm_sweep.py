@@ -112,10 +112,10 @@ def examine(job: Job, stage: Stage, device: str) -> Record:
 
 
 def _module_mode(
-    model: Any,  # noqa: ANN401
-    step: Any,  # noqa: ANN401
-    loss: Any,  # noqa: ANN401
-    gradients: Any,  # noqa: ANN401
+    model: Any,
+    step: Any,
+    loss: Any,
+    gradients: Any,
     names: Counter[str],
     device: str,
 ) -> Record:
@@ -139,7 +139,7 @@ def _module_mode(
     }
 
 
-def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
+def marker_shares(profiler: Any) -> Record:
     """How many nodes come after a marker that names their owner, on their thread.
 
     A node's time is that of the first event within it, for its own marker is written in it.

@@ -210,11 +210,11 @@ def embedding_duplicates(context: Context) -> Build:
 
 class _Sync(torch.autograd.Function):
     @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's context
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient * (1.0 if gradient.sum().item() > -1e30 else 0.0)
 
 

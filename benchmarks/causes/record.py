@@ -68,7 +68,7 @@ def _raw(folder: Path, name: str, rank: int = 0) -> Path:
     return folder / "raw" / f"{name}.rank{rank}.json"
 
 
-def _record_case(case: Case, context: Any, path: Path) -> Record:  # noqa: ANN401 - a Context
+def _record_case(case: Case, context: Any, path: Path) -> Record:
     """Time a case's step, and record two (or one) with shapes after one of warm-up."""
     import torch
 

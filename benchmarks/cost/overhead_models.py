@@ -48,7 +48,7 @@ def _images(
     *,
     size: int = 224,
     channels_last: bool = False,
-    **options: Any,  # noqa: ANN401 - timm's
+    **options: Any,
 ) -> Callable[[Context], Training]:
     def build(context: Context) -> Training:
         torch.manual_seed(0)
@@ -116,7 +116,7 @@ def _plain(model: torch.nn.Module) -> AbstractContextManager[Any]:
     return nullcontext(model)
 
 
-def _instrumented(**options: Any) -> Callable[[torch.nn.Module], AbstractContextManager[Any]]:  # noqa: ANN401
+def _instrumented(**options: Any) -> Callable[[torch.nn.Module], AbstractContextManager[Any]]:
     def around(model: torch.nn.Module) -> AbstractContextManager[Any]:
         import backspot
 

@@ -160,7 +160,7 @@ def _changed_bytes(original: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
-def _slots(data: Any) -> list[tuple[Any, Any]]:  # noqa: ANN401 - whatever JSON holds
+def _slots(data: Any) -> list[tuple[Any, Any]]:
     """Every place within a document: what holds it, and where."""
     found: list[tuple[Any, Any]] = []
     left = [data]
@@ -175,7 +175,7 @@ def _slots(data: Any) -> list[tuple[Any, Any]]:  # noqa: ANN401 - whatever JSON 
 
 
 def _slot(
-    data: Any,  # noqa: ANN401
+    data: Any,
     chance: random.Random,
     wanted: Callable[[Any], bool],
 ) -> tuple[Any, Any] | None:
@@ -187,7 +187,7 @@ def _slot(
     return chance.choice(by_key[chance.choice(sorted(by_key))]) if by_key else None
 
 
-def _number(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _number(data: Any, chance: random.Random) -> None:
     slot = _slot(data, chance, lambda it: isinstance(it, (int, float)))
     if slot:
         holder, key = slot
@@ -195,13 +195,13 @@ def _number(data: Any, chance: random.Random) -> None:  # noqa: ANN401
         holder[key] = chance.choice((*_NUMBERS, *near))
 
 
-def _text(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _text(data: Any, chance: random.Random) -> None:
     slot = _slot(data, chance, lambda it: isinstance(it, str))
     if slot:
         slot[0][slot[1]] = chance.choice(_TEXTS)
 
 
-def _kind(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _kind(data: Any, chance: random.Random) -> None:
     slot = _slot(data, chance, lambda it: True)
     if slot:
         slot[0][slot[1]] = copy.deepcopy(
@@ -209,13 +209,13 @@ def _kind(data: Any, chance: random.Random) -> None:  # noqa: ANN401
         )
 
 
-def _gone(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _gone(data: Any, chance: random.Random) -> None:
     slot = _slot(data, chance, lambda it: True)
     if slot:
         del slot[0][slot[1]]
 
 
-def _list(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _list(data: Any, chance: random.Random) -> None:
     """Entries that are gone, twice, or in another order."""
     slot = _slot(data, chance, lambda it: isinstance(it, list) and bool(it))
     if not slot:
@@ -233,7 +233,7 @@ def _list(data: Any, chance: random.Random) -> None:  # noqa: ANN401
         del entries[at:]
 
 
-def _swap(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _swap(data: Any, chance: random.Random) -> None:
     """Two values that change places."""
     wanted = chance.choice((int, str, list))
     one = _slot(data, chance, lambda it: type(it) is wanted)
@@ -243,7 +243,7 @@ def _swap(data: Any, chance: random.Random) -> None:  # noqa: ANN401
         one[0][one[1]], other[0][other[1]] = theirs, mine
 
 
-def _deep(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _deep(data: Any, chance: random.Random) -> None:
     """Something nested, in a place where nobody looks or in one where somebody does."""
     if chance.random() < 0.5 and isinstance(data, dict):
         data["later"] = _NESTED
@@ -251,7 +251,7 @@ def _deep(data: Any, chance: random.Random) -> None:  # noqa: ANN401
         slot[0][slot[1]] = _NESTED
 
 
-def _scaled(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _scaled(data: Any, chance: random.Random) -> None:
     """All times alike: a report that still adds up."""
     factor = chance.choice((0, 2, 1_000))
     for holder, key in _slots(data):
@@ -260,7 +260,7 @@ def _scaled(data: Any, chance: random.Random) -> None:  # noqa: ANN401
             holder[key] *= factor
 
 
-def _renamed(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _renamed(data: Any, chance: random.Random) -> None:
     """A name that a row gets, whatever else refers to it."""
     rows = data.get("modules") if isinstance(data, dict) else None
     rows = [row for row in rows or () if isinstance(row, dict)] if isinstance(rows, list) else []

@@ -130,7 +130,7 @@ class Copies:
         return text + "\n  }"
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+def _text(value: Any) -> str:
     return json.dumps(value).replace("%", "%%")
 
 

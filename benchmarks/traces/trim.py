@@ -80,7 +80,7 @@ def _trim_event(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "args": args}
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+def _plain(value: Any) -> Any:
     """Paths become names."""
     if isinstance(value, str) and value.startswith("/"):
         return value.rpartition("/")[2]

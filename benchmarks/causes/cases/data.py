@@ -216,7 +216,7 @@ def loaded(
     context: Context,
     dataset: Dataset[torch.Tensor],
     dtype: torch.dtype,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> tuple[Iterator[torch.Tensor], Callable[[], None]]:
     """Batches from a loader, on the device; and what stops its workers."""
     loader: DataLoader[torch.Tensor] = DataLoader(

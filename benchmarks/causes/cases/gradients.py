@@ -90,13 +90,13 @@ def dense_bag_vit(context: Context) -> Built:
 
 class _Implicit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         return torch.tanh(x @ weight)
 
     @staticmethod
     def backward(  # noqa: ANN205
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         gradient: torch.Tensor,
     ):
         x, weight = ctx.saved_tensors
@@ -132,11 +132,11 @@ def ratio_iterated_gpt(context: Context) -> Built:
 
     class Smoothed(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x.round()
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             for _ in range(40):
                 gradient = 0.5 * gradient + 0.25 * gradient.roll(1, 1)
             return gradient
@@ -175,12 +175,12 @@ def ratio_estimated_recommender(context: Context) -> Built:
 
     class Estimated(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(x)
             return torch.sin(x)
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             (x,) = ctx.saved_tensors
             slope = torch.zeros_like(x)
             for number in range(40):

@@ -40,12 +40,12 @@ class ClipEach(torch.autograd.Function):
     """Passes on; its backward clips each group of channels, asking the host each time."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, groups: int) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor, groups: int) -> torch.Tensor:
         ctx.groups = groups
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         parts = [
             part / part.norm() if part.norm().item() > 1 else part
             for part in gradient.chunk(ctx.groups, -1)
@@ -93,11 +93,11 @@ def sync_hook_resnet(context: Context) -> Built:
 
 class _Quantise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return (x * 16).round() / 16
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         largest = [float(row.abs().max().cpu()) for row in gradient.chunk(24)]
         return gradient.clamp(-max(largest), max(largest))
 
@@ -118,11 +118,11 @@ def sync_quantised_gpt(context: Context) -> Built:
 
 class _Largest(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         kept = torch.zeros_like(gradient)
         for part, target in zip(gradient, kept, strict=True):
             chosen = torch.nonzero(part.abs().amax((1, 2)) > 0).squeeze(1)
