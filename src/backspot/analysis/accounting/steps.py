@@ -29,11 +29,6 @@ class StepWindows:
     start: Ints
     end: Ints
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """How long each step took, in nanoseconds."""
-        return tuple((self.end - self.start).tolist())
-
 
 def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWindows | None:
     """Tell when each step began and ended.
