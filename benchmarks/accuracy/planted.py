@@ -191,11 +191,11 @@ def _ask_ranges(trial: Trial, path: str) -> Record:
 
 
 def _ask_names(trial: Trial, path: str, report: Any) -> Record:  # noqa: ANN401 - a Report
-    from backspot.analysis.attribution.spans import EVALUATE
+    from backspot.trace.names import EVALUATE_FUNCTION
 
     key = "device_time_total" if trial.device == "cuda" else "cpu_time_total"
-    nodes = [e for e in trial.profile().key_averages() if e.key.startswith(EVALUATE)]
-    name = max(nodes, key=lambda event: getattr(event, key)).key.removeprefix(EVALUATE)
+    nodes = [e for e in trial.profile().key_averages() if e.key.startswith(EVALUATE_FUNCTION)]
+    name = max(nodes, key=lambda event: getattr(event, key)).key.removeprefix(EVALUATE_FUNCTION)
     owners = [
         row.path
         for row in report.modules

@@ -148,14 +148,13 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
     import numpy as np
 
     from backspot.analysis.attribution.ownership import attribute
-    from backspot.analysis.attribution.spans import EVALUATE
     from backspot.trace import Category, read_events
-    from backspot.trace.labels import Kind, parse_label
+    from backspot.trace.labels import Kind
+    from backspot.trace.names import EVALUATE_FUNCTION
 
     events = read_events(profiler)
     ownership = attribute(events)
     spans = ownership.spans
-    labels = [parse_label(name) for name in events.names]
     owners = ownership.owners
     of_module = {(m.path, m.class_name): owner for owner, m in owners.each_module()}
     names_owner = np.array(
@@ -163,10 +162,10 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
             of_module.get((label.path, label.class_name), -1)
             if label is not None and label.kind is Kind.BACKWARD
             else -2
-            for label in labels
+            for label in events.labels
         ]
     )
-    is_label = np.array([label is not None for label in labels]) | events.name_mask(EVALUATE)
+    is_label = events.is_label | events.name_mask(EVALUATE_FUNCTION)
     operators = events.of(Category.OPERATOR, Category.ANNOTATION)
     nodes = np.flatnonzero(spans.is_node)
     right = np.zeros(len(nodes), bool)

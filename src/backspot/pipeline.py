@@ -1,4 +1,4 @@
-"""The way from a source to a report."""
+"""From a source to a report: read, attribute, account, find, report."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ def locate(
     """Find the modules that make the backward slow.
 
     Args:
-        source: a trace's path (``.json`` or ``.json.gz`` as ``export_chrome_trace`` writes it, or a
-            folder of such, whose newest is read), ``"-"`` for standard input, an open binary file,
-            or a ``torch.profiler.profile`` that has stopped. A profiler's one export is not used
-            up.
-        depth: fold every module deeper than this into its ancestor; ``None`` keeps all.
-        progress: called while a file is read, with the bytes read and, where known, how many there
-            are.
-        jobs: how many processes decode a large plain ``.json`` at most; no more are started than
-            pay. What comes out is the same.
-        trace: where to write a labelled copy of the trace (``.json`` or ``.json.gz``): all that it
-            holds, and tracks of nested spans ``backward: …`` below each thread that ran autograd
-            and each GPU stream, with arrows from forward. Of a profiler this takes the one export.
-        force: overwrite what is at ``trace``.
+        source: the path of a trace (``.json`` or ``.json.gz`` as ``export_chrome_trace`` writes it)
+            or of a folder, from which the newest trace is read; ``"-"`` for standard input; an open
+            binary file; or a ``torch.profiler.profile`` that has stopped. The profiler can still
+            export its trace afterwards.
+        depth: fold every module deeper than this into its ancestor. ``None`` (default) keeps all.
+        progress: called while a file is read, with the number of bytes read and the total, or
+            ``None`` if the total is not known.
+        jobs: the most processes that decode a large uncompressed ``.json``. ``None`` (default)
+            chooses by file size and CPU count. Does not affect the result.
+        trace: where to write a labelled copy of the trace (``.json`` or ``.json.gz``): the whole
+            trace, with tracks of nested spans ``backward: …`` below each thread that ran autograd
+            and each GPU stream, and arrows from forward. This uses up a profiler's one export.
+        force: overwrite an existing file at ``trace``.
 
     Returns:
         The ranked report.
 
     Raises:
-        SourceNotFoundError: where there is nothing to read.
-        NotATraceError: where it is no trace, or is broken beyond use.
-        NoBackwardError: where the trace holds no backward pass.
-        OutputExistsError: where ``trace`` exists and ``force`` is false.
-        UsageError: where the arguments cannot be meant, or the profiler still runs, or its one
-            export is gone and ``trace`` asks for it.
+        SourceNotFoundError: If there is nothing to read.
+        NotATraceError: If the source is not a trace, or is too broken to use.
+        NoBackwardError: If the trace has no backward pass.
+        OutputExistsError: If ``trace`` exists and ``force`` is false.
+        UsageError: If an argument is invalid, if the profiler is still running, or if ``trace`` is
+            given and the profiler has already been exported.
     """
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise UsageError(
@@ -96,11 +96,11 @@ def locate(
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:
-    """The file that a path means: itself, or of a folder the newest trace in it.
+    """Return the file that a path names: the path itself, or the newest trace in a folder.
 
     Raises:
-        SourceNotFoundError: where the folder holds no trace, or cannot be looked into.
-        UsageError: where it is no path.
+        SourceNotFoundError: If the folder has no trace, or cannot be read.
+        UsageError: If ``source`` is not a path.
     """
     shown = visible(path_text(source, "locate"))
     path = Path(source)
@@ -120,7 +120,7 @@ def locate_export(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
-    """Locate by way of a profiler's one export, which tells more than its events in memory.
+    """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
     Args:
         profiler: a ``torch.profiler.profile`` that has stopped.
@@ -130,9 +130,9 @@ def locate_export(
         force: as in ``locate``.
 
     Raises:
-        NoBackwardError: where the trace holds no backward pass.
-        OutputExistsError: where ``trace`` exists and ``force`` is false.
-        UsageError: where the profiler still runs or its export is gone.
+        NoBackwardError: If the trace has no backward pass.
+        OutputExistsError: If ``trace`` exists and ``force`` is false.
+        UsageError: If the profiler is still running or has already been exported.
     """
     if trace is not None:
         check_labelled(trace, force=force)
@@ -146,11 +146,19 @@ def locate_export(
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Write a labelled copy of the trace file that a report was made of.
 
+    Args:
+        report: a report of a trace file.
+        path: where to write the copy (``.json`` or ``.json.gz``).
+        force: overwrite an existing file.
+
+    Returns:
+        The path of the copy.
+
     Raises:
-        UsageError: where the report was made of no file, or the file is not the same any more.
-        OutputExistsError: where the output exists and ``force`` is false.
-        SourceNotFoundError: where there is no such folder.
-        NotATraceError: where the trace is cut short.
+        UsageError: If the report was not made of a file, or the file has changed since.
+        OutputExistsError: If the output exists and ``force`` is false.
+        SourceNotFoundError: If the output's folder does not exist.
+        NotATraceError: If the trace is cut short.
     """
     source = Path(report.trace)
     if not report.trace or not source.is_file():
@@ -162,7 +170,7 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     check_labelled(path, force=force, source=source)
     events = read_events(source)
     ownership = _owned(events)
-    if account(ownership, Clock(ownership), depth=None, warnings=()).passes != report.passes:
+    if not _are_passes_of(report, ownership):
         raise UsageError(
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
@@ -194,15 +202,35 @@ def _owned(events: Events) -> Ownership:
 
 def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Report:
     clock = Clock(ownership)
-    report = account(ownership, clock, depth=depth, warnings=warnings_of(events, ownership))
+    costs = account(ownership, clock, depth=depth)
     windows = step_windows(events, ownership, clock)
-    report = replace(
-        report,
+    steps = windows or ownership.windows
+    report = Report(
+        modules=costs.modules,
+        operators=costs.operators,
+        passes=costs.passes,
+        devices=costs.devices,
+        step_unit=ownership.steps.unit,
+        step_ns=tuple((steps.end - steps.start).tolist()),
+        wall_ns=costs.wall_ns,
+        gpu_ns=costs.gpu_ns,
+        cpu_ns=costs.cpu_ns,
+        coverage=costs.coverage,
+        source=ownership.spans.source,
+        has_gpu=bool(clock.devices),
+        warnings=warnings_of(events, ownership),
         trace=events.source,
         phases=find_phases(events, ownership, clock, windows) if windows else (),
-        step_ns=windows.lengths if windows else report.step_ns,
     )
     if events.truncated:
-        # Kineto writes the GPU's work last: without it every rule would blame the host.
+        # Kineto writes device work last. Without it, every rule would find the host at fault.
         return report
     return replace(report, findings=find_all(Evidence(events, ownership, clock, report, windows)))
+
+
+def _are_passes_of(report: Report, ownership: Ownership) -> bool:
+    """Whether a report has these passes, at the same times and in the same steps."""
+    windows, steps = ownership.windows, ownership.steps
+    columns = (windows.start, windows.end - windows.start, steps.of_pass)
+    found = list(zip(*(column.tolist() for column in columns), strict=True))
+    return found == [(one.start_ns, one.duration_ns, one.step) for one in report.passes]

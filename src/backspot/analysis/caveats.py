@@ -8,7 +8,7 @@ from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.transforms import are_transformed
 from backspot.analysis.timeline import NOTHING
 from backspot.formatting import counted, duration
-from backspot.trace import Category, Events
+from backspot.trace import Category, Events, names
 from backspot.trace.source_lines import MOST_NODES
 
 __all__ = ["NO_LABELS", "TRANSFORMED", "warnings_of", "why_no_backward"]
@@ -33,7 +33,7 @@ _LEAST_LOADING = 0.01
 
 def why_no_backward(events: Events) -> str:
     """Why a trace holds no backward pass, and what to do."""
-    if len(events.named(Category.RUNTIME, "cudaGraphLaunch", "hipGraphLaunch")):
+    if len(events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)):
         return (
             f"{events.source} holds no backward pass but replays of a captured graph, in which no "
             "autograd node runs: profile the step without graph capture"
@@ -144,5 +144,5 @@ def _of_warm_up(events: Events, ownership: Ownership) -> list[str]:
 
 
 def _loads_code(events: Events, since: int) -> bool:
-    loading = events.name_mask("cuModuleLoad", "cuLibraryLoad", "hipModuleLoad", "cudaModuleLoad")
+    loading = events.name_mask(*names.CODE_LOADS)
     return bool((loading[events.name] & (events.start >= since)).any())

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, overload
+from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "NOTHING",
-    "Mask",
     "Nesting",
     "Timeline",
     "distinct",
@@ -33,7 +31,6 @@ __all__ = [
 ]
 
 NOTHING = -1
-Mask: TypeAlias = NDArray[np.bool_]
 _FEW = 16  # so often all of an array is looked through sooner than it is sorted
 
 

@@ -14,11 +14,12 @@ from typing import get_args
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.attribution.passes import OPTIMIZER_STEP, STEP_MARK
 from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, grouped, layered
 from backspot.results.costs import PhaseName
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
+from backspot.trace.names import OPTIMIZER_STEP
+from backspot.trace.names import PROFILER_STEP as STEP_MARK
 
 __all__ = [
     "BACKWARD",

@@ -10,7 +10,7 @@ import numpy as np
 
 from backspot.analysis.timeline import NOTHING, numbered
 from backspot.results.costs import LineCost, NodeCost
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
 
 __all__ = ["Piece", "joined", "line_costs", "node_costs", "summed"]
@@ -22,11 +22,12 @@ class Piece:
 
     Attributes:
         run: the pass.
-        owner: the row.
-        node: the name of the node; the one after the last is recompute, ``NOTHING`` none.
-        line: the source line, ``NOTHING`` none.
-        amount: nanoseconds.
-        kind: of wall time alone, what it is spent on.
+        owner: the owner.
+        node: the name of the node, an index into the names of nodes; the next index after the last
+            name is recomputation, the next idle time before a graph's replay, ``NOTHING`` is none.
+        line: the source line, ``NOTHING`` for none.
+        amount: nanoseconds, or a count.
+        kind: what wall time is spent on, as ``WallKind``; empty for other time.
     """
 
     run: Ints
@@ -36,9 +37,20 @@ class Piece:
     amount: Ints
     kind: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
+    def where(self, chosen: Mask) -> Piece:
+        """Return some of the pieces."""
+        return Piece(
+            run=self.run[chosen],
+            owner=self.owner[chosen],
+            node=self.node[chosen],
+            line=self.line[chosen],
+            amount=self.amount[chosen],
+            kind=self.kind[chosen] if len(self.kind) else self.kind,
+        )
+
 
 def node_costs(pieces: Sequence[Piece], names: Sequence[str]) -> dict[int, list[NodeCost]]:
-    """Each owner's nodes by name.
+    """Sum up each owner's nodes by name.
 
     Args:
         pieces: what was executed (each counted as one), then wall, gpu and cpu time.
@@ -57,13 +69,13 @@ def node_costs(pieces: Sequence[Piece], names: Sequence[str]) -> dict[int, list[
 def line_costs(
     pieces: Sequence[Piece], names: Sequence[str], known: Sequence[SourceLine], *, exact: bool
 ) -> dict[int, list[LineCost]]:
-    """Each owner's source lines, by the nodes that they made.
+    """Sum up each owner's source lines, by the nodes that they made.
 
     Args:
         pieces: as for ``node_costs``.
         names: the nodes' names.
-        known: the lines.
-        exact: whether these made the nodes, or called the modules that did.
+        known: the source lines.
+        exact: whether these lines made the nodes, or called the modules that did.
     """
     lines: dict[int, list[LineCost]] = defaultdict(list)
     if not known:
@@ -89,14 +101,14 @@ def line_costs(
 
 
 def summed(key: Ints, amount: Ints, count: int) -> Ints:
-    """Exact integer sums by key; ``np.bincount`` would add them as doubles."""
+    """Return exact integer sums by key; ``np.bincount`` adds doubles."""
     sums = np.zeros(count, np.int64)
     np.add.at(sums, key, amount)
     return sums
 
 
 def _by_key(columns: Iterable[tuple[Ints, Ints]]) -> dict[int, list[int]]:
-    """The four sums of each key, from (keys, amounts); keys below 0 are left out."""
+    """Return the four sums of each key, from (keys, amounts); keys below 0 are left out."""
     sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for column, (key, amount) in enumerate(columns):
         held = key >= 0
@@ -108,7 +120,7 @@ def _by_key(columns: Iterable[tuple[Ints, Ints]]) -> dict[int, list[int]]:
 
 
 def joined(parts: Sequence[Piece]) -> Piece:
-    """All parts as one."""
+    """Return all parts as one."""
     return Piece(
         *(np.concatenate([getattr(part, field) for part in parts]) for field in Piece.__slots__)
     )

@@ -1,8 +1,10 @@
-"""What each owner costs: ownership becomes nanoseconds, none lost and none counted twice."""
+"""What each owner costs: from ownership to nanoseconds, none lost and none counted twice."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from backspot.analysis.timeline import (
     grouped,
     layered,
     numbered,
-    pieces,
     take,
 )
 from backspot.results.report import (
@@ -27,7 +28,6 @@ from backspot.results.report import (
     NodeCost,
     OperatorCost,
     Pass,
-    Report,
     Row,
     WallKinds,
     add_totals,
@@ -36,110 +36,188 @@ from backspot.results.report import (
     ranked_lines,
     ranked_nodes,
 )
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 
-__all__ = ["account"]
+__all__ = ["BackwardCosts", "account"]
 
-# Listed among the nodes, though no node.
+# Listed among the nodes, although they are none.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
 
 
-def account(
-    ownership: Ownership, clock: Clock, *, depth: int | None, warnings: tuple[str, ...]
-) -> Report:
-    """Turn ownership into the report.
+@dataclass(frozen=True, slots=True)
+class BackwardCosts:
+    """What the backward of a trace costs; each field as in ``Report``."""
 
-    ``cpu`` is the host's time in an owner's spans less what is nested in others; ``gpu`` the summed
-    durations of what they launched; ``wall`` the clock time, dealt out moment by moment: to the
-    device work that runs (compute before copies before communication, then what started first);
-    where the device idles before work that is already launched, to that work; where nothing is
-    queued, to what the host executes; else to the engine.
+    modules: tuple[Row, ...]
+    operators: tuple[OperatorCost, ...]
+    passes: tuple[Pass, ...]
+    devices: tuple[DeviceCost, ...]
+    wall_ns: int
+    gpu_ns: int
+    cpu_ns: int
+    coverage: Coverage
+
+
+def account(ownership: Ownership, clock: Clock, *, depth: int | None) -> BackwardCosts:
+    """Turn ownership into costs.
+
+    ``cpu`` is the host's time in an owner's spans, without other spans nested in these. ``gpu`` is
+    the sum of the durations of what the owner's spans launched. ``wall`` is clock time. Each moment
+    goes to the device work that runs then: compute before copies before communication, then what
+    started first. While the device idles before work that is already launched, the moment goes to
+    that work. While nothing is queued, it goes to what the host executes, or to the engine.
 
     Args:
         ownership: a trace with owners.
         clock: its clock.
-        depth: fold deeper modules into their ancestors.
-        warnings: what a reader must know.
+        depth: fold modules deeper than this into their ancestors; ``None`` keeps all.
     """
-    return _Accountant(ownership, clock).report(depth, warnings)
+    return _Accountant(ownership, clock).costs(depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """All that can hold the clock: each span, then each piece of device work, and last *nothing*.
+
+    Arrays with one entry a holder. The clock writes ``NOTHING`` (-1) where nothing holds, and this
+    index finds the last entry.
+
+    Attributes:
+        is_backward: whether the time of this holder is time of the backward.
+        is_optimizer: whether an optimizer launched this device work.
+        owner: who owns the time, if it is the backward's.
+        node: as in ``Piece``.
+        line: as in ``Piece``.
+        span: the span, or the one that launched the device work; ``NOTHING`` for none.
+        launch: when device work was launched, ``NOTHING`` where that is not known.
+    """
+
+    is_backward: Mask
+    is_optimizer: Mask
+    owner: Ints
+    node: Ints
+    line: Ints
+    span: Ints
+    launch: Ints
+
+
+def _holders(ownership: Ownership, in_pass: Mask, node: Ints) -> _Holders:
+    """Tabulate what can hold the clock.
+
+    Args:
+        ownership: a trace with owners.
+        in_pass: whether each span runs in a pass.
+        node: the node of each span, as in ``Piece``.
+    """
+    work, spans = ownership.work, len(ownership.spans.start)
+    no_work, nothing = np.full(spans, NOTHING), [NOTHING]
+    span = np.concatenate([np.arange(spans), work.span, nothing])
+    launch = np.concatenate([no_work, work.launch, nothing])
+    started = np.concatenate([no_work, work.run, nothing]) >= 0
+    is_work = np.zeros(len(span), bool)
+    is_work[spans:-1] = True
+    of_node = take(in_pass, span, False)
+    lost = is_work & (launch < 0)
+    of_engine = is_work & ~lost & (span < 0) & started
+    idle = ~is_work & ~of_node  # nothing, or a forward call on another thread
+    owner, node = take(ownership.owner, span), take(node, span)
+    owner[lost], node[lost] = Special.NO_LAUNCH, NOTHING
+    owner[idle | of_engine], node[idle | of_engine] = Special.ENGINE, NOTHING
+    return _Holders(
+        is_backward=of_node | lost | of_engine | idle,
+        is_optimizer=np.concatenate([no_work >= 0, work.optimizer, [False]]),
+        owner=owner,
+        node=node,
+        line=take(ownership.line, span),
+        span=span,
+        launch=launch,
+    )
+
+
+class _Dealt(NamedTuple):
+    """The clock time of passes.
+
+    Attributes:
+        backward: the backward's time in pieces.
+        forward_tail: for each pass, the time of forward work that still ran in it.
+        other: for each pass, the time of all other work.
+    """
+
+    backward: Piece
+    forward_tail: Ints
+    other: Ints
 
 
 class _Accountant:
     def __init__(self, ownership: Ownership, clock: Clock) -> None:
         self.o, self.clock = ownership, clock
-        spans = ownership.spans
-        self.spans, self.work, self.passes = spans, ownership.work, ownership.passes
-        self.span_count = len(spans.start)
-        self.in_pass = ownership.passes.of_span >= 0
-        self.recompute = self.in_pass & ~spans.is_node
-        self.node = np.where(self.recompute, len(spans.node_names), spans.node)
+        self.spans, self.work, self.passes = ownership.spans, ownership.work, ownership.passes
+        self.in_pass = self.passes.of_span >= 0
+        recompute = self.in_pass & ~self.spans.is_node
+        self.node = np.where(recompute, len(self.spans.node_names), self.spans.node)
+        self.holders = _holders(ownership, self.in_pass, self.node)
 
-    # Costs ---------------------------------------------------------------------------------------
+    # Pieces of time ------------------------------------------------------------------------------
 
-    def _deal(
-        self, value: Ints, run: Ints, amount: Ints, kind: Ints, replay: Ints
-    ) -> tuple[Piece, Ints, Ints]:
-        """Pieces of the clock by owner; and what in each pass was forward's or another's.
+    def _deal(self, clock: Timeline, chosen: Ints, device: int) -> _Dealt:
+        """Deal out the clock time of some passes.
 
-        ``replay`` is the span that launches a captured graph, where a device idles before that.
+        Args:
+            clock: who holds each moment.
+            chosen: the passes.
+            device: the device that they wait for, ``NOTHING`` for none.
         """
-        work, of_span = self.work, np.full(self.span_count, NOTHING)
-        # Of each that can hold: spans, work, and in the end nothing.
-        span = np.concatenate([np.arange(self.span_count), work.span, [NOTHING]])
-        launch = np.concatenate([of_span, work.launch, [NOTHING]])
-        started = np.concatenate([of_span, work.run, [NOTHING]]) >= 0
-        optimizer = np.concatenate([of_span >= 0, work.optimizer, [False]]).astype(bool)
-        is_work = np.arange(len(span)) >= self.span_count
-        is_work[NOTHING] = False
-        owner = take(self.o.owner, span, Special.ENGINE)
-        node, line = take(self.node, span), take(self.o.line, span)
-        backward = take(self.in_pass, span, False)
-        lost = is_work & (launch < 0)
-        owner[lost], node[lost] = Special.NO_LAUNCH, NOTHING
-        of_engine = is_work & ~lost & (span < 0) & started
-        idle = ~is_work & ~backward  # nothing at all, or a forward on another thread
-        owner[idle | of_engine], node[idle | of_engine] = Special.ENGINE, NOTHING
-        kept = (backward | lost | of_engine | idle)[value]
-        mine, rest = value[kept], value[~kept]
-        before = (replay[kept] >= 0) & (span[mine] == replay[kept])
-        rest_run, rest_amount = run[~kept], amount[~kept]
-        early = (span[rest] >= 0) | (launch[rest] < self.passes.start[rest_run])
-        early &= ~optimizer[rest]
+        windows, holders = self.o.windows, self.holders
+        in_window = first_started(windows.start[chosen], windows.end[chosen], chosen)
+        clock = clock.cut(in_window.edges)
+        run = in_window.over(clock.edges[:-1])
+        inside = run >= 0
+        run, holder = run[inside], clock.values[:-1][inside]
+        amount = np.diff(clock.edges)[inside]
+        kind = self.clock.kinds(clock, device).values[:-1][inside]
+        # Where the device idles before a captured graph: the span that launches the replay.
+        replay = self.clock.replays(device).over(clock.edges[:-1])[inside]
+        span = holders.span[holder]
+
+        backward = holders.is_backward[holder]
+        before_backward = (span >= 0) | (holders.launch[holder] < self.passes.start[run])
+        forward_tail = ~backward & before_backward & ~holders.is_optimizer[holder]
+        other = ~backward & ~forward_tail
+
+        before_replay = (replay >= 0) & (span == replay)
+        node = np.where(before_replay, len(self.spans.node_names) + 1, holders.node[holder])
+        line = np.where(before_replay, NOTHING, holders.line[holder])
+        piece = Piece(run, holders.owner[holder], node, line, amount, kind)
         count = len(self.passes.start)
-        return (
-            Piece(
-                run=run[kept],
-                owner=owner[mine],
-                node=np.where(before, len(self.spans.node_names) + 1, node[mine]),
-                line=np.where(before, NOTHING, line[mine]),
-                amount=amount[kept],
-                kind=kind[kept],
-            ),
-            summed(rest_run[early], rest_amount[early], count),
-            summed(rest_run[~early], rest_amount[~early], count),
+        return _Dealt(
+            piece.where(backward),
+            summed(run[forward_tail], amount[forward_tail], count),
+            summed(run[other], amount[other], count),
         )
 
-    def _wall(self, clock: Timeline, chosen: Ints, device: int) -> tuple[Piece, Ints, Ints]:
-        windows = self.o.windows
-        cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
-        line = clock.cut(cut.edges)
-        run, value, amount = pieces(line, cut)
-        _, kind, _ = pieces(self.clock.kinds(line, device), cut)
-        replays = Timeline(line.edges, self.clock.replays(device).over(line.edges))
-        _, replay, _ = pieces(replays, cut)
-        return self._deal(value, run, amount, kind, replay)
+    def _wall(self) -> _Dealt:
+        """Deal out the clock time of all passes."""
+        parts = [
+            self._deal(self.clock.of_passes(device), chosen, device)
+            for device, chosen in grouped(self.o.windows.device)
+        ]
+        none = np.zeros(len(self.passes.start), np.int64)
+        return _Dealt(
+            joined([part.backward for part in parts]),
+            sum((part.forward_tail for part in parts), none),
+            sum((part.other for part in parts), none),
+        )
 
     def _cpu(self) -> Piece:
-        amount = np.zeros(self.span_count, np.int64)
+        amount = np.zeros(len(self.spans.start), np.int64)
         for indices, nesting in self.spans.nesting.values():
             timeline = nesting.timeline
             if len(timeline.edges):
                 length = np.append(np.diff(timeline.edges), 0)
                 held = timeline.values >= 0
                 np.add.at(amount, indices[timeline.values[held]], length[held])
-        mine = np.flatnonzero(self.in_pass)
-        return self._of_spans(mine, amount[mine])
+        return self._of_spans(amount)
 
     def _gpu(self) -> tuple[Piece, Ints]:
         """Device work by owner; and which work each piece is."""
@@ -147,11 +225,14 @@ class _Accountant:
         mine = np.flatnonzero(work.run >= 0)
         span = work.span[mine]
         owner, node = take(self.o.owner, span, Special.ENGINE), take(self.node, span)
-        lost = work.launch[mine] < 0
-        owner[lost] = Special.NO_LAUNCH
+        owner[work.launch[mine] < 0] = Special.NO_LAUNCH
         amount = work.end[mine] - work.start[mine]
-        piece = Piece(work.run[mine], owner, node, take(self.o.line, span), amount)
-        return piece, mine
+        return Piece(work.run[mine], owner, node, take(self.o.line, span), amount), mine
+
+    def _of_spans(self, amount: Ints) -> Piece:
+        """Amounts of all spans as pieces, of those spans that run in a pass."""
+        every = Piece(self.passes.of_span, self.o.owner, self.node, self.o.line, amount)
+        return every.where(self.in_pass)
 
     def _forward(self, owners: int) -> Ints:
         """Each owner's forward time, by the same rule as wall."""
@@ -159,78 +240,60 @@ class _Accountant:
         clock = layered(*devices) if devices else self.clock.host
         if not len(clock.edges):
             return np.zeros(owners, np.int64)
-        value, amount = clock.values[:-1], np.diff(clock.edges)
-        is_work = value >= self.span_count
-        span = np.where(is_work, take(self.work.span, value - self.span_count), value)
+        holder, amount = clock.values[:-1], np.diff(clock.edges)
+        span, is_work = self.holders.span[holder], holder >= len(self.spans.start)
         windows = self.o.windows
         every = np.arange(len(windows.start))
         in_window = first_started(windows.start, windows.end, every).over(clock.edges[:-1]) >= 0
         forward = (span >= 0) & ~take(self.in_pass, span, True)
-        forward &= is_work | ~in_window  # on the clock a pass's host time is the pass's
+        forward &= is_work | ~in_window  # in a window, the host's time is the pass's
         return summed(self.o.owner[span[forward]], amount[forward], owners)
 
-    # The report ----------------------------------------------------------------------------------
+    # Costs ---------------------------------------------------------------------------------------
 
-    def report(self, depth: int | None, warnings: tuple[str, ...]) -> Report:
-        o = self.o
-        begin, end, waits_for = o.windows.start, o.windows.end, o.windows.device
-        count = len(begin)
-        parts = [
-            self._wall(self.clock.of_passes(device), chosen, device)
-            for device, chosen in grouped(waits_for)
-        ]
-        wall = joined([piece for piece, _, _ in parts])
-        forward_tail = sum((tail for _, tail, _ in parts), np.zeros(count, np.int64))
-        other = sum((rest for _, _, rest in parts), np.zeros(count, np.int64))
-        cpu = self._cpu()
-        gpu, launched = self._gpu()
-        gpu_of, cpu_of = (summed(piece.run, piece.amount, count) for piece in (gpu, cpu))
-        executed = self.passes.of_span[self.spans.is_node & self.in_pass]
-        nodes_of = np.bincount(executed, minlength=count)
-        passes = tuple(
-            Pass(
-                start_ns=int(begin[run]),
-                duration_ns=int(end[run] - begin[run]),
-                wall_ns=int(end[run] - begin[run] - forward_tail[run] - other[run]),
-                forward_ns=int(forward_tail[run]),
-                other_ns=int(other[run]),
-                gpu_ns=int(gpu_of[run]),
-                cpu_ns=int(cpu_of[run]),
-                nodes=int(nodes_of[run]),
-                step=int(o.steps.of_pass[run]),
-            )
-            for run in range(count)
-        )
-        pieces = (self._executed(), wall, gpu, cpu)
+    def costs(self, depth: int | None) -> BackwardCosts:
+        """Sum up all pieces."""
+        dealt, cpu = self._wall(), self._cpu()
+        wall, (gpu, launched) = dealt.backward, self._gpu()
+        executed = self._of_spans(np.ones(len(self.spans.start), np.int64))
+        pieces = (executed, wall, gpu, cpu)
         nodes = node_costs(pieces, (*self.spans.node_names, _RECOMPUTE, _REPLAY))
-        lines = line_costs(pieces, self.spans.node_names, o.lines, exact=o.exact_lines)
+        lines = line_costs(pieces, self.spans.node_names, self.o.lines, exact=self.o.exact_lines)
         kernels = self._kernels(gpu.owner, launched)
         rows = add_totals(self._rows((wall, gpu, cpu), nodes, kernels, lines))
         if depth is not None:
             rows = fold(rows, depth)
         totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
-        is_module = o.owners.is_module
+        is_module = self.o.owners.is_module
         owned = [int(piece.amount[is_module[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
         shares = [part / whole if whole else 1.0 for part, whole in zip(owned, totals, strict=True)]
-        by_step = summed(o.steps.of_pass, np.array([p.duration_ns for p in passes]), self._steps())
-        return Report(
+        return BackwardCosts(
             modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
             operators=self._operators(nodes),
-            passes=passes,
+            passes=self._passes(dealt, gpu, cpu),
             devices=self._devices(wall, gpu, self.work.device[launched]),
-            step_unit=o.steps.unit,
-            step_ns=tuple(by_step.tolist()),
             wall_ns=totals[0],
             gpu_ns=totals[1],
             cpu_ns=totals[2],
             coverage=Coverage(*shares),
-            source=self.spans.source,
-            has_gpu=bool(self.clock.devices),
-            warnings=warnings,
         )
 
-    def _steps(self) -> int:
-        return self.o.steps.count
+    def _passes(self, dealt: _Dealt, gpu: Piece, cpu: Piece) -> tuple[Pass, ...]:
+        windows, count = self.o.windows, len(self.passes.start)
+        nodes = self.passes.of_span[self.spans.is_node & self.in_pass]
+        duration = windows.end - windows.start
+        columns = (
+            windows.start,
+            duration,
+            duration - dealt.forward_tail - dealt.other,
+            dealt.forward_tail,
+            dealt.other,
+            summed(gpu.run, gpu.amount, count),
+            summed(cpu.run, cpu.amount, count),
+            np.bincount(nodes, minlength=count),
+            self.o.steps.of_pass,
+        )
+        return tuple(map(Pass, *(column.tolist() for column in columns)))
 
     def _rows(
         self,
@@ -239,7 +302,7 @@ class _Accountant:
         kernels: dict[int, list[KernelCost]],
         lines: dict[int, list[LineCost]],
     ) -> list[Row]:
-        spans, steps = self.spans, self._steps()
+        spans, steps = self.spans, self.o.steps.count
         owners, is_module = len(self.o.owners), self.o.owners.is_module
         wall, _, _ = costs_of
         sums = [summed(piece.owner, piece.amount, owners) for piece in costs_of]
@@ -298,15 +361,6 @@ class _Accountant:
             kernels[key // width].append(KernelCost(work.names[key % width], times, total))
         return kernels
 
-    def _executed(self) -> Piece:
-        """Each span that ran in a pass, counted as one."""
-        mine = np.flatnonzero(self.in_pass)
-        return self._of_spans(mine, np.ones_like(mine))
-
-    def _of_spans(self, mine: Ints, amount: Ints) -> Piece:
-        run, owner = self.passes.of_span[mine], self.o.owner[mine]
-        return Piece(run, owner, self.node[mine], self.o.line[mine], amount)
-
     def _operators(self, nodes_of: dict[int, list[NodeCost]]) -> tuple[OperatorCost, ...]:
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         payers: dict[str, tuple[int, int, int, int]] = {}
@@ -324,14 +378,13 @@ class _Accountant:
         return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))
 
     def _devices(self, wall: Piece, gpu: Piece, device: Ints) -> tuple[DeviceCost, ...]:
-        """Each device's own table: the passes as it alone would have them."""
+        """Each device's own table: the passes as if they waited for this device alone."""
         every = np.arange(len(self.passes.start))
         costs = []
         for number, clock in self.clock.devices.items():
             mine = device == number
-            # Where there is but one, its table is the report's.
-            alone = len(self.clock.devices) == 1
-            wall = wall if alone else self._wall(clock.timeline, every, number)[0]
+            if len(self.clock.devices) > 1:
+                wall = self._deal(clock.timeline, every, number).backward
             costs.append(
                 DeviceCost(
                     device=number,

@@ -9,10 +9,10 @@ import numpy as np
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.attribution.passes import OPTIMIZER_STEP
 from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
+from backspot.trace.names import OPTIMIZER_STEP
 
 __all__ = ["StepWindows", "step_windows"]
 
@@ -28,11 +28,6 @@ class StepWindows:
 
     start: Ints
     end: Ints
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """How long each step took, in nanoseconds."""
-        return tuple((self.end - self.start).tolist())
 
 
 def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWindows | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from backspot.analysis.attribution.join import Join, find_lines_of_nodes, join_nodes
 from backspot.analysis.attribution.launches import (
@@ -29,7 +28,7 @@ from backspot.analysis.attribution.spans import Module, Spans, find_spans
 from backspot.analysis.attribution.wrapping import find_wrapped
 from backspot.analysis.timeline import NOTHING
 from backspot.trace import Events
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
 
 __all__ = ["Owners", "Ownership", "Special", "attribute"]
@@ -92,18 +91,16 @@ class Owners:
         return module.path if module else list(Special)[owner].path
 
     @property
-    def is_module(self) -> NDArray[np.bool_]:
+    def is_module(self) -> Mask:
         """Whether each owner is a module, and neither special nor a compiled region."""
         return self.mask(lambda module: not module.is_region)
 
     @property
-    def is_special(self) -> NDArray[np.bool_]:
+    def is_special(self) -> Mask:
         """Whether each owner is a special one."""
         return np.arange(len(self)) < len(Special)
 
-    def mask(
-        self, matches: Callable[[Module], bool], *, special: bool = False
-    ) -> NDArray[np.bool_]:
+    def mask(self, matches: Callable[[Module], bool], *, special: bool = False) -> Mask:
         """For each owner whether its module matches; for special owners the value of ``special``.
 
         Args:
