@@ -181,7 +181,7 @@ def test_what_is_no_trace_gets_one_clear_line(case: str, tmp_path: Path) -> None
 def test_what_is_not_there_gets_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match=r"nowhere\.json is not there"):
         backspot.locate(tmp_path / "nowhere.json")
-    with pytest.raises(SourceNotFoundError, match="holds no trace"):
+    with pytest.raises(SourceNotFoundError, match="has no trace"):
         backspot.locate(tmp_path)
     with pytest.raises(UsageError, match="give a trace's path"):
         backspot.locate(12)

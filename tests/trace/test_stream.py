@@ -5,16 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
 import pytest
 
 import backspot
-from backspot.trace.unpack import plain
+from backspot.trace.stream import plain
 from support.synthetic import Trace
 
 TICK = 10_000
@@ -119,6 +121,7 @@ def bomb(case: str, size: int) -> bytes:
 
 READING = """
 import sys
+import threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import backspot
@@ -174,3 +177,37 @@ def test_a_small_file_may_unpack_to_any_number_of_times_its_size(tmp_path: Path)
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(TEXT[:TAIL] + b" " * 20 * MIB + b"}"))
     assert backspot.locate(path).wall_ns == 3 * TICK
+
+
+# The thread that unpacks -------------------------------------------------------------------------
+
+
+def unpacking_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "unpacking" in thread.name]
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2, 3])
+def test_a_reader_that_stops_early_ends_the_thread(blocks: int) -> None:
+    packed = gzip.compress(bytes(40 * MIB))
+    with plain(io.BytesIO(packed), None, None) as read:
+        for _ in range(blocks):
+            assert read(20 * MIB)
+    assert not unpacking_threads()
+
+
+def test_an_interrupted_reader_ends_the_thread() -> None:
+    def interrupted() -> None:
+        with plain(io.BytesIO(gzip.compress(bytes(40 * MIB))), None, None) as read:
+            read(1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not unpacking_threads()
+
+
+def test_what_the_thread_raises_is_raised_where_its_bytes_are_read() -> None:
+    packed = gzip.compress(os.urandom(4 * MIB))
+    with pytest.raises(zlib.error):
+        unpacked(packed[: 2 * MIB] + bytes(MIB))
+    assert not unpacking_threads()
