@@ -7,10 +7,12 @@ what was planted where.
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -82,6 +84,27 @@ def test_rules_are_sorted_by_name_with_those_that_need_the_others_last():
 def test_every_file_in_rules_is_a_rule_of_that_name():
     files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
     assert {rule.name.replace("-", "_") for rule in all_rules()} == files
+
+
+def test_the_example_of_a_rule_is_one_file_and_nothing_else(tmp_path):
+    _, _, example = inspect.cleandoc(rules.__doc__ or "").partition("::\n\n")
+    example = textwrap.dedent(example.partition("\n\n1. ")[0])
+    imports = (
+        "from backspot.analysis.findings.evidence import Evidence\n"
+        "from backspot.analysis.findings.registry import finding, rule\n"
+        "from backspot.results.findings import Finding\n"
+        "from backspot.trace import names\n"
+    )
+    (tmp_path / "slow_sort.py").write_text(imports + example)
+    trace = DATA.parent / "h200" / "vit_patch_drop.trace.json.gz"
+    command = (
+        "import backspot\n"
+        "from backspot.analysis.findings import rules\n"
+        f"rules.__path__.append({str(tmp_path)!r})\n"
+        f"print(*(finding.rule for finding in backspot.locate({str(trace)!r}).findings))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert "slow-sort" in ran.stdout.split(), ran.stderr
 
 
 def test_a_rule_with_another_name_than_its_file_fails_at_import(tmp_path, monkeypatch):

@@ -1,7 +1,22 @@
-"""Why a step is slow, and what to do: one rule a file, and the list of them.
+"""Why a step is slow, and what to do about it.
 
-A rule is a pure function from ``Evidence`` to a finding, or to ``None`` where it sees nothing. A
-new rule is a file in ``rules``; ``docs/findings.md`` explains it.
+In comes ``Evidence``: a trace with its owners, its clock and its costs. Out come ``Finding``s, the
+most expensive first. ``find_all`` runs every rule, leaves out what costs too little, and adds the
+source line of each place.
+
+The files, from the bottom up:
+
+- ``costs.py``: the clock time of spans and device work, and its sums by place and by name.
+- ``wording.py``: times and counts as texts for sentences.
+- ``evidence.py``: ``Evidence``, what a rule is a function of. Its methods pick spans and device
+  work by name or by launch and return masks.
+- ``observations.py``: masks that several rules share.
+- ``registry.py``: the decorator ``rule``, and the list of the rules.
+- ``rules/``: one rule a file. The chapter on how to write one is in ``rules/__init__.py``.
+
+Terms: a *mask* has one truth value for each span or for each piece of device work. A *place* is a
+module, or a part of the step that no module owns. A *fallback rule* runs after the others and is
+given their findings.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class Evidence:
         """Return the event around each of these times on these threads; else as ``launched_in``."""
         whole = frozenset(operators)
         starts = tuple(name[:-1] for name in operators if name.endswith("*"))
-        good = self.events.names_where(lambda name: name in whole or name.startswith(starts))
+        good = np.array([n in whole or n.startswith(starts) for n in self.events.names], bool)
         index = self.events.chosen(good, category)
         found = np.full(len(times), NOTHING, np.int64)
         asked = dict(grouped(threads))

@@ -53,8 +53,10 @@ times the forward, many gradients are added into the same rows, one after the ot
 
 def sorting(evidence: Evidence) -> Mask:
     """Whether each span is the node of an index that sorts on a device."""
-    sorts = evidence.work_named(names.is_sort)
-    return _indexing(evidence) & evidence.spans_of_work(sorts)
+    index = _indexing(evidence)
+    if index.any():
+        index &= evidence.spans_of_work(evidence.work_named(names.is_sort))
+    return index
 
 
 def crowded(evidence: Evidence) -> Mask:
@@ -63,10 +65,10 @@ def crowded(evidence: Evidence) -> Mask:
     index = _indexing(evidence) & ~evidence.nodes_named(
         lambda name: name.startswith(("Gather", "Scatter"))
     )
+    if not index.any():
+        return index
     adds = evidence.work_named(lambda name: names.INDEXING_BACKWARD in name)
     adds &= evidence.work_of(index)
-    if not adds.any():
-        return np.zeros(len(index), bool)
     spent = np.zeros(len(index), np.int64)
     np.add.at(spent, evidence.work.span[adds], evidence.costs.device_ns[adds])
     forward = forward_of(evidence)
@@ -138,9 +140,10 @@ def launching(evidence: Evidence) -> Mask:
         A mask without any span where the backward is not launch-bound.
     """
     none = np.zeros(len(evidence.spans.start), bool)
-    if not evidence.report.has_gpu:
-        return none
+    least = _LEAST_LAUNCHING * evidence.report.wall_ns
     mine = evidence.in_pass & ~evidence.spans_with(evidence.ownership.waits.span)
+    host_ns = evidence.costs.host_ns
+    if not evidence.report.has_gpu or not least or host_ns[mine].sum() < least:
+        return none
     mine &= ~evidence.spans_around(host_operators(evidence))
-    idle = int(evidence.costs.host_ns[mine].sum())
-    return mine if 0 < _LEAST_LAUNCHING * evidence.report.wall_ns <= idle else none
+    return mine if host_ns[mine].sum() >= least else none

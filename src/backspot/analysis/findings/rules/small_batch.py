@@ -22,9 +22,6 @@ _USED = 0.2
 def find(evidence: Evidence) -> Finding | None:
     """Find a launch-bound step with kernels that leave most multiprocessors without a block."""
     costs = evidence.costs
-    launch_bound = int(costs.host_ns[launching(evidence)].sum())
-    if not launch_bound:
-        return None
     size = evidence.events.size[evidence.work.event]
     known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
     length = costs.device_ns[known]
@@ -32,6 +29,9 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
     if used * costs.busy_ns > _USED * evidence.step_ns:
+        return None
+    launch_bound = int(costs.host_ns[launching(evidence)].sum())
+    if not launch_bound:
         return None
     # A larger batch does not load faster, so waiting for data is not counted.
     data = evidence.phase("data")

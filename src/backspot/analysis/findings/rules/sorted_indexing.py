@@ -36,8 +36,7 @@ def find(evidence: Evidence) -> Finding | None:
     with deterministic algorithms.
     """
     costs, say = evidence.costs, evidence.wording
-    nodes = sorting(evidence)
-    nodes &= ~crowded(evidence)
+    nodes = sorting(evidence) & ~crowded(evidence)
     if not nodes.any():
         return None
     work = evidence.work_of(nodes)
