@@ -1,8 +1,9 @@
-"""What the benchmarks share: the machine's description, timing, tables and results."""
+"""What the benchmarks share: command line, tables, results, timing and profiling."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -10,97 +11,283 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "RESULTS",
+    "TEST_DATA",
     "Budget",
-    "add_common_arguments",
+    "CannotRunError",
+    "UsageError",
+    "available_bytes",
+    "choose",
+    "command_line",
     "interleaved",
     "machine",
+    "parse",
+    "print_machine",
     "print_table",
+    "profiling",
+    "record_trace",
+    "script",
     "spread",
     "synchronize",
     "write_json",
+    "write_results",
 ]
 
 RESULTS = Path(__file__).parent / "results"
-_SRC = Path(__file__).parents[1] / "src"
+TEST_DATA = Path(__file__).parents[1] / "tests" / "data"
 
-# Before torch is imported: deterministic cuBLAS needs it, and it does nothing otherwise.
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-if str(_SRC) not in sys.path:
-    sys.path.insert(0, str(_SRC))
+_OPTIONAL = ("torch", "timm", "torchvision", "transformers", "pandas")
+_PACKAGES = ("torch", "timm", "torchvision", "transformers", "numpy", "msgspec", "orjson")
 
 
-class Budget:
-    """A time limit that is asked, not enforced."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left, at least 0."""
-        return max(0.0, self._end - time.monotonic())
+# The command line --------------------------------------------------------------------------------
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, *, seconds: int, out: str) -> None:
-    parser.add_argument("--device", default="", help="cuda or cpu (default: cuda where there is)")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it works")
+class UsageError(Exception):
+    """The command asks for something that does not exist."""
+
+    code = 2
+
+
+class CannotRunError(Exception):
+    """The machine lacks something that the benchmark needs."""
+
+    code = 4
+
+
+def script(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+    """Give ``main`` errors of one line.
+
+    The exit code is 0, or what ``main`` returns (1: a fault was found, 3: time ran out before all
+    cases were done), 2 for a wrong command, 4 where the machine lacks something.
+    """
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        try:
+            return main(argv)
+        except (UsageError, CannotRunError) as error:
+            said, code = str(error), error.code
+        except OSError as error:
+            said, code = str(error), UsageError.code
+        except ModuleNotFoundError as error:
+            # A module of Backspot's that is missing is a fault of the benchmark.
+            if (error.name or "").partition(".")[0] not in _OPTIONAL:
+                raise
+            said, code = f"needs {error.name}, which is not installed", CannotRunError.code
+        print(f"error: {said}", file=sys.stderr)
+        return code
+
+    return run
+
+
+def command_line(
+    doc: str | None,
+    *,
+    out: str = "",
+    device: bool = True,
+    cases: bool = True,
+    seconds: float | None = None,
+    jobs: int | None = None,
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that the benchmarks share.
+
+    Args:
+        doc: the script's docstring, of which the first line is the help.
+        out: the file in ``benchmarks/results`` that a full run writes; ``""``: none.
+        device: whether the script runs on a GPU too.
+        cases: whether it has cases to choose from.
+        seconds: the default time limit for the whole run; ``None``: no limit.
+        jobs: the default number of worker processes; ``None``: the script starts none.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--small", action="store_true", help="tiny sizes and few cases: seconds")
+    where = f"benchmarks/results/{out}; not with --small" if out else "nowhere"
+    parser.add_argument("-o", "--out", type=Path, help=f"where the results go (default: {where})")
+    parser.set_defaults(default_out=out, default_jobs=jobs)
+    if device:
+        parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is")
+    if cases:
+        add_cases(parser)
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="time limit of the run")
+    if jobs is not None:
+        parser.add_argument(
+            "--jobs",
+            type=int,
+            help=f"worker processes at a time; 0: none (default: {jobs}; with --small 0)",
+        )
+        parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
+    return parser
+
+
+def add_cases(parser: argparse.ArgumentParser) -> None:
+    """Add the options for choosing cases."""
     parser.add_argument("--cases", default="", help="comma-separated names (default: all)")
     parser.add_argument("--list", action="store_true", help="print the cases and end")
-    parser.add_argument("--seconds", type=float, default=seconds, help="time for the whole run")
-    parser.add_argument("--out", type=Path, default=RESULTS / out, help="where the results go")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that prepare at a time")
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Hardware and versions, as every result states them."""
-    import torch
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line, and fill in the defaults that depend on machine and size."""
+    arguments = parser.parse_args(argv)
+    if arguments.small:
+        _use_one_thread()
+    if getattr(arguments, "device", "cpu") is None:
+        import torch
 
-    described: dict[str, Any] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpus": os.cpu_count(),
-        "device": "cpu",
-    }
-    for name in ("timm", "torchvision", "transformers"):
+        arguments.device = "cuda" if torch.cuda.device_count() else "cpu"
+    arguments.default_out = arguments.default_out.format(**vars(arguments))
+    if arguments.out is None and arguments.default_out and not arguments.small:
+        arguments.out = RESULTS / arguments.default_out
+    if arguments.default_jobs is not None and arguments.jobs is None:
+        arguments.jobs = 0 if arguments.small else arguments.default_jobs
+    return arguments
+
+
+def _use_one_thread() -> None:
+    """Tiny operations on several threads of a busy machine spend their time waiting."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that is imported later
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def choose(
+    arguments: argparse.Namespace, known: Mapping[str, str], small: Sequence[str] = ()
+) -> list[str]:
+    """Return the names of the cases to run.
+
+    Args:
+        arguments: the parsed command line.
+        known: each case, and what it is in a few words.
+        small: the cases of a small run for which no cases are named.
+
+    Raises:
+        UsageError: If there is no case of a given name.
+        SystemExit: With ``--list``, after the cases are printed.
+    """
+    if arguments.list:
+        for name, about in known.items():
+            print(f"{name}: {about}" if about else name)
+        raise SystemExit(0)
+    if not arguments.cases:
+        return list(small) if arguments.small and small else list(known)
+    wanted = arguments.cases.split(",")
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise UsageError(f"there is no case {', '.join(unknown)}; --list prints the cases")
+    return wanted
+
+
+# Results -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Return hardware and versions, as every result states them.
+
+    Torch is imported only where ``device`` is a GPU, and no CUDA context is made.
+    """
+    described: dict[str, Any] = {"python": platform.python_version(), "processor": _processor()}
+    described["cpus"] = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        described["cpus_used"] = len(os.sched_getaffinity(0))
+    described["memory_gb"] = round(available_bytes() / 1e9)
+    for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             described[name] = version(name)
+    described["date"] = time.strftime("%Y-%m-%d")
+    described["device"] = "cpu"
     if device.startswith("cuda"):
-        described["device"] = torch.cuda.get_device_name()
-        described["gpus"] = torch.cuda.device_count()
-        described["cuda"] = torch.version.cuda
-        described["cudnn"] = torch.backends.cudnn.version()
-        try:
-            described["driver"] = subprocess.run(
-                ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"],
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
-            ).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            described["driver"] = ""
+        import torch
+
+        name, driver = _gpu()
+        described |= {"device": name, "driver": driver, "gpus": torch.cuda.device_count()}
+        described |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return described
 
 
+def print_machine(device: str = "cpu") -> None:
+    print(", ".join(f"{key} {value}" for key, value in machine(device).items()), flush=True)
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _gpu() -> tuple[str, str]:
+    """Name and driver of the first GPU."""
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        said = ""
+    name, _, driver = said.partition(",")
+    return name.strip() or "cuda", driver.strip()
+
+
+def available_bytes() -> int:
+    """Return the memory that is free, within the control group's limit too."""
+    available = 1 << 62
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    return min(available, int(limit) - used) if limit.isdecimal() else available
+
+
 def write_json(path: Path, document: Any) -> None:  # noqa: ANN401 - whatever JSON holds
-    """Write whole or not at all, so that a run that is cut off leaves what it had."""
+    """Write a file whole or not at all, so that a run that is cut off leaves what it had."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
     part.replace(path)
 
 
+def write_results(
+    arguments: argparse.Namespace, document: Mapping[str, Any], *, last: bool = True
+) -> None:
+    """Write ``document`` with hardware and versions to where the command line says, if anywhere.
+
+    Args:
+        arguments: the parsed command line.
+        document: what was measured.
+        last: whether it is complete; then the file's path is printed.
+    """
+    if arguments.out is None:
+        return
+    header = {
+        "benchmark": Path(arguments.default_out or arguments.out).stem,
+        "hardware": machine(getattr(arguments, "device", "cpu")),
+        "small": arguments.small,
+    }
+    write_json(arguments.out, {**header, **document})
+    if last:
+        print(f"written to {arguments.out}")
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table in Markdown: it reads in a terminal and in a document."""
+    """Print a table in Markdown, which reads well in a terminal and in a document."""
     cells = [[_text(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(head))]
@@ -125,7 +312,20 @@ def _text(cell: Any) -> str:  # noqa: ANN401 - a table's cell
 # Timing ------------------------------------------------------------------------------------------
 
 
+class Budget:
+    """A time limit that the code asks for; nothing enforces it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(0.0, self._end - time.monotonic())
+
+
 def synchronize(device: str) -> None:
+    """Wait until the GPU has finished, where there is one."""
     if device.startswith("cuda"):
         import torch
 
@@ -133,7 +333,7 @@ def synchronize(device: str) -> None:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return median, quartiles (``low``, ``high``) and count."""
     ordered = sorted(values)
     if len(ordered) < 2:
         value = ordered[0] if ordered else float("nan")
@@ -151,7 +351,7 @@ def interleaved(
     warmup: int = 3,
     seconds: float = 60.0,
 ) -> list[list[float]]:
-    """Milliseconds a step of each of ``steps``, measured in turn: A B A B …, the order alternating.
+    """Return milliseconds a step of each of ``steps``, measured in turn (A B B A A B).
 
     Each measurement is the mean of ``inner`` steps between two synchronisations, so that the host
     runs ahead as it does in training.
@@ -175,3 +375,57 @@ def interleaved(
         if budget.left <= 0 and number >= 2:
             break
     return times
+
+
+# Profiling ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def profiling(device: str, **options: Any) -> Iterator[Any]:  # noqa: ANN401 - of torch's profile
+    """Profile host and device; the profiler ends when the device has finished."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if device.startswith("cuda"):
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, **options) as prof:
+        yield prof
+        synchronize(device)
+
+
+def record_trace(
+    step: Callable[[], None],
+    device: str,
+    path: Path,
+    *,
+    steps: int,
+    warmup: int,
+    settled: int = 0,
+    **options: Any,  # noqa: ANN401 - of torch's profile
+) -> None:
+    """Profile ``steps`` steps after ``warmup`` steps and export the trace to ``path``.
+
+    Args:
+        step: one training step.
+        device: where it runs.
+        path: the trace to write.
+        steps: how many steps the trace holds.
+        warmup: how many steps the profiler drops before them.
+        settled: after how many steps, from the first on, the host waits for the device. A step
+            that the host does not wait for leaves work on the device whose launch is not in the
+            next step's trace.
+        options: further arguments of ``torch.profiler.profile``.
+    """
+    from torch.profiler import schedule
+
+    with profiling(
+        device,
+        schedule=schedule(wait=0, warmup=warmup, active=steps, repeat=1),
+        on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
+        **options,
+    ) as prof:
+        for number in range(warmup + steps):
+            step()
+            if number < settled:
+                synchronize(device)
+            prof.step()

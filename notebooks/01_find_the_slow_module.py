@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Find the slow module
 #
-# Somebody turned on deterministic algorithms, and a vision transformer got slower. Which of its
-# modules pays? The profiler says `GatherBackward0`. Let us have the module's name, and the line.
+# With deterministic algorithms switched on, a vision transformer became slower. Which of its modules
+# is responsible? The profiler says `GatherBackward0`. We want the module's name, and the line.
 #
-# This runs on whatever device is there, a CPU too, in under a minute.
+# This runs in under a minute, on a GPU or a CPU.
 
 # %%
 import os
@@ -34,8 +34,8 @@ torch.set_num_threads(1)  # slower on a CPU, and steadier where others compute t
 # %% [markdown]
 # ## What do we train?
 #
-# timm's ViT, small enough for a CPU. `patch_drop_rate=0.5` makes it drop half of the patches, by a
-# module called `patch_drop`.
+# timm's ViT, small enough for a CPU. With `patch_drop_rate=0.5`, a module called `patch_drop` drops
+# half of the patches.
 
 # %%
 torch.manual_seed(0)
@@ -59,16 +59,16 @@ def step():
 # %% [markdown]
 # ## Which modules make its backward slow?
 #
-# One call. It runs the step three times to warm up and three times under `torch.profiler`, with
-# labels on every module, and takes the labels off again. These are real steps: the model trains.
+# One call. It runs a few steps to warm up and a few more under `torch.profiler`, with labels on every
+# module, and then removes the labels. These are real steps: the model trains.
 
 # %%
 report = backspot.profile(step, {"": model, "loss": loss_fn})
 report
 
 # %% [markdown]
-# *wall* is the time for which a module is the reason: the rows add up to the whole backward, to the
-# nanosecond. What stands in parentheses belongs to no module.
+# *wall* is the time that a module is responsible for. The rows sum to the whole backward, to the
+# nanosecond. Rows in parentheses belong to no module.
 #
 # ## Four blocks, a row for each layer: what do they cost together?
 
@@ -92,22 +92,22 @@ for node in patch_drop.nodes[:3]:
     print(node.name, node.count, "times")
 
 # %% [markdown]
-# On a CPU, deterministic or not, `gather` is cheap, and blaming it would be wrong. What is slow is
-# slow on a GPU. Here is the trace of such a step on an H200, which the repository keeps for its
-# tests; reading it takes no GPU.
+# On a CPU `gather` is cheap, deterministic or not, and blaming it would be wrong. It is slow on a
+# GPU. Here is the trace of such a step on an H200, one of the repository's test traces. Reading it
+# needs no GPU.
 
 # %%
 on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
 _ = on_gpu.plot(8)
 
 # %% [markdown]
-# There it is, first by far, with as much as seven other modules. Not "some `GatherBackward0`":
-# `patch_drop`. Most of its bar is the GPU at work; the bars below are mostly the GPU waiting.
+# `patch_drop` is first by far, and takes as long as seven other modules. During most of its bar the
+# GPU works; during most of the bars below the GPU waits.
 #
 # ## Why, and what can be done?
 #
-# A report ends with that: what makes the step slower than it need be, where, and the remedy. In
-# Python findings are data.
+# A report ends with its findings: what makes the step slower than necessary, where, and the remedy.
+# In Python findings are data.
 
 # %%
 finding = next(f for f in on_gpu.findings if f.path == "patch_drop" and f.rule == "sorted-indexing")
@@ -132,5 +132,5 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"{trace.name}: {trace.stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# Next: [what a trace tells on a laptop without torch](02_read_a_trace.ipynb), and
+# Next: [reading a trace on a laptop without torch](02_read_a_trace.ipynb), and
 # [did the fix help?](03_fix_and_compare.ipynb)

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Read a trace
 #
-# A colleague's training is slow. What you have is a trace file and a laptop; no GPU, no model, not
-# even PyTorch. That is enough.
+# A colleague's training is slow. You have a trace file and a laptop, but no GPU, no model and no
+# PyTorch. That is enough.
 
 # %%
 import sys
@@ -31,7 +31,7 @@ report
 #
 # ## Is it the backward at all?
 #
-# Before looking into it: where does the step go, and how much of that is the GPU at work?
+# First: where does the step go, and how busy is the GPU?
 
 # %%
 for phase in report.phases:
@@ -39,13 +39,12 @@ for phase in report.phases:
     print(f"{phase.name:10}{ms:6.2f} ms, the GPU busy for {phase.utilisation:4.0%} of it")
 
 # %% [markdown]
-# The forward takes longer than the backward, with the GPU idle through most of it: such a small
-# model keeps the host busier than the GPU. Good to know before tuning any kernel.
+# The forward takes longer than the backward, and the GPU is idle during most of it: with such a small
+# model, the host is the bottleneck. Good to know before tuning any kernel.
 #
 # ## Is it one bad layer, or a kind of layer?
 #
-# Twenty convolutions of 2% each answer nothing. Add them up: by class, or by the layers that
-# repeat.
+# Twenty convolutions of 2% each answer nothing. Add them up, by class or by repeated layer.
 
 # %%
 for by in ("class", "pattern"):
@@ -62,8 +61,8 @@ print(report["layer1"])
 # %% [markdown]
 # ## Is the GPU busy, or does it wait?
 #
-# Of each row's wall time the report tells on what it is spent. `maxpool` is work. `layer4.1.conv2`
-# mostly is not: the GPU has nothing queued and waits until the host has launched it.
+# The report says how each row's wall time is spent. In `maxpool` the GPU works. In `layer4.1.conv2`
+# it mostly waits for the host to launch something.
 
 # %%
 for row in report.top(5):
@@ -83,8 +82,8 @@ for operator in report.operators[:4]:
 # %% [markdown]
 # ## Can I have it as a table?
 #
-# As pandas, with times in nanoseconds; as JSON, which reads back to an equal report; as CSV,
-# Markdown and flame graphs: the file's suffix decides.
+# Yes: as pandas, with times in nanoseconds; as JSON, which loads as an equal report; as CSV, Markdown
+# and flame graphs. The suffix of the file decides.
 
 # %%
 frame = report.to_pandas()
@@ -101,23 +100,23 @@ with tempfile.TemporaryDirectory() as folder:
     print("reads back equal:", backspot.Report.load(Path(folder) / "report.json") == report)
 
 # %% [markdown]
-# ## And a trace that knows nothing of Backspot?
+# ## And a trace without Backspot's labels?
 #
-# This one is from HolisticTraceAnalysis' tests: a recommendation model on several GPUs, recorded
-# years before. It names no modules, and the report says so under its warnings. What is left is
-# autograd's own names.
+# This one is from the tests of HolisticTraceAnalysis: a recommendation model on several GPUs, recorded
+# years ago. It names no modules, and the report says so in its warnings. Only autograd's own names are
+# left.
 
 # %%
-foreign = backspot.locate("../tests/data/hta_recommender_control.json.gz")
+foreign = backspot.locate("../tests/data/foreign/hta_recommender_control.json.gz")
 for warning in foreign.warnings:
     print("!", warning)
 for operator in foreign.operators[:4]:
     print(f"{operator.wall_ns / 1e6 / foreign.steps:6.2f} ms  {operator.name}")
 
 # %% [markdown]
-# ## What would you tell your colleague?
+# ## What do you tell your colleague?
 #
-# Findings need no module names: kernels and copies speak for themselves.
+# Findings need no module names: they look at kernels and copies.
 
 # %%
 for finding in foreign.findings:
@@ -126,14 +125,14 @@ for finding in foreign.findings:
     print(f"  → {finding.remedy}\n")
 
 # %% [markdown]
-# Two steps, one rank: take these as where to look first, not as a verdict.
+# With two steps of one rank, this is where to look first, not a verdict.
 #
-# ## And if there is nothing to see?
+# ## And if the trace has no backward?
 #
 # Then you get one line that says why.
 
 # %%
 try:
-    backspot.locate("../tests/data/tracelens_qwen_forward_only.json.gz")
+    backspot.locate("../tests/data/foreign/tracelens_qwen_forward_only.json.gz")
 except backspot.BackspotError as error:
     print(error)

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Fix and compare
 #
-# You found the slow module and mended it. Did it help, by how much, and how do you know that it was
-# not the weather? And how does it stay mended?
+# You found the slow module and fixed it. Did the fix help, and by how much? Was it only noise? And how
+# does it stay fixed?
 
 # %%
 import torch
@@ -27,7 +27,7 @@ torch.set_num_threads(1)  # a small model: threads would only add noise
 # %% [markdown]
 # ## A network with a bad idea
 #
-# Four blocks, all alike but for the third, whose activation is a hand-written autograd function.
+# Four equal blocks, except that the third has a hand-written autograd function as its activation.
 
 
 # %%
@@ -72,14 +72,14 @@ def step():
 # %% [markdown]
 # ## Before
 #
-# Ten steps instead of three: noise can only be told from what repeats.
+# Ten steps: noise is estimated from the differences between steps.
 
 # %%
 before = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
 before
 
 # %% [markdown]
-# `2.1`, by path. A profiler alone would say `GateBackward`. And which line was it?
+# The module is `2.1`. A profiler alone would say `GateBackward`. Which line was it?
 
 # %%
 line = before["2.1"].row.lines[0]
@@ -88,19 +88,18 @@ print(line.place, "|", line.text)
 # %% [markdown]
 # ## How much of this is noise?
 #
-# Record the same thing again and compare it with itself, before you believe any difference.
+# Before you believe any difference, record the same thing twice and compare.
 
 # %%
 again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
 backspot.compare(before, again, names=("one run", "another"))
 
 # %% [markdown]
-# Nothing was changed in between. The noise column comes from how much the steps differ within each
-# recording. Whatever is called faster or slower nevertheless is the machine, busier during one of
-# the two; if most modules change alike, a line above the table says so. Record both under the same
-# load.
+# Nothing changed in between. The noise column is estimated from the steps within each recording. If a
+# module is called faster or slower nevertheless, the machine was busier during one of the two. If most
+# modules change alike, a line above the table says so. Record both under the same load.
 #
-# ## Mend it
+# ## Fix it
 #
 # `Gate` is a ReLU.
 
@@ -110,11 +109,11 @@ after = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
 backspot.compare(before, after, names=("Gated", "ReLU"))
 
 # %% [markdown]
-# ## How does it stay mended?
+# ## How does it stay fixed?
 #
 # Keep the good report in your repository, record a new one in CI on the same machine, and let
-# `backspot diff --fail-above` decide: 0 is fine, 8 is slower by more than so many percent, beyond
-# the noise. Here somebody brings the gate back.
+# `backspot diff --fail-above` decide. Exit code 0 is fine; 8 means slower by more than this percentage,
+# and by more than the noise. Here the gate comes back.
 
 # %%
 import subprocess
@@ -136,4 +135,4 @@ diff("good.json", "bad.json")
 folder.cleanup()
 
 # %% [markdown]
-# Choose the percentage by what your machine's weather does: run the same commit a few times first.
+# To choose the percentage, run the same commit a few times on your machine first.

@@ -1,23 +1,40 @@
-"""What all tests share: sample reports to import, and files that hold what people read."""
+"""What all tests share: how they run, golden files, and hooks that are taken off."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test asserts a timing. A fixture that all examples of a test share is a folder to write to.
+settings.register_profile(
+    "dev",
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=200, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# Models in tests are tiny: threads only wait for each other. PyTorch reads this when imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--overwrite-golden",
         action="store_true",
-        help="write the golden files anew instead of comparing with them",
+        help="write the golden files instead of comparing with them",
     )
 
 
 @pytest.fixture
-def golden(request):
-    """Compare with ``golden/NAME`` beside the test; ``--overwrite-golden`` writes it instead."""
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare with ``golden/NAME`` beside the test; ``--overwrite-golden`` writes that file."""
     folder = Path(request.path).parent / "golden"
 
     def compare(name: str, content: str) -> None:
@@ -29,3 +46,12 @@ def golden(request):
         assert content == path.read_bytes().decode()
 
     return compare
+
+
+@pytest.fixture(autouse=True)
+def no_hooks_left_behind() -> Iterator[None]:
+    """A test that fails leaves its hooks on, and the next test could not use their paths."""
+    yield
+    if live := sys.modules.get("backspot.live.sessions"):
+        for scope in list(live.sessions.live_scopes()):
+            live.sessions.depart(scope)

@@ -492,7 +492,7 @@ def run(mutation: Mutation) -> str:
 
 def pytest(tests: str, source: str) -> subprocess.CompletedProcess[str]:
     """Run tests on the package that lies in this folder."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, *(f"tests/{test}" for test in tests.split())],
         cwd=ROOT,

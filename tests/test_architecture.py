@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 FLOORS = (
     ("errors", "_version"),
     ("formatting",),
-    ("paths",),
+    ("paths", "progress"),
     ("results", "trace"),
     ("comparison", "analysis.timeline"),
     ("analysis.attribution",),

@@ -62,6 +62,7 @@ def name_of(source: Path) -> str:
     return source.stem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_a_notebook_runs_and_shows_what_its_text_says(source):
     shown = shown_by(executing.execute(source))

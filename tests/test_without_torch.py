@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TRACE = Path(__file__).parent / "data" / "hta_resnet.json.gz"
+TRACE = Path(__file__).parent / "data" / "foreign" / "hta_resnet.json.gz"
 REMEDY = "pip install torch"
 
 

@@ -175,6 +175,7 @@ _HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "vit": ("ViTConfig", "ViTModel", _IMAGE, "pixels"),
 }
 
+SMALL = ("resnet18",)
 NAMES = (*TIMM, *(f"hf-{name}" for name in _HUGGING_FACE))
 
 

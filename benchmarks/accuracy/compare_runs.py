@@ -2,68 +2,59 @@
 
     python -m benchmarks.accuracy.compare_runs
 
-Each model is recorded several times in one process, in turn, eight steps at a time. Two recordings
-of the same model must not be told apart; the published remedy (PatchDropout by indexing in place of
-gather) must be, in the module where it was made. Results state every claim.
+Each model is recorded several times in one process, in turn, eight steps at a time. Between two
+recordings of the same model no difference may be claimed. The published remedy (PatchDropout by
+indexing in place of gather) must be claimed, in the module that was changed. The results list every
+claim.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.published_case import _build, _step, index_drop
-from benchmarks.common import RESULTS, machine, print_table, synchronize, write_json
-
-_STEPS = 8
-
-
-def _record(model: Any, step: Callable[[], None], device: str, path: Path) -> None:  # noqa: ANN401 - a module
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    import backspot
-
-    activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    synchronize(device)
-    with (
-        backspot.instrument(model),
-        profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=3, active=_STEPS, repeat=1),
-            on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
-        ) as prof,
-    ):
-        for _ in range(3 + _STEPS):
-            step()
-            synchronize(device)
-            prof.step()
+from benchmarks.common import command_line, parse, print_table, record_trace, script, write_results
 
 
 def _models(device: str, small: bool) -> dict[str, tuple[Any, Callable[[], None]]]:
-    import timm
     import torch
+    from torch.nn.functional import cross_entropy
+
+    from benchmarks.models import (
+        Context,
+        IndexPatchDropout,
+        patch_drop_vit,
+        timm_model,
+        training_step,
+    )
 
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
-    gather = _build(device, small)
+    context = Context(device, small)
+    gather = patch_drop_vit(context, depth=context.pick(12, 2))
     index = copy.deepcopy(gather)
-    index.patch_drop = index_drop(0.5)
-    side, batch = (32, 4) if small else (224, 128)
-    images = torch.randn(batch, 3, side, side, device=device)
-    labels = torch.randint(1000, (batch,), device=device)
+    index.patch_drop = IndexPatchDropout()
+    side, batch = context.pick(224, 32), context.pick(128, 4)
+    images = context.randn(batch, 3, side, side)
+    labels = context.randint(1000, batch)
     name = "resnet10t" if small else "resnet50"
-    resnet = timm.create_model(name, num_classes=1000).to(device).train()
-    return {
-        kind: (model, _step(model, images, labels, device, bf16=device == "cuda"))
-        for kind, model in {"gather": gather, "index": index, name: resnet}.items()
-    }
+    models = {"gather": gather, "index": index, name: timm_model(context, name)}
+
+    def step_of(model: torch.nn.Module) -> Callable[[], None]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        return training_step(
+            model,
+            lambda: cross_entropy(model(images), labels),
+            optimizer,
+            around=lambda: context.bf16(device == "cuda"),
+        )
+
+    return {kind: (model, step_of(model)) for kind, model in models.items()}
 
 
 def _compared(before: Path, after: Path) -> dict[str, Any]:
@@ -83,25 +74,28 @@ def _compared(before: Path, after: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it works")
-    parser.add_argument("--repeats", type=int, default=3, help="recordings of each model")
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, out="compare_runs.json", cases=False)
+    parser.add_argument("--repeats", type=int, help="recordings of each model (default: 3)")
     parser.add_argument("--keep", type=Path, help="keep the recordings in this folder")
-    parser.add_argument("--out", type=Path, default=RESULTS / "compare_runs.json")
-    arguments = parser.parse_args()
-    import torch
+    arguments = parse(parser, argv)
+    import backspot
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    repeats = arguments.repeats or (2 if arguments.small else 3)
+    steps = 3 if arguments.small else 8
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        models = _models(device, arguments.small)
+        models = _models(arguments.device, arguments.small)
         recorded: dict[str, list[Path]] = {name: [] for name in models}
-        for number in range(arguments.repeats):
+        for number in range(repeats):
             for name, (model, step) in models.items():
                 path = folder / f"{name}.{number}.json.gz"
-                _record(model, step, device, path)
+                with backspot.instrument(model):
+                    record_trace(
+                        step, arguments.device, path, steps=steps, warmup=3, settled=3 + steps
+                    )
                 recorded[name].append(path)
         pairs = [
             (f"{name}, twice", *pair)
@@ -124,8 +118,9 @@ def main() -> None:
             for r in results
         ],
     )  # fmt: skip
-    write_json(arguments.out, {"hardware": machine(device), "steps": _STEPS, "pairs": results})
+    write_results(arguments, {"steps": steps, "pairs": results})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.gpu_truth
 
 For each model: (a) the device time of every module against a second, plain count of its kernels
-from the same trace (``plain.py``), which must agree to the nanosecond; (b) the wall time of
+from the same trace (``traces/plain.py``), which must agree to the nanosecond; (b) the wall time of
 every module above 2% of the backward against CUDA events recorded between the modules' backward
 nodes in a run without profiler. Absolute where the GPU is the bottleneck, of the backward or of
 that module; as shares where the host is, since the profiler slows the host.
@@ -14,55 +14,32 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.accuracy.module_clock import Tracker, fold, time_modules
-from benchmarks.common import add_common_arguments, print_table, spread, synchronize, write_json
+from benchmarks.cases import exit_code, run_cases, turn
+from benchmarks.common import (
+    choose,
+    command_line,
+    parse,
+    print_table,
+    record_trace,
+    script,
+    spread,
+)
 from benchmarks.traces.plain import Plain, busy, read_plain
 from benchmarks.traces.trim import read_trace
-from benchmarks.workers import choose, resolve_device, run_cases, turn
-
-if TYPE_CHECKING:
-    from benchmarks.accuracy.truth_models import Build
+from benchmarks.workers import Handler, Job, Record, Stage, serve
 
 _HEAVY = 0.02  # of the backward: what is compared
 _FAR = 0.10  # what is explained
 _GPU_BOUND = 0.9  # the GPU is busy for this share of the backward, or of the module's wall
-
-
-def _profile(build: Build, device: str, steps: int, path: Path) -> None:
-    import torch
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    optimizer = torch.optim.SGD(build.model.parameters(), lr=1e-6)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        build.loss().backward()
-        optimizer.step()
-
-    for _ in range(3):
-        step()
-    activities = [ProfilerActivity.CPU]
-    if device.startswith("cuda"):
-        activities.append(ProfilerActivity.CUDA)
-    with profile(
-        activities=activities,
-        schedule=schedule(wait=0, warmup=2, active=steps, repeat=1),
-        on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
-    ) as prof:
-        for number in range(steps + 2):
-            step()
-            if number < 2:
-                # What an earlier step left on the device has no launch record in the trace.
-                synchronize(device)
-            prof.step()
-    synchronize(device)
 
 
 def _compare_sums(trace: Path, plain: Plain, depth: int | None) -> dict[str, Any]:
@@ -110,30 +87,32 @@ def _compare_sums(trace: Path, plain: Plain, depth: int | None) -> dict[str, Any
     }
 
 
-def _child(name: str, arguments: argparse.Namespace) -> None:
-    result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        with turn(("torch", "timm", "torchvision", "transformers")):
-            result.update(_measure(name, arguments, trace))
-            write_json(arguments.out, result)
-        plain = read_plain(read_trace(trace))
-        result["sums"] = _compare_sums(trace, plain, result["depth"])
-        result["plain_busy"] = busy(plain.intervals) / max(1, plain.backward)
-    write_json(arguments.out, result)
-    sums = result["sums"]
-    print(
-        f"  kernels equal: {sums['equal']}, nodes equal: {sums['nodes_equal']} of {sums['nodes']}"
-    )
+def _measuring(arguments: argparse.Namespace) -> Handler:
+    def handle(job: Job, stage: Stage) -> Record:
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.json"
+            with turn("torch", "timm", "torchvision", "transformers"):
+                result = _measure(job["name"], arguments, trace)
+            stage("sums", result)
+            plain = read_plain(read_trace(trace))
+            result["sums"] = _compare_sums(trace, plain, result["depth"])
+        return result | {"plain_busy": busy(plain.intervals) / max(1, plain.backward)}
+
+    return handle
+
+
+def _describe(result: Record) -> Iterator[str]:
+    sums, backward = result["sums"], result["backward_ms"]
+    yield f"kernels equal: {sums['equal']}, nodes equal: {sums['nodes_equal']} of {sums['nodes']}"
     for entry in (*sums["differing"][:5], *sums["nodes_differing"][:5]):
-        print(f"    {entry}")
-    print(
-        f"  {result['bound']}-bound, backward {result['backward_ms']['backspot']:.2f} ms "
-        f"(events {result['backward_ms']['events'] or 0:.2f}); {len(result['modules'])} modules"
+        yield f"  {entry}"
+    yield (
+        f"{result['bound']}-bound, backward {backward['backspot']:.2f} ms "
+        f"(events {backward['events'] or 0:.2f}); {len(result['modules'])} modules"
     )
     for row in result["modules"]:
         if abs(row["difference"]) > _FAR:
-            print("    far: " + _say(row))
+            yield f"  far: {_say(row)}"
 
 
 def _say(row: dict[str, Any]) -> str:
@@ -153,14 +132,18 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str,
 
     import backspot
     from benchmarks.accuracy.truth_models import MODELS
-    from benchmarks.fixtures.cases import Context
+    from benchmarks.models import Context, training_step
 
     device = arguments.device
     torch.manual_seed(0)
     build = MODELS[name](Context(device, arguments.small))
     steps = 3 if arguments.small else 15
+    optimizer = torch.optim.SGD(build.model.parameters(), lr=1e-6)
+    step = training_step(build.model, build.loss, optimizer)
     with backspot.instrument(build.model):
-        _profile(build, device, 3, trace)
+        for _ in range(3):
+            step()
+        record_trace(step, device, trace, steps=3, warmup=2, settled=2)
     report = backspot.locate(trace, depth=build.depth)
     occupied = _occupied(report, trace)
     gpu_bound = device == "cpu" or occupied >= _GPU_BOUND
@@ -239,7 +222,7 @@ def _rows(
         }
 
 
-def _finish(cases: dict[str, Any]) -> dict[str, Any]:
+def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
     """Distribution of the differences and the outliers, over all cases so far."""
     groups: dict[str, list[float]] = defaultdict(list)
     outliers = []
@@ -262,36 +245,44 @@ def _finish(cases: dict[str, Any]) -> dict[str, Any]:
     return {"distribution": distribution, "outliers": outliers}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_common_arguments(parser, seconds=520, out="gpu_truth.json")
-    arguments = parser.parse_args()
-    resolve_device(arguments)
-    if arguments.child:
-        _child(arguments.child, arguments)
-        return
+_SMALL = ("mlp_launch_bound", "lstm")
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(command_line(__doc__, out="gpu_truth.json", seconds=520, jobs=2), argv)
+    if arguments.worker:
+        serve(_measuring(arguments))
+        return 0
     from benchmarks.accuracy.truth_models import MODELS
 
-    names = choose(arguments, list(MODELS))
-    cases = run_cases("benchmarks.accuracy.gpu_truth", names, arguments, _finish)
+    cases = run_cases(
+        __spec__.name,
+        choose(arguments, dict.fromkeys(MODELS, ""), _SMALL),
+        arguments,
+        lambda: _measuring(arguments),
+        summarise=_summarise,
+        describe=_describe,
+    )
     head = ("model", "bound", "busy", "kernels equal", "nodes", "equal", "backward ms", "events ms",
             "modules > 2%", "median diff %", "max diff %", "> 10%")  # fmt: skip
     rows = []
     for name, case in cases.items():
-        if "bound" not in case:
-            rows.append((name, case["status"], *([None] * 10)))
+        if "sums" not in case:
+            rows.append((name, case["end"], *([None] * 10)))
             continue
-        sums = case.get("sums", {})
+        sums = case["sums"]
         differences = [abs(row["difference"]) * 100 for row in case["modules"]] or [float("nan")]
         rows.append((
-            name, case["bound"], case["busy"], str(sums.get("equal")), sums.get("nodes"),
-            str(sums.get("nodes_equal")), case["backward_ms"]["backspot"],
+            name, case["bound"], case["busy"], str(sums["equal"]), sums["nodes"],
+            str(sums["nodes_equal"]), case["backward_ms"]["backspot"],
             case["backward_ms"]["events"], len(case["modules"]), statistics.median(differences),
             max(differences), sum(value > _FAR * 100 for value in differences),
         ))  # fmt: skip
     print_table(head, rows)
-    print(_finish(cases)["distribution"])
+    print(_summarise(cases)["distribution"])
+    return exit_code(cases.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

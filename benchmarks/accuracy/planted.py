@@ -1,7 +1,7 @@
 """Bottlenecks planted at random: does the ranked list name the module that was made slow?
 
-    python -m benchmarks.accuracy.planted --device cpu --trials 300 --out planted_cpu.jsonl
-    python -m benchmarks.accuracy.planted --device cuda --trials 120 --workers 3 --out cuda.jsonl
+    python -m benchmarks.accuracy.planted --device cpu --trials 300 --jobs 12
+    python -m benchmarks.accuracy.planted --device cuda --trials 120 --jobs 2
     python -m benchmarks.accuracy.planted --summarize planted_cpu.jsonl
 
 Each trial draws one call of one module, leaf or container, and runs its output through a node whose
@@ -21,7 +21,6 @@ nodes by name; that names a module only if a single one has nodes of the first n
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -30,12 +29,12 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.common import RESULTS, machine, print_table, write_json
-from benchmarks.workers import Job, Phase, Record, Stage, read_records, run, serve, short
+from benchmarks.cases import resumed_command_line, run_resumed, summarise_lines
+from benchmarks.common import parse, print_table, profiling, script, synchronize
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short, worker_command
 
 _STEPS = 3
 _SHARE = 0.3
@@ -62,8 +61,6 @@ class Trial:
 
     def forward_and_time_backward(self) -> float:
         """One step; seconds that its backward took."""
-        from benchmarks.common import synchronize
-
         self.seed(self.number)
         if self.plant is not None:
             self.plant.begin_step()
@@ -85,8 +82,6 @@ class Trial:
 
     def profile(self) -> Any:  # noqa: ANN401 - a torch profiler
         """A warm-up step, then three under the profiler, with no collection of garbage between."""
-        from benchmarks.accuracy.steps import profiling
-
         self.step()
         gc.collect()
         gc.disable()
@@ -122,7 +117,7 @@ class Trial:
 
 
 def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record:
-    """Plant one bottleneck and ask each technique for it.
+    """Plant one bottleneck and rank the modules by each technique.
 
     Args:
         job: ``architecture`` and ``seed``.
@@ -191,11 +186,11 @@ def _ask_ranges(trial: Trial, path: str) -> Record:
 
 
 def _ask_names(trial: Trial, path: str, report: Any) -> Record:  # noqa: ANN401 - a Report
-    from backspot.analysis.attribution.spans import EVALUATE
+    from backspot.trace.names import EVALUATE_FUNCTION
 
     key = "device_time_total" if trial.device == "cuda" else "cpu_time_total"
-    nodes = [e for e in trial.profile().key_averages() if e.key.startswith(EVALUATE)]
-    name = max(nodes, key=lambda event: getattr(event, key)).key.removeprefix(EVALUATE)
+    nodes = [e for e in trial.profile().key_averages() if e.key.startswith(EVALUATE_FUNCTION)]
+    name = max(nodes, key=lambda event: getattr(event, key)).key.removeprefix(EVALUATE_FUNCTION)
     owners = [
         row.path
         for row in report.modules
@@ -262,11 +257,10 @@ def rank_ranges(profiler: Any) -> list[str]:  # noqa: ANN401 - a torch profiler
 # Summary -----------------------------------------------------------------------------------------
 
 
-def summarize(records: list[Record], about: dict[str, Any]) -> Record:
+def summarise(records: list[Record]) -> Record:
     """All trials in one document."""
     trials = [r for r in records if "planted_ms" in r or r.get("stage") not in ("start", "plain")]
     summary: Record = {
-        "machine": about,
         "trials": len(trials),
         "architectures": len({r["architecture"] for r in trials}),
         "kinds": dict(Counter(r["kind"] for r in trials)),
@@ -316,62 +310,54 @@ def print_summary(summary: Record) -> None:
         print(f"left out: {name}: {reason}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--trials", type=int, default=300)
+def _examining(device: str, workers: int) -> Handler:
+    from benchmarks.accuracy.plants import cycles_per_millisecond
+    from benchmarks.accuracy.steps import set_up
+
+    set_up(device, 0.9 / max(1, workers))
+    cycles = cycles_per_millisecond() if device == "cuda" else 0.0
+    return lambda job, stage: examine(job, stage, device, cycles)
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = resumed_command_line(__doc__, out="planted_{device}.json")
+    parser.add_argument("--trials", type=int, help="how many (default: 300; with --small 1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=500, help="when to stop")
     parser.add_argument("--timeout", type=float, default=90, help="seconds for one trial")
     parser.add_argument("--host-gib", type=float, default=8, help="memory of a worker at most")
-    parser.add_argument("--out", type=Path, help="JSON lines; a run resumes where they end")
-    parser.add_argument("--summarize", type=Path, help="print this file's summary")
-    parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        from benchmarks.accuracy.plants import cycles_per_millisecond
-        from benchmarks.accuracy.steps import set_up
-
-        set_up(given.device, 0.9 / given.worker)
-        cycles = cycles_per_millisecond() if given.device == "cuda" else 0.0
-        serve(lambda job, stage: examine(job, stage, given.device, cycles))
+    arguments = parse(parser, argv)
+    if arguments.worker:
+        serve(_examining(arguments.device, arguments.worker))
         return 0
-    out = given.summarize or given.out or RESULTS / f"planted_{given.device}.jsonl"
-    beside = out.with_suffix(".machine.json")
-    left = 0
-    if not given.summarize:
-        import timm  # noqa: F401 - for its version
-        import transformers  # noqa: F401 - likewise
+    if arguments.summarize:
+        return summarise_lines(arguments, arguments.summarize, summarise, print_summary)
+    import timm  # noqa: F401 - every trial needs it
 
-        from benchmarks.accuracy.architectures import NAMES
+    from benchmarks.accuracy.architectures import NAMES, SMALL
 
-        jobs = [
-            {
-                "name": f"{number:04}-{NAMES[number % len(NAMES)]}",
-                "architecture": NAMES[number % len(NAMES)],
-                "seed": number,
-            }
-            for number in range(given.first, given.first + given.trials)
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.accuracy.planted",
-            "--device",
-            given.device,
-            "--worker",
-        ]
-        phases = [Phase(given.workers, given.timeout, given.host_gib)]
-        if given.workers > 1:
-            phases.append(Phase(1, given.timeout, given.host_gib))
-        left = run(jobs, lambda count: [*command, str(count)], phases, out, seconds=given.seconds)
-        write_json(beside, machine(given.device))
-    about = json.loads(beside.read_text()) if beside.exists() else {}
-    summary = summarize(read_records([out]), about)
-    print_summary(summary)
-    write_json(out.with_suffix(".summary.json"), summary)
-    return 3 if left else 0
+    names = SMALL if arguments.small else NAMES
+    count = arguments.trials or (1 if arguments.small else 300)
+    jobs = [
+        {
+            "name": f"{number:04}-{names[number % len(names)]}",
+            "architecture": names[number % len(names)],
+            "seed": number,
+        }
+        for number in range(arguments.first, arguments.first + count)
+    ]
+    phases = [Phase(arguments.jobs, arguments.timeout, arguments.host_gib)]
+    if arguments.jobs > 1:
+        phases.append(Phase(1, arguments.timeout, arguments.host_gib))
+    return run_resumed(
+        jobs,
+        worker_command(__spec__.name, arguments),
+        lambda: _examining(arguments.device, 1),
+        phases,
+        arguments,
+        summarise=summarise,
+        show=print_summary,
+    )
 
 
 if __name__ == "__main__":

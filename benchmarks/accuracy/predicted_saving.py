@@ -1,4 +1,4 @@
-"""Does what Backspot attributes to a module come off the step when the module is mended?
+"""Is the cost that Backspot shows for a module saved when the module is improved?
 
     python -m benchmarks.accuracy.predicted_saving
 
@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.cases import exit_code, run_cases, turn
 from benchmarks.common import (
-    add_common_arguments,
+    choose,
+    command_line,
     interleaved,
+    parse,
     print_table,
+    record_trace,
+    script,
     spread,
-    synchronize,
-    write_json,
 )
 from benchmarks.traces.plain import busy, read_plain
 from benchmarks.traces.trim import read_trace
-from benchmarks.workers import choose, resolve_device, run_cases, turn
+from benchmarks.workers import Handler, Job, Record, Stage, serve
 
 if TYPE_CHECKING:
     from benchmarks.accuracy.remedies import Remedy, Side
@@ -38,25 +43,10 @@ _FAR = 0.40
 
 def _profile(side: Side, device: str, path: Path, steps: int) -> dict[str, Any]:
     """Each module's forward and backward, milliseconds a step."""
-    from torch.profiler import ProfilerActivity, profile, schedule
-
     import backspot
 
-    activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with (
-        backspot.instrument(side.model),
-        profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=3, active=steps, repeat=1),
-            on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
-        ) as prof,
-    ):
-        for _ in range(steps + 3):
-            side.step()
-            prof.step()
-    synchronize(device)
+    with backspot.instrument(side.model):
+        record_trace(side.step, device, path, steps=steps, warmup=3)
     report = backspot.locate(path)
     plain = read_plain(read_trace(path))
     return {
@@ -146,49 +136,58 @@ def _row_cost(profiled: dict[str, Any], path: str) -> float:
     return row["forward"] + row["backward"] if row else 0.0
 
 
-def _child(name: str, arguments: argparse.Namespace) -> None:
+def _measuring(arguments: argparse.Namespace) -> Handler:
+    def handle(job: Job, stage: Stage) -> Record:
+        with turn("torch", "torch._dynamo", "timm"):
+            return _measure(job["name"], arguments.device, arguments.small, stage)
+
+    return handle
+
+
+def _measure(name: str, device: str, small: bool, stage: Stage) -> Record:
     import torch
 
-    import benchmarks.accuracy.remedies  # noqa: F401 - registers its remedies
     from benchmarks.accuracy.remedies import REMEDIES, describe
-    from benchmarks.fixtures.cases import Context
+    from benchmarks.models import Context
 
-    device, small = arguments.device, arguments.small
     remedy = REMEDIES[name]
-    result: dict[str, Any] = describe(name)
-    with turn(("torch", "torch._dynamo", "timm")), tempfile.TemporaryDirectory() as folder:
-        sides = []
-        for mended in (False, True):
-            torch.manual_seed(0)
-            sides.append(remedy.build(Context(device, small), mended))
-        # Profiled first: the profiler leaves the step as it was, compiled regions included.
+    result: Record = describe(name)
+    sides = []
+    for after in (False, True):
+        torch.manual_seed(0)
+        sides.append(remedy.build(Context(device, small), after))
+    # Profiled first: the profiler leaves the step as it was, compiled regions included.
+    with tempfile.TemporaryDirectory() as folder:
         for kind, side in zip(("before", "after"), sides, strict=True):
             for _ in range(3):
                 side.step()
             result[kind] = _profile(side, device, Path(folder) / f"{kind}.json", 2 if small else 5)
-            write_json(arguments.out, result)
-        times = interleaved(
-            [side.step for side in sides], device, rounds=3 if small else 25,
-            inner=1 if small else 5, seconds=45,
-        )  # fmt: skip
+            stage(kind, result)
+    times = interleaved(
+        [side.step for side in sides], device, rounds=3 if small else 25,
+        inner=1 if small else 5, seconds=45,
+    )  # fmt: skip
     result["times_ms"] = times
     result["result"] = _judge(remedy, result["before"], result["after"], times)
     for kind in ("before", "after"):  # the rows that say something
         rows = result[kind]["rows"]
         heavy = sorted(rows, key=lambda p: -rows[p]["forward"] - rows[p]["backward"])[:40]
         result[kind]["rows"] = {path: rows[path] for path in heavy}
-    write_json(arguments.out, result)
+    return result
+
+
+def _describe(result: Record) -> Iterator[str]:
     judged = result["result"]
-    print(
-        f"  {judged['bound_by']}-bound: real {judged['real_saving_ms']['median']:.3f} ms of "
+    yield (
+        f"{judged['bound_by']}-bound: real {judged['real_saving_ms']['median']:.3f} ms of "
         f"{judged['step_before_ms']['median']:.2f}, predicted {judged['predicted_saving_ms']:.3f}, "
         f"every row {judged['every_row_ms']:.3f}, error {judged['error']:.1%}, "
         f"bound {judged['bound_ms']:.2f} held: {judged['bound_held']}"
     )
-    print(f"    moved: {[(p, round(ms, 3)) for p, ms in judged['moved'][:6]]}")
+    yield f"  moved: {[(p, round(ms, 3)) for p, ms in judged['moved'][:6]]}"
 
 
-def _finish(cases: dict[str, Any]) -> dict[str, Any]:
+def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for bound in ("gpu", "launch"):
         errors = {
@@ -207,25 +206,28 @@ def _finish(cases: dict[str, Any]) -> dict[str, Any]:
     return {"summary": summary, "bounds_held": f"{sum(held)} of {len(held)}"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_common_arguments(parser, seconds=520, out="predicted_saving.json")
-    arguments = parser.parse_args()
-    resolve_device(arguments)
-    if arguments.child:
-        _child(arguments.child, arguments)
-        return
-    import benchmarks.accuracy.remedies  # noqa: F401 - registers its remedies
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(command_line(__doc__, out="predicted_saving.json", seconds=520, jobs=2), argv)
+    if arguments.worker:
+        serve(_measuring(arguments))
+        return 0
     from benchmarks.accuracy.remedies import REMEDIES
 
-    names = choose(arguments, list(REMEDIES))
-    cases = run_cases("benchmarks.accuracy.predicted_saving", names, arguments, _finish)
+    cases = run_cases(
+        __spec__.name,
+        choose(arguments, {n: r.about for n, r in REMEDIES.items()}, ("attention_fused",)),
+        arguments,
+        lambda: _measuring(arguments),
+        summarise=_summarise,
+        describe=_describe,
+    )
     head = ("remedy", "bound by", "step ms", "after", "saved ms", "quartiles", "predicted ms",
             "saved %", "predicted %", "error %", "said before: at most ms", "held")  # fmt: skip
     rows = []
     for name, case in cases.items():
         if "result" not in case:
-            rows.append((case.get("about", name), case["status"], *([None] * 10)))
+            rows.append((case.get("about", name), case["end"], *([None] * 10)))
             continue
         found = case["result"]
         saved = found["real_saving_ms"]
@@ -237,8 +239,9 @@ def main() -> None:
             found["bound_ms"], "yes" if found["bound_held"] else "no",
         ))  # fmt: skip
     print_table(head, rows)
-    print(_finish(cases))
+    print(_summarise(cases))
+    return exit_code(cases.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

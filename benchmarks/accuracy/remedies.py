@@ -12,9 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.fixtures.cases import Context, Mlp
+from benchmarks.models import (
+    Attention,
+    Checkpointed,
+    Context,
+    IndexPatchDropout,
+    ResidualMlp,
+    patch_drop_vit,
+    training_step,
+)
 
 __all__ = ["REMEDIES", "Remedy", "Side", "describe", "remedy", "side_of"]
 
@@ -62,15 +69,9 @@ def remedy(
 def side_of(
     context: Context, model: nn.Module, forward: Callable[[], torch.Tensor], *, bf16: bool = True
 ) -> Side:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(context.device, torch.bfloat16, enabled=bf16):
-            loss = forward().float().square().mean()
-        loss.backward()
-        optimizer.step()
-
+    step = training_step(
+        model, lambda: forward().float().square().mean(), around=lambda: context.bf16(bf16)
+    )
     return Side(model, step)
 
 
@@ -78,17 +79,9 @@ def side_of(
 
 
 def _patch_drop(context: Context, after: bool) -> Side:
-    from timm.models.vision_transformer import VisionTransformer
-
-    from benchmarks.accuracy.published_case import index_drop
-
-    size: dict[str, int] = {"depth": 6}
-    if context.small:
-        size = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
-    with torch.device(context.device):
-        model = VisionTransformer(patch_drop_rate=0.5, **size).train()
+    model = patch_drop_vit(context, depth=context.pick(6, 2))
     if after:
-        model.patch_drop = index_drop(0.5)
+        model.patch_drop = IndexPatchDropout()
     side = context.pick(224, 32)
     images = context.randn(context.pick(192, 4), 3, side, side)
     return side_of(context, model, lambda: model(images))
@@ -108,22 +101,11 @@ def patch_drop(context: Context, after: bool) -> Side:
 # Transformers ------------------------------------------------------------------------------------
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int, *, fused: bool) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.heads = heads
-        self.fused = fused
+class _WrittenOutAttention(Attention):
+    """Attention as three operations in the type of its input."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if self.fused:
-            y = functional.scaled_dot_product_attention(q, k, v)
-        else:
-            y = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1).to(v.dtype) @ v
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+    def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1).to(v.dtype) @ v
 
 
 class _EagerNorm(nn.Module):
@@ -154,7 +136,7 @@ class _Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm1 = _EagerNorm(width) if eager_norm else nn.LayerNorm(width)
-        self.attn = _Attention(width, max(1, width // 64), fused=fused)
+        self.attn = (Attention if fused else _WrittenOutAttention)(width)
         self.norm2 = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, 4 * width)
         self.act = _TanhGelu() if eager_gelu else nn.GELU(approximate="tanh")
@@ -240,20 +222,6 @@ def block_bf16(context: Context, after: bool) -> Side:
     return _tower(context, blocks)
 
 
-class _Checkpointed(nn.Module):
-    def __init__(self, block: nn.Module, *, active: bool) -> None:
-        super().__init__()
-        self.block = block
-        self.active = active
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.active:
-            return self.block(x)
-        from torch.utils.checkpoint import checkpoint
-
-        return checkpoint(self.block, x, use_reentrant=False)
-
-
 @remedy(
     "checkpointing off in three of six blocks",
     ("blocks.1", "blocks.2", "blocks.3"),
@@ -262,7 +230,7 @@ class _Checkpointed(nn.Module):
 def checkpointing_off(context: Context, after: bool) -> Side:
     def blocks(width: int) -> list[nn.Module]:
         return [
-            _Checkpointed(_Block(width), active=not after) if i in (1, 2, 3) else _Block(width)
+            Checkpointed(_Block(width), active=not after) if i in (1, 2, 3) else _Block(width)
             for i in range(6)
         ]
 
@@ -328,7 +296,7 @@ def embedding_one_hot(context: Context, after: bool) -> Side:
         def __init__(self) -> None:
             super().__init__()
             self.types = OneHot() if after else nn.Embedding(16, width)
-            self.body = Mlp(width, 3)
+            self.body = ResidualMlp(width, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.body(self.types(x))
@@ -363,7 +331,7 @@ def mask_where(context: Context, after: bool) -> Side:
     width = context.pick(2048, 16)
     model = nn.Sequential()
     for index in range(3):
-        model.add_module(f"body{index}", Mlp(width, 4))
+        model.add_module(f"body{index}", ResidualMlp(width, 4))
         if index < 2:
             model.add_module(f"mask{index}", _Masking(where=after))
     model.to(context.device)
@@ -387,10 +355,10 @@ class _Small(nn.Module):
 def _compiled_chain(context: Context, after: bool, rows: int) -> Side:
     width = context.pick(1024, 16)
     model = nn.Sequential()
-    model.add_module("before", Mlp(width, 4))
+    model.add_module("before", ResidualMlp(width, 4))
     chain = _Small(width, context.pick(12, 2))
     model.add_module("chain", chain)
-    model.add_module("after", Mlp(width, 4))
+    model.add_module("after", ResidualMlp(width, 4))
     model.to(context.device)
     if after:
         chain.compile()

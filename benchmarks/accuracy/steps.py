@@ -6,14 +6,12 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.common import synchronize  # first: it sets the environment that PyTorch reads
+import numpy as np
+import torch
 
-import numpy as np  # isort: skip
-import torch  # isort: skip
-from torch.profiler import ProfilerActivity, profile
+from benchmarks.common import profiling, synchronize
 
 BATCH = 2
 _SIZES = (32, 64, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 768, 1024)
@@ -36,17 +34,6 @@ def seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
-
-
-@contextmanager
-def profiling(device: str) -> Iterator[Any]:
-    """A profiler of host and device that ends when the device is through."""
-    activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as prof:
-        yield prof
-        synchronize(device)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - what a model returns

@@ -1,7 +1,7 @@
 """Every model of timm: one training step plain, and one instrumented under the profiler.
 
-    python -m benchmarks.accuracy.timm_sweep --device cuda --workers 10 --out sweep.jsonl
-    python -m benchmarks.accuracy.timm_sweep --summarize sweep.jsonl
+    python -m benchmarks.accuracy.timm_sweep --device cuda --jobs 15
+    python -m benchmarks.accuracy.timm_sweep --summarize timm_sweep.jsonl
 
 Each model has random weights, the smallest input that it takes, and a batch of 2. For each is
 recorded: whether loss and gradients are bit-identical with and without ``instrument`` (and plain
@@ -13,17 +13,17 @@ bear no marker; hooks left after ``remove()``. Every seventh name also takes a s
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import re
 import sys
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common import RESULTS, machine, print_table, write_json
-from benchmarks.workers import Job, Phase, Record, Stage, read_records, run, serve, short
+from benchmarks.cases import resumed_command_line, run_resumed, summarise_lines
+from benchmarks.common import parse, print_table, profiling, script
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short, worker_command
 
 _EVERY = 7  # of which names take a step with full backward hooks too
 _GIANT = re.compile(r"giant|gigantic|enormous|_[157]b_")
@@ -48,7 +48,6 @@ def examine(job: Job, stage: Stage, device: str) -> Record:
         hooks_of,
         loss_of,
         names_of_nodes,
-        profiling,
         same_bits,
         seed,
     )
@@ -123,7 +122,7 @@ def _module_mode(
     import torch
 
     import backspot
-    from benchmarks.accuracy.steps import profiling, same_bits
+    from benchmarks.accuracy.steps import same_bits
 
     try:
         with backspot.instrument(model, hooks="module"), profiling(device):
@@ -147,25 +146,25 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
     """
     import numpy as np
 
-    from backspot.analysis.attribution.ownership import SPECIAL, attribute
-    from backspot.analysis.attribution.spans import EVALUATE
+    from backspot.analysis.attribution.ownership import attribute
     from backspot.trace import Category, read_events
-    from backspot.trace.labels import Kind, parse_label
+    from backspot.trace.labels import Kind
+    from backspot.trace.names import EVALUATE_FUNCTION
 
     events = read_events(profiler)
     ownership = attribute(events)
     spans = ownership.spans
-    labels = [parse_label(name) for name in events.names]
-    of_module = {(m.path, m.class_name): i + len(SPECIAL) for i, m in enumerate(spans.modules)}
+    owners = ownership.owners
+    of_module = {(m.path, m.class_name): owner for owner, m in owners.each_module()}
     names_owner = np.array(
         [
             of_module.get((label.path, label.class_name), -1)
             if label is not None and label.kind is Kind.BACKWARD
             else -2
-            for label in labels
+            for label in events.labels
         ]
     )
-    is_label = np.array([label is not None for label in labels]) | events.name_mask(EVALUATE)
+    is_label = events.is_label | events.name_mask(EVALUATE_FUNCTION)
     operators = events.of(Category.OPERATOR, Category.ANNOTATION)
     nodes = np.flatnonzero(spans.is_node)
     right = np.zeros(len(nodes), bool)
@@ -180,9 +179,9 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
         time_of = np.minimum(first, spans.end[node])
         at = np.searchsorted(events.start[markers], time_of, side="right") - 1
         said = np.append(names_owner[events.name[markers]], OUTSIDE)[at]
-        owner = spans_owner(ownership.owner[node], len(SPECIAL))
-        right[on_thread] = said == owner
-    owned = ownership.owner[nodes] >= len(SPECIAL)
+        owner = ownership.owner[node]
+        right[on_thread] = said == np.where(owners.is_special[owner], OUTSIDE, owner)
+    owned = ~owners.is_special[ownership.owner[nodes]]
     return {
         "marker_share": float(right[owned].mean()) if owned.any() else None,
         "marker_share_all": float(right.mean()) if len(nodes) else None,
@@ -196,13 +195,6 @@ def marker_shares(profiler: Any) -> Record:  # noqa: ANN401 - a torch profiler
 OUTSIDE = -3  # no module, and no marker before
 
 
-def spans_owner(owner: Any, special: int) -> Any:  # noqa: ANN401 - arrays of integers
-    """Owners, with one number for all that are no module."""
-    import numpy as np
-
-    return np.where(owner < special, OUTSIDE, owner)
-
-
 # Summary -----------------------------------------------------------------------------------------
 
 
@@ -213,7 +205,7 @@ def outcome(record: Record) -> str:
     return "left out" if record.get("stage") in ("start", "plain") else "failed"
 
 
-def summarize(records: list[Record], about: dict[str, Any]) -> Record:
+def summarise(records: list[Record]) -> Record:
     """The whole sweep in one document."""
     groups: dict[str, list[Record]] = {"measured": [], "left out": [], "failed": []}
     for record in sorted(records, key=lambda record: record["name"]):
@@ -226,7 +218,6 @@ def summarize(records: list[Record], about: dict[str, Any]) -> Record:
         r.get("module_mode", r).get("error", "").split(" Backspot:")[0][:110] for r in failed
     )
     summary: Record = {
-        "machine": about,
         "models": len(records),
         "measured": len(measured),
         "left_out": {r["name"]: r["error"] for r in groups["left out"]},
@@ -327,67 +318,44 @@ def jobs_of(models: str, shard: str, every: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (job["number"] * 7919) % 1009)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--models", default="*", help="names, with * and ?")
+def _examining(device: str, workers: int) -> Handler:
+    from benchmarks.accuracy.steps import set_up
+
+    set_up(device, 0.9 / max(1, workers))
+    return lambda job, stage: examine(job, stage, device)
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = resumed_command_line(__doc__, out="timm_sweep.json")
+    parser.add_argument("--models", help="names, with * and ? (default: *; with --small resnet10t)")
     parser.add_argument("--shard", default="1/1", help="i/n: every nth name from the ith on")
     parser.add_argument("--every", type=int, default=1, help="take every nth name only")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=500, help="when to stop")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one model")
     parser.add_argument("--host-gib", type=float, default=0, help="memory of a worker at most")
-    parser.add_argument("--out", type=Path, default=RESULTS / "timm_sweep.jsonl")
-    parser.add_argument("--summarize", type=Path, nargs="+", help="print these files' summary")
-    parser.add_argument("--summary", type=Path, help="where the summary goes")
-    parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        from benchmarks.accuracy.steps import set_up
-
-        set_up(given.device, 0.9 / given.worker)
-        serve(lambda job, stage: examine(job, stage, given.device))
+    arguments = parse(parser, argv)
+    if arguments.worker:
+        serve(_examining(arguments.device, arguments.worker))
         return 0
-    files = given.summarize or [given.out]
-    left = 0
-    about_file = given.out.with_suffix(".machine.json")
-    if not given.summarize:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.accuracy.timm_sweep",
-            "--device",
-            given.device,
-            "--worker",
-        ]
-        workers, gib = given.workers, given.host_gib or 100 / (given.workers + 2)
-        phases = [Phase(workers, given.timeout, gib)]
-        if workers > 3:
-            phases += [Phase(3, 2 * given.timeout, max(gib, 30))]
-        if workers > 1:
-            phases += [Phase(1, 2 * given.timeout, max(gib, 90))]
-        left = run(
-            jobs_of(given.models, given.shard, given.every),
-            lambda count: [*command, str(count)],
-            phases,
-            given.out,
-            seconds=given.seconds,
-            late=lambda job: bool(_GIANT.search(job["name"])),
-        )
-        import timm  # noqa: F401 - for its version
-
-        write_json(about_file, machine(given.device))
-    import json
-
-    about: dict[str, Any] = {}
-    for path in files:
-        beside = path.with_suffix(".machine.json")
-        if beside.exists():
-            about |= json.loads(beside.read_text())
-    summary = summarize(read_records(files), about)
-    print_summary(summary)
-    write_json(given.summary or files[0].with_suffix(".summary.json"), summary)
-    return 3 if left else 0
+    if arguments.summarize:
+        return summarise_lines(arguments, arguments.summarize, summarise, print_summary)
+    models = arguments.models or ("resnet10t" if arguments.small else "*")
+    workers, gib = arguments.jobs, arguments.host_gib or 100 / (arguments.jobs + 2)
+    phases = [Phase(workers, arguments.timeout, gib)]
+    if workers > 3:
+        phases += [Phase(3, 2 * arguments.timeout, max(gib, 30))]
+    if workers > 1:
+        phases += [Phase(1, 2 * arguments.timeout, max(gib, 90))]
+    return run_resumed(
+        jobs_of(models, arguments.shard, arguments.every),
+        worker_command(__spec__.name, arguments),
+        lambda: _examining(arguments.device, 1),
+        phases,
+        arguments,
+        summarise=summarise,
+        show=print_summary,
+        late=lambda job: bool(_GIANT.search(job["name"])),
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.fixtures.cases import Context, Mlp
+from benchmarks.models import (
+    Context,
+    ResidualMlp,
+    TwoStreams,
+    gpt2_loss,
+    resnet,
+    timm_model,
+)
+from benchmarks.models import (
+    gpt2 as make_gpt2,
+)
 
 __all__ = ["MODELS", "Build"]
 
@@ -53,67 +63,54 @@ def _classifier(
     labels = context.randint(10, len(images))
 
     def loss() -> torch.Tensor:
-        with torch.autocast(context.device, torch.bfloat16, enabled=bf16):
+        with context.bf16(bf16):
             return functional.cross_entropy(model(images), labels)
 
     return Build(model, loss)
 
 
-def _timm(context: Context, name: str, **changes: Any) -> nn.Module:  # noqa: ANN401 - timm's own
-    import timm
-
-    if context.small and "vit" in name:
-        name, changes = "vit_tiny_patch16_224", {**changes, "img_size": 64, "depth": 2}
-    if context.small and "swin" in name:
-        changes = {**changes, "img_size": 64, "window_size": 2}
-    with torch.device(context.device):
-        return timm.create_model(name, num_classes=10, **changes)
-
-
 @_model
 def vit_patch_drop(context: Context) -> Build:
     torch.use_deterministic_algorithms(True)
-    model = _timm(context, "vit_base_patch16_224", patch_drop_rate=0.5)
+    model = timm_model(context, "vit_base_patch16_224", num_classes=10, patch_drop_rate=0.5)
     return _classifier(context, model, 128)
 
 
 @_model
 def vit(context: Context) -> Build:
-    return _classifier(context, _timm(context, "vit_base_patch16_224"), 96)
+    return _classifier(context, timm_model(context, "vit_base_patch16_224", num_classes=10), 96)
 
 
 @_model
 def vit_launch_bound(context: Context) -> Build:
-    return _classifier(context, _timm(context, "vit_small_patch16_224"), 2)
+    return _classifier(context, timm_model(context, "vit_small_patch16_224", num_classes=10), 2)
 
 
 @_model
 def resnet50_channels_last(context: Context) -> Build:
-    from torchvision.models import resnet50
-
-    return _classifier(context, resnet50(num_classes=10), 192)
+    return _classifier(context, resnet(context, 50, classes=10), 192)
 
 
 @_model
 def resnet50_fp32(context: Context) -> Build:
-    from torchvision.models import resnet50
-
-    return _classifier(context, resnet50(num_classes=10), 64, bf16=False)
+    return _classifier(context, resnet(context, 50, classes=10), 64, bf16=False)
 
 
 @_model
 def convnext(context: Context) -> Build:
-    return _classifier(context, _timm(context, "convnext_tiny"), 96)
+    return _classifier(context, timm_model(context, "convnext_tiny", num_classes=10), 96)
 
 
 @_model
 def swin(context: Context) -> Build:
-    return _classifier(context, _timm(context, "swin_tiny_patch4_window7_224"), 96)
+    return _classifier(
+        context, timm_model(context, "swin_tiny_patch4_window7_224", num_classes=10), 96
+    )
 
 
 @_model
 def efficientnet(context: Context) -> Build:
-    return _classifier(context, _timm(context, "efficientnet_b0"), 192)
+    return _classifier(context, timm_model(context, "efficientnet_b0", num_classes=10), 192)
 
 
 @_model
@@ -134,26 +131,10 @@ def segmentation(context: Context) -> Build:
 
 
 def _gpt2(context: Context, *, checkpointed: bool) -> Build:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_layer=context.pick(8, 2),
-        n_embd=context.pick(768, 48),
-        n_head=context.pick(12, 3),
-        vocab_size=context.pick(32000, 211),
-        n_positions=context.pick(512, 32),
-        use_cache=False,
-    )
-    model = GPT2LMHeadModel(config).to(context.device).train()
+    model = make_gpt2(context, layers=context.pick(8, 2))
     if checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    tokens = context.randint(config.vocab_size, context.pick(24, 2), config.n_positions)
-
-    def loss() -> torch.Tensor:
-        with context.bf16():
-            return model(input_ids=tokens, labels=tokens).loss
-
-    return Build(model, loss, depth=3 if checkpointed else None)
+    return Build(model, gpt2_loss(context, model, 24), depth=3 if checkpointed else None)
 
 
 @_model
@@ -168,7 +149,7 @@ def gpt2_checkpointed(context: Context) -> Build:
 
 @_model
 def mlp_wide(context: Context) -> Build:
-    model = Mlp(context.pick(4096, 16), 8).to(context.device)
+    model = ResidualMlp(context.pick(4096, 16), 8).to(context.device)
     inputs = context.randn(context.pick(8192, 4), context.pick(4096, 16))
 
     def loss() -> torch.Tensor:
@@ -180,7 +161,7 @@ def mlp_wide(context: Context) -> Build:
 
 @_model
 def mlp_launch_bound(context: Context) -> Build:
-    model = nn.Sequential(*(Mlp(64, 6) for _ in range(12))).to(context.device)
+    model = nn.Sequential(*(ResidualMlp(64, 6) for _ in range(12))).to(context.device)
     inputs = context.randn(8, 64)
     return Build(model, lambda: model(inputs).square().mean())
 
@@ -189,7 +170,7 @@ def mlp_launch_bound(context: Context) -> Build:
 def attention_math(context: Context) -> Build:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    model = _timm(context, "vit_base_patch16_224")
+    model = timm_model(context, "vit_base_patch16_224", num_classes=10)
     build = _classifier(context, model, 64)
 
     def loss() -> torch.Tensor:
@@ -221,7 +202,7 @@ def lstm(context: Context) -> Build:
 @_model
 def embedding_duplicates(context: Context) -> Build:
     rows, width = context.pick(50000, 100), context.pick(768, 16)
-    model = nn.Sequential(nn.Embedding(rows, width), nn.LayerNorm(width), Mlp(width, 3))
+    model = nn.Sequential(nn.Embedding(rows, width), nn.LayerNorm(width), ResidualMlp(width, 3))
     model.to(context.device)
     tokens = context.randint(4, context.pick(128, 2), context.pick(512, 8))
     return Build(model, lambda: model(tokens).square().mean())
@@ -247,7 +228,7 @@ def sync_in_backward(context: Context) -> Build:
     width = context.pick(2048, 16)
     model = nn.Sequential()
     for index in range(4):
-        model.add_module(f"mlp{index}", Mlp(width, 4))
+        model.add_module(f"mlp{index}", ResidualMlp(width, 4))
         model.add_module(f"sync{index}", _Syncing())
     model.to(context.device)
     inputs = context.randn(context.pick(8192, 4), width)
@@ -278,8 +259,6 @@ def compiled_blocks(context: Context) -> Build:
 @_model
 def two_streams(context: Context) -> Build:
     """Kernels of two modules run at once: sums are compared, the clock is not."""
-    from benchmarks.fixtures.cases_special import TwoStreams
-
     model = TwoStreams(context.pick(2048, 16), 4, context.device).to(context.device)
     inputs = context.randn(context.pick(4096, 4), context.pick(2048, 16))
     return Build(model, lambda: model(inputs).square().mean(), clock=False)

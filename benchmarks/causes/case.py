@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
-from benchmarks.common import RESULTS  # first: it sets the environment that PyTorch reads
+import torch
+from torch import nn
 
-import torch  # isort: skip
-from torch import nn  # isort: skip
-
-from benchmarks.fixtures.cases import Context
+from benchmarks.models import Context, training_step
 
 __all__ = [
     "CASES",
     "DATA",
     "OPTIMIZER",
-    "RESULTS",
     "Built",
     "Case",
     "Context",
@@ -63,6 +58,7 @@ class Case:
         gpus: how many it needs.
         ranks: processes that train together.
         build: makes it.
+        steps: how many steps its trace holds.
     """
 
     name: str
@@ -74,6 +70,7 @@ class Case:
     gpus: int
     ranks: int
     build: Callable[[Context], Built]
+    steps: int = 2
 
 
 CASES: dict[str, Case] = {}
@@ -160,15 +157,7 @@ def built(
         autocast: run ``forward`` under bf16 autocast.
         close: see ``Built``.
     """
-    chosen = optimizer or adamw(context, model)
-
-    def step() -> None:
-        chosen.zero_grad(set_to_none=True)
-        around: Any = context.bf16() if autocast else nullcontext()
-        with around:
-            value = forward()
-        value.backward()
-        chosen.step()
-
+    optimizer = optimizer or adamw(context, model)
+    step = training_step(model, forward, optimizer, around=lambda: context.bf16(autocast))
     named = [(model, "")] + ([(loss, "loss")] if loss is not None else [])
     return Built(named, step, close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_table
-from benchmarks.traces.trim import read_trace, write_trace
+from benchmarks.traces.trim import SUFFIX, read_trace, write_trace
 
 __all__ = [
     "judge",
+    "print_rules",
     "print_verdicts",
     "recorded_facts",
     "show_findings",
@@ -27,20 +29,19 @@ __all__ = [
     "verdict",
 ]
 
-_SUFFIX = ".trace.json.gz"
 _SHAPES = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 
 
 def _traces_in(folder: Path, wanted: set[str] | None) -> Iterator[tuple[str, bytes]]:
     """Each trace of a folder by its case's name, those in tars too."""
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
-        name = path.name.removesuffix(_SUFFIX)
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        name = path.name.removesuffix(SUFFIX)
         if wanted is None or name in wanted:
             yield name, path.read_bytes()
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path) as archive:
             for member in archive:
-                name = member.name.removesuffix(_SUFFIX)
+                name = member.name.removesuffix(SUFFIX)
                 held = archive.extractfile(member)
                 known = name != member.name and (wanted is None or name in wanted)
                 if known and held is not None:
@@ -105,8 +106,6 @@ def _examine(data: bytes, *, shapes: bool = True) -> dict[str, Any]:
 
 
 def _without_shapes(data: bytes) -> bytes:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         path.write_bytes(data)
@@ -221,6 +220,14 @@ def show_findings(name: str, found: dict[str, Any]) -> None:
             print(
                 f"      · {place['path']} ({place['class_name']}) ×{place['count']} {wall:.2f} ms"
             )
+
+
+def print_rules(found: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Print and return how many findings each rule has."""
+    fired = Counter(finding["rule"] for result in found.values() for finding in result["findings"])
+    rules = dict(fired.most_common())
+    print_table(["rule", "models"], [[rule, count] for rule, count in rules.items()])
+    return rules
 
 
 def print_verdicts(

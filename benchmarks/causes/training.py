@@ -1,27 +1,18 @@
-"""The models of ``models.py`` at the size of the run, each with a training step."""
+"""A training step for each model in which a cause is planted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.causes.case import (  # first: it sets the environment that PyTorch reads
-    Built,
-    Context,
-    built,
-)
+import torch
+from torch import nn
 
-import torch  # isort: skip
-from torch import nn  # isort: skip
-
-from benchmarks.causes.models import Detector, Gpt, Recommender, Unet, Vit, Wide
+from benchmarks.causes.case import Built, Context, built
+from benchmarks.models import Detector, Gpt, Recommender, ResidualMlp, Unet, Vit
 
 __all__ = [
-    "detector",
     "forward_recommender",
-    "gpt",
     "images",
-    "recommender",
-    "resnet",
     "train_detector",
     "train_gpt",
     "train_recommender",
@@ -29,59 +20,7 @@ __all__ = [
     "train_unet",
     "train_vit",
     "train_wide",
-    "unet",
-    "vit",
-    "wide",
 ]
-
-# Each at the size of the run ----------------------------------------------------------------------
-
-
-def _made(context: Context, make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.device(context.device):
-        return make().train()
-
-
-def vit(context: Context, *, depth: int = 4, dtype: torch.dtype = torch.bfloat16) -> Vit:
-    width, side, patch = (64, 32, 8) if context.small else (1024, 224, 16)
-    model = _made(context, lambda: Vit(width, context.pick(depth, 2), side, patch))
-    return model.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[return-value]
-
-
-def gpt(context: Context, *, depth: int = 4, dtype: torch.dtype = torch.bfloat16) -> Gpt:
-    width, length, words = (64, 32, 128) if context.small else (1024, 1024, 8192)
-    model = _made(context, lambda: Gpt(width, context.pick(depth, 2), length, words))
-    return model.to(dtype)  # type: ignore[return-value]
-
-
-def recommender(context: Context, *, users: int = 100_000, items: int = 50_000) -> Recommender:
-    sizes = (50, 60, 16, 32) if context.small else (users, items, 128, 1024)
-    model = _made(context, lambda: Recommender(*sizes))
-    return model.to(torch.bfloat16)  # type: ignore[return-value]
-
-
-def resnet(context: Context) -> nn.Module:
-    from torchvision.models import resnet18
-
-    return _made(context, resnet18).to(memory_format=torch.channels_last)
-
-
-def unet(context: Context) -> Unet:
-    model = _made(context, lambda: Unet(context.pick(64, 8)))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[return-value]
-
-
-def detector(context: Context, select: nn.Module, *, best: int = 1024) -> Detector:
-    model = _made(context, lambda: Detector(context.pick(256, 16), context.pick(best, 8), select))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[return-value]
-
-
-def wide(context: Context, *, depth: int = 6, dtype: torch.dtype = torch.bfloat16) -> Wide:
-    model = _made(context, lambda: Wide(context.pick(8192, 64), context.pick(depth, 2)))
-    return model.to(dtype)  # type: ignore[return-value]
-
-
-# Each with a step ---------------------------------------------------------------------------------
 
 
 def images(
@@ -216,7 +155,7 @@ def train_detector(context: Context, model: Detector) -> Built:
 
 def train_wide(
     context: Context,
-    model: Wide,
+    model: ResidualMlp,
     *,
     tokens: int = 2048,
     optimizer: torch.optim.Optimizer | None = None,

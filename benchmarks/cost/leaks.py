@@ -1,31 +1,31 @@
 """Does anything grow? Many small steps, instrumented, with the profiler off and on in turns.
 
-    python -m benchmarks.cost.leaks [--steps 10000] [--every 1000] [--hooks node]
+    python -m benchmarks.cost.leaks [--steps 10000] [--every 1000]
 
-Prints resident memory, Python objects and the autograd nodes that can still be reached after each
-stretch, for the same steps plain and instrumented. PyTorch's profiler keeps memory of its own: what
-counts is the difference between the two.
+Prints resident memory, Python objects and the autograd nodes that can still be reached after every
+so many steps, for the same steps plain and instrumented. PyTorch's profiler keeps memory of its
+own: what counts is the difference between the two.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 import backspot
+from benchmarks.cases import exit_code
+from benchmarks.common import command_line, parse, print_table, profiling, script, write_results
+from benchmarks.models import training_step
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
 
 PROFILED = 5  # steps under one profiler, then as many without
 
@@ -66,16 +66,15 @@ def measure(
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(8, 8), Block(), Block(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    step = training_step(model, lambda: model(torch.randn(4, 8)).square().mean(), optimizer)
     rows: list[dict[str, Any]] = []
     with backspot.instrument(model, hooks=hooks) if hooks else nullcontext():
         done = 0
         while done < steps:
             for recorded in (True, False):
-                with profile(activities=[ProfilerActivity.CPU]) if recorded else nullcontext():
+                with profiling("cpu") if recorded else nullcontext():
                     for _ in range(PROFILED):
-                        optimizer.zero_grad()
-                        model(torch.randn(4, 8)).square().mean().backward()
-                        optimizer.step()
+                        step()
                 done += PROFILED
             if done % every < 2 * PROFILED:
                 gc.collect()
@@ -92,44 +91,49 @@ def measure(
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--every", type=int, default=1_000)
-    parser.add_argument("--hooks", choices=("node", "module", "none"))
-    parser.add_argument("--json", type=Path, help="write the rows here as well")
-    options = parser.parse_args()
+def _measuring(arguments: argparse.Namespace) -> Handler:
+    def handle(job: Job, stage: Stage) -> Record:
+        rows: list[dict[str, Any]] = []
 
-    def say(row: dict[str, Any]) -> None:
-        print("  ".join(f"{row[key]:>10}" for key in row), flush=True)
+        def say(row: dict[str, Any]) -> None:
+            rows.append(row)
+            stage("training", {"rows": rows})
 
-    if options.hooks:
-        kind = None if options.hooks == "none" else options.hooks
-        rows = measure(options.steps, options.every, hooks=kind, say=say)
-        if options.json:
-            options.json.write_text(json.dumps(rows))
-        return
-    # Each in a process of its own, that memory be compared fairly.
-    print("  ".join(f"{key:>10}" for key in ("steps", "hooks", "rss KiB", "objects", "nodes")))
-    gathered = []
-    for kind in ("none", "node"):
-        target = Path(f"{options.json or Path(tempfile.mkdtemp()) / 'leaks'}.{kind}")
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.cost.leaks",
-            "--hooks",
-            kind,
-            "--json",
-            str(target),
-        ]
-        command += ["--steps", str(options.steps), "--every", str(options.every)]
-        subprocess.run(command, check=True)
-        gathered += json.loads(target.read_text())
-        target.unlink()
-    if options.json:
-        options.json.write_text(json.dumps({"torch": torch.__version__, "rows": gathered}))
+        measure(job["steps"], job["every"], hooks=job["hooks"], say=say)
+        return {"rows": rows}
+
+    return handle
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, out="leaks-cpu.json", device=False, cases=False, jobs=1)
+    parser.add_argument("--steps", type=int, help="default: 10000; with --small 20")
+    parser.add_argument("--every", type=int, help="steps of a row (default: 1000; with --small 10)")
+    arguments = parse(parser, argv)
+    if arguments.worker:
+        serve(_measuring(arguments))
+        return 0
+    steps = arguments.steps or (20 if arguments.small else 10_000)
+    every = arguments.every or (10 if arguments.small else 1_000)
+    # Each in a process of its own, so that memory is compared fairly.
+    records = run(
+        [
+            {"name": hooks or "none", "hooks": hooks, "steps": steps, "every": every}
+            for hooks in (None, "node")
+        ],
+        worker_command(__spec__.name, arguments),
+        lambda: _measuring(arguments),
+        [Phase(arguments.jobs, timeout_s=3600)],
+        fresh=True,
+    )
+    rows = [row for record in records for row in record.get("rows", ())]
+    head = {"steps": "steps", "hooks": "hooks", "rss_kib": "rss KiB", "objects": "objects",
+            "nodes": "nodes"}  # fmt: skip
+    print_table(list(head.values()), [[row[key] for key in head] for row in rows])
+    write_results(arguments, {"rows": rows})
+    return exit_code(records)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

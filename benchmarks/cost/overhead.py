@@ -1,6 +1,6 @@
 """What Backspot costs on a training step, with the profiler off and on.
 
-    python -m benchmarks.cost.overhead [--device cuda] [--seconds 270] [--cases vit,gpt2] [--quick]
+    python -m benchmarks.cost.overhead [--device cuda] [--seconds 270] [--cases vit,gpt2]
     python -m benchmarks.cost.overhead --pool overhead_cuda.json overhead_cuda_2.json
 
 Every variant runs in every round, in an order drawn anew, so that whatever else the machine does
@@ -21,6 +21,7 @@ import gc
 import json
 import random
 import statistics
+import sys
 import time
 import traceback
 import warnings
@@ -29,12 +30,23 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, Budget, machine, print_table, spread, synchronize, write_json
+import numpy as np
+import torch
 
-import numpy as np  # isort: skip
-import torch  # isort: skip
-from benchmarks.cost.overhead_models import CASES, PLAIN, VARIANTS, Case, Training, Variant  # isort: skip
-from torch.profiler import ProfilerActivity, profile  # isort: skip
+from benchmarks.common import (
+    Budget,
+    choose,
+    command_line,
+    parse,
+    print_table,
+    profiling,
+    script,
+    spread,
+    synchronize,
+    write_results,
+)
+from benchmarks.cost.overhead_models import CASES, PLAIN, VARIANTS, Case, Training, Variant
+from benchmarks.models import Context
 
 _RESAMPLES = 4000
 _FEWEST_ROUNDS = 3
@@ -60,12 +72,7 @@ def ratio_interval(one: Sequence[float], other: Sequence[float]) -> dict[str, fl
 
 
 def session(variant: Variant, device: str, recorded: bool) -> AbstractContextManager[Any]:
-    if not recorded:
-        return nullcontext()
-    activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    return profile(activities=activities, **variant.profiler)
+    return profiling(device, **variant.profiler) if recorded else nullcontext()
 
 
 def timed_steps(
@@ -191,7 +198,7 @@ def _bound(launching: float) -> str:
 
 def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
     budget = Budget(seconds)
-    training = case.build(options.quick)
+    training = case.build(Context(case.device, options.small))
     for _ in range(5):
         training.step()
     synchronize(case.device)
@@ -268,71 +275,44 @@ def _percent(ratio: dict[str, float]) -> str:
     return f"{ratio['median']:+.1f} ({ratio['low']:+.1f} to {ratio['high']:+.1f})"
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="", help="cuda or cpu (default: cuda where there is)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
-    parser.add_argument("--cases", default="", help="comma-separated names (default: all)")
-    parser.add_argument("--list", action="store_true", help="print the cases and end")
-    parser.add_argument("--seconds", type=float, default=270, help="time for the whole run")
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, out="overhead_{device}.json", seconds=270)
     parser.add_argument("--rounds", type=int, default=400, help="at most so many rounds a case")
     parser.add_argument("--steps", type=int, default=4, help="timed steps a variant and round")
     parser.add_argument("--pool", type=Path, nargs="+", help="show these runs as one; run nothing")
-    parser.add_argument("--out", type=Path, help="where the results go")
-    options = parser.parse_args()
-    if not options.device:
-        options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if options.quick:
-        options.rounds, options.seconds = min(options.rounds, 3), min(options.seconds, 60)
-    if options.out is None:
-        suffix = "-quick" if options.quick else ""
-        options.out = RESULTS / f"overhead_{options.device}{suffix}.json"
-    return options
-
-
-def main() -> None:
-    options = parse()
+    options = parse(parser, argv)
+    if options.small:
+        options.rounds, options.steps = 1, 1
     if options.pool:
         documents = [json.loads(path.read_text()) for path in options.pool]
         for name, result in pooled(documents).items():
             show(name, result)
-        return
+        return 0
+    known = {name: case.what for name, case in CASES.items() if case.device == options.device}
+    names = choose(options, known, list(known)[:1])
     everything = Budget(options.seconds)
-    names = [name for name, case in CASES.items() if case.device == options.device]
-    if options.cases:
-        wanted = options.cases.split(",")
-        unknown = sorted(set(wanted) - set(names))
-        if unknown:
-            raise SystemExit(f"no such case on {options.device}: {', '.join(unknown)}")
-        names = [name for name in names if name in wanted]
-    if options.list:
-        for name in names:
-            print(f"{name:12}{CASES[name].what}")
-        return
     warnings.filterwarnings("ignore")
     if options.device == "cpu":
         torch.set_num_threads(1)
-    document: dict[str, Any] = {
-        "machine": machine(options.device),
-        "quick": options.quick,
-        "steps": options.steps,
-        "cases": {},
-    }
+    cases: dict[str, Any] = {}
     for number, name in enumerate(names):
         seconds = everything.left / (len(names) - number)
         try:
-            result = run_case(CASES[name], options, seconds)
+            cases[name] = run_case(CASES[name], options, seconds)
+        except ModuleNotFoundError:
+            raise
         except Exception as error:
             traceback.print_exc()
-            result = {"what": CASES[name].what, "error": f"{type(error).__name__}: {error}"}
-        document["cases"][name] = result
-        write_json(options.out, document)
-        show(name, result)
+            cases[name] = {"what": CASES[name].what, "error": f"{type(error).__name__}: {error}"}
+        document = {"steps": options.steps, "cases": cases}
+        write_results(options, document, last=number == len(names) - 1)
+        show(name, cases[name])
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()
-    print(f"\nwritten: {options.out}")
+    return 1 if any("error" in case for case in cases.values()) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

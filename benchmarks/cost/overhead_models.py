@@ -1,4 +1,4 @@
-"""The models whose steps are timed, and what is put on them meanwhile."""
+"""The models that ``overhead.py`` times, and the variants of labels on them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.common import machine  # noqa: F401 - first: it sets the environment that PyTorch reads
+import torch
+from torch.profiler import record_function
 
-import torch  # isort: skip
-from torch.profiler import record_function  # isort: skip
+from benchmarks.models import Context, gpt2, gpt2_loss, timm_model, training_step
 
 __all__ = ["CASES", "PLAIN", "VARIANTS", "Case", "Training", "Variant"]
 
@@ -29,74 +29,45 @@ class Training:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and where."""
+    """A model, and the device that it is trained on."""
 
     device: str
-    build: Callable[[bool], Training]
+    build: Callable[[Context], Training]
     what: str
 
 
-def _train(
-    model: torch.nn.Module,
-    loss_of: Callable[[], torch.Tensor],
-    device: str,
-    *,
-    autocast: bool,
-) -> Training:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device == "cuda" or None)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        around: AbstractContextManager[Any] = (
-            torch.autocast(device, dtype=torch.bfloat16) if autocast else nullcontext()
-        )
-        with around:
-            loss = loss_of()
-        loss.backward()
-        optimizer.step()
-
-    return Training(model, step)
+def _train(context: Context, model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Training:
+    cuda = context.device == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda or None)
+    return Training(model, training_step(model, loss, optimizer, around=lambda: context.bf16(cuda)))
 
 
 def _images(
     name: str,
     batch: int,
     *,
-    device: str = "cuda",
     size: int = 224,
     channels_last: bool = False,
     **options: Any,  # noqa: ANN401 - timm's
-) -> Callable[[bool], Training]:
-    def build(quick: bool) -> Training:
-        import timm
-
+) -> Callable[[Context], Training]:
+    def build(context: Context) -> Training:
         torch.manual_seed(0)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        model = timm.create_model(name, num_classes=_CLASSES, **options)
-        model = model.to(device, memory_format=layout).train()
-        number = min(batch, 4) if quick else batch
-        images = torch.randn(number, 3, size, size, device=device).to(memory_format=layout)
-        labels = torch.randint(_CLASSES, (number,), device=device)
+        model = timm_model(context, name, num_classes=_CLASSES, **options)
+        model = model.to(memory_format=layout)
+        number, side = context.pick(batch, min(batch, 4)), context.pick(size, 64)
+        images = context.randn(number, 3, side, side).to(memory_format=layout)
+        labels = context.randint(_CLASSES, number)
         loss = torch.nn.CrossEntropyLoss()
-        return _train(model, lambda: loss(model(images), labels), device, autocast=device == "cuda")
+        return _train(context, model, lambda: loss(model(images), labels))
 
     return build
 
 
-def _gpt2(quick: bool, device: str = "cuda") -> Training:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+def _gpt2(context: Context) -> Training:
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=2) if quick else GPT2Config()
-    model = GPT2LMHeadModel(config).to(device).train()
-    shape = (2, 64) if quick else (8, 512)
-    tokens = torch.randint(config.vocab_size, shape, device=device)
-    return _train(
-        model,
-        lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss,
-        device,
-        autocast=device == "cuda",
-    )
+    model = gpt2(context, layers=context.pick(12, 2), words=50257, length=1024)
+    return _train(context, model, gpt2_loss(context, model, 8, 512))
 
 
 CASES: Mapping[str, Case] = {
@@ -112,12 +83,12 @@ CASES: Mapping[str, Case] = {
     ),
     "tiny-vit": Case(
         "cpu",
-        _images("vit_tiny_patch16_224", 4, device="cpu", size=64, img_size=64),
+        _images("vit_tiny_patch16_224", 4, size=64, img_size=64),
         "ViT-Ti/16 at 64 pixels, batch 4, one thread",
     ),
     "convnet": Case(
         "cpu",
-        _images("resnet18", 4, device="cpu", size=64),
+        _images("resnet18", 4, size=64),
         "ResNet-18 at 64 pixels, batch 4, one thread",
     ),
 }

@@ -15,30 +15,37 @@ other. Run it in pieces with --sizes, --tools and --repeat; traces are kept in -
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, Budget, print_table, spread, write_json
-from benchmarks.cost.reading_tools import NEEDS, TOOLS
+from benchmarks.common import (
+    TEST_DATA,
+    Budget,
+    UsageError,
+    available_bytes,
+    command_line,
+    parse,
+    print_machine,
+    print_table,
+    script,
+    spread,
+    write_results,
+)
+from benchmarks.cost.reading_tools import LIVE, NEEDS, TOOLS
 from benchmarks.traces.copies import Copies
+from benchmarks.workers import do_alone, worker_command
 
-__all__ = ["APART", "LIVE", "MB", "ONE", "TWO", "Cell", "checks", "show"]
-
+__all__ = ["RECORDED"]
 
 MB = 1_000_000
-LIVE = "live profile"
 ONE, TWO, MANY = "backspot --jobs 1", "backspot --jobs 2", "backspot"
 APART = "two readings at once"
 """Two processes that have nothing to do with each other: the most that dividing one can gain."""
@@ -164,38 +171,43 @@ def show(cells: list[Cell], found: list[dict[str, Any]]) -> None:
             print(f"{size} MB: {APART} do {2 * gained:.2f} times the work of one in its time")
 
 
-RECORDED = Path(__file__).parents[2] / "tests" / "data" / "h200" / "vit_patch_drop.trace.json.gz"
+RECORDED = TEST_DATA / "h200" / "vit_patch_drop.trace.json.gz"
 _GIVEN_UP = 150.0
 """Seconds after which a tool's one reading is given up."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", default="30,300,1200", help="plain sizes in MB")
-    parser.add_argument("--gzip", default="30,300", help="of these, which compressed too")
-    parser.add_argument("--tools", default=",".join([*TOOLS, APART, LIVE]), help="comma-separated")
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, out="read.json", device=False, cases=False, seconds=480.0)
+    known = [*TOOLS, APART, LIVE]
+    parser.add_argument("--sizes", help="plain sizes in MB (default: 30,300,1200; with --small 1)")
+    parser.add_argument("--gzip", help="sizes that are read compressed too (default: 30,300)")
+    parser.add_argument("--tools", help=f"comma-separated (default: all of {', '.join(known)})")
     parser.add_argument("--repeat", type=int, default=5, help="readings of each at most")
     parser.add_argument("--patience", type=float, default=25.0, help="seconds for those of each")
-    parser.add_argument("--seconds", type=float, default=480.0, help="for the whole run")
     parser.add_argument("--live-events", type=int, default=180_000)
     parser.add_argument("--folder", type=Path, help="where the traces are, or are made and kept")
-    parser.add_argument("--out", type=Path, default=RESULTS / "read.json")
-    options = parser.parse_args()
-    tools = [tool.strip() for tool in options.tools.split(",") if tool.strip()]
-    sizes = [int(size) for size in options.sizes.split(",") if size]
-    packed = [int(size) for size in options.gzip.split(",") if size]
-    unknown = set(tools) - {*TOOLS, APART, LIVE}
+    options = parse(parser, argv)
+    if options.small:
+        sizes, packed, tools, options.repeat = [1], [], [ONE, "json"], 1
+    else:
+        sizes, packed, tools = [30, 300, 1200], [30, 300], known
+    sizes = _numbers(options.sizes) if options.sizes else sizes
+    packed = _numbers(options.gzip) if options.gzip is not None else packed
+    tools = [tool.strip() for tool in options.tools.split(",")] if options.tools else tools
+    unknown = set(tools) - set(known)
     if unknown:
-        parser.error(f"unknown tools: {', '.join(sorted(unknown))}; there are {', '.join(TOOLS)}")
+        raise UsageError(
+            f"there is no tool {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+        )
     budget = Budget(options.seconds)
-    hardware = machine()
-    document: dict[str, Any] = {
-        "benchmark": "read",
-        "hardware": hardware,
-        "recorded": RECORDED.name,
-    }
-    print(", ".join(f"{key} {value}" for key, value in hardware.items()))
-    cells: list[Cell] = [live(options, budget)] if LIVE in tools else []
+    document: dict[str, Any] = {"recorded": RECORDED.name}
+    print_machine()
+    cells: list[Cell] = [live(options)] if LIVE in tools else []
     with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
         traces = make(Path(folder), sizes, packed)
         document["traces"] = [
@@ -205,12 +217,11 @@ def main() -> None:
         expected = one_reading(ONE, RECORDED)
         for trace in traces:
             cells += measured(trace, tools, options, budget, expected)
-            write_json(options.out, {**document, "cells": cells})
-    document["cells"] = cells
-    document["checks"] = checks(cells)
-    write_json(options.out, document)
+            write_results(options, {**document, "cells": cells}, last=False)
+    document |= {"cells": cells, "checks": checks(cells)}
     show(cells, document["checks"])
-    print(f"written to {options.out}")
+    write_results(options, document)
+    return 0
 
 
 def make(folder: Path, sizes: list[int], packed: list[int]) -> list[dict[str, Any]]:
@@ -346,23 +357,19 @@ def one_reading(tool: str, path: Path, limit: float = _GIVEN_UP) -> Cell:
     return {**slower, "peak_kib": sum(reading["peak_kib"] for reading in both)}
 
 
+_COMMAND = worker_command("benchmarks.cost.reading_tools", argparse.Namespace(small=False))
+
+
 def in_a_process(tool: str, path: Path, limit: float) -> Cell:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.cost.reading_tools", tool, str(path)],
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"skipped": f"not done within {limit:.0f} s"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            result: Cell = json.loads(line)
-            return result
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return {"skipped": f"ended with exit code {done.returncode}: {last[:160]}"}
+    return _answered({"name": tool, "trace": str(path)}, limit)
+
+
+def _answered(job: Cell, limit: float) -> Cell:
+    found = do_alone(job, _COMMAND, limit)
+    reasons = {"timeout": f"not done within {limit:.0f} s", "memory": "out of memory"}
+    if found["end"] != "done":
+        return {"skipped": reasons.get(found["end"]) or found["error"]}
+    return {key: value for key, value in found.items() if key != "end"}
 
 
 def is_exact(reading: Cell, expected: Cell, copies: int) -> bool:
@@ -373,36 +380,18 @@ def is_exact(reading: Cell, expected: Cell, copies: int) -> bool:
     return bool(reading["rows"] == times)
 
 
-def live(options: argparse.Namespace, budget: Budget) -> Cell:
+def live(options: argparse.Namespace) -> Cell:
     """A live profile, read in place and by PyTorch itself."""
-    readings: list[dict[str, float]] = []
-    reason = ""
+    readings: list[Cell] = []
     began = time.monotonic()
     while len(readings) < options.repeat and time.monotonic() - began < options.patience:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.cost.live_reading",
-                "--events",
-                str(options.live_events),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if not lines:
-            reason = (done.stderr.strip().splitlines() or ["no output"])[-1][:160]
+        reading = _answered({"name": LIVE, "events": options.live_events}, 240)
+        if "skipped" in reading:
+            if not readings:
+                return {"tool": LIVE, **reading}
             break
-        readings.append(json.loads(lines[-1]))
-        if "skipped" in readings[-1]:
-            reason = str(readings.pop()["skipped"])
-            break
-        print(f"  {LIVE}: {readings[-1]}", flush=True)
-    if not readings:
-        return {"tool": LIVE, "skipped": reason}
+        readings.append(reading)
+        print(f"  {LIVE}: {reading}", flush=True)
     return {
         "tool": LIVE,
         "skipped": "",
@@ -413,43 +402,5 @@ def live(options: argparse.Namespace, budget: Budget) -> Cell:
     }
 
 
-def available_bytes() -> int:
-    """Memory that is free, within the control group's limit too."""
-    available = 1 << 62
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    return min(available, int(limit) - used) if limit.isdecimal() else available
-
-
-def machine() -> dict[str, Any]:
-    """Processor, how many of them this run may use, and versions; torch is not imported for it."""
-    model = ""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    described: dict[str, Any] = {
-        "processor": model or platform.machine(),
-        "processors used": len(os.sched_getaffinity(0)),
-        "of": os.cpu_count(),
-        "memory GB": round(available_bytes() / 1e9),
-        "python": platform.python_version(),
-    }
-    packages = ("numpy", "msgspec", "HolisticTraceAnalysis", "pandas", "orjson", "torch")
-    for name in packages:
-        try:
-            described[name] = version(name)
-        except PackageNotFoundError:
-            described[name] = "not installed"
-    described["date"] = time.strftime("%Y-%m-%d")
-    return described
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

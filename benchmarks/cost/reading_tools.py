@@ -1,31 +1,37 @@
-"""What reads a trace, each as a function of a path; one runs in a process of its own.
+"""How long does one tool take to read one trace, and how much memory?
 
-    python -m benchmarks.cost.reading_tools TOOL TRACE
+    python -m benchmarks.cost.reading_tools "backspot --jobs 1" TRACE
 
-prints one line of JSON: seconds, processor seconds, peak memory above that of the idle interpreter
-with the same imports, and what the tool found.
+Prints seconds, processor seconds, peak memory above that of the idle interpreter with the same
+imports, and what the tool found, as JSON. ``read.py`` compares the tools, each in a process of its
+own.
+
+"live profile" records a profile of many events and reads it in place, by Backspot and by PyTorch's
+``key_averages()``. ``key_averages()`` keeps what it made of the events, so that only its first call
+is the price of reading them; Backspot reads them anew each time, and its first is counted too.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import benchmarks.common  # noqa: F401 - finds backspot
+from benchmarks.common import TEST_DATA, UsageError, command_line, parse, script, write_results
+from benchmarks.workers import Job, Record, Stage, serve
 
-__all__ = ["NEEDS", "TOOLS"]
+__all__ = ["LIVE", "NEEDS", "TOOLS"]
 
+LIVE = "live profile"
 Found = dict[str, Any]
 Reader = Callable[[Path], Callable[[], Found]]
-"""Imports what the tool needs and gives what is to be timed."""
+"""Imports what the tool needs, and returns what is timed."""
 
 NEEDS = {"json": 6.0, "orjson": 9.0, "hta": 9.0}
 """Memory that a tool needs, in sizes of the plain file; the others need less than one."""
@@ -139,33 +145,24 @@ def idle_worker() -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("tool", choices=TOOLS)
-    parser.add_argument("trace", type=Path)
-    options = parser.parse_args()
-    try:
-        run = TOOLS[options.tool](options.trace)
-    except ImportError as error:
-        print(json.dumps({"skipped": f"not installed ({error})"}))
-        return
-    worker_idle = idle_worker() if options.tool.startswith("backspot") else 0
+def examine(job: Job, _: Stage) -> Record:
+    """Read ``job["trace"]`` by the tool ``job["name"]``, or a live profile of its size."""
+    if job["name"] == LIVE:
+        return live(job["events"])
+    run = TOOLS[job["name"]](Path(job["trace"]))
+    worker_idle = idle_worker() if job["name"].startswith("backspot") else 0
     started: list[str] = []
     sys.addaudithook(
         lambda event, _: started.append(event) if event == "subprocess.Popen" else None
     )
     idle, spent = peak(), time.process_time()
     begin = time.perf_counter()
-    try:
-        found = run()
-    except MemoryError:
-        print(json.dumps({"skipped": "out of memory"}))
-        return
+    found = run()
     seconds = time.perf_counter() - begin
     own, others = peak() - idle, resource.getrusage(resource.RUSAGE_CHILDREN)
     workers = len(started)
     worker = others.ru_maxrss - worker_idle if workers else 0
-    result = {
+    return {
         "seconds": seconds,
         "cpu_seconds": time.process_time() - spent + others.ru_utime + others.ru_stime,
         "processes": 1 + workers,
@@ -173,8 +170,70 @@ def main() -> None:
         "peak_kib": own + workers * worker,
         **found,
     }
-    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def live(events: int) -> Record:
+    """Profile about so many events, and read them in place."""
+    import torch
+    from torch import nn
+
+    import backspot
+    import backspot.pipeline
+    from benchmarks.common import profiling
+    from benchmarks.models import training_step
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    layers = (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()) for _ in range(40))
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    step = training_step(model, lambda: model(torch.randn(4, 8)).square().mean(), optimizer)
+
+    def record(steps: int) -> torch.profiler.profile:
+        with backspot.instrument(model), profiling("cpu") as recorded:
+            for _ in range(steps):
+                step()
+        return recorded
+
+    record(1)
+    few = len(record(4).profiler.kineto_results.events())
+    recorded = record(max(1, round(4 * events / few)))
+    begin = time.perf_counter()
+    report = backspot.locate(recorded)
+    located = time.perf_counter() - begin
+    begin = time.perf_counter()
+    recorded.key_averages()
+    averaged = time.perf_counter() - begin
+    return {
+        "events": len(recorded.profiler.kineto_results.events()),
+        "locate": located,
+        "key_averages": averaged,
+        "modules": len(report.modules),
+        "torch": torch.__version__,
+    }
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, device=False, cases=False, jobs=0)
+    known = [*TOOLS, LIVE]
+    parser.add_argument("tool", nargs="?", default="backspot", help=", ".join(known))
+    parser.add_argument("trace", nargs="?", type=Path, help="default: a trace of the tests")
+    parser.add_argument("--live-events", type=int, default=180_000, help="of the live profile")
+    arguments = parse(parser, argv)
+    if arguments.worker:
+        serve(examine)
+        return 0
+    if arguments.tool not in known:
+        raise UsageError(f"there is no tool {arguments.tool!r}; there are {', '.join(known)}")
+    trace = arguments.trace or TEST_DATA / "h200" / "launch_bound.trace.json.gz"
+    events = 2_000 if arguments.small else arguments.live_events
+    job = {"name": arguments.tool, "trace": str(trace), "events": events}
+    found = examine(job, lambda *_: None)
+    print(json.dumps(found))
+    write_results(arguments, found)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@ too, as after a reboot.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -20,22 +19,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, print_table, write_json
-from benchmarks.cost.read import RECORDED, machine
+from benchmarks.common import (
+    TEST_DATA,
+    choose,
+    command_line,
+    parse,
+    print_machine,
+    print_table,
+    script,
+    write_results,
+)
 from benchmarks.traces.copies import Copies
 
 _SRC = Path(__file__).parents[2] / "src"
-_SMALL = RECORDED.with_name("launch_bound.trace.json.gz")
+_TRACE = TEST_DATA / "h200" / "launch_bound.trace.json.gz"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeat", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=RESULTS / "startup.json")
-    options = parser.parse_args()
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, out="startup.json", device=False)
+    parser.add_argument("--repeat", type=int, help="warm runs (default: 10; with --small 1)")
+    options = parse(parser, argv)
+    repeat = options.repeat or (1 if options.small else 10)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        size = Copies(_SMALL).write(trace, 1)
+        size = Copies(_TRACE).write(trace, 1)
         show = f"backspot show ({size / 1e6:.1f} MB trace)"
         commands: dict[str, tuple[list[str], float | None]] = {
             "python -c pass": (["-c", "pass"], None),
@@ -45,8 +53,9 @@ def main() -> None:
             show: (["-m", "backspot", "show", str(trace)], 0.5),
         }
         rows, cases = [], {}
-        for name, (arguments, limit) in commands.items():
-            warm = [seconds(arguments) for _ in range(options.repeat + 1)][1:]
+        for name in choose(options, dict.fromkeys(commands, ""), ("import backspot",)):
+            arguments, limit = commands[name]
+            warm = [seconds(arguments) for _ in range(repeat + 1)][1:]
             uncompiled = seconds(arguments, cache=Path(folder) / f"cache{len(rows)}")
             let_go = forget(files_of(arguments))
             cold = seconds(arguments)
@@ -61,12 +70,11 @@ def main() -> None:
                 "files_let_go": let_go,
             }
             rows.append([name, median, min(warm), max(warm), uncompiled, cold, limit, kept])
-    hardware = machine()
-    print(", ".join(f"{key} {value}" for key, value in hardware.items()))
+    print_machine()
     head = ["seconds", "median", "least", "most", "not compiled", "cold", "at most", "kept"]
     print_table(head, rows)
-    write_json(options.out, {"benchmark": "startup", "hardware": hardware, "cases": cases})
-    print(f"written to {options.out}")
+    write_results(options, {"cases": cases})
+    return 0
 
 
 def seconds(arguments: Sequence[str], cache: Path | None = None) -> float:
@@ -114,4 +122,4 @@ def forget(files: Sequence[Path]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,6 @@ compared and written in every form. A case is made again by its number alone::
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import random
@@ -18,23 +17,23 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from backspot import BackspotError, Report, compare, locate
 from backspot.render import renderer_for, suffixes
-from backspot.render.comparison import render_text as render_comparison
-from backspot.render.comparison import to_csv, to_markdown
-from backspot.render.json import to_json
-from backspot.render.text import render_subtree, render_text
-from benchmarks.common import RESULTS
+from backspot.render.json import comparison_to_json, to_json
+from backspot.render.markdown import comparison_to_markdown
+from backspot.render.tables import comparison_to_csv
+from backspot.render.text import render_comparison, render_subtree, render_text
+from backspot.render.view import View
+from benchmarks.common import TEST_DATA, command_line, parse, script, write_results
+from benchmarks.robustness.found import Found
 
-__all__ = ["Found", "fuzz", "sources"]
+__all__ = ["fuzz", "sources"]
 
-_TESTS = RESULTS.parents[1] / "tests"
 
 SLOW = 10.0
 """Seconds: no report of these sizes takes a tenth of it, however it was changed."""
@@ -53,28 +52,13 @@ _TEXTS = (
 _NESTED = "what is nested deeper than Python's own reader follows"
 
 
-@dataclass
-class Found:
-    """What came of a run.
-
-    Attributes:
-        outcomes: how often each kind of end came.
-        bad: the number of each case that ended as none may, and how.
-        slowest: seconds, and the number of the case.
-    """
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    bad: list[tuple[int, str]] = field(default_factory=list)
-    slowest: tuple[float, int] = (0.0, -1)
-
-
 def sources(*, traces: int | None = None) -> list[bytes]:
     """Saved reports to change: of traces, and of numbers that no trace on a shelf has."""
-    sys.path.insert(0, str(_TESTS))
+    sys.path.insert(0, str(TEST_DATA.parent))
     from support.sample_reports import SAMPLES
 
     made = [to_json(sample()) for sample in SAMPLES.values()]
-    found = sorted((_TESTS / "data").rglob("*.json.gz"), key=lambda at: at.stat().st_size)
+    found = sorted(TEST_DATA.rglob("*.json.gz"), key=lambda at: at.stat().st_size)
     for path in found[:traces]:
         try:
             made.append(to_json(replace(locate(path), trace=path.name)))
@@ -101,23 +85,21 @@ def fuzz(
             chance = random.Random(f"{seed}/{case}")
             original = chance.choice(originals)
             path.write_bytes(_changed(original, chance))
-            since = time.perf_counter()
+            since, wrong = time.perf_counter(), ""
             try:
                 outcome = _use(path, original)
             except BackspotError as error:
                 outcome = type(error).__name__
                 if not str(error).isprintable():
-                    found.bad.append((case, f"a line that is not one: {error!r:.200}"))
+                    wrong = f"its message is not one line: {error!r:.200}"
             except Exception:
                 if raising:
                     raise
-                outcome = "bad"
-                found.bad.append((case, traceback.format_exc(limit=-3)))
+                outcome, wrong = "bad", traceback.format_exc(limit=-3)
             took = time.perf_counter() - since
-            if took > SLOW:
-                found.bad.append((case, f"took {took:.1f} s"))
-            found.slowest = max(found.slowest, (took, case))
-            found.outcomes[outcome] += 1
+            if not wrong and took > SLOW:
+                wrong = f"took {took:.1f} s"
+            found.add((case, outcome, wrong, took))
     return found
 
 
@@ -128,7 +110,7 @@ def _use(path: Path, original: bytes) -> str:
     rest.write_bytes(original)
     for depth, by in ((None, "path"), (1, "class"), (0, "pattern")):
         assert len(report.top(3, depth=depth, by=by)) <= 3
-        render_text(report, width=80, depth=depth, by=by)
+        render_text(report, View(depth=depth, by=by), width=80)
     rows = report.modules
     for row in (*rows[:3], *rows[-3:]):
         render_subtree(report[row.path], width=60)
@@ -140,7 +122,8 @@ def _use(path: Path, original: bytes) -> str:
     for found in (compare(report, Report.load(rest)), compare(Report.load(rest), report)):
         for width in (40, 120):
             render_comparison(found, width=width)
-        to_csv(found), to_markdown(found), to_json(found), found._repr_html_()
+        comparison_to_csv(found), comparison_to_markdown(found), comparison_to_json(found)
+        found._repr_html_()
         parts = sum(change.change_ms for change in found.changes)
         assert abs(parts - found.whole.change_ms) <= 1e-6 * (
             1 + found.whole.before_ms + found.whole.after_ms
@@ -294,21 +277,20 @@ _CHANGES: tuple[Callable[[Any, random.Random], None], ...] = (
 )  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=2_000, help="how many cases")
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, device=False, cases=False)
+    parser.add_argument("--count", type=int, help="cases (default: 2000; with --small 20)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="one case, by its number; its error is let out")
+    parser.add_argument("--only", type=int, help="one case, by its number; its error is raised")
     parser.add_argument("--traces", type=int, help="how many traces, the smallest first")
-    args = parser.parse_args()
-    cases = range(args.count) if args.only is None else [args.only]
-    found = fuzz(sources(traces=args.traces), args.seed, cases, raising=args.only is not None)
-    for case, what in found.bad:
-        print(f"case {case} of seed {args.seed}: {what}")
-    ends = ", ".join(f"{count} {name}" for name, count in found.outcomes.most_common())
-    took, case = found.slowest
-    print(f"{sum(found.outcomes.values())} reports of seed {args.seed}: {ends}")
-    print(f"{len(found.bad)} bad; the slowest {took:.2f} s (case {case})")
+    options = parse(parser, argv)
+    count = options.count or (20 if options.small else 2_000)
+    traces = options.traces or (3 if options.small else None)
+    cases = range(count) if options.only is None else [options.only]
+    found = fuzz(sources(traces=traces), options.seed, cases, raising=options.only is not None)
+    found.show(options.seed)
+    write_results(options, {"seed": options.seed, **found.as_json()})
     return 1 if found.bad else 0
 
 

@@ -2,7 +2,7 @@
 
 Each case takes some hundred events of a trace in ``tests/data``, changes them in a few random
 places, by their fields, by their text or by their bytes, and reads them. Several processes do it; a
-case on which one hangs is told too. A case is made again by its seed and number alone::
+case on which one hangs or dies is reported too. A case is made again by its seed and number alone::
 
     python -m benchmarks.robustness.fuzz_traces --count 20000 --seed 1
     python -m benchmarks.robustness.fuzz_traces --seed 1 --only 1234 --keep broken.json
@@ -10,41 +10,34 @@ case on which one hangs is told too. A case is made again by its seed and number
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from queue import Empty
 from random import Random
 from typing import Any
 
 from backspot import BackspotError, Report, locate
-from benchmarks.common import RESULTS
+from benchmarks.common import TEST_DATA, command_line, parse, script, write_results
+from benchmarks.robustness.found import Found, Outcome
 from benchmarks.robustness.trace_mutations import mutated
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
 
-__all__ = ["Found", "fuzz", "sources"]
+__all__ = ["Source", "case", "fuzz", "sources"]
 
-_DATA = RESULTS.parents[1] / "tests" / "data"
 _LARGEST = 80_000
 """Bytes of a packed trace to take events of."""
 _EVENTS = 700
 _SLOW = 3.0
 _SLOW_PER_BYTE = 5e-6
 """Processor seconds that no case takes, and that none takes for each byte beside them."""
-_HANGS = 120.0
+_HANGS_S = 120.0
 _MOST_NS = 1 << 61
-
-Outcome = tuple[int, str, str, float]
-"""A case's number, how it ended, what is wrong with that (nothing, if ``""``), and seconds."""
 
 
 class Source:
@@ -69,32 +62,9 @@ class Source:
         return copied
 
 
-@dataclass
-class Found:
-    """What came of a run.
-
-    Attributes:
-        outcomes: how often each kind of end came.
-        bad: the number of each case that ended as none may, and how.
-        slowest: seconds, and the number of the case.
-    """
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    bad: list[tuple[int, str]] = field(default_factory=list)
-    slowest: tuple[float, int] = (0.0, -1)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one more case."""
-        number, end, wrong, seconds = outcome
-        self.outcomes[end] += 1
-        if wrong:
-            self.bad.append((number, wrong))
-        self.slowest = max(self.slowest, (seconds, number))
-
-
 def sources(*, traces: int | None = None) -> list[Source]:
     """The events of traces to change, of the smallest so many."""
-    paths = [at for at in _DATA.rglob("*.json.gz") if at.stat().st_size <= _LARGEST]
+    paths = [at for at in TEST_DATA.rglob("*.json.gz") if at.stat().st_size <= _LARGEST]
     paths.sort(key=lambda at: (at.stat().st_size, at.name))
     return [Source(path) for path in paths[:traces]]
 
@@ -186,76 +156,55 @@ def unsound(report: Report) -> str:
 # Many at once ------------------------------------------------------------------------------------
 
 
-def _work(seed: str, numbers: Any, at: Any, results: Any) -> None:  # noqa: ANN401 - shared memory
-    of = sources()
-    while True:
-        with numbers.get_lock():
-            number = numbers[0]
-            if number >= numbers[1]:
-                return
-            numbers[0] += 1
-        at[0], at[1] = float(number), time.time()
-        results.put(one_case(of, seed, number))
-        at[0] = -1.0
+def _reading(seed: str, traces: int | None) -> Handler:
+    of = sources(traces=traces)
+
+    def handle(job: Job, _: Stage) -> Record:
+        return {"outcome": one_case(of, seed, job["number"])}
+
+    return handle
 
 
-def run(seed: str, count: int, jobs: int) -> Iterator[Outcome]:
-    """Run so many cases in so many processes; one that hangs is ended, and told."""
-    context = multiprocessing.get_context("spawn")
-    numbers, results = context.Array("q", [0, count]), context.Queue()
-    workers: dict[Any, Any] = {}
-    done = 0
-    while done < count:
-        for worker, at in list(workers.items()):
-            number, since = int(at[0]), at[1]
-            hangs = number >= 0 and since and time.time() - since > _HANGS
-            if not hangs and (worker.is_alive() or not worker.exitcode):
-                continue
-            worker.kill()
-            worker.join()
-            del workers[worker]
-            if number >= 0:
-                done += 1
-                wrong = "hangs" if hangs else f"the process died with {worker.exitcode}"
-                yield number, "no end", wrong, time.time() - since
-        while len(workers) < jobs and numbers[0] < count:
-            at = context.Array("d", [-1.0, 0.0], lock=False)
-            worker = context.Process(target=_work, args=(seed, numbers, at, results))
-            worker.start()
-            workers[worker] = at
-        try:
-            yield results.get(timeout=1.0)
-            done += 1
-        except Empty:
-            continue
-    for worker in workers:
-        worker.join()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=2000)
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, device=False, cases=False, jobs=os.cpu_count() or 1)
+    parser.add_argument("--count", type=int, help="cases (default: 2000; with --small 20)")
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int, help="the number of one case")
     parser.add_argument("--keep", type=Path, help="where to write that case")
-    options = parser.parse_args()
+    parser.add_argument("--traces", type=int, help="how many traces, the smallest first")
+    options = parse(parser, argv)
+    if options.worker:
+        serve(_reading(options.seed, options.traces))
+        return 0
+    traces = options.traces or (3 if options.small else None)
     if options.only is not None:
-        of = sources()
+        of = sources(traces=traces)
         if options.keep:
             options.keep.write_bytes(case(of, options.seed, options.only)[0])
         print(*one_case(of, options.seed, options.only), sep="\n")
         return 0
+    count = options.count or (20 if options.small else 2_000)
     began, found = time.monotonic(), Found()
-    for outcome in run(options.seed, options.count, options.jobs):
-        found.add(outcome)
-        if outcome[2]:
-            print(f"case {outcome[0]}: {outcome[1]}\n{outcome[2]}", flush=True)
+
+    def ended(job: Job, record: Record) -> None:
+        lost = job["number"], "no end", record.get("error", ""), 0.0
+        found.add(tuple(record.get("outcome", lost)))
         if found.outcomes.total() % 1000 == 0:
-            seconds = time.monotonic() - began
-            print(f"{found.outcomes.total():,} cases, {seconds:.0f} s", flush=True)
-    print(", ".join(f"{end} {count:,}" for end, count in found.outcomes.most_common()))
-    print(f"slowest: {found.slowest[0]:.2f} s (case {found.slowest[1]}); bad: {len(found.bad)}")
+            spent = time.monotonic() - began
+            print(f"{found.outcomes.total():,} cases, {spent:.0f} s", flush=True)
+
+    chosen = ["--traces", str(traces)] if traces else []
+    run(
+        [{"name": str(number), "number": number} for number in range(count)],
+        worker_command(__spec__.name, options, "--seed", options.seed, *chosen),
+        lambda: _reading(options.seed, traces),
+        [Phase(options.jobs, _HANGS_S)],
+        ended=ended,
+        quiet=True,
+    )
+    found.show(options.seed)
+    write_results(options, {"seed": options.seed, **found.as_json()})
     return 1 if found.bad else 0
 
 

@@ -1,9 +1,9 @@
-"""Interrupt recorded training at random moments for some minutes, and see the process live.
+"""Does training survive interrupts at random moments of recorded steps?
 
 A timer's signal raises KeyboardInterrupt in a recorded step, wherever the step is at that moment.
-The exceptions are kept, and let go at random while a later profiler records: that is when a range
+The exceptions are kept, and dropped at random while a later profiler records: at that time a range
 that outlived its session would corrupt memory. After each interrupt a whole step is recorded, and
-its labels are compared with those of a step that nobody interrupted.
+its labels are compared with those of a step without an interrupt.
 
 Checkpointing and optimizers are left out: PyTorch itself does not survive an interrupt in them (an
 optimizer's own ``record_function`` range, the hooks of checkpointing stay behind). ``--hooks none``
@@ -14,19 +14,20 @@ is the control without Backspot.
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
-import platform
 import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 import backspot
+from benchmarks.common import command_line, parse, profiling, script, write_results
 
 
 def build() -> nn.Module:
@@ -43,14 +44,17 @@ def labels(profiler: profile) -> list[str]:
     return [name for name in names if name.startswith(("forward: ", "backward: "))]
 
 
-def main() -> int:
+@script
+def main(argv: Sequence[str] | None = None) -> int:
     """Run until the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10)
+    parser = command_line(__doc__, device=False, cases=False)
+    parser.add_argument("--minutes", type=float, help="default: 10; with --small 0.02")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hooks", choices=("node", "module", "none"), default="node")
-    options = parser.parse_args()
-    faulthandler.enable()
+    options = parse(parser, argv)
+    minutes = options.minutes or (0.02 if options.small else 10)
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     chance = random.Random(options.seed)
     model, x = build(), torch.randn(4, 16)
 
@@ -62,39 +66,45 @@ def main() -> int:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGALRM, interrupt)
-    if options.hooks != "none":
-        backspot.instrument(model, lines=True, hooks=options.hooks)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        step()
-        began = time.perf_counter()
-        step()
-        step_length = time.perf_counter() - began
-    whole = labels(profiler)
-    whole = whole[len(whole) // 2 :]
-    kept: list[BaseException] = []
-    rounds = hit = wrong = 0
-    end = time.monotonic() + 60 * options.minutes
-    while time.monotonic() < end:
-        rounds += 1
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            if chance.random() < 0.5:
-                kept.clear()
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(chance.random() * step_length, 1e-6))
-                step()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt as error:
-                hit += 1
-                kept.append(error)
-            torch.set_grad_enabled(True)  # an interrupt may have come within ``no_grad``
-            step()
-        wrong += labels(profiler)[-len(whole) :] != whole
-    print(
-        f"alive after {options.minutes:g} minutes: {rounds} recordings, {hit} interrupted, "
-        f"{wrong} whole steps with wrong labels; torch {torch.__version__}, "
-        f"Python {platform.python_version()}"
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    instrumented = (
+        nullcontext()
+        if options.hooks == "none"
+        else backspot.instrument(model, lines=True, hooks=options.hooks)
     )
+    with instrumented:
+        with profiling("cpu") as profiler:
+            step()
+            began = time.perf_counter()
+            step()
+            step_length = time.perf_counter() - began
+        whole = labels(profiler)
+        whole = whole[len(whole) // 2 :]
+        kept: list[BaseException] = []
+        rounds = hit = wrong = 0
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end:
+            rounds += 1
+            with profiling("cpu") as profiler:
+                if chance.random() < 0.5:
+                    kept.clear()
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, max(chance.random() * step_length, 1e-6))
+                    step()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt as error:
+                    hit += 1
+                    kept.append(error)
+                torch.set_grad_enabled(True)  # an interrupt may have come within ``no_grad``
+                step()
+            wrong += labels(profiler)[-len(whole) :] != whole
+    signal.signal(signal.SIGALRM, previous)
+    found = {"recordings": rounds, "interrupted": hit, "wrong": wrong}
+    print(
+        f"alive after {minutes:g} minutes: {rounds} recordings, {hit} interrupted, "
+        f"{wrong} whole steps with wrong labels"
+    )
+    write_results(options, {"minutes": minutes, "hooks": options.hooks, **found})
     return 1 if wrong or not hit else 0
 
 

@@ -1,6 +1,6 @@
 """Does any kind of trace take more than linear time? Ten times as much of each thing, compared.
 
-    python -m benchmarks.robustness.scaling [--only steps,threads] [--base 4]
+    python -m benchmarks.robustness.scaling [--cases 'steps with marks'] [--base 4]
 
 Makes each trace of ``scaling_traces.py`` once and ten times as large, and compares the processor
 time of ``locate``. A ratio that is more than twice that of the sizes is measured again, and where
@@ -9,15 +9,16 @@ it stays so the exit code is 1. Times of a busy machine vary: half as much again
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import backspot
-import benchmarks.common  # noqa: F401 - finds backspot
 from backspot.errors import BackspotError
+from benchmarks.common import choose, command_line, parse, print_table, script, write_results
 from benchmarks.robustness.scaling_traces import DIMENSIONS
 
 _TIMES = 10
@@ -27,24 +28,26 @@ _LEAST = 0.02
 """Seconds, below which a time says nothing of how it grows."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="comma-separated beginnings of dimensions")
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, device=False)
     parser.add_argument("--base", type=int, default=1, help="the smaller of the two sizes")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds for one reading")
-    options = parser.parse_args()
-    chosen = tuple(name.strip() for name in options.only.split(",") if name.strip())
-    names = [name for name in DIMENSIONS if not chosen or name.startswith(chosen)]
-    if not names:
-        parser.error(f"no such dimension; there are {', '.join(DIMENSIONS)}")
-    print(f"{'dimension':36} {'MB':>6} {'x 10':>6} {'s':>8} {'x 10':>8} {'growth':>7}")
-    beyond = [name for name in names if not is_linear(name, options.base, options.patience)]
-    if beyond:
-        print(f"beyond linear: {', '.join(beyond)}")
-    return 1 if beyond else 0
+    options = parse(parser, argv)
+    names = choose(options, dict.fromkeys(DIMENSIONS, ""), ("steps with marks",))
+    found = []
+    for name in names:
+        found.append(growth_of(name, options.base, options.patience))
+        print(f"{name}: {found[-1]['growth']:.2f}", file=sys.stderr, flush=True)
+    head = ["dimension", "MB", "x 10", "s", "x 10", "growth", ""]
+    marks = ["beyond linear" if one["growth"] > _BEYOND else "" for one in found]
+    print_table(head, [[*one.values(), mark] for one, mark in zip(found, marks, strict=True)])
+    write_results(options, {"dimensions": found})
+    return 1 if any(marks) and not options.small else 0
 
 
-def is_linear(name: str, base: int, patience: float) -> bool:
+def growth_of(name: str, base: int, patience: float) -> dict[str, Any]:
+    """Compare the times of two sizes; a growth beyond linear is measured again."""
     maker = DIMENSIONS[name]
     one, ten = maker(base), maker(_TIMES * base)
     sizes = len(ten) / len(one)
@@ -55,12 +58,14 @@ def is_linear(name: str, base: int, patience: float) -> bool:
         growth = long / max(short, _LEAST) / sizes
         if growth <= _BEYOND or long > patience:
             break
-    print(
-        f"{name:36} {len(one) / 1e6:6.1f} {len(ten) / 1e6:6.1f} {short:8.3f} {long:8.3f} "
-        f"{growth:6.2f}x{'  beyond linear' if growth > _BEYOND else ''}",
-        flush=True,
-    )
-    return growth <= _BEYOND
+    return {
+        "dimension": name,
+        "megabytes": len(one) / 1e6,
+        "megabytes_of_ten": len(ten) / 1e6,
+        "seconds": short,
+        "seconds_of_ten": long,
+        "growth": growth,
+    }
 
 
 def seconds(text: bytes) -> float:

@@ -11,23 +11,33 @@ they are short.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from backspot import Report, compare
 from backspot.render import renderer_for, suffixes
-from backspot.render.comparison import render_text as render_comparison
-from backspot.render.comparison import to_csv, to_json, to_markdown
-from backspot.render.text import render_subtree, render_text
+from backspot.render.json import comparison_to_json
+from backspot.render.markdown import comparison_to_markdown
+from backspot.render.tables import comparison_to_csv
+from backspot.render.text import render_comparison, render_subtree, render_text
+from backspot.render.view import View
 from backspot.results.report import Finding, KernelCost, Pass, Place
-from benchmarks.common import RESULTS, print_table
+from benchmarks.common import (
+    TEST_DATA,
+    UsageError,
+    choose,
+    command_line,
+    parse,
+    print_table,
+    script,
+    write_results,
+)
 
-sys.path.insert(0, str(RESULTS.parents[1] / "tests"))
+sys.path.insert(0, str(TEST_DATA.parent))
 from support.report_parts import line, node, report, row
 
 _STEEP = 25.0
@@ -172,15 +182,20 @@ def _root(made: Report) -> str:
 
 def _in_every_form(made: Report, other: Report) -> object:
     found = compare(made, other)
-    return render_comparison(found, width=100), to_csv(found), to_json(found), to_markdown(found)
+    return (
+        render_comparison(found, width=100),
+        comparison_to_csv(found),
+        comparison_to_json(found),
+        comparison_to_markdown(found),
+    )
 
 
 _FORMS: dict[str, Callable[[Report], object]] = {
     "text": lambda made: render_text(made, width=100),
-    "all rows": lambda made: render_text(made, width=100, top=None),
-    "class": lambda made: render_text(made, width=100, by="class"),
-    "pattern": lambda made: render_text(made, width=100, by="pattern"),
-    "depth 1": lambda made: render_text(made, width=100, depth=1),
+    "all rows": lambda made: render_text(made, View(top=None), width=100),
+    "class": lambda made: render_text(made, View(by="class"), width=100),
+    "pattern": lambda made: render_text(made, View(by="pattern"), width=100),
+    "depth 1": lambda made: render_text(made, View(depth=1), width=100),
     "tree": _tree,
     "notebook": lambda made: made._repr_html_(),
     "load": _saved,
@@ -206,14 +221,16 @@ def _seconds(work: Callable[[Report], object], made: Report) -> float:
     return min(taken)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cases", default="", help="comma-separated (default: all)")
-    parser.add_argument("--forms", default="", help="comma-separated (default: all)")
-    args = parser.parse_args()
-    cases = args.cases.split(",") if args.cases else list(_CASES)
-    forms = args.forms.split(",") if args.forms else list(_FORMS)
-    steep = 0
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, device=False)
+    parser.add_argument("--forms", help="comma-separated (default: all; with --small text)")
+    options = parse(parser, argv)
+    cases = choose(options, {n: f"{size:,} at most" for n, (_, size) in _CASES.items()}, ("rows",))
+    forms = ["text"] if options.small else list(_FORMS)
+    forms = options.forms.split(",") if options.forms else forms
+    if set(forms) - set(_FORMS):
+        raise UsageError(f"there are only the forms {', '.join(_FORMS)}")
     table = []
     for case in cases:
         make, size = _CASES[case]
@@ -221,13 +238,14 @@ def main() -> int:
         for form in forms:
             short, long = (_seconds(_FORMS[form], of) for of in (few, many))
             more = 10 if case == "depth" else 1  # as many paths of as many more names each
-            mark = long > _SHORT and long / short > _STEEP * more
-            steep += mark
-            made = [case, form, short * 1e3, long * 1e3, long / short, "STEEP" if mark else ""]
+            steep = long > _SHORT and long / short > _STEEP * more
+            made = [case, form, short * 1e3, long * 1e3, long / short, "STEEP" if steep else ""]
             table.append(made)
             print(*made, file=sys.stderr, flush=True)
-    print_table(["case", "form", "ms", "ms of ten times", "ratio", ""], table)
-    return 1 if steep else 0
+    head = ["case", "form", "ms", "ms of ten times", "ratio", ""]
+    print_table(head, table)
+    write_results(options, {"head": head, "rows": table})
+    return 1 if any(row[-1] for row in table) and not options.small else 0
 
 
 if __name__ == "__main__":

@@ -339,6 +339,24 @@ def logical_threads(scale: int) -> bytes:
     return s.text()
 
 
+@dimension("threads that call C++ functions in hooked modules")
+def doubtful_threads(scale: int) -> bytes:
+    s = Sketch()
+    count = 100 * scale
+    for number in range(count):
+        common = f'"cat": "fwdbwd", "name": "fwdbwd", "id": {number}, "pid": 1'
+        made, ran = 10 * number + 2, 10 * (count + number) + 2
+        s.events.append(f'{{"ph": "s", {common}, "tid": {10 + number}, "ts": {made}}}')
+        s.events.append(f'{{"ph": "f", "bp": "e", {common}, "tid": 2, "ts": {ran}}}')
+    for number in range(count):
+        s.module("m", 0, tid=10 + number, operator="BackwardHookFunction")
+    for number in range(count):
+        name = f"cpp::Function{number}" if number % 2 else "BackwardHookFunctionBackward"
+        s.node(name, s.at, 8, 0, logical=number + 1)
+        s.at += 10
+    return s.text()
+
+
 @dimension("streams")
 def streams(scale: int) -> bytes:
     s = Sketch()

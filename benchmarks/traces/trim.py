@@ -1,6 +1,6 @@
-"""Trim an exported trace to what a reader of traces needs, and take out what tells whose it is.
+"""Trim an exported trace to what a reader of traces needs, without names of machines and people.
 
-    python -m benchmarks.traces.trim big.json.gz small.json.gz
+    python -m benchmarks.traces.trim big.json.gz -o small.json.gz
 
 Kept: operators, annotations, runtime calls, device work, the arrows from forward to backward,
 ``nn.Module`` calls, and all that is said about them. Dropped: other Python frames, Kineto's own
@@ -10,13 +10,20 @@ the same), the profiler's overhead, names of threads, host, run and paths.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_trace", "trim", "write_trace"]
+from benchmarks.common import TEST_DATA, UsageError, command_line, parse, script
+
+__all__ = ["SUFFIX", "read_trace", "trim", "trim_file", "write_trace"]
+
+SUFFIX = ".trace.json.gz"
+_SAMPLE = TEST_DATA / "h200" / f"launch_bound{SUFFIX}"
 
 _DROPPED = (
     "gpu_user_annotation",
@@ -39,7 +46,7 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 
 def trim(document: dict[str, Any]) -> dict[str, Any]:
-    """The same trace with fewer events and nobody's name in it."""
+    """Return the same trace with fewer events, and without names of host, run and paths."""
     kept = {key: _plain(value) for key, value in document.items() if key not in _DROPPED_KEYS}
     kept["traceEvents"] = [
         _trim_event(event) for event in document.get("traceEvents", []) if _is_wanted(event)
@@ -80,18 +87,29 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
     return value
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("source", type=Path)
-    parser.add_argument("target", type=Path)
-    arguments = parser.parse_args()
-    before = read_trace(arguments.source)
-    after = trim(before)
-    size = write_trace(after, arguments.target)
-    print(
-        f"{len(before['traceEvents'])} events -> {len(after['traceEvents'])}, {size / 1e3:.0f} kB"
-    )
+def trim_file(source: Path, target: Path) -> tuple[int, int]:
+    """Trim ``source`` into ``target``; return the numbers of events and of bytes."""
+    document = trim(read_trace(source))
+    return len(document["traceEvents"]), write_trace(document, target)
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, device=False, cases=False)
+    parser.add_argument("source", type=Path, nargs="?", help="default: a trace of the tests")
+    arguments = parse(parser, argv)
+    source = arguments.source or (_SAMPLE if arguments.small else None)
+    if source is None:
+        raise UsageError("name the trace to trim")
+    target = arguments.out or source.with_name(f"{source.name.partition('.')[0]}-trimmed{SUFFIX}")
+    if arguments.small and arguments.out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            events, size = trim_file(source, Path(folder) / target.name)
+    else:
+        events, size = trim_file(source, target)
+    print(f"{len(read_trace(source)['traceEvents'])} events -> {events}, {size / 1e3:.0f} kB")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

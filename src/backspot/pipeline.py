@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
@@ -169,7 +170,7 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     check_labelled(path, force=force, source=source)
     events = read_events(source)
     ownership = _owned(events)
-    if account(ownership, depth=None, warnings=()).passes != report.passes:
+    if account(ownership, Clock(ownership), depth=None, warnings=()).passes != report.passes:
         raise UsageError(
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
@@ -200,15 +201,16 @@ def _owned(events: Events) -> Ownership:
 
 
 def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Report:
-    report = account(ownership, depth=depth, warnings=warnings_of(events, ownership))
-    windows = step_windows(events, ownership)
+    clock = Clock(ownership)
+    report = account(ownership, clock, depth=depth, warnings=warnings_of(events, ownership))
+    windows = step_windows(events, ownership, clock)
     report = replace(
         report,
         trace=events.source,
-        phases=find_phases(events, ownership, windows) if windows else (),
+        phases=find_phases(events, ownership, clock, windows) if windows else (),
         step_ns=windows.lengths if windows else report.step_ns,
     )
     if events.truncated:
         # Kineto writes the GPU's work last: without it every rule would blame the host.
         return report
-    return replace(report, findings=find_all(Evidence(events, ownership, report, windows)))
+    return replace(report, findings=find_all(Evidence(events, ownership, clock, report, windows)))

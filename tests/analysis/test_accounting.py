@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backspot
@@ -171,7 +171,6 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
     return dict(wall), dict(gpu), dict(cpu), dict(spent)
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases())
 def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
     report = report_of(case.trace())
@@ -197,7 +196,6 @@ def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
     }
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_the_parts_sum_to_the_whole_exactly(case: Case) -> None:
     report = report_of(case.trace())

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backspot
@@ -212,7 +212,6 @@ def threaded(draw: st.DrawFn) -> tuple[list[list[str]], bool, int]:
     return forwards, draw(st.booleans()), draw(st.integers(0, 2**16))
 
 
-@settings(max_examples=200, deadline=None)
 @given(threaded())
 def test_forwards_on_several_threads_with_equal_numbers_are_told_apart(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[list[list[str]], bool, int]

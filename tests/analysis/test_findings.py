@@ -9,7 +9,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
+import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,8 @@ from hypothesis import strategies as st
 
 import backspot
 from backspot import Report
-from backspot.analysis.findings import LEAST_SHARE, RULES
-from backspot.analysis.findings.rules import backward_ratio
+from backspot.analysis.findings import LEAST_SHARE, Evidence, all_rules, rules
+from backspot.analysis.findings.registry import rule
 from support.h200 import WITH_BACKWARD, report_of
 from support.synthetic import Trace
 
@@ -67,8 +70,45 @@ def test_well_done_the_rule_is_silent(name):
 def test_every_rule_has_a_recording_of_either_kind():
     assert {EXPECTED[name]["rule"] for name in PLANTED} == NAMES
     assert {EXPECTED[name]["rule"] for name in CLEAN} == NAMES
-    assert len(NAMES) == len(RULES) + 1  # and the ratio, which comes after the others
-    assert backward_ratio.find not in RULES
+    assert {rule.name for rule in all_rules()} == NAMES
+
+
+def test_rules_are_sorted_by_name_with_those_that_need_the_others_last():
+    names = [(rule.fallback, rule.name) for rule in all_rules()]
+    assert names == sorted(names)
+    assert [rule.name for rule in all_rules() if rule.fallback] == ["backward-ratio"]
+
+
+def test_every_file_in_rules_is_a_rule_of_that_name():
+    files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
+    assert {rule.name.replace("-", "_") for rule in all_rules()} == files
+
+
+def test_a_rule_with_another_name_than_its_file_fails_at_import(tmp_path, monkeypatch):
+    (tmp_path / "slow_things.py").write_text(
+        "from backspot.analysis.findings.registry import rule\n"
+        "@rule('slow-thing')\n"
+        "def find(evidence): ...\n"
+    )
+    monkeypatch.setattr(rules, "__path__", [str(tmp_path)])
+    with pytest.raises(ValueError, match="its name must be 'slow-things'"):
+        import_module("backspot.analysis.findings.rules.slow_things")
+
+
+def test_a_second_rule_of_a_name_fails_at_import():
+    def find(evidence: Evidence) -> None: ...
+
+    find.__module__ = "elsewhere.casts"
+    assert "casts" in {rule.name for rule in all_rules()}
+    with pytest.raises(ValueError, match="a rule of this name exists already"):
+        rule("casts")(find)
+
+
+@pytest.mark.parametrize("module", ["backspot", "backspot.analysis.timeline", "backspot.pipeline"])
+def test_importing_the_package_does_not_import_the_rules(module):
+    shown = "sum(name.startswith('backspot.analysis.findings.rules') for name in sys.modules)"
+    command = [sys.executable, "-c", f"import sys, {module}; print({shown})"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
 
 
 def test_every_rule_is_explained_in_the_documentation():

@@ -11,7 +11,7 @@ import pytest
 import backspot
 from backspot.errors import NoBackwardError
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "data" / "foreign"
 FOREIGN = ("hta_resnet", "hta_recommender_control", "hta_recommender_test")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import backspot
+from backspot.analysis.attribution.join import _unambiguous
 from support.synthetic import Trace
 
 TICK = 10_000
@@ -167,3 +168,23 @@ def test_before_torch_1_10_names_without_digits_are_pytorchs_own(owner_of) -> No
     trace.node("ExpBackward", 60 * TICK, 61 * TICK, seq=6)
     trace.node("UnsafeViewBackward", 62 * TICK, 66 * TICK, seq=5)
     assert owner_of(trace, "UnsafeViewBackward") == ["a"]
+
+
+def test_threads_are_matched_from_the_clearest_to_the_last() -> None:
+    # Logical thread 1 fits two recorded threads, until 2 has taken the one that fits it better.
+    scores = {1: {10: (5, 5), 20: (5, 5)}, 2: {20: (6, 6)}}
+    assert _unambiguous(scores) == (2, 20)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {},
+        {1: {}},
+        {1: {10: (5, 5), 20: (5, 5)}},  # a tie
+        {1: {10: (5, 5)}, 2: {10: (5, 5)}},  # rivals
+        {1: {10: (5, 5)}, 2: {10: (6, 1), 20: (6, 1)}},  # a rival that is better, but tied
+    ],
+)
+def test_threads_that_suit_several_alike_are_not_matched(scores: dict) -> None:
+    assert _unambiguous(scores) is None

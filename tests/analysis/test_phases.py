@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.phased import ENGINE, HOST, STEP, TICK, busy, operator, report_of, step, ticks
@@ -223,7 +223,6 @@ def traces(draw: st.DrawFn) -> Trace:
     return trace
 
 
-@settings(deadline=None, max_examples=40)
 @given(traces(), st.randoms(use_true_random=False))
 def test_the_phases_sum_to_the_steps_and_no_order_of_events_changes_them(
     trace: Trace, shuffle: random.Random
@@ -236,7 +235,6 @@ def test_the_phases_sum_to_the_steps_and_no_order_of_events_changes_them(
     assert report_of(trace).phases == report.phases
 
 
-@settings(deadline=None, max_examples=40)
 @given(traces())
 def test_the_backward_phase_is_what_the_rows_are_made_of(trace: Trace) -> None:
     known = [e for e in trace.events if e["cat"] == "cuda_runtime"]

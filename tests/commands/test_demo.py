@@ -17,6 +17,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_the_demo_ranks_writes_its_files_and_mends_the_module(tmp_path, capsys):
     output = tmp_path / "out"

@@ -9,10 +9,12 @@ import pytest
 
 from backspot import compare, locate
 from backspot.commands import main
-from backspot.render.comparison import render_text, to_markdown
+from backspot.render.markdown import comparison_to_markdown
+from backspot.render.text import render_comparison
+from backspot.render.view import View
 from support.sample_reports import report, row, vit
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "data" / "foreign"
 CONTROL, TEST = (str(DATA / f"hta_recommender_{name}.json.gz") for name in ("control", "test"))
 
 
@@ -29,7 +31,7 @@ def test_it_prints_the_comparison_of_two_saved_reports(saved, capsys):
     assert main(["diff", *saved, "--top", "4"]) == 0
     out, err = capsys.readouterr()
     expected = compare(vit(drop=1_500_000), vit(), names=("before.json", "after.json"))
-    assert out == render_text(expected, width=80, top=4) + "\n"
+    assert out == render_comparison(expected, View(top=4), width=80) + "\n"
     assert not err
 
 
@@ -69,7 +71,7 @@ def test_markdown_keeps_to_top(saved, capsysbinary):
     assert main(["diff", *saved, "--format", "md", "--top", "1"]) == 0
     expected = compare(vit(drop=1_500_000), vit(), names=("before.json", "after.json"))
     out = capsysbinary.readouterr().out
-    assert out == to_markdown(expected, top=1)
+    assert out == comparison_to_markdown(expected, View(top=1))
     assert out.startswith(b"**The backward got slower by ")
 
 

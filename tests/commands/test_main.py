@@ -18,6 +18,7 @@ import backspot.commands
 from backspot import BackspotError, Report, __version__, locate
 from backspot.commands import VERBS, main
 from backspot.render.text import render_text
+from backspot.render.view import View
 from support.program import PROGRAM, program
 from support.synthetic import Trace
 
@@ -45,7 +46,7 @@ def test_show_prints_the_ranked_list(trace, capsys):
 def test_show_passes_its_options_on(trace, capsys):
     options = ["--top", "1", "--depth", "1", "--by", "class", "--sort", "cpu"]
     assert main(["show", str(trace), *options]) == 0
-    expected = render_text(locate(trace), width=80, top=1, depth=1, by="class", sort="cpu")
+    expected = render_text(locate(trace), View(1, 1, "cpu", "class"), width=80)
     assert capsys.readouterr().out == expected + "\n"
 
 
@@ -116,7 +117,7 @@ def test_a_folder_serves_its_newest_trace_and_says_which(trace, tmp_path, capsys
     runs = tmp_path / "runs"
     runs.mkdir()
     shutil.copy(trace, runs / "new.json.gz")
-    shutil.copy(DATA / "tracelens_qwen_forward_only.json.gz", runs / "old.json.gz")
+    shutil.copy(DATA / "foreign" / "tracelens_qwen_forward_only.json.gz", runs / "old.json.gz")
     os.utime(runs / "old.json.gz", (1, 1))
     assert main(["show", str(runs)]) == 0
     out, err = capsys.readouterr()
@@ -167,7 +168,7 @@ def test_a_trace_comes_through_standard_input_packed_or_not(trace):
 
 
 def test_a_real_trace_without_labels_is_ranked_by_node(capsys):
-    assert main(["show", str(DATA / "hta_resnet.json.gz")]) == 0
+    assert main(["show", str(DATA / "foreign" / "hta_resnet.json.gz")]) == 0
     assert "of its autograd nodes ConvolutionBackward0 takes" in capsys.readouterr().out
 
 
@@ -239,7 +240,7 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["report", "a"], "the following arguments are required: -o/--output"),
         (
             ["report", "a", "-o", "report.html5"],
-            "none of .csv, .folded, .html, .json, .md or .speedscope.json",
+            "use one of .csv, .folded, .html, .json, .md or .speedscope.json",
         ),
     ],
 )
@@ -274,7 +275,7 @@ def test_a_trace_that_cannot_be_read_is_one_line_and_its_exit_code(
 
 
 def test_a_trace_without_a_backward_has_its_own_exit_code(capsys):
-    assert main(["show", str(DATA / "tracelens_qwen_forward_only.json.gz")]) == 5
+    assert main(["show", str(DATA / "foreign" / "tracelens_qwen_forward_only.json.gz")]) == 5
     assert "no backward pass" in one_line(capsys.readouterr().err)
 
 

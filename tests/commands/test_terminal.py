@@ -36,33 +36,37 @@ def test_colour_goes_to_a_terminal_only(trace):
     assert b"\x1b" not in program("show", trace).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_colour_can_be_refused(trace, environment):
     assert b"\x1b" not in on_a_terminal("show", trace, **environment)[0]
 
 
+@pytest.mark.slow
 def test_colour_can_be_forced_and_refusing_it_wins(trace):
     assert b"\x1b[" in program("show", trace, env={"FORCE_COLOR": "1"}).stdout
     both = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
     assert b"\x1b" not in program("show", trace, env=both).stdout
 
 
+@pytest.mark.slow
 def test_a_short_reading_shows_no_progress(trace):
     assert on_a_terminal("show", trace)[1] == b""
 
 
 def test_a_long_reading_shows_its_progress_on_a_terminal(monkeypatch, capsys):
+    from backspot import progress
     from backspot.commands import _console
 
-    monkeypatch.setattr(_console, "_PATIENCE", 0)
+    monkeypatch.setattr(progress, "_PATIENCE", 0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with _console.reading("runs/[red]trace\x1b[2J.json") as progress:
-        progress(1_000_000, 4_000_000)
-        progress(4_000_000, 4_000_000)
+    with _console.reading("runs/[red]trace\x1b[2J.json") as shown:
+        shown.update(1_000_000, 4_000_000)
+        shown.update(4_000_000, 4_000_000)
     err = capsys.readouterr().err
     assert "reading [red]trace\\x1b[2J.json" in err
-    with _console.reading("-") as progress:
-        progress(1_000_000, None)
+    with _console.reading("-") as shown:
+        shown.update(1_000_000, None)
 
 
 def test_a_terminal_that_knows_only_ascii_gets_ascii(trace):

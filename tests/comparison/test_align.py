@@ -92,6 +92,7 @@ def test_a_wrapped_model_of_two_thousand_modules_is_told_at_once():
     assert [move.modules for move in found.moves] == [2007]
 
 
+@pytest.mark.slow
 def test_a_layer_renamed_in_each_of_thousands_of_blocks_takes_its_modules_along():
     """By the square of the blocks this takes minutes."""
 

@@ -95,6 +95,7 @@ def test_the_typical_spread_ignores_what_takes_no_time_or_one_step():
     assert typical_spread([]) == 0
 
 
+@pytest.mark.slow
 def test_among_many_modules_of_the_same_noise_hardly_any_is_claimed():
     chance = random.Random(5)
 
@@ -159,6 +160,7 @@ def skewed(chance, mean, count):
     return [round(mean * chance.lognormvariate(0, 0.5)) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [8, 10, 20])
 @pytest.mark.parametrize("kind", [None, two_speeds, now_and_then_slow, skewed])
 def test_equal_recordings_are_told_apart_in_few_comparisons_whatever_varies(steps, kind):

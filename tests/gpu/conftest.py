@@ -15,13 +15,3 @@ def deterministic():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(before)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    """A test that fails leaves its hooks on: their paths would be in use for the next one."""
-    yield
-    from backspot.live.sessions import sessions
-
-    for scope in list(sessions.live_scopes()):
-        sessions.depart(scope)

@@ -86,13 +86,3 @@ def graph_of():
         return names
 
     return walk
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    """Every test takes its hooks off: a path in use by a leftover would fail the next one."""
-    yield
-    from backspot.live.sessions import sessions
-
-    for scope in list(sessions.live_scopes()):
-        sessions.depart(scope)

@@ -127,6 +127,7 @@ def test_a_class_with_its_own_way_to_copy_has_plain_copies_too(record):
             pass
 
 
+@pytest.mark.slow
 def test_a_pickle_loads_where_backspot_is_not(tmp_path):
     model = net()
     with backspot.instrument(model):

@@ -125,6 +125,7 @@ WRAPPED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wrapped", "replaced"])
 def test_nodes_are_the_callers_where_module_calls_are_wrapped(how):
     done = subprocess.run(

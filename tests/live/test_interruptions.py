@@ -278,6 +278,7 @@ CRASH = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hooks", ["node", "module"])
 def test_the_process_survives_ranges_that_outlive_their_session(hooks):
     script = textwrap.dedent(CRASH).replace("HOOKS", repr(hooks))

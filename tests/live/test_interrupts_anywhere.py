@@ -167,6 +167,7 @@ def run(script, *arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "hooks"), [("line", "node"), ("line", "module"), ("opcode", "node")]
 )
@@ -177,6 +178,7 @@ def test_an_interrupted_step_leaves_no_range_to_a_later_session(event, hooks):
 
 
 # By lines: past the last line of ``instrument`` the handle is on its way to the caller already.
+@pytest.mark.slow
 @pytest.mark.parametrize("hooks", ["node", "module"])
 def test_interrupted_instrumenting_and_removing_can_be_done_again(hooks):
     done = run(WHILE_INSTRUMENTING, "line", hooks)

@@ -238,6 +238,7 @@ def test_models_that_the_step_never_calls_are_named(case):
         assert not any("instrument" in warning for warning in warnings)
 
 
+@pytest.mark.slow
 def test_a_model_whose_labels_were_compiled_away_is_not_called_unused(case):
     compiled = torch.compile(case.model, backend="aot_eager")
 
@@ -289,6 +290,7 @@ backspot.profile(step, model, steps=2, warmup=2)
 """
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_how_far_it_is_and_a_file_does_not():
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
@@ -308,6 +310,7 @@ def test_a_terminal_sees_how_far_it_is_and_a_file_does_not():
     assert b"profiling" not in quiet.stderr
 
 
+@pytest.mark.slow
 def test_a_notebook_sees_how_far_it_is_and_keeps_nothing_of_it():
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

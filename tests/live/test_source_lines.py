@@ -248,6 +248,7 @@ def test_threads_do_not_mix_their_lines():
     assert report["fc"].row.lines
 
 
+@pytest.mark.slow
 def test_no_tensor_frame_or_class_outlives_its_step():
     class Model(nn.Module):
         def __init__(self):
@@ -337,6 +338,7 @@ def test_a_notebooks_cell_is_named_and_its_text_is_shown(name, shown):
     assert {(line.place, line.text) for line in lines} == {(f"{shown}:8", "return self.fc(x)")}
 
 
+@pytest.mark.slow
 def test_a_script_is_named_within_the_working_folder(tmp_path):
     (tmp_path / "pack").mkdir()
     script = tmp_path / "pack" / "train.py"

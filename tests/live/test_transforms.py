@@ -48,6 +48,7 @@ def step(model):
     return lambda: model(torch.randn(3, 4)).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("hooks_on_wrapper", [False, True])
 def test_compiling_is_undisturbed(when, hooks_on_wrapper, compiled, record):
@@ -234,6 +235,7 @@ def test_all_threads_may_be_profiled(record):
         assert len(record(step(model), all_threads=True).forward()) == 7
 
 
+@pytest.mark.slow
 def test_inductor_compiles_an_instrumented_model(record):
     torch._dynamo.reset()
     model = net()

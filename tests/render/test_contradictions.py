@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from backspot import Report, compare
 from backspot.commands import main
@@ -119,11 +119,10 @@ def test_what_a_finding_names_need_not_be_a_row(tmp_path):
     assert compare(loaded, made).changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["path", "class", "pattern"])
 @pytest.mark.parametrize("depth", [None, 0, 2])
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30)
 @given(any_report=reports())
 def test_what_backspot_saves_it_reads(tmp_path, any_report, depth, by):
     some = replace(any_report, modules=any_report.top(depth=depth, by=by))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from backspot.render import renderer_for
 from support.h200 import WITH_BACKWARD
@@ -89,7 +89,6 @@ def test_the_weights_sum_to_the_report_of_a_real_trace(name):
 
 
 @given(reports())
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_report_can_be_written(report):
     speedscope(report)
     renderer_for("x.folded")(report)

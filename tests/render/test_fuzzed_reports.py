@@ -7,6 +7,7 @@ import pytest
 from benchmarks.robustness import fuzz_reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["a", "b"])
 def test_a_broken_report_is_refused_or_serves_for_everything(seed):
     found = fuzz_reports.fuzz(fuzz_reports.sources(traces=8), seed, range(60))

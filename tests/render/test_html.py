@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from importlib.resources import files
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from backspot.render.html import to_html
 from support.sample_reports import (
@@ -83,6 +83,7 @@ def test_the_page_asks_for_nothing():
     assert policy.startswith("default-src 'none'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("modules", "limit"), [(1, 80), (1_000, 300), (50_000, 1_000)])
 def test_the_page_stays_small(modules, limit):
     content = to_html(large(modules))
@@ -96,6 +97,7 @@ def test_very_many_steps_do_not_make_the_page_large():
     assert len(to_html(many)) < 300_000
 
 
+@pytest.mark.slow
 def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():
     whole = large(5_000)
     data = json.loads(page_of(whole).data)
@@ -108,7 +110,6 @@ def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():
         assert spent == pytest.approx(total, rel=1e-3)
 
 
-@settings(max_examples=150, deadline=None)
 @given(reports())
 def test_no_name_becomes_markup(any_report):
     page = page_of(any_report)

@@ -10,6 +10,7 @@ from support.sample_reports import SAMPLES, diagnosed, vit
 SCHEMES = ("light", "dark")
 
 
+@pytest.mark.slow
 def test_a_choice_of_light_or_dark_lasts(opened):
     page = opened(vit(), color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -20,6 +21,7 @@ def test_a_choice_of_light_or_dark_lasts(opened):
     assert page.evaluate(ground) != light
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 820, 1280, 2000])
 @pytest.mark.parametrize("name", ["diagnosed", "odd", "unlabelled"])
 def test_nothing_sticks_out_of_the_page(opened, name, width):
@@ -27,6 +29,7 @@ def test_nothing_sticks_out_of_the_page(opened, name, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_on_a_narrow_screen_details_open_on_demand_and_close(opened):
     page = opened(vit(), viewport={"width": 400, "height": 800})
     details = page.locator("#details")
@@ -39,6 +42,7 @@ def test_on_a_narrow_screen_details_open_on_demand_and_close(opened):
     assert page.evaluate("document.activeElement.innerText") == "patch_embed.proj"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["diagnosed", "odd", "even_vit", "unlabelled"])
 def test_every_control_has_a_name_and_no_id_stands_twice(opened, name):
     page = opened(SAMPLES[name]())
@@ -58,6 +62,7 @@ def test_every_control_has_a_name_and_no_id_stands_twice(opened, name):
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["Wall", "Backward ÷ forward"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_text_stands_out_from_its_ground(opened, scheme, measure):

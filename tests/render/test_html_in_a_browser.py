@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from backspot.formatting import decimals_for, duration, milliseconds, percent
 from backspot.results.report import LineCost
@@ -40,6 +40,7 @@ def block(page, label: str):
     return page.locator(f'#icicle [role=treeitem][aria-label^="{label}"]')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_every_kind_of_report_opens_without_a_complaint(opened, name):
     page = opened(SAMPLES[name]())
@@ -71,6 +72,7 @@ def test_numbers_look_as_in_every_other_form(opened):
         assert shown == [milliseconds(value, decimals) for value in values]
 
 
+@pytest.mark.slow
 def test_a_click_on_a_columns_head_sorts_by_it_and_another_turns_it_around(opened):
     page = opened(vit())
     head = page.get_by_role("button", name="CPU", exact=True)
@@ -85,6 +87,7 @@ def test_a_click_on_a_columns_head_sorts_by_it_and_another_turns_it_around(opene
     assert names(page)[:3] == ["blocks.0", "blocks.0.attn", "blocks.0.attn.proj"]
 
 
+@pytest.mark.slow
 def test_numbers_in_paths_are_sorted_as_numbers(opened):
     page = opened(vit())
     page.get_by_role("button", name="module", exact=True).click()
@@ -92,6 +95,7 @@ def test_numbers_in_paths_are_sorted_as_numbers(opened):
     assert found.index("blocks.2") < found.index("blocks.10")
 
 
+@pytest.mark.slow
 def test_the_filter_takes_paths_and_classes_and_tells_what_is_left(opened):
     page = opened(vit())
     page.get_by_label("Filter").fill("gelu")
@@ -104,6 +108,7 @@ def test_the_filter_takes_paths_and_classes_and_tells_what_is_left(opened):
     assert len(names(page)) == 100
 
 
+@pytest.mark.slow
 def test_the_depth_folds_what_is_deeper_as_the_command_does(opened):
     of = vit()
     page = opened(of)
@@ -117,6 +122,7 @@ def test_the_depth_folds_what_is_deeper_as_the_command_does(opened):
     assert names(page)[0] == "patch_drop"
 
 
+@pytest.mark.slow
 def test_measures_switch_what_is_ranked(opened):
     of = vit()
     page = opened(of)
@@ -152,6 +158,7 @@ def test_a_click_zooms_and_the_trail_leads_back(opened):
     assert block(page, "blocks.4 (Block)").count() == 1
 
 
+@pytest.mark.slow
 def test_the_tree_is_walked_with_the_keyboard(opened):
     page = opened(vit())
     block(page, "the whole backward").focus()
@@ -172,6 +179,7 @@ def test_the_tree_is_walked_with_the_keyboard(opened):
     assert page.locator("#icicle [tabindex='0']").count() == 1
 
 
+@pytest.mark.slow
 def test_a_block_is_as_wide_as_its_part_of_the_whole(opened):
     of = vit()
     page = opened(of)
@@ -180,6 +188,7 @@ def test_a_block_is_as_wide_as_its_part_of_the_whole(opened):
     assert found / whole == pytest.approx(of.share(of["patch_drop"].row), abs=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scripted", [True, False])
 def test_a_bar_is_as_long_as_its_rows_time(opened, scripted):
     page = opened(
@@ -206,6 +215,7 @@ def test_the_keyboard_alone_reaches_a_modules_details(opened):
     assert button.get_attribute("aria-pressed") == "true"
 
 
+@pytest.mark.slow
 def test_the_label_to_search_for_is_copied(opened):
     page = opened(vit(), permissions=["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy", exact=True).click()
@@ -231,12 +241,14 @@ def test_the_source_lines_that_made_the_nodes_are_shown(opened):
     assert "GatherBackward0" in text
 
 
+@pytest.mark.slow
 def test_a_finding_leads_to_its_module(opened):
     page = opened(diagnosed())
     page.get_by_role("button", name="blocks.0.attn (Attention)").click()
     assert page.locator("#details h3").inner_text() == "blocks.0.attn"
 
 
+@pytest.mark.slow
 def test_what_is_run_again_and_what_no_module_owns_have_their_place(opened):
     page = opened(checkpointed())
     assert "recompute" in page.locator("#details").inner_text()
@@ -255,6 +267,7 @@ def test_names_that_look_like_markup_stay_text_wherever_they_are_shown(opened):
     assert page.evaluate("document.body.innerText.includes('\\u202e')") is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_nothing_undefined_is_shown(opened, name):
     page = opened(SAMPLES[name]())
@@ -264,9 +277,8 @@ def test_nothing_undefined_is_shown(opened, name):
         assert not re.search(r"\b(null|undefined|NaN|Infinity)\b", shown)
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@pytest.mark.slow
+@settings(max_examples=25)
 @given(reports())
 def test_any_report_opens_and_no_name_of_it_becomes_an_element(browser, tmp_path, any_report):
     path = any_report.save(tmp_path / "any.html", force=True)
@@ -284,6 +296,7 @@ def test_any_report_opens_and_no_name_of_it_becomes_an_element(browser, tmp_path
         assert len(opened.asked) == 1
 
 
+@pytest.mark.slow
 def test_very_many_modules_are_shown_a_hundred_at_a_time(opened):
     page = opened(large(3_000))
     assert len(names(page)) == 100

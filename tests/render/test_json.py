@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from backspot.errors import NotATraceError, SourceNotFoundError
 from backspot.render.json import schema, to_json
@@ -25,9 +25,6 @@ def test_two_halves_in_a_row_come_back_as_the_character_that_they_make(tmp_path)
     assert Report.load(report.save(tmp_path / "report.json")).trace == "\U0001f600"
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 @given(reports())
 def test_any_report_survives_saving_whatever_its_names(tmp_path, any_report):
     path = any_report.save(tmp_path / "report.json", force=True)

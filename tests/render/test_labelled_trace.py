@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import backspot
-from backspot.analysis.attribution.ownership import SPECIAL, attribute
+from backspot.analysis.attribution.ownership import attribute
 from backspot.commands import main
 from backspot.errors import NoBackwardError, NotATraceError, OutputExistsError, UsageError
 from backspot.render.labelled_trace import CATEGORY
@@ -23,7 +23,7 @@ from support.h200 import WITH_BACKWARD, path_of, report_of
 from support.synthetic import Trace
 from support.tracks import added_of, assert_nested, exactly, padded, slices_of, text_of
 
-FOREIGN = Path(__file__).parents[1] / "data" / "hta_resnet.json.gz"
+FOREIGN = Path(__file__).parents[1] / "data" / "foreign" / "hta_resnet.json.gz"
 
 
 def original_within(annotated: bytes) -> tuple[bytes, bytes]:
@@ -48,6 +48,7 @@ def annotated_text(name: str) -> bytes:
 ALL = (*WITH_BACKWARD, "foreign")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("convert", [exactly, lambda ts: int(float(ts) * 1000), float])
 def test_no_two_spans_of_a_track_overlap_unless_they_nest(name, convert):
@@ -88,6 +89,7 @@ def test_tracks_have_names_and_numbers_of_their_own(name):
     assert len({tid for _, tid in mine}) == len(mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_BACKWARD)
 def test_a_span_lies_in_that_of_the_nearest_module_around_and_covers_its_time(name):
     ownership = attribute(read_events(path_of(name)))
@@ -150,13 +152,7 @@ def test_each_node_starts_in_its_owners_span_and_no_span_leaves_its_pass(name):
             at = slices[bisect_right(starts, start) - 1]
             while at.end <= start:
                 at = at.around
-            owner = int(o.owner[i])
-            named = (
-                SPECIAL[owner]
-                if owner < len(SPECIAL)
-                else o.spans.modules[owner - len(SPECIAL)].path
-            )
-            assert at.path == named
+            assert at.path == o.owners.path(int(o.owner[i]))
 
 
 @pytest.mark.parametrize("name", WITH_BACKWARD)

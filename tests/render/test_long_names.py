@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from backspot import Report, compare
 from backspot.errors import BackspotError
 from backspot.render import renderer_for, suffixes
-from backspot.render.comparison import render_text as render_comparison
-from backspot.render.text import render_subtree, render_text
+from backspot.render.text import render_comparison, render_subtree, render_text
+from backspot.render.view import View
 from support.sample_reports import line, node, report, row, vit
 
 LENGTH = 300_000
@@ -27,9 +27,9 @@ ALPHABETS = {
 }
 FORMS = {
     "text": lambda made: render_text(made, width=100),
-    "by class": lambda made: render_text(made, width=100, by="class"),
-    "by pattern": lambda made: render_text(made, width=100, by="pattern"),
-    "folded": lambda made: render_text(made, width=100, depth=1),
+    "by class": lambda made: render_text(made, View(by="class"), width=100),
+    "by pattern": lambda made: render_text(made, View(by="pattern"), width=100),
+    "folded": lambda made: render_text(made, View(depth=1), width=100),
     "tree": lambda made: render_subtree(made[made.modules[0].path], width=100),
     "notebook": lambda made: made._repr_html_(),
     "comparison": lambda made: render_comparison(compare(made, vit()), width=100),
@@ -48,6 +48,7 @@ def named(name: str) -> Report:
     return report([long, row("fc", wall=4_000_000)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 def test_every_form_bears_names_of_any_length(alphabet, form):

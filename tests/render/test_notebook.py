@@ -6,7 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import backspot
 from backspot.errors import MissingDependencyError, UsageError
@@ -88,7 +88,6 @@ def test_a_notebooks_output_styles_nothing_but_itself():
     assert len(content) < 30_000
 
 
-@settings(max_examples=100, deadline=None)
 @given(reports(), reports())
 def test_no_name_becomes_markup_in_a_notebook(before, after):
     for content in (before._repr_html_(), backspot.compare(before, after)._repr_html_()):

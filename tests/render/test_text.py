@@ -2,7 +2,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -11,6 +11,7 @@ from backspot.errors import UsageError
 from backspot.formatting import milliseconds
 from backspot.render import renderer_for
 from backspot.render.text import render_subtree, render_text
+from backspot.render.view import View
 from backspot.results.report import Phase
 from support.report_parts import node, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
@@ -39,12 +40,12 @@ def test_very_little_is_told_apart_from_nothing(ns, shown):
 
 @pytest.mark.parametrize("by", ["class", "pattern"])
 def test_groups_read_as_they_did(golden, by):
-    golden(f"even_vit.{by}.txt", render_text(even_vit(), width=100, by=by) + "\n")
+    golden(f"even_vit.{by}.txt", render_text(even_vit(), View(by=by), width=100) + "\n")
 
 
 @pytest.mark.parametrize("sort", ["gpu", "cpu"])
 def test_other_rankings_read_as_they_did(golden, sort):
-    golden(f"vit.{sort}.txt", render_text(vit(), width=80, sort=sort, depth=2, top=5) + "\n")
+    golden(f"vit.{sort}.txt", render_text(vit(), View(5, 2, sort), width=80) + "\n")
 
 
 def test_a_module_with_its_children_reads_as_it_did(golden):
@@ -88,7 +89,7 @@ def test_without_labels_nodes_are_ranked_and_the_remedy_is_named():
 
 
 def test_what_no_module_owns_stands_below_the_modules_without_a_rank():
-    lines = render_text(vit(), width=80, top=3).splitlines()
+    lines = render_text(vit(), View(top=3), width=80).splitlines()
     heading = lines.index("   no module owns:")
     assert lines[heading - 1].startswith("3  blocks.")
     assert lines[heading + 1].startswith("   (autograd engine)")
@@ -123,20 +124,20 @@ def test_a_path_beyond_all_measure_does_not_drive_all_other_columns_away():
 
 def test_the_rows_left_out_are_counted_and_none_is_when_all_are_shown():
     assert "112 more modules take 22.1 ms (77%) together: --top 115" in render_text(
-        vit(), width=80, top=3
+        vit(), View(top=3), width=80
     )
-    assert "more module" not in render_text(vit(), width=80, top=None)
+    assert "more module" not in render_text(vit(), View(top=None), width=80)
 
 
 def test_a_request_that_cannot_be_meant_is_refused():
     with pytest.raises(UsageError, match="depth=-1"):
-        render_text(vit(), depth=-1)
+        render_text(vit(), View(depth=-1))
     with pytest.raises(UsageError, match="choose one of wall, gpu, cpu"):
-        render_text(vit(), sort="time")
+        render_text(vit(), View(sort="time"))
 
 
 def test_ranking_by_gpu_time_without_a_gpu_says_so():
-    first = render_text(SAMPLES["vit_on_a_cpu"](), width=100, sort="gpu").splitlines()[0]
+    first = render_text(SAMPLES["vit_on_a_cpu"](), View(sort="gpu"), width=100).splitlines()[0]
     assert "no GPU time" in first
 
 
@@ -162,7 +163,7 @@ def test_the_environment_has_no_say_in_a_given_width_and_colour(monkeypatch):
 
 @pytest.mark.parametrize("color", [False, True])
 def test_names_cannot_steer_the_terminal(color):
-    text = ESCAPES.sub("", render_text(odd(), width=200, color=color, top=None))
+    text = ESCAPES.sub("", render_text(odd(), View(top=None), width=200, color=color))
     assert all(character.isprintable() for line in text.splitlines() for character in line)
     assert "\\x1b[31malert\\x1b[0m\\x07" in text
     assert "\\u202eeman" in text
@@ -172,7 +173,6 @@ def test_names_cannot_steer_the_terminal(color):
     assert len(ODD_NAMES) == len(re.findall(r"^ *\d+  ", ranked, re.MULTILINE))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     reports(),
     st.integers(40, 200),
@@ -181,15 +181,13 @@ def test_names_cannot_steer_the_terminal(color):
     st.none() | st.integers(0, 3),
 )
 def test_any_report_fits_its_width_in_printable_characters(any_report, width, sort, by, depth):
-    text = render_text(any_report, width=width, sort=sort, by=by, depth=depth, top=None)
+    text = render_text(any_report, View(None, depth, sort, by), width=width)
     text.encode()
     for line in text.splitlines():
         assert line.isprintable()
         assert cell_len(line) <= width
         assert line == line.rstrip()
-    colored = render_text(
-        any_report, width=width, sort=sort, by=by, depth=depth, top=None, color=True
-    )
+    colored = render_text(any_report, View(None, depth, sort, by), width=width, color=True)
     assert ESCAPES.sub("", colored) == text
     for one in any_report.modules:
         render_subtree(any_report[one.path], width=width).encode()

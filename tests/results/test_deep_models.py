@@ -8,8 +8,8 @@ import pytest
 
 from backspot import Report, compare
 from backspot.render import renderer_for, suffixes
-from backspot.render.comparison import render_text as render_comparison
-from backspot.render.text import render_subtree, render_text
+from backspot.render.text import render_comparison, render_subtree, render_text
+from backspot.render.view import View
 from support.sample_reports import node, report, row
 
 DEPTH = 2_000
@@ -72,9 +72,10 @@ def test_a_deep_model_is_folded_at_any_depth(deep, depth):
 @pytest.mark.parametrize("by", ["class", "pattern"])
 def test_a_deep_model_is_added_up_by_kind(deep, by):
     assert sum(one.wall_ns for one in deep.top(by=by)) == deep.wall_ns
-    assert render_text(deep, width=100, by=by)
+    assert render_text(deep, View(by=by), width=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", suffixes())
 def test_a_deep_model_has_every_form(deep, suffix):
     assert renderer_for(f"x{suffix}")(deep)

@@ -3,7 +3,7 @@
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backspot.errors import UsageError
@@ -209,7 +209,6 @@ def test_the_root_is_called_by_its_class():
     assert row("head", "Linear").label == "head (Linear)"
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     reports(),
     st.none() | st.integers(0, 4),
@@ -234,7 +233,6 @@ def test_no_view_of_a_report_gains_or_loses_time(any_report: Report, depth, sort
         assert all(one.depth <= depth for one in rows if depth is not None)
 
 
-@settings(max_examples=200, deadline=None)
 @given(reports(), st.integers(0, 4), st.integers(0, 4))
 def test_folding_twice_is_folding_at_the_lesser_depth(any_report, first, second):
     def by_path(rows):
@@ -246,7 +244,6 @@ def test_folding_twice_is_folding_at_the_lesser_depth(any_report, first, second)
     assert twice == by_path(fold(any_report.modules, min(first, second)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(reports())
 def test_a_total_is_a_modules_own_cost_and_its_childrens_totals(any_report):
     rows = add_totals(any_report.modules)

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 DEVICE = "cuda"
 needs_gpu = [
     pytest.mark.gpu,
+    pytest.mark.xdist_group("gpu"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

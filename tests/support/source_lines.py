@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import backspot
-from backspot.analysis.attribution.ownership import OUTSIDE, Ownership, attribute
+from backspot.analysis.attribution.ownership import Ownership, Special, attribute
 from backspot.trace import Events, read_events
 from support.training import ACCUMULATE, cpu_profile, tells_creation
 
@@ -59,7 +59,7 @@ def lines_by_number(events: Events, found: Ownership) -> dict[tuple[int, int], A
     result = {}
     for span in np.flatnonzero(found.spans.is_node & (found.join.sequence >= 0)).tolist():
         builder = int(found.join.builder[span])
-        if builder >= 0 and found.owner[span] != OUTSIDE:
+        if builder >= 0 and found.owner[span] != Special.OUTSIDE:
             key = int(str(events.threads[builder][1])), int(found.join.sequence[span])
             line = int(found.line[span])
             result[key] = found.lines[line] if line >= 0 else None

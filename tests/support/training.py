@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import backspot
-from backspot.analysis.attribution.ownership import SPECIAL, attribute
+from backspot.analysis.attribution.ownership import Special, attribute
 from backspot.trace import read_events
 from support.leftovers import hooks_on, labels_of, left_in_torch
 
@@ -158,7 +158,7 @@ class Truth:
     execution, and in no module, is that of the other.
     """
 
-    def __init__(self, model: nn.Module, outside: str = SPECIAL[0]) -> None:
+    def __init__(self, model: nn.Module, outside: str = Special.OUTSIDE.path) -> None:
         self.owner: dict[tuple[int, int], str] = {}
         self.names: dict[tuple[int, int], str] = {}
         self.outside = outside
@@ -248,7 +248,6 @@ def owners_by_number(trace: Path) -> dict[tuple[int, int, int], tuple[str, str]]
     """
     events = read_events(trace)
     found = attribute(events)
-    paths = [*SPECIAL, *(module.path for module in found.spans.modules)]
     result: dict[tuple[int, int, int], tuple[str, str]] = {}
     seen: Counter[tuple[int, int]] = Counter()
     for span in range(len(found.spans.start)):
@@ -258,7 +257,7 @@ def owners_by_number(trace: Path) -> dict[tuple[int, int, int], tuple[str, str]]
             thread = int(str(events.threads[builder][1])) if builder >= 0 else -1
             key = (thread, number, seen[thread, number])
             seen[thread, number] += 1
-            result[key] = name, paths[found.owner[span]]
+            result[key] = name, found.owners.path(int(found.owner[span]))
     return result
 
 

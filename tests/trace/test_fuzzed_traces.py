@@ -12,6 +12,7 @@ def sources() -> list[fuzz_traces.Source]:
     return fuzz_traces.sources(traces=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["a", "b", "c"])
 def test_a_broken_trace_is_refused_or_adds_up(seed: str, sources: list[fuzz_traces.Source]) -> None:
     found = fuzz_traces.fuzz(sources, seed, range(100))

@@ -132,6 +132,7 @@ def test_a_trace_of_bad_events_alone_ends_with_one_line_and_its_code(
     assert main(["show", "-"]) == 0
 
 
+@pytest.mark.slow
 def test_where_none_of_very_many_events_can_be_read_the_rest_is_not_tried() -> None:
     with pytest.raises(NotATraceError, match="none of its first 100,000 events"):
         backspot.locate(_Repeated(b'{"traceEvents": [', b"{x},\n", 200 * MIB))
@@ -282,12 +283,14 @@ class _Repeated(io.RawIOBase):
 
 
 # At these sizes, a way of reading that looks at all that came before takes hours.
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [b"x", b"\\\\", b"}],[{", b"]}", b" "])
 def test_a_long_text_that_is_no_trace_is_refused(unit: bytes) -> None:
     with pytest.raises(NotATraceError, match="no traceEvents"):
         backspot.locate(_Repeated(b'{"a":"', unit, 400 * MIB, b'"}'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "unit", "tail"),
     [

@@ -13,6 +13,7 @@ import backspot
 from benchmarks.robustness.scaling_traces import DIMENSIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dimension", "scale"),
     [
@@ -20,6 +21,7 @@ from benchmarks.robustness.scaling_traces import DIMENSIONS
         ("one sequence number, later", 10),
         ("nodes before their operators", 10),
         ("threads that autograd numbers", 10),
+        ("threads that call C++ functions in hooked modules", 30),
         ("devices", 40),
         ("malformed events", 1),
         ("brackets that are missing", 2),

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,8 @@ def plain(name: str, tmp_path: Path) -> Path:
 
 def columns(events: Events) -> dict[str, object]:
     arrays = {
-        **{f: getattr(events, f) for f in events.__slots__},
-        **{f"flows.{f}": getattr(events.flows, f) for f in events.flows.__slots__},
+        **{f.name: getattr(events, f.name) for f in fields(events)},
+        **{f"flows.{f.name}": getattr(events.flows, f.name) for f in fields(events.flows)},
     }
     del arrays["flows"]
     return {
@@ -45,6 +46,7 @@ def columns(events: Events) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_patch_drop", "ddp.rank0", "gpt2_checkpointed_reentrant"])
 @pytest.mark.parametrize("jobs", [2, 3, 7])
 def test_several_processes_read_the_same_columns_as_one(
@@ -110,9 +112,7 @@ def test_without_a_python_to_start_one_process_reads(
         assert backspot.locate(path, jobs=2) == expected
 
 
-@pytest.mark.parametrize(
-    "does", ["exit 0", "exit 1", "head -c 4 > taken; exit 0", "head -c 4 > taken; kill -9 $$"]
-)
+@pytest.mark.parametrize("does", ["exit 0", "exit 1", "echo no; exit 0", "kill -9 $$"])
 def test_where_another_process_does_not_do_its_part_one_process_reads(
     does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +122,6 @@ def test_where_another_process_does_not_do_its_part_one_process_reads(
     executable.write_text(f"#!/bin/sh\n{does}\n")
     executable.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(executable))
-    monkeypatch.chdir(tmp_path)
     assert backspot.locate(path, jobs=3) == expected
 
 
@@ -150,8 +149,8 @@ def test_a_script_without_a_main_guard_can_read_in_several_processes(tmp_path: P
         "import sys\n"
         f"sys.path.insert(0, {str(Path(backspot.__file__).parents[1])!r})\n"
         "import backspot\n"
-        "from backspot.trace import parallel as splitting\n"
-        "splitting._PAYS = 1\n"
+        "from backspot.trace import parallel\n"
+        "parallel._PAYS = 1\n"
         f"print('once', backspot.locate({str(path)!r}, jobs=3).wall_ns)\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -168,17 +167,19 @@ def test_progress_of_several_processes_ends_with_the_whole_file(tmp_path: Path) 
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("megabytes", "jobs", "started"), [(0, 40, 0), (30, 40, 0), (60, 40, 1), (60, 1, 0), (80, 2, 1)]
 )
 def test_no_more_processes_are_started_than_pay(
     megabytes: int, jobs: int, started: int, tmp_path: Path
 ) -> None:
-    text = plain("ddp.rank0", tmp_path).read_bytes().rstrip()
+    text = plain("ddp.rank0", tmp_path).read_bytes()
     path = tmp_path / "t.json"
-    filler = b" " * (1 << 20)
-    # Blanks ahead of the events are soon read.
-    path.write_bytes(b"{" + megabytes * filler + text[1:])
+    between = b"},\n{"
+    # Blanks between the events are soon read.
+    filler = b" " * (megabytes * (1 << 20) // text.count(between) + 1)
+    path.write_bytes(text.replace(between, b"}," + filler + b"{"))
     code = (
         "import sys\n"
         f"sys.path.insert(0, {str(Path(backspot.__file__).parents[1])!r})\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backspot
@@ -101,7 +101,6 @@ def test_times_are_exact_to_the_nanosecond_months_after_the_base(tmp_path: Path)
     assert backspot.locate(tmp_path / "far.json").modules == expected.modules
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 60), st.integers(1, 400))
 def test_where_a_piece_ends_makes_no_difference(steps: int, piece: int) -> None:
     from backspot.trace import chrome
@@ -256,7 +255,6 @@ def test_a_syntax_error_in_the_middle_costs_one_event(tmp_path: Path) -> None:
     assert "1 malformed" in report.warnings[0]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_mutilated_trace_ends_in_anything_but_a_report_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

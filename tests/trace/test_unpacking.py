@@ -46,6 +46,7 @@ def unpacked(data: bytes) -> bytes:
         return b"".join(iter(lambda: read(MIB), b""))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [1, 2])
 @pytest.mark.parametrize("beside", range(-20, 21))
 def test_two_members_may_meet_anywhere(reads: int, beside: int) -> None:
@@ -68,6 +69,7 @@ def test_what_follows_the_last_member_and_is_none_is_left_alone() -> None:
     assert unpacked(gzip.compress(b"one") + b"\0\0 and more") == b"one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 100])
 def test_a_file_of_many_small_members_is_read_in_one_go(size: int) -> None:
     one = gzip.compress(bytes(range(size)))
@@ -143,6 +145,7 @@ def told_and_held(path: Path) -> tuple[str, int]:
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how much memory was held")
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("case", [case for case in BOMBS if case not in MANY])
 def test_what_unpacks_to_far_too_much_is_refused_in_little_memory(
@@ -157,6 +160,7 @@ def test_what_unpacks_to_far_too_much_is_refused_in_little_memory(
     assert held < 200 * MIB
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("case", BOMBS)
 def test_the_bound_can_be_lifted_and_memory_stays_bound(

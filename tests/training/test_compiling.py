@@ -100,6 +100,7 @@ KINDS = {
 compiled = pytest.mark.parametrize("kind", KINDS)
 
 
+@pytest.mark.slow
 @compiled
 def test_results_are_the_same_and_nobody_warns(kind):
     found = owners(check(KINDS[kind], step, warm_up=1))
@@ -107,6 +108,7 @@ def test_results_are_the_same_and_nobody_warns(kind):
     assert "CompiledFunctionBackward" not in found["(outside model)"]
 
 
+@pytest.mark.slow
 @compiled
 def test_no_graph_breaks_that_did_not_break_before(kind):
     train(KINDS[kind], step, instrumented=False)
@@ -120,6 +122,7 @@ def test_no_graph_breaks_that_did_not_break_before(kind):
     )
 
 
+@pytest.mark.slow
 @compiled
 def test_no_step_compiles_again_with_the_profiler_on_or_off(kind):
     model = KINDS[kind]()
@@ -133,6 +136,7 @@ def test_no_step_compiles_again_with_the_profiler_on_or_off(kind):
                 step(model)
 
 
+@pytest.mark.slow
 @compiled
 def test_a_compiled_model_can_be_instrumented_late_and_go_on_afterwards(kind):
     model = KINDS[kind]()
@@ -250,6 +254,7 @@ def test_such_a_part_belongs_to_the_module_that_calls_it():
     assert found["head"].keys() == found["stem"].keys() == {"AddmmBackward0", "TBackward0"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="this PyTorch has another compiled autograd")
 def test_compiled_autograd_still_works():
     autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
@@ -269,6 +274,7 @@ def test_compiled_autograd_still_works():
         torch.testing.assert_close(parameter.grad, reference.gradients[name])
 
 
+@pytest.mark.slow
 def test_a_model_compiled_with_inductor():
     def make():
         return torch.compile(Block(), backend="inductor")

@@ -227,6 +227,7 @@ print(all(p.grad is not None for p in model.parameters()))
 """
 
 
+@pytest.mark.slow
 def test_a_profiler_stopped_within_backward():
     """In a process of its own: PyTorch cannot profile again on this thread afterwards."""
     done = subprocess.run(

@@ -31,6 +31,7 @@ def counted():
     return Counter(type(thing).__module__ for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_five_hundred_steps_with_the_profiler_off_and_on_leave_nothing_behind():
     model = nn.Sequential(Block(), Block(), nn.Linear(4, 1))
 

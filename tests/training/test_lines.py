@@ -74,6 +74,7 @@ def test_every_line_is_the_one_that_made_the_node(name, tmp_path):
     assert_true_lines(model, forward, tmp_path, least=least, unknown=unknown)
 
 
+@pytest.mark.slow
 @pytest.mark.timm
 @pytest.mark.parametrize(
     ("name", "options"),

@@ -57,6 +57,7 @@ def deterministic():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_trains_the_same_and_is_covered(name: str) -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from backspot.analysis.attribution.ownership import SPECIAL, UNRECORDED  # noqa: E402
+from backspot.analysis.attribution.ownership import Special  # noqa: E402
 from support.random_networks import (  # noqa: E402
     Again,
     build_functions,
@@ -26,7 +26,10 @@ from support.training import (  # noqa: E402
     tells_creation,
 )
 
-UNKNOWN = SPECIAL[UNRECORDED]
+# The C++ functions take half a minute to build: once, in one worker.
+pytestmark = pytest.mark.xdist_group("cpp")
+
+UNKNOWN = Special.UNRECORDED.path
 
 
 @pytest.fixture(scope="session")
@@ -73,10 +76,12 @@ def test_no_node_of_networks_with_scripted_functions_goes_to_another_module(tmp_
     judge((random_network(seed) for seed in range(120, 165)), tmp_path)
 
 
+@pytest.mark.slow
 def test_no_node_of_networks_with_cpp_functions_goes_to_another_module(tmp_path, cpp):
     judge((random_network(seed, cpp) for seed in range(30)), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not tells_creation, reason="the truth within nodes needs torch 2.14")
 def test_nor_where_they_run_again_in_the_backward(tmp_path, cpp):
     networks = (Again(random_network(seed, cpp), reentrant=True) for seed in range(20))
@@ -140,15 +145,18 @@ def test_a_mask_of_the_module_before_does_not_take_a_scripted_functions_node(hoo
     assert owner_of("DifferentiableGraph", AfterMask(Scripted()), hooks=hooks) == ["b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hooks", ["node", "module"])
 def test_a_mask_of_the_module_before_does_not_take_a_cpp_functions_node(hooks, cpp):
     assert owner_of("CppNode", AfterMask(OfCpp(cpp.half)), hooks=hooks) == ["b"]
 
 
+@pytest.mark.slow
 def test_two_cpp_functions_in_a_row_are_their_modules(cpp):
     assert owner_of("CppNode", AfterMask(OfCpp(cpp.halves))) == ["b"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not tells_creation, reason="lines are exact from torch 2.14 on")
 def test_the_line_that_calls_them_is_known(cpp):
     network = nn.Sequential(OfCpp(cpp.half), Scripted())

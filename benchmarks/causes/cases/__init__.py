@@ -1,4 +1,19 @@
-"""All cases: importing this package registers them."""
+"""The cases, by where their cause is: importing this package registers all of them.
+
+``plant`` registers a cause that a rule must find, ``control`` the same thing done well. What
+differs from a well-built model stands in the case's function; the models are in
+``benchmarks/models.py`` and their training steps in ``benchmarks/causes/training.py``.
+
+- ``data``: between host and GPU: copies, and batches that come late.
+- ``host``: launches, small batches, work that stays on the CPU.
+- ``indexing``: waits, sorts and duplicates in the backward of indexing.
+- ``kernels``: casts, layouts, no tensor cores, attention on the math path.
+- ``gradients``: dense table gradients, backwards that cost many forwards.
+- ``parameters``: accumulation, unused gradients, optimizers, recomputation.
+- ``ranks``: two GPUs: communication, and copies between devices.
+- ``controls``: the same models done well.
+- ``families``: timm models in which nothing is planted; what is found there is for an expert.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +28,6 @@ from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     parameters,
     ranks,
 )
+from benchmarks.causes.cases.families import FAMILIES
 
-__all__ = ["CASES", "Context"]
+__all__ = ["CASES", "FAMILIES", "Context"]

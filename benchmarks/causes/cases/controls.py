@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from benchmarks.causes.case import (  # first: it sets PyTorch's environment
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.causes.case import (
     Built,
     Context,
     adamw,
     control,
     pinned,
 )
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
-from torch.nn import functional  # isort: skip
-
 from benchmarks.causes.cases.data import Pictures, loaded, moved, raw
 from benchmarks.causes.cases.indexing import DropGather, Pick
 from benchmarks.causes.cases.kernels import WithWeights
 from benchmarks.causes.training import (
-    detector,
-    gpt,
-    recommender,
-    resnet,
     train_detector,
     train_gpt,
     train_recommender,
@@ -29,10 +24,8 @@ from benchmarks.causes.training import (
     train_unet,
     train_vit,
     train_wide,
-    unet,
-    vit,
-    wide,
 )
+from benchmarks.models import detector, gpt, recommender, resnet, unet, vit, wide
 
 _AUTOCAST = {"casts": "autocast runs LayerNorm in fp32 and casts for each layer after it"}
 

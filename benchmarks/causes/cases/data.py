@@ -6,28 +6,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from benchmarks.causes.case import (  # first: it sets PyTorch's environment
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from benchmarks.causes.case import (
     DATA,
     Built,
     Context,
     pinned,
     plant,
 )
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
-from torch.utils.data import DataLoader, Dataset, IterableDataset  # isort: skip
-
-from benchmarks.causes.training import (
-    gpt,
-    resnet,
-    train_gpt,
-    train_resnet,
-    train_unet,
-    train_vit,
-    unet,
-    vit,
-)
+from benchmarks.causes.training import train_gpt, train_resnet, train_unet, train_vit
+from benchmarks.models import gpt, resnet, unet, vit
 
 __all__ = ["Pictures", "loaded", "moved", "raw"]
 

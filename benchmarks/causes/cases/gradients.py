@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.causes.case import (  # first: it sets the environment that PyTorch reads
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.causes.case import (
     Built,
     Context,
     plant,
 )
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
-from torch.nn import functional  # isort: skip
-
-from benchmarks.causes.training import (
-    gpt,
-    recommender,
-    train_gpt,
-    train_recommender,
-    train_unet,
-    train_vit,
-    unet,
-    vit,
-)
+from benchmarks.causes.training import train_gpt, train_recommender, train_unet, train_vit
+from benchmarks.models import gpt, recommender, unet, vit
 
 _TABLE = {
     "backward-ratio": "the forward reads a few rows, the backward fills them all",

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from benchmarks.causes.case import (  # first: it sets the environment that PyTorch reads
+import torch
+from torch import nn
+
+from benchmarks.causes.case import (
     Built,
     Context,
     plant,
 )
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
-
-from benchmarks.causes.models import Attention
 from benchmarks.causes.training import (
-    detector,
-    gpt,
-    recommender,
-    resnet,
     train_detector,
     train_gpt,
     train_recommender,
     train_resnet,
     train_unet,
     train_vit,
-    unet,
-    vit,
 )
+from benchmarks.models import Attention, detector, gpt, recommender, resnet, unet, vit
 
 _TINY = {
     "small-batch": "its kernels are too small for the GPU",

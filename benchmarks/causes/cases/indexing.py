@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.causes.case import (  # first: it sets the environment that PyTorch reads
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.causes.case import (
     Built,
     Context,
     plant,
 )
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
-from torch.nn import functional  # isort: skip
-from torch.utils.checkpoint import checkpoint  # isort: skip
-
-from benchmarks.causes.models import Block
 from benchmarks.causes.training import (
-    detector,
-    gpt,
-    recommender,
-    resnet,
     train_detector,
     train_gpt,
     train_recommender,
     train_resnet,
     train_unet,
     train_vit,
-    unet,
-    vit,
 )
+from benchmarks.models import Block, detector, gpt, recommender, resnet, unet, vit
 
 _WAITS = {
     "launch-bound": "each wait empties the queue, and the GPU idles until it fills again",

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from benchmarks.causes.case import (  # first: it sets the environment that PyTorch reads
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.causes.case import (
     Built,
     Context,
     plant,
 )
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
-from torch.nn import functional  # isort: skip
-from torch.nn.attention import SDPBackend, sdpa_kernel  # isort: skip
-
-from benchmarks.causes.models import Attention
 from benchmarks.causes.training import (
-    gpt,
-    recommender,
-    resnet,
     train_gpt,
     train_recommender,
     train_resnet,
     train_unet,
     train_vit,
+)
+from benchmarks.models import (
+    Attention,
+    MathAttention,
+    WrittenOutAttention,
+    gpt,
+    recommender,
+    resnet,
     unet,
     vit,
 )
 
-__all__ = ["WRITTEN_OUT", "WithWeights", "WrittenOut"]
+__all__ = ["WithWeights"]
 
-WRITTEN_OUT = {
+_WRITTEN_OUT = {
     "casts": "its softmax runs in fp32 between bf16 products",
     "layout-copies": "heads are made contiguous for the batched products",
 }
@@ -273,42 +275,25 @@ def fp32_middle_unet(context: Context) -> Built:
 # attention-math -----------------------------------------------------------------------------------
 
 
-class WrittenOut(Attention):
-    """Attention as three operations."""
-
-    def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
-        if self.causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-            scores = scores.masked_fill(~mask, float("-inf"))
-        return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
-
-
-@plant("attention-math", ["blocks.1.attn", "blocks.2.attn"], WRITTEN_OUT)
+@plant("attention-math", ["blocks.1.attn", "blocks.2.attn"], _WRITTEN_OUT)
 def math_two_blocks_vit(context: Context) -> Built:
     """Attention written out in two blocks of four."""
     model = vit(context)
     for index in (1, min(2, len(model.blocks) - 1)):
-        model.blocks[index].attn.__class__ = WrittenOut
+        model.blocks[index].attn.__class__ = WrittenOutAttention
     return train_vit(context, model)
 
 
 @plant(
     "attention-math",
     ["h.*.attn"],
-    {**WRITTEN_OUT, "no-tensor-cores": "the math path multiplies in fp32"},
+    {**_WRITTEN_OUT, "no-tensor-cores": "the math path multiplies in fp32"},
 )
 def math_backend_gpt(context: Context) -> Built:
     """scaled_dot_product_attention held on the math backend."""
-
-    class Held(Attention):
-        def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            with sdpa_kernel(SDPBackend.MATH):
-                return super().mix(q, k, v)
-
     model = gpt(context)
     for block in model.h:
-        block.attn.__class__ = Held
+        block.attn.__class__ = MathAttention
     return train_gpt(context, model, batch=12)
 
 
@@ -326,7 +311,7 @@ class WithWeights(nn.Module):
         return self.inner(x, x, x, need_weights=self.weights)[0]
 
 
-@plant("attention-math", ["blocks.*.attn.inner", "blocks.*.attn"], WRITTEN_OUT)
+@plant("attention-math", ["blocks.*.attn.inner", "blocks.*.attn"], _WRITTEN_OUT)
 def math_weights_vit(context: Context) -> Built:
     """nn.MultiheadAttention that is asked for weights which nobody reads."""
     model = vit(context)
@@ -343,7 +328,7 @@ class _Biased(Attention):
         return torch.einsum("bhqk,bhkd->bhqd", (scores + self.bias).softmax(-1), v)
 
 
-@plant("attention-math", ["blocks.*.attn"], WRITTEN_OUT)
+@plant("attention-math", ["blocks.*.attn"], _WRITTEN_OUT)
 def math_biased_vit(context: Context) -> Built:
     """Attention by einsum with a learnt bias, in every block."""
     model = vit(context)

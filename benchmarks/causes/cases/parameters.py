@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.causes.case import (  # first: it sets PyTorch's environment
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint_sequential
+
+from benchmarks.causes.case import (
     OPTIMIZER,
     Built,
     Context,
     adamw,
     plant,
 )
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
-from torch.nn import functional  # isort: skip
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # isort: skip
-
 from benchmarks.causes.training import (
     forward_recommender,
-    gpt,
-    recommender,
-    resnet,
     train_gpt,
     train_recommender,
     train_resnet,
     train_unet,
     train_vit,
     train_wide,
-    unet,
-    vit,
-    wide,
 )
-
-__all__ = ["Checkpointed"]
+from benchmarks.models import Checkpointed, gpt, recommender, resnet, unet, vit, wide
 
 _SMALL_STEPS = {"launch-bound": "the optimizer's many small kernels are the host's work"}
 
@@ -283,17 +275,6 @@ def zeros_recommender(context: Context) -> Built:
 
 
 # recompute ----------------------------------------------------------------------------------------
-
-
-class Checkpointed(nn.Module):
-    """Runs what it holds again in the backward."""
-
-    def __init__(self, inner: nn.Module, *, reentrant: bool = False) -> None:
-        super().__init__()
-        self.inner, self.reentrant = inner, reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
 @plant("recompute", ["blocks.*", "blocks.*.inner.*", "blocks.*.inner"])

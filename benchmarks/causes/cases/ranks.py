@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.causes.case import (  # first: it sets the environment
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.causes.case import (
     Built,
     Context,
     adamw,
@@ -10,14 +15,8 @@ from benchmarks.causes.case import (  # first: it sets the environment
     control,
     plant,
 )
-
-import torch  # isort: skip
-import torch.distributed as dist  # isort: skip
-from torch import nn  # isort: skip
-from torch.nn.parallel import DistributedDataParallel  # isort: skip
-
-from benchmarks.causes.models import Vit, Wide
-from benchmarks.causes.training import images, resnet, vit, wide
+from benchmarks.causes.training import images
+from benchmarks.models import ResidualMlp, Vit, resnet, vit, wide
 
 _BUCKETS = {"gradient-accumulation": "gradients are copied into buckets, which are no views"}
 _WAITS = {"launch-bound": "the GPU waits for the other rank"}
@@ -28,7 +27,9 @@ def _parallel(context: Context, model: nn.Module, **options: object) -> Distribu
     return DistributedDataParallel(model, device_ids=devices, **options)  # type: ignore[arg-type]
 
 
-def _train_wide(context: Context, model: Wide, outer: nn.Module, tokens: int = 1024) -> Built:
+def _train_wide(
+    context: Context, model: ResidualMlp, outer: nn.Module, tokens: int = 1024
+) -> Built:
     width = model.layers[0].in_features
     data = context.randn(context.pick(tokens, 4), width).to(torch.bfloat16)
     return built(context, model, lambda: outer(data).square().mean())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import AMBIGUOUS, OUTSIDE, UNRECORDED, Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.transforms import are_transformed
 from backspot.analysis.timeline import NOTHING
 from backspot.formatting import counted, duration
-from backspot.trace import Category, Events
+from backspot.trace import Category, Events, names
 from backspot.trace.source_lines import MOST_NODES
 
 __all__ = ["NO_LABELS", "TRANSFORMED", "warnings_of", "why_no_backward"]
@@ -33,7 +33,7 @@ _LEAST_LOADING = 0.01
 
 def why_no_backward(events: Events) -> str:
     """Why a trace holds no backward pass, and what to do."""
-    if len(events.named(Category.RUNTIME, "cudaGraphLaunch", "hipGraphLaunch")):
+    if len(events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)):
         return (
             f"{events.source} holds no backward pass but replays of a captured graph, in which no "
             "autograd node runs: profile the step without graph capture"
@@ -66,10 +66,10 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "away; they stand under the profiler's names. Compile parts of the model, or a module "
             "of a class of your own, to have them named."
         )
-    unowned = spans.is_node & (ownership.owner == UNRECORDED)
+    unowned = spans.is_node & (ownership.owner == Special.UNRECORDED)
     unseen = int((unowned & ownership.join.unseen).sum())
     unrecorded = int(unowned.sum()) - unseen
-    outside = np.flatnonzero(spans.is_node & (ownership.owner == OUTSIDE))
+    outside = np.flatnonzero(spans.is_node & (ownership.owner == Special.OUTSIDE))
     # Without any forward there is nothing that labels could stand around.
     if 2 * len(outside) > nodes and are_transformed(events, ownership.join, outside):
         warnings.append(TRANSFORMED)
@@ -91,7 +91,7 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "graphs and C++ functions make them, and nothing tells in which module; they count as "
             "'(forward not recorded)'."
         )
-    ambiguous = int((spans.is_node & (ownership.owner == AMBIGUOUS)).sum())
+    ambiguous = int((spans.is_node & (ownership.owner == Special.AMBIGUOUS)).sum())
     if ambiguous:
         warnings.append(
             f"{ambiguous} of {nodes} backward nodes could come from more than one thread's "
@@ -144,5 +144,5 @@ def _of_warm_up(events: Events, ownership: Ownership) -> list[str]:
 
 
 def _loads_code(events: Events, since: int) -> bool:
-    loading = events.name_mask("cuModuleLoad", "cuLibraryLoad", "hipModuleLoad", "cudaModuleLoad")
+    loading = events.name_mask(*names.CODE_LOADS)
     return bool((loading[events.name] & (events.start >= since)).any())

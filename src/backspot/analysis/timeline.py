@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "NOTHING",
@@ -26,6 +27,7 @@ __all__ = [
     "merged",
     "numbered",
     "pieces",
+    "take",
 ]
 
 NOTHING = -1
@@ -70,11 +72,9 @@ class Timeline:
         held = np.append(NOTHING, self.values)[at]
         return Timeline(np.insert(self.edges, at, times), np.insert(self.values, at, held))
 
-    def where(self, keep: Ints | np.ndarray) -> Timeline:
+    def where(self, keep: Mask) -> Timeline:
         """The same timeline with only those values for which ``keep[value]`` is true."""
-        kept = np.where(
-            (self.values >= 0) & np.append(keep, False)[self.values], self.values, NOTHING
-        )
+        kept = np.where(take(keep, self.values, False), self.values, NOTHING)
         return Timeline(self.edges, kept)
 
 
@@ -123,10 +123,11 @@ def _nested(start: Ints, end: Ints, order: Ints) -> Nesting | None:
     happens = np.lexsort((np.concatenate([-1 - depth, place]), times))
     times = times[happens]
     last = np.append(times[1:] > times[:-1], True) if count else np.empty(0, bool)
-    values = np.concatenate([np.append(lasting, NOTHING)[around], lasting])[happens]
+    outer = take(lasting, around)
+    values = np.concatenate([outer, lasting])[happens]
     timeline = Timeline(times[last], values[last])
     parent = np.full(len(start), NOTHING, np.int64)
-    parent[lasting] = np.append(lasting, NOTHING)[around]
+    parent[lasting] = outer
     momentary = end == start
     parent[momentary] = timeline.at(start[momentary])
     return Nesting(timeline, parent)
@@ -243,6 +244,23 @@ def merged(*edges: Ints) -> Ints:
     return first
 
 
+@overload
+def take(column: Mask, index: Ints, missing: bool) -> Mask: ...
+@overload
+def take(column: Ints, index: Ints, missing: int = NOTHING) -> Ints: ...
+def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> np.ndarray:
+    """Look up ``column[index]``, with ``missing`` where the index is negative.
+
+    Args:
+        column: integers or truth values; it may be empty.
+        index: below the length of the column.
+        missing: what is returned for negative indices.
+    """
+    extended = np.append(column, missing)
+    found: np.ndarray = extended[np.maximum(index, NOTHING)]  # the last entry is the missing one
+    return found
+
+
 def distinct(values: Ints) -> list[int]:
     """The values that occur, sorted; quick where they come in runs, as threads of events do."""
     if not len(values):
@@ -252,8 +270,24 @@ def distinct(values: Ints) -> list[int]:
     return found
 
 
-def grouped(values: Ints) -> Iterator[tuple[int, Ints]]:
-    """The values that occur, sorted, and where each does; in linear time however many there are."""
+def grouped(column: Ints, index: Ints | None = None) -> Iterator[tuple[int, Ints]]:
+    """Group indices by their value in a column, such as events by their thread.
+
+    The time is linear, however many values there are.
+
+    Args:
+        column: the values.
+        index: the indices to group, in any order; all of the column where left out.
+
+    Yields:
+        Each value that occurs, in ascending order, and its part of ``index``.
+    """
+    values = column if index is None else column[index]
+    for value, mine in _places(values):
+        yield value, mine if index is None else index[mine]
+
+
+def _places(values: Ints) -> Iterator[tuple[int, Ints]]:
     found = distinct(values)
     if len(found) <= _FEW:
         for value in found:
@@ -261,8 +295,7 @@ def grouped(values: Ints) -> Iterator[tuple[int, Ints]]:
         return
     order = np.argsort(values, kind="stable")
     begins = np.searchsorted(values[order], found)
-    for value, at in zip(found, np.split(order, begins[1:]), strict=True):
-        yield value, at
+    yield from zip(found, np.split(order, begins[1:]), strict=True)
 
 
 def numbered(values: Ints) -> tuple[Ints, Ints]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from backspot.formatting import visible
+from backspot.progress import Progress
 
 __all__ = [
     "abandon_output",
@@ -23,9 +23,6 @@ __all__ = [
     "write_bytes",
     "write_text",
 ]
-
-_PATIENCE = 0.5
-"""Seconds that reading may take before it is worth a bar."""
 
 # For terminals and files that know ASCII or little more.
 _PLAIN = str.maketrans(
@@ -90,7 +87,7 @@ def complain(message: str) -> None:
             print(f"backspot: {visible(message)}", file=sys.stderr, flush=True)
 
 
-def use_color(stream: TextIO | Any) -> bool:  # noqa: ANN401 - tests and notebooks replace streams
+def use_color(stream: TextIO | Any) -> bool:
     """Whether to write colours: ``NO_COLOR``, then ``FORCE_COLOR``, then what the stream is."""
     if os.environ.get("NO_COLOR"):
         return False
@@ -99,7 +96,7 @@ def use_color(stream: TextIO | Any) -> bool:  # noqa: ANN401 - tests and noteboo
     return _is_terminal(stream)
 
 
-def _is_terminal(stream: TextIO | Any) -> bool:  # noqa: ANN401
+def _is_terminal(stream: TextIO | Any) -> bool:
     if os.environ.get("TERM") == "dumb":
         return False
     return bool(getattr(stream, "isatty", lambda: False)())
@@ -122,54 +119,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@contextmanager
-def reading(source: str) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show on standard error how far a long reading is; elsewhere than on a terminal, nothing.
-
-    Yields:
-        What to call with the bytes read and, where known, how many there are.
-    """
-    if not _is_terminal(sys.stderr):
-        yield None
-        return
-    bar = _Bar(source)
-    try:
-        yield bar
-    finally:
-        bar.close()
-
-
-class _Bar:
-    """A progress bar that appears only once reading turns out to be long."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._since = time.monotonic()
-        self._progress: Any = None
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if self._progress is None:
-            if time.monotonic() - self._since < _PATIENCE:
-                return
-            self._open()
-        self._progress.update(0, completed=done, total=total or None)
-
-    def _open(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        self._progress = Progress(
-            TextColumn("reading {task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(),
-            console=Console(stderr=True, no_color=not use_color(sys.stderr)),
-            transient=True,
-        )
-        name = "standard input" if self._source == "-" else os.path.basename(self._source)  # noqa: PTH119
-        self._progress.add_task(visible(name)[-40:], total=None)
-        self._progress.start()
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._progress is not None:
-            self._progress.stop()
+def reading(source: str) -> Progress:
+    """The progress of reading a trace."""
+    name = "standard input" if source == "-" else Path(source).name
+    return Progress(f"reading {visible(name)[-40:]}", "bytes")

@@ -25,7 +25,7 @@ def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> R
         keep_freed()
     try:
         with reading(source) as progress:
-            report = locate(source, depth=depth, progress=progress, jobs=jobs)
+            report = locate(source, depth=depth, progress=progress.update, jobs=jobs)
     except OSError as error:
         if isinstance(error, BackspotError):
             raise

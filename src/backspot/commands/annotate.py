@@ -39,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
         complain(f"reading {source}, the newest trace in {args.trace}")
     with reading(str(source)) as progress:
         report = locate(
-            source, progress=progress, jobs=args.jobs, trace=args.output, force=args.force
+            source,
+            progress=progress.update,
+            jobs=args.jobs,
+            trace=args.output,
+            force=args.force,
         )
     for warning in report.warnings:
         complain(f"warning: {warning}")

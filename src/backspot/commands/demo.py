@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from backspot.errors import MissingDependencyError, OutputExistsError, UsageError
 from backspot.formatting import counted
+from backspot.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _import(name: str) -> Any:  # noqa: ANN401
+def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -95,7 +96,7 @@ def _folder(wanted: str | None, force: bool) -> Path:
 
 
 @contextmanager
-def _deterministic(torch: Any) -> Iterator[None]:  # noqa: ANN401
+def _deterministic(torch: Any) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -121,10 +122,10 @@ class _Case:
 
     def __init__(
         self,
-        torch: Any,  # noqa: ANN401
-        model: Any,  # noqa: ANN401
-        mended: Any,  # noqa: ANN401
-        inputs: Any,  # noqa: ANN401
+        torch: Any,
+        model: Any,
+        mended: Any,
+        inputs: Any,
     ) -> None:
         self.torch, self.model, self.inputs = torch, model.train(), inputs
         self.variants = {"before": model.get_submodule(self.slow), "after": mended.train()}
@@ -186,7 +187,7 @@ class _OnGpu(_Case):
     )
     rounds = 20
 
-    def __init__(self, torch: Any, timm: Any) -> None:  # noqa: ANN401
+    def __init__(self, torch: Any, timm: Any) -> None:
         torch.manual_seed(0)
         model = timm.models.vision_transformer.VisionTransformer(patch_drop_rate=0.5).cuda()
         images = torch.randn(128, 3, 224, 224, device="cuda")
@@ -207,7 +208,7 @@ class _OnCpu(_Case):
     )
     rounds = 16
 
-    def __init__(self, torch: Any) -> None:  # noqa: ANN401
+    def __init__(self, torch: Any) -> None:
         torch.manual_seed(0)
         model = _classifier(torch, rows=_VOCABULARY, width=192)
         sparse = torch.nn.Embedding(1, 1, sparse=True)
@@ -220,7 +221,7 @@ class _OnCpu(_Case):
         )
 
 
-def _classifier(torch: Any, rows: int, width: int) -> Any:  # noqa: ANN401
+def _classifier(torch: Any, rows: int, width: int) -> Any:
     class TextClassifier(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -229,18 +230,18 @@ def _classifier(torch: Any, rows: int, width: int) -> Any:  # noqa: ANN401
             self.encoder = torch.nn.TransformerEncoder(layer, num_layers=4)
             self.head = torch.nn.Linear(width, 10)
 
-        def forward(self, sentences: Any) -> Any:  # noqa: ANN401
+        def forward(self, sentences: Any) -> Any:
             embedded = self.tokens(sentences)
             return self.head(self.encoder(embedded).mean(dim=1))
 
     return TextClassifier()
 
 
-def _index_variant(torch: Any, gather: Any) -> Any:  # noqa: ANN401
+def _index_variant(torch: Any, gather: Any) -> Any:
     """A PatchDropout like timm's with one index for each patch, not one for each number in it."""
 
     class PatchDropout(type(gather)):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:  # noqa: ANN401
+        def forward(self, x: Any) -> Any:
             if not self.training or self.prob == 0.0:
                 return x
             prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
@@ -268,21 +269,9 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
     )
     console.print(f"[bold]3.[/] {case.remedy}\n")
     after = case.profile("after", None, force)
-    with _progress(console, "timing both", 2 * (case.rounds + 1)) as tick:
-        times = case.time(tick)
+    with Progress("timing both", "steps", total=2 * (case.rounds + 1)) as progress:
+        times = case.time(progress.advance)
     _compare(case, before, after, times, console)
-
-
-@contextmanager
-def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("   {task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)
 
 
 def _typical(nanoseconds: Sequence[int]) -> float:

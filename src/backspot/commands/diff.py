@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backspot.commands._console import count
+from backspot.commands._output import add_format, print_result
 
 if TYPE_CHECKING:
-    from backspot.comparison.changes import Comparison
     from backspot.results.report import Report
 
 EXIT_CODES = (3, 4, 5, 8)
 
-_TOP = 15
 _SNIFFED = 4096
 
 
@@ -35,14 +34,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--top",
         type=count,
         metavar="N",
-        help=f"how many of the largest changes to show (table: {_TOP}, md: 30, else all)",
+        help="how many changes to show (default: 15 in a table, 30 in md, otherwise all)",
     )
-    parser.add_argument(
-        "--format",
-        choices=("table", "json", "csv", "md"),
-        default="table",
-        help="the form of the output (default: table)",
-    )
+    add_format(parser, "Comparison")
     parser.add_argument(
         "--fail-above",
         type=_percent,
@@ -56,12 +50,13 @@ def run(args: argparse.Namespace) -> int:
     from backspot.commands._console import complain, flush_output
     from backspot.comparison.compare import compare
     from backspot.errors import SlowerError, UsageError
+    from backspot.render.view import View
 
     if args.before == args.after == "-":
         raise UsageError("only one of BEFORE and AFTER can come through standard input")
     (before, was), (after, now) = _read(args.before), _read(args.after)
     comparison = compare(before, after, names=_told_apart(was, now))
-    _print(comparison, args)
+    print_result(comparison, args.format, View(), args.top, comparison.notes)
     if args.fail_above is None:
         return 0
     whole = comparison.whole
@@ -108,30 +103,6 @@ def _is_report(source: str) -> bool:
     except OSError:  # whoever reads it in earnest says what is wrong
         return False
     return b'"traceEvents"' not in start and b'"backspot.report/' in start + end
-
-
-def _print(comparison: Comparison, args: argparse.Namespace) -> None:
-    import sys
-    from dataclasses import replace
-
-    from backspot.commands._console import complain, use_color, write_bytes, write_text
-    from backspot.render.comparison import render_text, to_csv, to_json, to_markdown
-
-    if args.format == "table":
-        top = _TOP if args.top is None else args.top
-        write_text(render_text(comparison, top=top, color=use_color(sys.stdout)))
-        return
-    if args.format == "md":
-        write_bytes(to_markdown(comparison, top=30 if args.top is None else args.top))
-        return
-    if args.top is not None:
-        comparison = replace(comparison, changes=comparison.changes[: args.top])
-    if args.format == "json":
-        write_bytes(to_json(comparison))
-        return
-    write_bytes(to_csv(comparison))
-    for note in comparison.notes:  # the other forms hold them
-        complain(f"warning: {note}")
 
 
 def _percent(text: str) -> float:

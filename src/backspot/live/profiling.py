@@ -18,8 +18,8 @@ from backspot.formatting import visible
 from backspot.live import torch_internals
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, instrument
 from backspot.live.modules import class_name, unwrap
-from backspot.live.progress import telling
 from backspot.pipeline import locate_export
+from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report
 
@@ -91,7 +91,7 @@ def profile(
             stack.enter_context(instrument(part, depth=depth, name=name, hooks=hooks, lines=lines))
             for name, part in models.items()
         ]
-        tick = stack.enter_context(telling("profiling", warmup + steps))
+        tick = stack.enter_context(Progress("profiling", "steps", total=warmup + steps)).advance
         for _ in range(warmup - 1):
             take()
             tick()

@@ -1,14 +1,33 @@
-"""Reports as files: the suffix decides the form.
+"""Results as text, pages, tables and files.
 
-A renderer is a function that sees a Report and nothing else, and gives the file's bytes. A new form
-is a new file in this folder and a line in ``_FORMS``.
+A result (``Report``, ``Subtree`` or ``Comparison``) comes in; text or bytes come out. Renderers see
+results and nothing else: no trace, no model. The package's root hands the functions of this file to
+``results/presented.py``, so that results can print and save themselves.
+
+In the order in which they build on each other:
+
+- ``view.py``: which rows to show, and the time to rank them by
+- ``_sentences.py``: what is said in words; ``_comparison.py``: the same for a comparison
+- ``_columns.py``: the columns of each table, with their cells
+- ``_terminal.py``: lays out columns and paragraphs in a given width
+- ``text.py``, ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
+  ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
+  ``plot.py``: one output each
+- ``labelled_trace.py``: a copy of a trace with added tracks
+- ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
+
+Each sentence and each table is written once, as parts and columns, and each output styles them in
+its own way. A *part* is a piece of text and what it is: a name, a node, a number or plain text. A
+*view* says which rows are shown. A *format* is a kind of file. A module of this folder declares the
+formats that it writes in ``FORMATS``, and nothing else has to name them.
+
+Every name comes from a trace and is foreign: each output escapes it. Importing this package is
+cheap; an output is imported when it is asked for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +36,7 @@ from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
 from backspot.render.files import check_target, writing
+from backspot.render.formats import Renderer, format_for, formats_of
 from backspot.results.presented import LABELLED
 from backspot.results.report import Report, Subtree
 
@@ -25,7 +45,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "Renderer",
     "as_frame",
     "as_html",
     "as_text",
@@ -36,87 +55,34 @@ __all__ = [
     "write",
 ]
 
-Renderer = Callable[["Report"], bytes]
-
-# Where each form's renderer lives: nothing is imported before it is asked for.
-_FORMS = {
-    ".csv": ("backspot.render.tables", "to_csv"),
-    ".folded": ("backspot.render.flamegraph", "to_folded"),
-    ".html": ("backspot.render.html", "to_html"),
-    ".json": ("backspot.render.json", "to_json"),
-    ".md": ("backspot.render.markdown", "to_markdown"),
-    ".speedscope.json": ("backspot.render.flamegraph", "to_speedscope"),
-}
-
 
 def suffixes() -> tuple[str, ...]:
-    """The suffixes that name a form."""
-    return tuple(sorted(_FORMS))
+    """The suffixes of the formats that a report can be saved in."""
+    return tuple(one.suffix for one in formats_of(Report))
 
 
 def renderer_for(path: str | os.PathLike[str]) -> Renderer:
-    """The renderer that a file's name asks for; of two suffixes that fit, the longer.
+    """The renderer that makes the file ``path`` of a report.
 
     Raises:
-        UsageError: on a suffix that names no form.
+        UsageError: If the suffix is not that of a format for reports.
     """
-    name = path_text(path, "_save_report")
+    name = path_text(path, "save")
     if name.lower().endswith(LABELLED):
         raise UsageError(
-            f"{visible(name)} would be a labelled trace, which `backspot annotate` writes "
-            "(report.save in Python): name a report otherwise"
+            f"{visible(name)}: this suffix is for labelled traces, which `backspot annotate` "
+            "writes (in Python, report.save)"
         )
-    fitting = [suffix for suffix in _FORMS if name.lower().endswith(suffix)]
-    if not fitting:
-        known = suffixes()
-        raise UsageError(
-            f"{visible(name)}: the name's end decides the form, "
-            f"and this one is none of {', '.join(known[:-1])} or {known[-1]}"
-        )
-    module, function = _FORMS[max(fitting, key=len)]
-    renderer: Renderer = getattr(import_module(module), function)
-    return renderer
-
-
-def _save_report(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Write a report in the form that the suffix names; the file appears whole or not at all.
-
-    Args:
-        report: what to write.
-        path: where to.
-        force: overwrite what is there.
-
-    Returns:
-        The path, as a ``Path``.
-
-    Raises:
-        OutputExistsError: where the file exists and ``force`` is false.
-        SourceNotFoundError: where the folder does not exist.
-        UsageError: on a suffix that names no form, and where ``path`` is the trace that the report
-            was made of.
-    """
-    render = renderer_for(path)
-    sources = (report.trace,)
-    check_target(path, force=force, sources=sources)
-    data = render(report)
-    with writing(path, force=force, sources=sources) as file:
-        file.write(data)
-    return Path(path)
-
-
-# What results ask for through ``backspot.results.presented``. Each form is imported when it is
-# asked for.
+    return format_for(path, Report).renderer(Report)
 
 
 def as_text(result: Report | Subtree | Comparison) -> str:
     """A result as text for a terminal."""
+    from backspot.render import text
+
     if isinstance(result, Comparison):
-        from backspot.render.comparison import render_text as render_comparison
-
-        return render_comparison(result)
-    from backspot.render.text import render_subtree, render_text
-
-    return render_subtree(result) if isinstance(result, Subtree) else render_text(result)
+        return text.render_comparison(result)
+    return text.render_subtree(result) if isinstance(result, Subtree) else text.render_text(result)
 
 
 def as_html(result: Report | Comparison) -> str:
@@ -129,26 +95,32 @@ def as_html(result: Report | Comparison) -> str:
 def write(
     result: Report | Comparison, path: str | os.PathLike[str], *, force: bool = False
 ) -> Path:
-    """Write a result in the form that the suffix names; the file appears whole or not at all.
+    """Write a result in the format of the path's suffix; the file appears whole or not at all.
 
     Args:
         result: what to write.
-        path: where to.
-        force: overwrite what is there.
+        path: the file to write.
+        force: whether to overwrite an existing file.
 
     Returns:
         The path, as a ``Path``.
 
     Raises:
-        OutputExistsError: where the file exists and ``force`` is false.
-        SourceNotFoundError: where the folder does not exist.
-        UsageError: on a suffix that names no form.
+        OutputExistsError: If the file exists and ``force`` is false.
+        SourceNotFoundError: If the folder does not exist.
+        UsageError: If no format has the suffix, or ``path`` is a trace that the result was made of.
     """
     if isinstance(result, Comparison):
-        from backspot.render.comparison import save as save_comparison
-
-        return save_comparison(result, path, force=force)
-    return _save_report(result, path, force=force)
+        render = format_for(path, Comparison).renderer(Comparison)
+        sources = [result.before.trace, result.after.trace]
+    else:
+        render = renderer_for(path)
+        sources = [result.trace]
+    check_target(path, force=force, sources=sources)
+    data = render(result)
+    with writing(path, force=force, sources=sources) as file:
+        file.write(data)
+    return Path(path)
 
 
 def read(path: str | os.PathLike[str]) -> Report:
@@ -165,8 +137,8 @@ def as_frame(report: Report) -> pd.DataFrame:
     return to_frame(report)
 
 
-def draw(report: Report, /, **options: Any) -> Axes:  # noqa: ANN401 - those of Report.plot
-    """Draw a report's most expensive modules."""
+def draw(report: Report, /, **options: Any) -> Axes:
+    """Draw a report's most expensive modules; the options are those of ``Report.plot``."""
     from backspot.render.plot import plot
 
     return plot(report, **options)

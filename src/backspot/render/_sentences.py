@@ -1,21 +1,32 @@
-"""What a report says in words, whatever the form: the answer, its setting, and what to mistrust.
+"""What a report says in words, in every output: the answer, its setting, and what to mistrust.
 
-A sentence is a list of parts, so that each form can set names and numbers in its own way, and can
-escape them: every name comes from a trace.
+A sentence is a list of parts, so that each output can style names and numbers in its own way, and
+can escape them: every name comes from a trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from backspot.formatting import counted, duration, percent
+from backspot.render.view import (
+    DEFAULT_VIEW,
+    Selection,
+    View,
+    heaviest,
+    only_nodes,
+    operators_by,
+    per,
+    select,
+    share_of,
+    time_of,
+    whole_of,
+)
 from backspot.results.report import (
-    By,
     Finding,
     LineCost,
-    NodeCost,
     OperatorCost,
     Phase,
     PhaseName,
@@ -24,29 +35,22 @@ from backspot.results.report import (
     Row,
     Sort,
 )
+from backspot.trace.names import short_node_name
 
 __all__ = [
     "HEADING",
     "KINDS",
     "Part",
-    "Selection",
     "answer",
     "answered",
-    "by_operator",
     "cost_of",
     "coverage",
-    "heaviest",
-    "heaviest_line",
     "kept_phases",
     "made_by",
-    "node_name",
     "notes",
-    "operators_by",
     "phase_text",
     "remedies",
-    "select",
     "setting",
-    "time_of",
     "worth",
 ]
 
@@ -61,55 +65,6 @@ _UNOWNED = 0.25
 """Where more than this has no module as its owner, the answer itself has to say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The rows that a table shows, and what it leaves out.
-
-    Attributes:
-        shown: the ranked modules (or groups of modules).
-        hidden: those that cost something but lie beyond the limit.
-        idle: how many modules cost the backward nothing.
-        unowned: what no module owns; it is not ranked among the modules.
-    """
-
-    shown: tuple[Row, ...]
-    hidden: tuple[Row, ...]
-    idle: int
-    unowned: tuple[Row, ...]
-
-
-def select(report: Report, *, top: int | None, depth: int | None, sort: Sort, by: By) -> Selection:
-    """Choose the rows for a table; the arguments are those of ``Report.top``."""
-    # Without rows this costs nothing, and complains about what cannot be meant.
-    replace(report, modules=()).top(top, depth=depth, sort=sort, by=by)
-    ranked = report.top(depth=depth, sort=sort, by=by)
-    modules = [row for row in ranked if row.is_module and _costs(row)]
-    limit = len(modules) if top is None else top
-    return Selection(
-        shown=tuple(modules[:limit]),
-        hidden=tuple(modules[limit:]),
-        idle=sum(row.members for row in ranked if row.is_module and not _costs(row)),
-        unowned=tuple(row for row in ranked if not row.is_module and _costs(row)),
-    )
-
-
-def time_of(cost: Row | NodeCost | OperatorCost | LineCost, sort: Sort) -> int:
-    """The time that a ranking goes by, in nanoseconds over all steps."""
-    return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
-
-
-def heaviest(row: Row, sort: Sort) -> NodeCost | None:
-    """The node that takes most of the row's time, or ``None`` where it has none."""
-    return max(row.nodes, key=lambda node: time_of(node, sort), default=None)
-
-
-def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
-    """The line of source that made most of the row's heaviest node, where the trace tells."""
-    node = heaviest(row, sort)
-    made = [line for line in row.lines if node is not None and line.node == node.name]
-    return max(made, key=lambda line: time_of(line, sort), default=None)
-
-
 def made_by(line: LineCost) -> str:
     """A line of source as people say it: the one that made a node, or that called what did."""
     return line.place if line.exact else f"called at {line.place}"
@@ -122,23 +77,9 @@ _SAID = {
 """What a row lists among its nodes though it is no node, as people say it."""
 
 
-def node_name(name: str) -> str:
-    """A node's name without the namespace that says nothing."""
-    return name.removeprefix("torch::autograd::")
-
-
-def operators_by(report: Report, sort: Sort) -> list[OperatorCost]:
-    """The autograd nodes by name, the most expensive first."""
-    return sorted(report.operators, key=lambda op: (-time_of(op, sort), -op.wall_ns, op.name))
-
-
-def by_operator(report: Report) -> bool:
-    """Whether no module has any cost, so that only nodes can be ranked."""
-    return not any(row.is_module and _costs(row) for row in report.modules)
-
-
-def answer(report: Report, *, depth: int | None, sort: Sort, by: By) -> list[Part]:
+def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
     """One sentence: what makes the backward slow."""
+    sort = view.sort
     if sort == "gpu" and not report.gpu_ns:
         return [("text", "The trace holds no GPU time to rank by; --sort wall or cpu will do.")]
     whole = {
@@ -146,11 +87,11 @@ def answer(report: Report, *, depth: int | None, sort: Sort, by: By) -> list[Par
         "gpu": "the backward's GPU time",
         "cpu": "the backward's CPU time",
     }[sort]
-    if by_operator(report):
+    if only_nodes(report):
         return _answer_by_node(report, sort, whole)
-    chosen = select(report, top=None, depth=depth, sort=sort, by=by)
+    chosen = select(report, replace(view, top=None))
     first = chosen.shown[0]
-    row = answered(report, depth=depth, sort=sort, by=by)
+    row = answered(report, view)
     if row is None:
         return [("text", f"No module takes any of {whole}.")]
     parts = _takes(report, row, sort, whole)
@@ -165,16 +106,16 @@ def answer(report: Report, *, depth: int | None, sort: Sort, by: By) -> list[Par
     return parts
 
 
-def answered(report: Report, *, depth: int | None, sort: Sort, by: By) -> Row | None:
+def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
     """The row that the answer is about, ``None`` where no module takes any of that time."""
-    if by_operator(report):
+    if only_nodes(report):
         return None
-    first = select(report, top=1, depth=depth, sort=sort, by=by).shown[0]
-    if not time_of(first, sort):
+    first = select(report, replace(view, top=1)).shown[0]
+    if not time_of(first, view.sort):
         return None
-    if by == "path" and report.share(first, sort) < _DIFFUSE:
-        layers = select(report, top=1, depth=depth, sort=sort, by="pattern").shown[0]
-        if layers.members > 1 and time_of(layers, sort) >= 2 * time_of(first, sort):
+    if view.by == "path" and report.share(first, view.sort) < _DIFFUSE:
+        layers = select(report, replace(view, top=1, by="pattern")).shown[0]
+        if layers.members > 1 and time_of(layers, view.sort) >= 2 * time_of(first, view.sort):
             return layers
     return first
 
@@ -186,15 +127,17 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
         else "No module owns any of the backward"
     )
     ranked = operators_by(report, sort)
-    total = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
-    if not ranked or not total or not time_of(ranked[0], sort):
+    if not ranked or not whole_of(report, sort) or not time_of(ranked[0], sort):
         return [("text", f"{reason}, and no autograd node takes any time.")]
     time = time_of(ranked[0], sort)
     said = _SAID.get(ranked[0].name)
     parts: list[Part] = (
         [("text", f"{reason}; {said}")]
         if said
-        else [("text", f"{reason}; of its autograd nodes "), ("node", node_name(ranked[0].name))]
+        else [
+            ("text", f"{reason}; of its autograd nodes "),
+            ("node", short_node_name(ranked[0].name)),
+        ]
     )
     idle = _idle(ranked[0], sort)
     if idle >= _MOSTLY * time and not said:
@@ -202,7 +145,7 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
     return [
         *parts,
         ("text", " takes "),
-        ("number", percent(time / total)),
+        ("number", percent(share_of(report, ranked[0], sort))),
         ("text", f" of {whole}, "),
         ("number", duration(time / report.steps)),
         *_partly(report, time, idle),
@@ -228,7 +171,7 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     if node is None or not time_of(node, sort):
         return [*parts, ("number", cost)]
     said = _SAID.get(node.name)
-    name: Part = ("text", said) if said else ("node", node_name(node.name))
+    name: Part = ("text", said) if said else ("node", short_node_name(node.name))
     part = time_of(node, sort) / time
     if part >= 0.95:
         return [*parts, name, ("text", ", "), ("number", cost), *_partly(report, time, idle)]
@@ -284,9 +227,8 @@ _SOURCES = {
 def setting(report: Report) -> list[str]:
     """What was measured, fact by fact: how long, over how many steps, by whose labels."""
     steps = report.steps
-    per = "per pass" if report.step_unit == "backward pass" else "per step"
     wall = duration(report.wall_ns / steps)
-    facts = [f"backward {wall} {per}{_spread(report)}"]
+    facts = [f"backward {wall} per {per(report)}{_spread(report)}"]
     unit = counted(steps, *_UNITS[report.step_unit])
     whole = sum(report.step_ns)
     if report.step_unit != "backward pass" and whole > 1.001 * report.wall_ns:
@@ -320,14 +262,14 @@ def coverage(report: Report) -> str:
     return f"Modules own {', '.join(most)} and {last} time."
 
 
-def notes(report: Report, chosen: Selection, *, sort: Sort, by: By) -> list[str]:
+def notes(report: Report, chosen: Selection, view: View) -> list[str]:
     """What the table leaves out, and how to see it."""
     lines = []
-    groups = {"path": "module", "class": "class", "pattern": "row"}[by]
-    plural = {"path": "modules", "class": "classes", "pattern": "rows"}[by]
+    groups = {"path": "module", "class": "class", "pattern": "row"}[view.by]
+    plural = {"path": "modules", "class": "classes", "pattern": "rows"}[view.by]
     if chosen.hidden:
-        time = sum(time_of(row, sort) for row in chosen.hidden)
-        share = sum(report.share(row, sort) for row in chosen.hidden)
+        time = sum(time_of(row, view.sort) for row in chosen.hidden)
+        share = sum(report.share(row, view.sort) for row in chosen.hidden)
         number = counted(len(chosen.hidden), f"more {groups}", f"more {plural}")
         together = " together" if len(chosen.hidden) > 1 else ""
         verb = "takes" if len(chosen.hidden) == 1 else "take"
@@ -339,7 +281,7 @@ def notes(report: Report, chosen: Selection, *, sort: Sort, by: By) -> list[str]
     if chosen.idle:
         verb = "costs" if chosen.idle == 1 else "cost"
         lines.append(f"{counted(chosen.idle, 'module')} {verb} the backward nothing.")
-    if by == "path" and _repeats(chosen):
+    if view.by == "path" and _repeats(chosen):
         lines.append('Layers repeat: --by pattern, or report.top(by="pattern"), adds them up.')
     return lines
 
@@ -363,10 +305,6 @@ def remedies(report: Report) -> Sequence[str]:
         *report.warnings,
         "To see modules, record the trace within backspot.instrument(model).",
     )
-
-
-def _costs(row: Row) -> bool:
-    return bool(row.wall_ns or row.gpu_ns or row.cpu_ns)
 
 
 HEADING = "Why, and what to do"

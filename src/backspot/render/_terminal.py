@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 from rich.cells import cell_len
@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from backspot.formatting import counted, visible
+from backspot.render._columns import Column
 from backspot.render._sentences import HEADING, cost_of, kept_phases, phase_text, worth
 from backspot.results.report import Finding, Report
 
 __all__ = [
-    "Column",
     "fact_lines",
     "finding_lines",
     "fits",
@@ -34,57 +34,6 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 _MARKS = 8
 """How many characters a cell may take: a letter and its marks. Marks alone could be a million."""
 _WIDENS = "\ufe0f"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column.
-
-    Attributes:
-        head: its heading; ``wide_head`` stands instead where all columns fit.
-        cells: its cells, one a line of the table.
-        need: how dispensable it is; 0 always stands, columns of one number stand or go together.
-        least: how narrow a column of names can get; ``None`` where nothing may be cut.
-        left: whether it is set to the left.
-        cut_start: whether a name loses its start, because the end is what tells it apart.
-        outlasts: from which ``need`` on columns go before this one gets narrower than ``ample``.
-        ample: how wide a column of names need be to be read; never more than half of the line.
-        gap: blanks before it.
-        style: how it is set.
-        bars: lengths of 0 to 1, drawn instead of cells.
-    """
-
-    head: str
-    cells: Sequence[str] = ()
-    need: int = 0
-    least: int | None = None
-    left: bool = False
-    cut_start: bool = False
-    outlasts: int | None = None
-    ample: int = 48  # model.language_model.layers.31.self_attn.q_proj
-    gap: int = 2
-    style: str = ""
-    wide_head: str = ""
-    bars: Sequence[float] = field(default=())
-
-    def natural(self, *, wide: bool) -> int:
-        """The width at which nothing is cut."""
-        if self.bars:
-            return 16
-        head = self.wide_head if wide and self.wide_head else self.head
-        return max(cell_len(head), *(cell_len(cell) for cell in self.cells), 0)
-
-    def narrowest(self, *, wide: bool) -> int:
-        """The width that it cannot do without."""
-        natural = self.natural(wide=wide)
-        return natural if self.least is None else min(self.least, natural)
-
-    def readable(self, width: int, *, wide: bool) -> int:
-        """The width that it should have in a line of ``width``."""
-        if self.outlasts is None:
-            return self.narrowest(wide=wide)
-        enough = min(self.natural(wide=wide), self.ample, width // 2)
-        return max(self.narrowest(wide=wide), enough)
 
 
 def keep_end(text: str, width: int) -> str:
@@ -128,7 +77,7 @@ def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -
         width: how many cells a line may take.
         styles: a style for each line below the head.
     """
-    columns = [_bounded(column, width) for column in columns]
+    columns = [_readable(column, width) for column in columns]
     wide = _fits(columns, width, wide=True)
     kept = _chosen(columns, width, wide=wide)
     widths = _widths(kept, width, wide=wide)
@@ -141,12 +90,41 @@ def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -
     return lines
 
 
-def _bounded(column: Column, width: int) -> Column:
-    """The column without what no line has room for: it is measured many times over."""
-    if column.least is None:
-        return column
+def _readable(column: Column, width: int) -> Column:
+    """The column with visible cells, and without text that no line has room for.
+
+    Cells are measured many times, and a name can be very long.
+    """
     cut = keep_end if column.cut_start else keep_start
-    return replace(column, cells=[cut(cell, 2 * width) for cell in column.cells])
+    shown = [(kind, visible(text)) for kind, text in column.cells]
+    if column.least is not None:
+        shown = [(kind, cut(text, 2 * width)) for kind, text in shown]
+    return replace(column, cells=shown)
+
+
+def _head(column: Column, *, wide: bool) -> str:
+    return column.full_head if wide and column.full_head else column.head
+
+
+def _natural(column: Column, *, wide: bool) -> int:
+    """The width at which nothing is cut."""
+    if column.bars:
+        return 16
+    return max(cell_len(_head(column, wide=wide)), *(cell_len(text) for _, text in column.cells), 0)
+
+
+def _narrowest(column: Column, *, wide: bool) -> int:
+    """The width that it needs at least."""
+    natural = _natural(column, wide=wide)
+    return natural if column.least is None else min(column.least, natural)
+
+
+def _ample(column: Column, width: int, *, wide: bool) -> int:
+    """The width that it should have in a line of ``width``."""
+    if column.outlasts is None:
+        return _narrowest(column, wide=wide)
+    enough = min(_natural(column, wide=wide), column.ample, width // 2)
+    return max(_narrowest(column, wide=wide), enough)
 
 
 def _chosen(columns: Sequence[Column], width: int, *, wide: bool) -> list[Column]:
@@ -161,9 +139,9 @@ def _chosen(columns: Sequence[Column], width: int, *, wide: bool) -> list[Column
 def _fits(columns: Sequence[Column], width: int, *, wide: bool) -> bool:
     most = max(column.need for column in columns)
     widths = [
-        column.readable(width, wide=wide)
+        _ample(column, width, wide=wide)
         if column.outlasts is not None and column.outlasts <= most
-        else column.narrowest(wide=wide)
+        else _narrowest(column, wide=wide)
         for column in columns
     ]
     return _taken(columns, widths) <= width
@@ -178,8 +156,8 @@ def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
 
     To what outlasts others until it can be read, then to all names alike, and to bars only then.
     """
-    widths = [column.narrowest(wide=wide) for column in columns]
-    wanted = [column.natural(wide=wide) for column in columns]
+    widths = [_narrowest(column, wide=wide) for column in columns]
+    wanted = [_natural(column, wide=wide) for column in columns]
     left = width - _taken(columns, widths)
     for index, column in enumerate(columns):
         if column.least is not None and left < 0:  # too narrow even for what cannot go
@@ -187,7 +165,7 @@ def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
             widths[index] -= less
             left += less
     for index, column in enumerate(columns):
-        more = max(0, min(left, column.readable(width, wide=wide) - widths[index]))
+        more = max(0, min(left, _ample(column, width, wide=wide) - widths[index]))
         widths[index] += more
         left -= more
     while left > 0:
@@ -207,11 +185,11 @@ def _line(columns: Sequence[Column], widths: Sequence[int], row: int | None, *, 
         if index:
             line.append(" " * column.gap)
         if row is None:
-            cell, style = (column.wide_head if wide and column.wide_head else column.head), "dim"
+            cell, style = _head(column, wide=wide), "dim"
         elif column.bars:
             cell, style = _bar(column.bars[row], width), column.style
         else:
-            cell, style = column.cells[row], column.style
+            cell, style = column.cells[row][1], column.style
         cell = keep_end(cell, width) if column.cut_start else keep_start(cell, width)
         blanks = " " * (width - cell_len(cell))
         line.append(cell + blanks if column.left or column.bars else blanks + cell, style)

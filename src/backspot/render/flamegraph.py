@@ -9,9 +9,10 @@ import msgspec
 
 from backspot._version import __version__
 from backspot.formatting import visible
+from backspot.render.formats import Format
 from backspot.results.report import Report, Row
 
-__all__ = ["Stack", "stacks", "to_folded", "to_speedscope"]
+__all__ = ["FORMATS", "Stack", "stacks", "to_folded", "to_speedscope"]
 
 
 class Stack(NamedTuple):
@@ -113,3 +114,8 @@ def to_folded(report: Report) -> bytes:
 
 
 _SEMICOLON = "\\x3b"
+
+FORMATS = (
+    Format(".folded", {Report: to_folded}),
+    Format(".speedscope.json", {Report: to_speedscope}),
+)

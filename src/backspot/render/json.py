@@ -9,37 +9,51 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from backspot.comparison.changes import Comparison
 from backspot.errors import NotATraceError, SourceNotFoundError
 from backspot.formatting import visible
 from backspot.paths import path_text
-from backspot.render._checking import contradiction
+from backspot.render._consistency import contradiction
+from backspot.render.formats import Format
+from backspot.render.view import View
 from backspot.results import report as results
 from backspot.results.report import SCHEMA, Report
 
-__all__ = ["encoded", "load", "schema", "to_json"]
+__all__ = ["FORMATS", "comparison_to_json", "load", "schema", "to_json"]
 
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 # What a terminal or a page might obey, raw: within JSON it can only stand in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
 
 
-def to_json(report: Report) -> bytes:
-    """The report as JSON in UTF-8, indented; ``load`` gives an equal report back.
+def to_json(report: Report, view: View | None = None) -> bytes:
+    """The report as JSON in UTF-8, indented; ``load`` returns an equal report.
 
-    Characters without a shape are written as escapes. Half a surrogate pair, which a module's name
-    may legally hold, is too; only two such halves in a row come back as the character they make.
+    A view limits and orders the rows. Invisible characters are written as escapes, and so is half a
+    surrogate pair, which a module's name may hold; only two such halves in a row are read back as
+    the character that they make.
     """
-    return encoded(report)
+    return _encoded(report if view is None else replace(report, modules=view.rows(report)))
 
 
-def encoded(result: object) -> bytes:
-    """Any frozen result as JSON, by the rules of ``to_json``."""
+def comparison_to_json(comparison: Comparison, view: View | None = None) -> bytes:
+    """The comparison as JSON in UTF-8, indented; a view limits the changes."""
+    if view is not None:
+        comparison = replace(comparison, changes=comparison.changes[: view.top])
+    return _encoded(comparison)
+
+
+FORMATS = (Format(".json", {Report: to_json, Comparison: comparison_to_json}, name="json"),)
+
+
+def _encoded(result: Report | Comparison) -> bytes:
     try:
         text = msgspec.json.format(msgspec.json.encode(result), indent=1).decode()
     except UnicodeEncodeError:  # UTF-8 cannot hold half a surrogate pair; an escape can

@@ -1,68 +1,90 @@
-"""A report as Markdown, for an issue or a pull request, in the order of the text."""
+"""Results as Markdown, for an issue or a pull request, in the order of the text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from backspot.formatting import counted, decimals_for, milliseconds, percent, visible
+from backspot.comparison.changes import Comparison
+from backspot.formatting import counted, visible
+from backspot.render._columns import Column, module_columns, operator_columns
+from backspot.render._comparison import change_columns, comparison_answer, left_out, sides
 from backspot.render._sentences import (
     HEADING,
     Part,
     answer,
-    by_operator,
     cost_of,
     coverage,
-    heaviest,
-    heaviest_line,
     kept_phases,
-    made_by,
-    node_name,
     notes,
-    operators_by,
     phase_text,
     remedies,
-    select,
     setting,
-    time_of,
     worth,
 )
-from backspot.results.report import By, NodeCost, OperatorCost, Report, Row, Sort
+from backspot.render.formats import Format
+from backspot.render.view import View, only_nodes, operators_by, per, select
+from backspot.results.report import Report
 
-__all__ = ["as_code", "as_sentence", "as_table", "as_text", "to_markdown"]
+__all__ = ["FORMATS", "comparison_to_markdown", "to_markdown"]
 
+_TOP = 30
 _FINDINGS = 5
+_LEFT_OUT = ("bar", "recompute", "forward")
 
 
-def to_markdown(
-    report: Report,
-    *,
-    top: int | None = 30,
-    depth: int | None = None,
-    sort: Sort = "wall",
-    by: By = "path",
-) -> bytes:
-    """The report as GitHub's Markdown, in UTF-8; the arguments are those of ``render_text``.
+def to_markdown(report: Report, view: View | None = None) -> bytes:
+    """The report as GitHub's Markdown, in UTF-8; ``None`` shows the first 30 modules.
 
-    No name can leave its cell, start a tag or a link, or call upon anybody.
+    No name can leave its cell, start a tag or a link, or mention a user.
     """
-    chosen = select(report, top=top, depth=depth, sort=sort, by=by)
-    per = "pass" if report.step_unit == "backward pass" else "step"
-    facts = "; ".join([*setting(report), f"times in ms per {per}"])
-    sentence = as_sentence(answer(report, depth=depth, sort=sort, by=by))
-    lines = [f"**{sentence}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
+    view = view or View(top=_TOP)
+    chosen = select(report, view)
+    facts = "; ".join([*setting(report), f"times in ms per {per(report)}"])
+    lines = [f"**{_sentence(answer(report, view))}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
-        lines += [as_text(f"Where the {per} goes: {goes}."), ""]
+        lines += [_text(f"Where the {per(report)} goes: {goes}."), ""]
     if warnings := remedies(report):
-        lines += [*(f"- Warning: {as_text(text)}" for text in warnings), ""]
-    if by_operator(report):
-        lines += _table(report, [], operators_by(report, sort)[:top], sort, by)
+        lines += [*(f"- Warning: {_text(text)}" for text in warnings), ""]
+    if only_nodes(report):
+        operators = operators_by(report, view.sort)[: view.top]
+        lines += _table(operator_columns(report, operators, view.sort))
     else:
-        lines += _table(report, [*chosen.shown, *chosen.unowned], [], sort, by)
-        below = [coverage(report), *notes(report, chosen, sort=sort, by=by)]
-        lines += ["", *map(as_text, below)]
+        lines += _table(module_columns(report, chosen.shown, chosen.unowned, view))
+        lines += ["", *map(_text, [coverage(report), *notes(report, chosen, view)])]
     lines += _findings(report)
+    return _joined(lines)
+
+
+def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> bytes:
+    """The comparison as GitHub's Markdown, in UTF-8; ``None`` shows the 30 largest changes.
+
+    No name can leave its cell, start a tag or a link, or mention a user.
+    """
+    shown, columns = change_columns(comparison, _TOP if view is None else view.top)
+    claimed = [change.claimed for change in (*shown, comparison.whole)]
+    recorded = [f"{when}: {_code(name)}, {steps}" for when, name, steps in sides(comparison)]
+    lines = [
+        f"**{_sentence(comparison_answer(comparison))}**",
+        "",
+        f"Wall ms per step; {'; '.join(recorded)}.",
+        "",
+        *(f"- Warning: {_text(note)}" for note in comparison.notes),
+        *([""] if comparison.notes else []),
+        *_table(columns, bold_verdicts=claimed),
+        "",
+        *(_sentence(parts) for parts in left_out(comparison, shown)),
+    ]
+    return _joined(lines)
+
+
+FORMATS = (
+    Format(".md", {Report: to_markdown, Comparison: comparison_to_markdown}, name="md", top=_TOP),
+)
+
+
+def _joined(lines: Sequence[str]) -> bytes:
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
 
 
@@ -74,91 +96,47 @@ def _findings(report: Report) -> list[str]:
     for number, finding in enumerate(report.findings[:_FINDINGS], 1):
         places, more = worth(finding, 3)
         named = [
-            as_code(place.label) + (f", {as_code(place.line)}" if place.line else "")
+            _code(place.label) + (f", {_code(place.line)}" if place.line else "")
             for place in places
         ]
         where = "; ".join([*named, more] if more else named)
-        cost = as_text(", ".join(cost_of(report, finding)))
-        lines.append(f"{number}. **{as_text(finding.title)}**: {cost} in {where}.")
-        lines.append(f"   {as_text(finding.seen)} {as_text(finding.remedy)}")
+        cost = _text(", ".join(cost_of(report, finding)))
+        lines.append(f"{number}. **{_text(finding.title)}**: {cost} in {where}.")
+        lines.append(f"   {_text(finding.seen)} {_text(finding.remedy)}")
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")
         lines += ["", f"{rest}: report.findings has all."]
     return lines
 
 
-def _table(
-    report: Report,
-    rows: Sequence[Row],
-    operators: Sequence[OperatorCost],
-    sort: Sort,
-    by: By,
-) -> list[str]:
-    kinds: list[Sort] = [sort, *(kind for kind in _KINDS if kind != sort)]
-    if not report.has_gpu and sort != "gpu":
-        kinds.remove("gpu")
-    costs: Sequence[Row | OperatorCost] = rows or operators
-    decimals = decimals_for(max((time_of(cost, sort) for cost in costs), default=0) / report.steps)
-
-    def times(cost: Row | NodeCost | OperatorCost) -> list[str]:
-        spent = [milliseconds(time_of(cost, kind) / report.steps, decimals) for kind in kinds]
-        return [spent[0], as_text(percent(_share(report, cost, sort))), *spent[1:]]
-
-    titles = [f"{_KINDS[kind]} ms" for kind in kinds]
-    titles.insert(1, "share")
-    if not rows:
-        head = ["#", "node", *titles, "count"]
-        body = [
-            [str(rank), as_code(node_name(cost.name)), *times(cost), str(cost.count)]
-            for rank, cost in enumerate(operators, 1)
-        ]
-        return as_table(head, body, names={1})
-    head = ["#", "class" if by == "class" else "module", "class", "modules", *titles]
-    head += ["calls", "heaviest node", "its ms", "made by"]
-    body = []
-    for rank, row in enumerate(rows, 1):
-        node, line = heaviest(row, sort), heaviest_line(row, sort)
-        body.append(
-            [
-                str(rank) if row.is_module else "",
-                as_code(row.name) if row.is_module else as_text(row.name),
-                as_code(row.class_name) if row.is_module and row.class_name else "",
-                str(row.members) if row.is_module else "",
-                *times(row),
-                str(row.calls) if row.is_module else "",
-                as_code(node_name(node.name)) if node else "",
-                milliseconds(time_of(node, sort) / report.steps, decimals) if node else "",
-                as_code(made_by(line)) if line else "",
-            ]
-        )
-    useless = {"path": {3}, "class": {2}, "pattern": set[int]()}[by]
-    if not any(row.lines for row in rows):
-        useless = {*useless, len(head) - 1}
-    keep = [index for index in range(len(head)) if index not in useless]
-    chosen = [[line[index] for index in keep] for line in (head, *body)]
-    names = {place for place, title in enumerate(chosen[0]) if title in _NAMES}
-    return as_table(chosen[0], chosen[1:], names=names)
-
-
-_KINDS: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
-_NAMES = {"module", "class", "heaviest node", "made by"}
-
-
-def _share(report: Report, cost: Row | NodeCost | OperatorCost, sort: Sort) -> float:
-    whole = {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
-    return time_of(cost, sort) / whole if whole else 0.0
+def _table(columns: Sequence[Column], bold_verdicts: Sequence[bool] = ()) -> list[str]:
+    """A table's lines; names are aligned left, numbers right."""
+    columns = [column for column in columns if column.kind not in _LEFT_OUT]
+    heads = [
+        "verdict" if column.kind == "verdict" else column.full_head or column.head
+        for column in columns
+    ]
+    rules = ["---" if column.left else "--:" for column in columns]
+    rows = [
+        [_sentence([cell]) for cell in cells]
+        for cells in zip(*(column.cells for column in columns), strict=True)
+    ]
+    for row, bold in zip(rows, bold_verdicts, strict=False):
+        if bold:
+            row[-1] = f"**{row[-1]}**"
+    return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
 
 
 # What a code span can hold in any reader of Markdown, in a table too.
 _PLAIN = re.compile(r"[\w .,:()*/+#%=^-]+\Z")
 
 
-def as_text(text: str) -> str:
+def _text(text: str) -> str:
     """Text without any markup."""
     return re.sub(r"[\\`*_\[\]{}<>&|~@$#!^]", lambda found: f"&#{ord(found[0])};", visible(text))
 
 
-def as_code(name: str) -> str:
+def _code(name: str) -> str:
     """A name as code; one that a code span cannot hold everywhere, as text without any markup."""
     shown = visible(name)
     if _PLAIN.match(shown) and shown == shown.strip():
@@ -169,14 +147,6 @@ def as_code(name: str) -> str:
     )
 
 
-def as_sentence(parts: Sequence[Part]) -> str:
+def _sentence(parts: Sequence[Part]) -> str:
     """A sentence whose names are code."""
-    return "".join(
-        as_code(text) if kind in ("name", "node") else as_text(text) for kind, text in parts
-    )
-
-
-def as_table(head: Sequence[str], body: Sequence[Sequence[str]], *, names: set[int]) -> list[str]:
-    """A table's lines; the columns at ``names`` are set to the left, numbers to the right."""
-    rule = ["---" if index in names else "--:" for index in range(len(head))]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *body)]
+    return "".join(_code(text) if kind in ("name", "node") else _text(text) for kind, text in parts)

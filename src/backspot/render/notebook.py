@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from backspot.comparison.changes import Comparison
 from backspot.formatting import counted
+from backspot.render._comparison import change_columns, comparison_answer, recordings
 from backspot.render._sentences import (
     KINDS,
     answer,
     answered,
-    by_operator,
     coverage,
-    heaviest_line,
     remedies,
-    select,
     setting,
 )
-from backspot.render.comparison import recordings, said, shown_columns
 from backspot.render.html import asset
-from backspot.render.html._parts import (
+from backspot.render.html._fragments import (
     facts_list,
     findings_list,
     line_shown,
@@ -31,6 +28,7 @@ from backspot.render.html._parts import (
     shown,
     warnings_list,
 )
+from backspot.render.view import View, heaviest_line, only_nodes, select
 from backspot.results.report import Report
 
 __all__ = ["comparison_html", "report_html"]
@@ -42,17 +40,17 @@ _FINDINGS = 3
 def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     parts = [
-        f'<p class="said">{sentence(answer(report, depth=None, sort="wall", by="path"))}</p>',
+        f'<p class="said">{sentence(answer(report))}</p>',
         _line_of_answer(report),
         facts_list(setting(report)),
         warnings_list(remedies(report)),
         phases_bar(report),
     ]
-    if by_operator(report):
+    if only_nodes(report):
         parts.append(_scroll(operator_table(report, _ROWS)))
     else:
-        chosen = select(report, top=_ROWS, depth=None, sort="wall", by="path")
-        parts.append(_scroll(module_table(report, chosen.shown, chosen.unowned, lines=True)))
+        chosen = select(report, View(top=_ROWS))
+        parts.append(_scroll(module_table(report, chosen, lines=True)))
         parts.append(_legend(report))
         more = counted(len(chosen.hidden), "more module")
         rest = f" {more}: report.top(), report.save('report.html')." if chosen.hidden else ""
@@ -62,7 +60,7 @@ def report_html(report: Report) -> str:
 
 def _line_of_answer(report: Report) -> str:
     """Below the answer, the line of source that made its node."""
-    row = answered(report, depth=None, sort="wall", by="path")
+    row = answered(report)
     line = None if row is None else heaviest_line(row, "wall")
     if line is None:
         return ""
@@ -72,22 +70,23 @@ def _line_of_answer(report: Report) -> str:
 
 def comparison_html(comparison: Comparison) -> str:
     """A comparison for a cell of a notebook: the answer, and the largest changes."""
-    changes, columns = shown_columns(comparison, _ROWS)
+    changes, columns = change_columns(comparison, _ROWS)
     head = "".join(
         f'<th scope="col"{_number(column.left)}>{shown(column.head)}</th>' for column in columns
     )
     lines = []
     for index, change in enumerate([*changes, comparison.whole]):
         cells = "".join(
-            f"<td{_number(column.left)}>{shown(column.cells[index])}</td>" for column in columns[1:]
+            f"<td{_number(column.left)}>{shown(column.cells[index][1])}</td>"
+            for column in columns[1:]
         )
-        name = f'<th scope="row"><code>{shown(columns[0].cells[index])}</code></th>'
+        name = f'<th scope="row"><code>{shown(columns[0].cells[index][1])}</code></th>'
         kind = change.verdict if change.claimed else "muted" if change.verdict != "new" else ""
         lines.append(f'<tr class="{kind}">{name}{cells}</tr>')
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return _whole(
         [
-            f'<p class="said">{sentence(said(comparison))}</p>',
+            f'<p class="said">{sentence(comparison_answer(comparison))}</p>',
             facts_list(recordings(comparison)),
             warnings_list(comparison.notes),
             _scroll(table),

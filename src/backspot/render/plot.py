@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from backspot.errors import MissingDependencyError, UsageError
 from backspot.formatting import quoted, visible
-from backspot.render._sentences import KINDS, by_operator, node_name, operators_by, select, time_of
+from backspot.render._sentences import KINDS
 from backspot.render._terminal import keep_end
+from backspot.render.view import View, only_nodes, operators_by, per, select, time_of
 from backspot.results.report import By, Report, Row, Sort
+from backspot.trace.names import short_node_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +46,8 @@ def plot(
         raise MissingDependencyError(
             "plot() needs matplotlib: pip install 'backspot[plot]'"
         ) from error
-    chosen = select(report, top=top, depth=depth, sort=sort, by=by)
-    labelled = not by_operator(report)
+    chosen = select(report, View(top, depth, sort, by))
+    labelled = not only_nodes(report)
     names, times = _modules(chosen.shown, sort) if labelled else _nodes(report, sort, top)
     if ax is None:
         height = 1.2 + 0.28 * max(1, len(names))
@@ -66,8 +68,7 @@ def plot(
     shown = [keep_end(visible(name), _LONGEST).replace("$", r"\$") for name in names]
     ax.set_yticks(places, labels=shown)
     ax.invert_yaxis()
-    per = "pass" if report.step_unit == "backward pass" else "step"
-    ax.set_xlabel(f"{_TITLES[sort]} in the backward, ms per {per}")
+    ax.set_xlabel(f"{_TITLES[sort]} in the backward, ms per {per(report)}")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
     return ax
@@ -79,7 +80,7 @@ def _modules(rows: tuple[Row, ...], sort: Sort) -> tuple[list[str], list[int]]:
 
 def _nodes(report: Report, sort: Sort, top: int) -> tuple[list[str], list[int]]:
     ranked = operators_by(report, sort)[:top]
-    return [node_name(one.name) for one in ranked], [time_of(one, sort) for one in ranked]
+    return [short_node_name(one.name) for one in ranked], [time_of(one, sort) for one in ranked]
 
 
 def _kinds(report: Report, rows: tuple[Row, ...]) -> dict[str, list[int]]:

@@ -1,84 +1,65 @@
-"""A report as CSV: a line a row, for a spreadsheet or a script."""
+"""Results as CSV and pandas: a line for each row, for a spreadsheet or a script."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from backspot.comparison.changes import Comparison
 from backspot.errors import MissingDependencyError
 from backspot.formatting import visible
-from backspot.render._sentences import heaviest, heaviest_line
-from backspot.results.report import Report, Row
+from backspot.render._columns import FIELDS, record
+from backspot.render._comparison import FIELDS as CHANGE_FIELDS
+from backspot.render.formats import Format
+from backspot.render.view import View
+from backspot.results.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "cell", "record", "to_csv", "to_frame"]
-
-
-_FIELDS = (
-    "path",
-    "class_name",
-    "root",
-    "is_module",
-    "members",
-    "calls",
-    "wall_ns",
-    "gpu_ns",
-    "cpu_ns",
-    "forward_ns",
-    "recompute_ns",
-    "total_wall_ns",
-    "total_gpu_ns",
-    "total_cpu_ns",
-    "total_forward_ns",
-    "total_recompute_ns",
-    "wall_ms_per_step",
-    "gpu_ms_per_step",
-    "cpu_ms_per_step",
-    "forward_ms_per_step",
-)
-COLUMNS = (
-    *_FIELDS,
-    "wall_share",
-    "heaviest_node",
-    "heaviest_node_wall_ns",
-    "heaviest_node_line",
-)
-"""The columns in their order."""
-
-
-def record(report: Report, row: Row) -> tuple[str | int | float | bool, ...]:
-    """One row, flat: who, what it costs in nanoseconds, the same per step, its share, its node."""
-    node = heaviest(row, "wall")
-    line = heaviest_line(row, "wall")
-    name, time = (node.name, node.wall_ns) if node else ("", 0)
-    fields = (getattr(row, field) for field in _FIELDS)
-    return (*fields, report.share(row), name, time, line.place if line else "")
-
+__all__ = ["FORMATS", "comparison_to_csv", "to_csv", "to_frame"]
 
 # What a spreadsheet takes for the start of a formula, full-width forms included.
 _FORMULA = tuple("=+-@\t\r＝＋－＠")
 
 
-def to_csv(report: Report) -> bytes:
-    """A header and a line for each row, in UTF-8.
+def to_csv(report: Report, view: View | None = None) -> bytes:
+    """A header and a line for each row, in UTF-8; ``None`` writes all rows.
 
-    Every text is quoted, so that a spreadsheet that splits at semicolons splits nothing within it.
-    A text that would be run as a formula starts with an apostrophe; characters without a shape are
-    written as escapes.
+    Every text is quoted, so that a spreadsheet that splits at semicolons splits nothing inside it.
+    A text that would run as a formula starts with an apostrophe; invisible characters are written
+    as escapes.
     """
+    rows = report.modules if view is None else view.rows(report)
+    return _csv(FIELDS, (record(report, row) for row in rows))
+
+
+def comparison_to_csv(comparison: Comparison, view: View | None = None) -> bytes:
+    """A header, the whole backward, and a line for each of its parts; ``None`` writes all."""
+    changes = comparison.changes[: None if view is None else view.top]
+    rows = [comparison.whole, *changes]
+    return _csv(CHANGE_FIELDS, ([getattr(row, field) for field in CHANGE_FIELDS] for row in rows))
+
+
+FORMATS = (
+    Format(".csv", {Report: to_csv, Comparison: comparison_to_csv}, name="csv", has_warnings=False),
+)
+
+
+def _csv(fields: Sequence[str], rows: Iterable[Iterable[str | float | None]]) -> bytes:
     file = io.StringIO()
     writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in report.modules:
-        writer.writerow([cell(value) for value in record(report, row)])
+    writer.writerow(fields)
+    writer.writerows(map(_cell, row) for row in rows)
     return file.getvalue().encode()
 
 
-def cell(value: str | float) -> str | int | float:
-    """A value as a spreadsheet takes it: text that would run as a formula is defused."""
+def _cell(value: str | float | None) -> str | int | float:
+    """A value for a spreadsheet; text that would run as a formula is defused."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -92,7 +73,7 @@ def _defused(text: str) -> str:
 
 
 def to_frame(report: Report) -> pd.DataFrame:
-    """The report's rows as a frame, one row a module, in the report's order.
+    """The report's rows as a data frame, in the report's order.
 
     Raises:
         MissingDependencyError: where pandas is not installed.
@@ -104,11 +85,11 @@ def to_frame(report: Report) -> pd.DataFrame:
             "to_pandas() needs pandas: pip install 'backspot[pandas]'"
         ) from error
     records = [record(report, row) for row in report.modules]
-    columns = zip(*records, strict=True) if records else [()] * len(COLUMNS)
+    columns = zip(*records, strict=True) if records else [()] * len(FIELDS)
     frame: pd.DataFrame = pd.DataFrame(
         {
             name: pd.Series(values, dtype=None if _is_plain(values) else object)
-            for name, values in zip(COLUMNS, columns, strict=True)
+            for name, values in zip(FIELDS, columns, strict=True)
         }
     )
     return frame

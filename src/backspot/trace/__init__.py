@@ -5,20 +5,19 @@ Nothing here knows what a module or a backward pass is.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from backspot.trace.events import Category, Events, Flows
-
 if TYPE_CHECKING:
+    from backspot.trace.events import Category, Events, Flows
     from backspot.trace.read import Progress, read_events
 
 __all__ = ["Category", "Events", "Flows", "Progress", "read_events"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - the names have no common type
-    """The rest on demand: a process that only decodes starts without it."""
+def __getattr__(name: str) -> Any:
+    """Import a name when it is asked for: renderers only want PyTorch's names, without NumPy."""
     if name not in __all__:
         raise AttributeError(f"module 'backspot.trace' has no attribute {name!r}")
-    from backspot.trace import read
-
-    return getattr(read, name)
+    home = "read" if name in ("Progress", "read_events") else "events"
+    return getattr(import_module(f"backspot.trace.{home}"), name)

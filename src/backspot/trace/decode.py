@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from backspot.trace.columns import LONGEST_NS, Columns
-from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Ints
+from backspot.trace.events import CATEGORIES, Category, Ints
+from backspot.trace.names import MODULE_CALL
 
 __all__ = ["Event", "decode_events", "gather", "integers"]
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backspot.trace import names
+from backspot.trace.labels import Label, parse_label
 from backspot.trace.source_lines import LineTable
 
-__all__ = ["CATEGORIES", "MODULE_CALL", "Category", "Events", "Flows", "Ints"]
+__all__ = ["CATEGORIES", "Category", "Events", "Flows", "Ints", "Mask"]
 
 Ints: TypeAlias = NDArray[np.int64]
-
-MODULE_CALL = "nn.Module: "
-"""How the profiler names a module's call where it records Python (``with_stack=True``)."""
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Category(IntEnum):
@@ -33,33 +34,15 @@ class Category(IntEnum):
 
 
 CATEGORIES: dict[str, Category] = {
-    "cpu_op": Category.OPERATOR,
-    "Operator": Category.OPERATOR,
-    "user_annotation": Category.ANNOTATION,
-    "python_function": Category.MODULE_CALL,
-    **dict.fromkeys(
-        (
-            "cuda_runtime",
-            "cuda_driver",
-            "hip_runtime",
-            "hip_driver",
-            "xpu_runtime",
-            "xpu_driver",
-            "privateuse1_runtime",
-            "privateuse1_driver",
-            "runtime",
-            "Runtime",
-        ),
-        Category.RUNTIME,
-    ),
-    "kernel": Category.KERNEL,
-    "Kernel": Category.KERNEL,
-    "gpu_memcpy": Category.MEMCPY,
-    "Memcpy": Category.MEMCPY,
-    "gpu_memset": Category.MEMSET,
-    "Memset": Category.MEMSET,
+    **dict.fromkeys(names.OPERATOR_CATEGORIES, Category.OPERATOR),
+    **dict.fromkeys(names.ANNOTATION_CATEGORIES, Category.ANNOTATION),
+    **dict.fromkeys(names.PYTHON_CATEGORIES, Category.MODULE_CALL),
+    **dict.fromkeys(names.RUNTIME_CATEGORIES, Category.RUNTIME),
+    **dict.fromkeys(names.KERNEL_CATEGORIES, Category.KERNEL),
+    **dict.fromkeys(names.MEMCPY_CATEGORIES, Category.MEMCPY),
+    **dict.fromkeys(names.MEMSET_CATEGORIES, Category.MEMSET),
 }
-"""Kineto's category names, and those that its older versions and ROCm builds write."""
+"""The category for each of Kineto's names for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +62,7 @@ class Flows:
     backward_time: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Events:
     """A trace as columns; arrays of equal length, one entry an event, in the order of the trace.
 
@@ -129,45 +112,55 @@ class Events:
     origin_ns: int = 0
     truncated: bool = False
     lines: LineTable = field(default_factory=LineTable)
-    _end: list[Ints] = field(default_factory=list, init=False, repr=False, compare=False)
-    _of: dict[tuple[Category, ...], Ints] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _names_of: dict[tuple[Category, ...], Ints] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
-    @property
+    @cached_property
     def end(self) -> Ints:
-        """``start + duration``; kept, so it is read only."""
-        if not self._end:
-            self._end.append(self.start + self.duration)
-            self._end[0].flags.writeable = False
-        return self._end[0]
+        """``start + duration``; read only."""
+        end: Ints = self.start + self.duration
+        end.flags.writeable = False
+        return end
 
-    def of(self, *categories: Category) -> Ints:
-        """The indices of the events of these categories; kept, so they are read only."""
+    @cached_property
+    def labels(self) -> tuple[Label | None, ...]:
+        """For each distinct name, the label that it is, if any."""
+        return tuple(map(parse_label, self.names))
+
+    @cached_property
+    def is_label(self) -> Mask:
+        """For each distinct name, whether it is a label."""
+        return np.fromiter((label is not None for label in self.labels), bool, len(self.names))
+
+    @cached_property
+    def _of(self) -> dict[tuple[Category, ...], tuple[Ints, Ints]]:
+        """The events of some categories and their names, as far as ``_index`` has found them."""
+        return {}
+
+    def _index(self, categories: tuple[Category, ...]) -> tuple[Ints, Ints]:
         if categories not in self._of:
             chosen = np.logical_or.reduce([self.category == category for category in categories])
             index = np.flatnonzero(chosen)
             index.flags.writeable = False
-            self._of[categories] = index
+            self._of[categories] = index, self.name[index]
         return self._of[categories]
 
+    def of(self, *categories: Category) -> Ints:
+        """Return the indices of the events of these categories; read only."""
+        return self._index(categories)[0]
+
     def named(self, category: Category, *prefixes: str) -> Ints:
-        """The indices of the events of a category whose names start with one of ``prefixes``."""
+        """Return the indices of a category's events with names that start with a prefix."""
         return self.chosen(self.name_mask(*prefixes), category)
 
-    def chosen(self, names: NDArray[np.bool_], *categories: Category) -> Ints:
-        """The indices of the events of these categories whose names are chosen."""
-        index = self.of(*categories)
-        if not names.any():
-            return index[:0]
-        if categories not in self._names_of:
-            self._names_of[categories] = self.name[index]
-        found: Ints = index[names[self._names_of[categories]]]
+    def chosen(self, names: Mask, *categories: Category) -> Ints:
+        """Return the indices of the events of these categories with names in a mask."""
+        index, name = self._index(categories)
+        found: Ints = index[names[name]] if names.any() else index[:0]
         return found
 
-    def name_mask(self, *prefixes: str) -> NDArray[np.bool_]:
-        """For each distinct name, whether it starts with one of ``prefixes``."""
-        return np.fromiter((n.startswith(prefixes) for n in self.names), bool, len(self.names))
+    def name_mask(self, *prefixes: str) -> Mask:
+        """For each distinct name, return whether it starts with one of ``prefixes``."""
+        return self.names_where(lambda name: name.startswith(prefixes))
+
+    def names_where(self, holds: Callable[[str], bool]) -> Mask:
+        """For each distinct name, return whether a predicate holds."""
+        return np.fromiter(map(holds, self.names), bool, len(self.names))

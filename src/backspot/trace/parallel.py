@@ -1,8 +1,11 @@
-"""Reading one large plain file in several processes, each of which decodes stretches of it.
+"""Decode one large plain file in several processes.
 
-Whoever is done with one takes the next, so that all end at about the same time, however late one
-starts and whatever else runs on its processor. Whatever goes wrong, a broken event included, ends
-in nothing: then one process reads the whole file, and tells what is wrong with it.
+The file is cut between two events into stretches of equal length, one per process. This process
+decodes the first; each other process leaves its columns in a temporary file. If anything goes wrong
+in any of them, a broken event included, there is no result, and one process reads the whole file
+and reports what is wrong with it.
+
+``multiprocessing`` is no substitute: its processes import the user's ``__main__`` again.
 """
 
 from __future__ import annotations
@@ -12,10 +15,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from struct import Struct
 from typing import IO, TypeAlias
 
 import numpy as np
@@ -24,126 +26,35 @@ from backspot.trace.chrome import ChromeDecoder, first_between
 from backspot.trace.columns import Columns
 from backspot.trace.unpack import Progress
 
-__all__ = [
-    "STRETCH",
-    "Part",
-    "decode_in_parts",
-    "decode_stretches",
-    "keep_freed",
-    "main",
-    "paying_jobs",
-]
+__all__ = ["decode_in_parts", "keep_freed", "main", "paying_jobs"]
 
-
-STRETCH = Struct("<QQ")
-"""A stretch in the pipe that the processes take the next one from: behind which bytes it begins and
-ends."""
-
-Part: TypeAlias = tuple[int, Columns, int, int]
-"""Where a stretch begins, what it holds, how many events, and how many impossible ones."""
+_Part: TypeAlias = tuple[Columns, int, int]
+"""The columns of a stretch, the number of its events and of its impossible ones."""
 
 _WINDOW = 1 << 14
 _MOST_WINDOW = 1 << 23
-
-
-def decode_stretches(
-    path: Path,
-    first: tuple[int, int],
-    turns: int,
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[Part]:
-    """Decode one stretch after the other.
-
-    Args:
-        path: the file.
-        first: the stretch to begin with.
-        turns: the file descriptor that the others are read from, until its end.
-        progress: called with the place in the file that has been reached.
-
-    Raises:
-        ValueError: where a stretch is not sound; then only one process can tell what is wrong.
-        NotATraceError: where the text is no trace at all.
-    """
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        after, until = first
-        while True:
-            begin, end = _between(file, after, size)[1], _between(file, until, size)[0]
-            decoder = ChromeDecoder(_reader(file, begin, end, progress), str(path))
-            # Where a single event covers a whole stretch, it belongs to the one before.
-            if begin < end and not decoder.run_part(first=not begin, last=end == size):
-                raise ValueError("not sound")
-            decoder.columns.compact()
-            yield after, decoder.columns, decoder.seen, decoder.impossible
-            turn = os.read(turns, STRETCH.size)
-            if not turn:
-                return
-            after, until = STRETCH.unpack(turn)
-
-
-def _between(file: IO[bytes], at: int, size: int) -> tuple[int, int]:
-    """Between which two events to cut: where one ends, and where the next begins."""
-    if not at:
-        return 0, 0
-    window = _WINDOW
-    while at < size:
-        file.seek(at)
-        between = first_between(file.read(window))
-        if between is not None:
-            return at + between[0], at + between[1]
-        if at + window >= size:
-            break
-        window *= 8
-        if window > _MOST_WINDOW:  # each process that looks would hold, and go through, all of it
-            raise ValueError("no two events meet")
-    return size, size
-
-
-def _reader(
-    file: IO[bytes], begin: int, end: int, progress: Callable[[int], None] | None
-) -> Callable[[int], bytes]:
-    """How to read the bytes of a file from ``begin`` to ``end``."""
-    file.seek(begin)
-    left = end - begin
-
-    def read(size: int) -> bytes:
-        nonlocal left
-        data = file.read(min(size, left))
-        left -= len(data)
-        if progress is not None:
-            progress(end - left)
-        return data
-
-    return read
-
-
 _WORTH_IT = 48 << 20
-"""Bytes that a process should have to decode where nobody says how many there are to be."""
+"""Bytes for each process where the user names no number of processes."""
 _PAYS = 24 << 20
-"""Bytes that one has to have in any case: it takes as long to start as to decode these."""
+"""Bytes for each process in any case: starting a process takes as long as decoding these."""
 _MOST_JOBS = 8
-"""Beyond, what one process does with the columns takes longer than all decoding."""
-_LEAST = 1 << 20
-"""Bytes of a stretch at least, which take some thousandths of a second."""
-_TURNS = 4
-"""A stretch is what is left, divided by the processes and by this: they become shorter, so that
-there are few and the last ones end together."""
+"""With more processes, joining the columns takes longer than decoding them."""
 
-# Isolated (-I) and without site (-S): nothing runs there but this, and from where it runs here.
+# Isolated (-I) and without site (-S): nothing but this code runs, from where this process has it.
 _CODE = """\
 import sys
-path, after, until, *sys.path = sys.argv[1:]
+path, begin, end, *sys.path = sys.argv[1:]
 from backspot.trace.parallel import main
-main(path, int(after), int(until))
+main(path, int(begin), int(end))
 """
 
 
 def paying_jobs(size: int, most: int | None) -> int:
-    """How many processes pay for a plain file of ``size`` bytes.
+    """Return how many processes pay for a plain file.
 
     Args:
-        size: of the file.
-        most: how many somebody asks for; ``None`` leaves it to the processors.
+        size: the file's size in bytes.
+        most: how many the user asks for; ``None`` chooses by the number of processors.
     """
     if most is None:
         return min(_processors(), size // _WORTH_IT, _MOST_JOBS)
@@ -159,98 +70,132 @@ def decode_in_parts(
         path: the file.
         size: its size in bytes.
         jobs: how many processes.
-        progress: as ``read_events`` has it.
+        progress: as in ``read_events``. How far this process is in its stretch stands for all.
 
     Returns:
-        What was read, exactly as one process would have; ``None`` where one process must do it.
+        A decoder that has read exactly what one process would have read; ``None`` if one process
+        must read the file.
     """
-    if jobs < 2 or size < jobs or not _is_python(sys.executable):
+    if jobs < 2 or not _is_python(sys.executable):
         return None
-    stretches = _stretches(size, jobs)
     try:
+        first, *others = _stretches(path, size, jobs)
         with ExitStack() as stack:
-            # Each begins with one of its own, lest the others have done all before it starts.
-            turns = stack.enter_context(_turns(stretches[jobs:]))
-            workers = [
-                stack.enter_context(_worker(path, first, turns)) for first in stretches[1:jobs]
-            ]
-            told = _told(progress, size) if progress is not None else None
-            parts = list(decode_stretches(path, stretches[0], turns.fileno(), told))
-            for results in workers:
-                parts += results()
+            workers = [stack.enter_context(_worker(path, *stretch)) for stretch in others]
+            decoder = _decode(path, *first, progress)
+            for part in workers:
+                decoder.extend(*part())
     except Exception:
         return None
-    if len(parts) != len(stretches):
-        return None
-    whole = ChromeDecoder(lambda _: b"", str(path))
-    for _, columns, seen, impossible in sorted(parts, key=lambda part: part[0]):
-        whole.extend(columns, seen, impossible)
     if progress is not None:
         progress(size, size)
-    return whole
+    return decoder
 
 
-def _stretches(size: int, jobs: int) -> list[tuple[int, int]]:
-    """Stretches of so many bytes, several for each process."""
-    least = max(1, min(_LEAST, size // (_TURNS * jobs)))
-    stretches, at = [], 0
-    while at < size:
-        until = min(size, at + max(least, (size - at) // (_TURNS * jobs)))
-        stretches.append((at, until))
-        at = until
-    return stretches
+def main(path: str, begin: int, end: int) -> None:
+    """Decode a stretch in a process of its own and write the part to standard output."""
+    keep_freed()
+    decoder = _decode(Path(path), begin, end)
+    decoder.columns.compact()
+    part: _Part = decoder.columns, decoder.seen, decoder.impossible
+    pickle.dump(part, sys.stdout.buffer, protocol=5)
+    sys.stdout.flush()
+    os._exit(0)  # freeing the memory takes as long as decoding a megabyte, and the reader waits
 
 
-def _turns(stretches: Iterable[tuple[int, int]]) -> IO[bytes]:
-    """A pipe that holds these, one to be read at a time."""
-    turns, write = os.pipe()
-    with os.fdopen(write, "wb") as file:
-        file.write(b"".join(STRETCH.pack(*stretch) for stretch in stretches))
-    return os.fdopen(turns, "rb", buffering=0)
+def keep_freed() -> None:
+    """Let the C library reuse freed arrays; only for a process that belongs to Backspot.
+
+    glibc returns each large block to the system when it is freed, until it has seen a block of that
+    size freed once: from then on it keeps such blocks. Fresh pages cost more time than most of the
+    work on them. The array here is never touched, so it takes no memory. The setting changes the
+    whole process for good, so a library must not call this in its user's process.
+    """
+    np.empty(_LARGE, np.uint8)
+
+
+# Just below the largest block from which glibc draws that conclusion.
+_LARGE = (32 << 20) - (1 << 16)
 
 
 @contextmanager
-def _worker(
-    path: Path, first: tuple[int, int], turns: IO[bytes]
-) -> Iterator[Callable[[], Iterator[Part]]]:
-    """Start a process; what is yielded waits for its end and gives what it found."""
+def _worker(path: Path, begin: int, end: int) -> Iterator[Callable[[], _Part]]:
+    """Start a process that decodes a stretch; yields a function that waits for its part."""
     home = str(Path(__file__).parents[2])
-    command = [sys.executable, "-I", "-S", "-c", _CODE]
-    command += [os.fspath(path), *map(str, first), home, *sys.path]
-    # Numpy's threads would be started for nothing.
+    command = [sys.executable, "-I", "-S", "-c", _CODE, os.fspath(path), str(begin), str(end)]
+    # Without these numpy would start threads that have nothing to do.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with (
-        _memory() as found,
-        subprocess.Popen(  # noqa: S603 - ourselves
-            command, stdin=turns, stdout=found, stderr=subprocess.DEVNULL, env=environment
+        tempfile.TemporaryFile() as found,
+        subprocess.Popen(  # noqa: S603 - our own code
+            [*command, home, *sys.path],
+            stdin=subprocess.DEVNULL,
+            stdout=found,
+            stderr=subprocess.DEVNULL,
+            env=environment,
         ) as process,
     ):
 
-        def parts() -> Iterator[Part]:
+        def part() -> _Part:
             if process.wait():
-                raise ChildProcessError("a stretch is not sound, or the process died")
-            size = found.seek(0, os.SEEK_END)
+                raise ChildProcessError("the stretch is not sound, or the process was killed")
             found.seek(0)
-            while found.tell() < size:
-                yield pickle.load(found)  # noqa: S301 - our own process wrote it
+            found_part: _Part = pickle.load(found)  # noqa: S301 - our own process wrote it
+            return found_part
 
         try:
-            yield parts
+            yield part
         finally:
             with suppress(OSError):
                 process.kill()
 
 
-def _memory() -> IO[bytes]:
-    """A file without a name: in memory, where the system can."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("backspot"), "w+b")
-    return tempfile.TemporaryFile()
+def _decode(path: Path, begin: int, end: int, progress: Progress | None = None) -> ChromeDecoder:
+    """Decode the stretch from byte ``begin`` to byte ``end``.
+
+    Raises:
+        ValueError: If the stretch is not sound; only a reader of the whole file can say why.
+        NotATraceError: If the text is no trace at all.
+    """
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(begin)
+
+        def read(most: int) -> bytes:
+            data = file.read(min(most, end - file.tell()))
+            if progress is not None:
+                progress(size * file.tell() // end, size)
+            return data
+
+        decoder = ChromeDecoder(read, str(path))
+        if not decoder.run_part(first=begin == 0, last=end == size):
+            raise ValueError("the stretch is not sound")
+        return decoder
 
 
-def _told(progress: Progress, size: int) -> Callable[[int], None]:
-    """How far this process has come in the file is about how far all have."""
-    return lambda place: progress(place, size)
+def _stretches(path: Path, size: int, jobs: int) -> list[tuple[int, int]]:
+    """Return where up to ``jobs`` stretches of about equal length begin and end."""
+    with path.open("rb", buffering=0) as file:
+        cuts = [(0, 0), *(_between(file, size * job // jobs, size) for job in range(1, jobs))]
+    stretches = zip(
+        (begin for _, begin in cuts), (*(end for end, _ in cuts[1:]), size), strict=True
+    )
+    # An event may be longer than a stretch.
+    return [(begin, end) for begin, end in stretches if begin < end]
+
+
+def _between(file: IO[bytes], at: int, size: int) -> tuple[int, int]:
+    """Return where the first event that ends behind ``at`` ends, and where the next begins."""
+    window = _WINDOW
+    while window <= _MOST_WINDOW:
+        file.seek(at)
+        between = first_between(file.read(window))
+        if between is not None:
+            return at + between[0], at + between[1]
+        if at + window >= size:
+            return size, size
+        window *= 8
+    raise ValueError("no two events meet")
 
 
 def _is_python(executable: str | None) -> bool:
@@ -263,26 +208,3 @@ def _processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-# Just below the largest block of which glibc draws that conclusion.
-_LARGE = (32 << 20) - (1 << 16)
-
-
-def keep_freed() -> None:
-    """Have the C library keep for the next array what the last one had.
-
-    glibc takes each large block from the system, and gives it back when it is freed, until it sees
-    one of that size freed: then it keeps them. Fresh pages cost more time than most of what is done
-    with them here. This one is never touched, so it takes no memory; elsewhere it does nothing.
-    """
-    np.empty(_LARGE, np.uint8)
-
-
-def main(path: str, after: int, until: int) -> None:
-    """Decode this stretch and whichever is next, while there are any; fail where one is broken."""
-    keep_freed()
-    for part in decode_stretches(Path(path), (after, until), turns=0):
-        pickle.dump(part, sys.stdout.buffer, protocol=5)
-    sys.stdout.flush()
-    os._exit(0)  # to tidy up takes as long as to decode a megabyte, and somebody waits

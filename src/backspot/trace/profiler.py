@@ -19,7 +19,8 @@ import numpy as np
 from backspot.errors import NoBackwardError, UsageError
 from backspot.trace.columns import Columns
 from backspot.trace.decode import integers
-from backspot.trace.events import CATEGORIES, MODULE_CALL, Category, Events, Ints
+from backspot.trace.events import CATEGORIES, Category, Events, Ints
+from backspot.trace.names import MODULE_CALL
 from backspot.trace.source_lines import KEY, LineTable, find_lines, live_tables
 
 __all__ = ["LIVE", "exported", "is_profiler", "read_profiler"]

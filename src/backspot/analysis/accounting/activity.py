@@ -14,11 +14,12 @@ from typing import get_args
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.attribution.passes import OPTIMIZER_STEP, STEP_MARK
 from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, grouped, layered
 from backspot.results.costs import PhaseName
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
+from backspot.trace.names import OPTIMIZER_STEP
+from backspot.trace.names import PROFILER_STEP as STEP_MARK
 
 __all__ = [
     "BACKWARD",
@@ -134,8 +135,7 @@ class _Finder:
             for phase, pattern in _MARKS
         }
         self.marks_of = {
-            phase: {thread: marks[mine] for thread, mine in grouped(events.thread[marks])}
-            for phase, marks in self.marks.items()
+            phase: dict(grouped(events.thread, marks)) for phase, marks in self.marks.items()
         }
         steps = self.marks[OPTIMIZER]
         steps = steps[events.name_mask(OPTIMIZER_STEP)[events.name[steps]]]
@@ -147,7 +147,7 @@ class _Finder:
         work = ownership.work
         copies = np.flatnonzero(to_device(events, work.name))
         self.copies_of = {
-            thread: work.launch[copies[mine]] for thread, mine in grouped(work.thread[copies])
+            thread: work.launch[mine] for thread, mine in grouped(work.thread, copies)
         }
         self.on_gradients, self.pins = _mask(events, _ON_GRADIENTS), _mask(events, _PINS)
         self.phase_of = np.full(len(events.start) + 1, NOTHING)  # of each event outside all spans
@@ -169,8 +169,7 @@ class _Finder:
         events = self.events
         index = events.of(Category.OPERATOR, Category.RUNTIME)
         tops = {}
-        for thread, mine in grouped(events.thread[index]):
-            mine = index[mine]
+        for thread, mine in grouped(events.thread, index):
             mine = mine[self.o.spans.of(events, mine) < 0]
             line = first_started(events.start[mine], events.end[mine], mine)
             tops[thread] = (line.values[line.values >= 0], line)
@@ -224,8 +223,8 @@ class _Finder:
         events = self.events
         found = np.full(len(index), NOTHING, np.int64)
         asked = dict(grouped(events.thread[index]))
-        for thread, those in grouped(events.thread[marks]):
-            here, mine = asked.get(thread, those[:0]), marks[those]
+        for thread, mine in grouped(events.thread, marks):
+            here = asked.get(thread, mine[:0])
             line = first_started(events.start[mine], events.end[mine], mine)
             found[here] = line.at(events.start[index[here]])
         return found

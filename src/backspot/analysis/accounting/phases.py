@@ -19,11 +19,11 @@ from backspot.analysis.accounting.activity import (
     find_activity,
     to_device,
 )
-from backspot.analysis.accounting.clock import pass_clock
-from backspot.analysis.accounting.pieces import summed, take
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.pieces import summed
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged
+from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
 from backspot.results.costs import Phase
 from backspot.trace import Events
 from backspot.trace.events import Ints
@@ -31,7 +31,9 @@ from backspot.trace.events import Ints
 __all__ = ["find_phases"]
 
 
-def find_phases(events: Events, ownership: Ownership, windows: StepWindows) -> tuple[Phase, ...]:
+def find_phases(
+    events: Events, ownership: Ownership, clock: Clock, windows: StepWindows
+) -> tuple[Phase, ...]:
     """Deal the steps' clock time out to the phases; they sum to the windows exactly.
 
     The backward is what the rows' wall time is made of: where the steps hold all of the passes, the
@@ -40,6 +42,7 @@ def find_phases(events: Events, ownership: Ownership, windows: StepWindows) -> t
     Args:
         events: the trace.
         ownership: its owners.
+        clock: its clock.
         windows: when its steps began and ended.
 
     Returns:
@@ -48,7 +51,7 @@ def find_phases(events: Events, ownership: Ownership, windows: StepWindows) -> t
     work, passes = ownership.work, ownership.windows
     activity = find_activity(events, ownership)
     of_work = _of_work(events, ownership, activity)
-    held = _held(ownership)
+    held = _held(ownership, clock)
     steps = first_started(windows.start, windows.end, np.arange(len(windows.start)))
     backward = first_started(passes.start, passes.end, np.arange(len(passes.start)))
     held = held.cut(merged(*(line.edges for line in (steps, backward, activity.host))))
@@ -86,7 +89,7 @@ def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
     return phase
 
 
-def _held(ownership: Ownership) -> Timeline:
+def _held(ownership: Ownership, clock: Clock) -> Timeline:
     """Which device work holds each moment: it runs, or waits to run, where nothing else does.
 
     As in the passes: until one ends, its device decides.
@@ -94,7 +97,7 @@ def _held(ownership: Ownership) -> Timeline:
     passes, count = ownership.windows, len(ownership.spans.start)
     lines = {}
     for device in distinct(passes.device):
-        line = pass_clock(ownership, device)
+        line = clock.of_passes(device)
         # Where a span holds, a waiting call's included, it is for the host to say.
         work = np.where(line.values >= count, line.values - count, NOTHING)
         lines[device] = Timeline(line.edges, work)

@@ -13,7 +13,7 @@ from backspot.results.costs import LineCost, NodeCost
 from backspot.trace.events import Ints
 from backspot.trace.source_lines import SourceLine
 
-__all__ = ["Piece", "joined", "line_costs", "node_costs", "summed", "take"]
+__all__ = ["Piece", "joined", "line_costs", "node_costs", "summed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,6 @@ def line_costs(
         where = (at.file, at.line, at.function, at.text)
         lines[owner].append(LineCost(*where, names[node], exact, *cost))
     return lines
-
-
-def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> Ints:
-    """``column[index]``, with ``missing`` where the index is negative."""
-    extended = np.append(column, missing)
-    taken: Ints = extended[np.maximum(index, NOTHING)]  # the last is the missing one
-    return taken.astype(np.int64, copy=False)
 
 
 def summed(key: Ints, amount: Ints, count: int) -> Ints:

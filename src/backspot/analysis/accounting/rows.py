@@ -6,25 +6,18 @@ from collections import defaultdict
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import (
-    KINDS,
-    device_clock,
-    device_drained,
-    device_replays,
-    host_clock,
-    kinds,
-    pass_clock,
-)
-from backspot.analysis.accounting.pieces import Piece, joined, line_costs, node_costs, summed, take
-from backspot.analysis.attribution.ownership import ENGINE, NO_LAUNCH, SPECIAL, Ownership
+from backspot.analysis.accounting.clock import Clock, WallKind
+from backspot.analysis.accounting.pieces import Piece, joined, line_costs, node_costs, summed
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
-    distinct,
     first_started,
+    grouped,
     layered,
     numbered,
     pieces,
+    take,
 )
 from backspot.results.report import (
     Coverage,
@@ -52,7 +45,9 @@ _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
 
 
-def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...]) -> Report:
+def account(
+    ownership: Ownership, clock: Clock, *, depth: int | None, warnings: tuple[str, ...]
+) -> Report:
     """Turn ownership into the report.
 
     ``cpu`` is the host's time in an owner's spans less what is nested in others; ``gpu`` the summed
@@ -63,24 +58,22 @@ def account(ownership: Ownership, *, depth: int | None, warnings: tuple[str, ...
 
     Args:
         ownership: a trace with owners.
+        clock: its clock.
         depth: fold deeper modules into their ancestors.
         warnings: what a reader must know.
     """
-    return _Accountant(ownership).report(depth, warnings)
+    return _Accountant(ownership, clock).report(depth, warnings)
 
 
 class _Accountant:
-    def __init__(self, ownership: Ownership) -> None:
-        self.o = ownership
-        spans, work = ownership.spans, ownership.work
-        self.spans, self.work, self.passes = spans, work, ownership.passes
+    def __init__(self, ownership: Ownership, clock: Clock) -> None:
+        self.o, self.clock = ownership, clock
+        spans = ownership.spans
+        self.spans, self.work, self.passes = spans, ownership.work, ownership.passes
         self.span_count = len(spans.start)
         self.in_pass = ownership.passes.of_span >= 0
         self.recompute = self.in_pass & ~spans.is_node
         self.node = np.where(self.recompute, len(spans.node_names), spans.node)
-        self.host = host_clock(ownership)
-        self.devices = distinct(work.device)
-        self.clock = {device: device_clock(ownership, device) for device in self.devices}
 
     # Costs ---------------------------------------------------------------------------------------
 
@@ -99,14 +92,14 @@ class _Accountant:
         optimizer = np.concatenate([of_span >= 0, work.optimizer, [False]]).astype(bool)
         is_work = np.arange(len(span)) >= self.span_count
         is_work[NOTHING] = False
-        owner = take(self.o.owner, span, ENGINE)
+        owner = take(self.o.owner, span, Special.ENGINE)
         node, line = take(self.node, span), take(self.o.line, span)
-        backward = take(self.in_pass, span, False).astype(bool)
+        backward = take(self.in_pass, span, False)
         lost = is_work & (launch < 0)
-        owner[lost], node[lost] = NO_LAUNCH, NOTHING
+        owner[lost], node[lost] = Special.NO_LAUNCH, NOTHING
         of_engine = is_work & ~lost & (span < 0) & started
         idle = ~is_work & ~backward  # nothing at all, or a forward on another thread
-        owner[idle | of_engine], node[idle | of_engine] = ENGINE, NOTHING
+        owner[idle | of_engine], node[idle | of_engine] = Special.ENGINE, NOTHING
         kept = (backward | lost | of_engine | idle)[value]
         mine, rest = value[kept], value[~kept]
         before = (replay[kept] >= 0) & (span[mine] == replay[kept])
@@ -132,8 +125,8 @@ class _Accountant:
         cut = first_started(windows.start[chosen], windows.end[chosen], chosen)
         line = clock.cut(cut.edges)
         run, value, amount = pieces(line, cut)
-        _, kind, _ = pieces(kinds(self.o, line, device_drained(self.o, device)), cut)
-        replays = Timeline(line.edges, device_replays(self.o, device).over(line.edges))
+        _, kind, _ = pieces(self.clock.kinds(line, device), cut)
+        replays = Timeline(line.edges, self.clock.replays(device).over(line.edges))
         _, replay, _ = pieces(replays, cut)
         return self._deal(value, run, amount, kind, replay)
 
@@ -153,18 +146,17 @@ class _Accountant:
         work = self.work
         mine = np.flatnonzero(work.run >= 0)
         span = work.span[mine]
-        owner, node = take(self.o.owner, span, ENGINE), take(self.node, span)
+        owner, node = take(self.o.owner, span, Special.ENGINE), take(self.node, span)
         lost = work.launch[mine] < 0
-        owner[lost] = NO_LAUNCH
+        owner[lost] = Special.NO_LAUNCH
         amount = work.end[mine] - work.start[mine]
         piece = Piece(work.run[mine], owner, node, take(self.o.line, span), amount)
         return piece, mine
 
     def _forward(self, owners: int) -> Ints:
         """Each owner's forward time, by the same rule as wall."""
-        clock = self.clock[self.devices[0]] if self.devices else self.host
-        if len(self.devices) > 1:
-            clock = layered(*(self.clock[device] for device in self.devices))
+        devices = [device.timeline for device in self.clock.devices.values()]
+        clock = layered(*devices) if devices else self.clock.host
         if not len(clock.edges):
             return np.zeros(owners, np.int64)
         value, amount = clock.values[:-1], np.diff(clock.edges)
@@ -173,7 +165,7 @@ class _Accountant:
         windows = self.o.windows
         every = np.arange(len(windows.start))
         in_window = first_started(windows.start, windows.end, every).over(clock.edges[:-1]) >= 0
-        forward = (span >= 0) & ~take(self.in_pass, span, True).astype(bool)
+        forward = (span >= 0) & ~take(self.in_pass, span, True)
         forward &= is_work | ~in_window  # on the clock a pass's host time is the pass's
         return summed(self.o.owner[span[forward]], amount[forward], owners)
 
@@ -181,16 +173,11 @@ class _Accountant:
 
     def report(self, depth: int | None, warnings: tuple[str, ...]) -> Report:
         o = self.o
-        owners = len(SPECIAL) + len(self.spans.modules)
         begin, end, waits_for = o.windows.start, o.windows.end, o.windows.device
         count = len(begin)
         parts = [
-            self._wall(
-                pass_clock(self.o, device),
-                np.flatnonzero(waits_for == device),
-                device,
-            )
-            for device in distinct(waits_for)
+            self._wall(self.clock.of_passes(device), chosen, device)
+            for device, chosen in grouped(waits_for)
         ]
         wall = joined([piece for piece, _, _ in parts])
         forward_tail = sum((tail for _, tail, _ in parts), np.zeros(count, np.int64))
@@ -218,12 +205,12 @@ class _Accountant:
         nodes = node_costs(pieces, (*self.spans.node_names, _RECOMPUTE, _REPLAY))
         lines = line_costs(pieces, self.spans.node_names, o.lines, exact=o.exact_lines)
         kernels = self._kernels(gpu.owner, launched)
-        rows = add_totals(self._rows(owners, (wall, gpu, cpu), nodes, kernels, lines))
+        rows = add_totals(self._rows((wall, gpu, cpu), nodes, kernels, lines))
         if depth is not None:
             rows = fold(rows, depth)
         totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
-        modular = np.array([False] * len(SPECIAL) + [not m.is_region for m in self.spans.modules])
-        owned = [int(piece.amount[modular[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
+        is_module = o.owners.is_module
+        owned = [int(piece.amount[is_module[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
         shares = [part / whole if whole else 1.0 for part, whole in zip(owned, totals, strict=True)]
         by_step = summed(o.steps.of_pass, np.array([p.duration_ns for p in passes]), self._steps())
         return Report(
@@ -238,7 +225,7 @@ class _Accountant:
             cpu_ns=totals[2],
             coverage=Coverage(*shares),
             source=self.spans.source,
-            has_gpu=bool(self.devices),
+            has_gpu=bool(self.clock.devices),
             warnings=warnings,
         )
 
@@ -247,33 +234,35 @@ class _Accountant:
 
     def _rows(
         self,
-        owners: int,
         costs_of: tuple[Piece, Piece, Piece],
         nodes: dict[int, list[NodeCost]],
         kernels: dict[int, list[KernelCost]],
         lines: dict[int, list[LineCost]],
     ) -> list[Row]:
         spans, steps = self.spans, self._steps()
+        owners, is_module = len(self.o.owners), self.o.owners.is_module
         wall, _, _ = costs_of
         sums = [summed(piece.owner, piece.amount, owners) for piece in costs_of]
         forward = self._forward(owners)
         recomputed = wall.node == len(spans.node_names)
         recompute = summed(wall.owner[recomputed], wall.amount[recomputed], owners)
-        spent_on = summed(wall.owner * KINDS + wall.kind, wall.amount, owners * KINDS)
+        kinds = len(WallKind)
+        spent_on = summed(wall.owner * kinds + wall.kind, wall.amount, owners * kinds)
+        spent_on = spent_on.reshape(owners, kinds)
         step_of = self.o.steps.of_pass[wall.run]
         by_step = summed(wall.owner * steps + step_of, wall.amount, owners * steps)
+        by_step = by_step.reshape(owners, steps)
         called = spans.module[(spans.module >= 0) & ~self.in_pass]
-        calls = np.bincount(called + len(SPECIAL), minlength=owners)
+        calls = np.bincount(self.o.owners.of_modules(called), minlength=owners)
         rows = []
         for owner in range(owners):
-            module = spans.modules[owner - len(SPECIAL)] if owner >= len(SPECIAL) else None
+            module, named = self.o.owners.module(owner), bool(is_module[owner])
             costs = [int(column[owner]) for column in sums]
-            named = module is not None and not module.is_region
             if not named and not any(costs) and not nodes[owner]:
                 continue
             rows.append(
                 Row(
-                    path=module.path if module else SPECIAL[owner],
+                    path=self.o.owners.path(owner),
                     class_name=module.class_name if module else "",
                     root=module.root if module and named else "",
                     is_module=named,
@@ -291,8 +280,8 @@ class _Accountant:
                     nodes=ranked_nodes(nodes[owner]),
                     kernels=ranked_kernels(kernels[owner]),
                     lines=ranked_lines(lines[owner]),
-                    wall_on=WallKinds(*spent_on[owner * KINDS : (owner + 1) * KINDS].tolist()),
-                    wall_ns_by_step=tuple(by_step[owner * steps : (owner + 1) * steps].tolist()),
+                    wall_on=WallKinds(*spent_on[owner].tolist()),
+                    wall_ns_by_step=tuple(by_step[owner].tolist()),
                 )
             )
         return rows
@@ -327,26 +316,22 @@ class _Accountant:
                 sums[node.name] = [a + b for a, b in zip(sums[node.name], cost, strict=True)]
                 key = (node.wall_ns, node.gpu_ns, node.cpu_ns, owner)
                 payers[node.name] = max(payers.get(node.name, key), key)
+        paths = {name: self.o.owners.path(payer[3]) for name, payer in payers.items()}
         operators = [
-            OperatorCost(name, cost[0], cost[1], cost[2], cost[3], self._path(payers[name][3]))
+            OperatorCost(name, cost[0], cost[1], cost[2], cost[3], paths[name])
             for name, cost in sums.items()
         ]
         return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))
-
-    def _path(self, owner: int) -> str:
-        if owner < len(SPECIAL):
-            return SPECIAL[owner]
-        return self.spans.modules[owner - len(SPECIAL)].path
 
     def _devices(self, wall: Piece, gpu: Piece, device: Ints) -> tuple[DeviceCost, ...]:
         """Each device's own table: the passes as it alone would have them."""
         every = np.arange(len(self.passes.start))
         costs = []
-        for number in self.devices:
+        for number, clock in self.clock.devices.items():
             mine = device == number
             # Where there is but one, its table is the report's.
-            alone = len(self.devices) == 1
-            wall = wall if alone else self._wall(self.clock[number], every, number)[0]
+            alone = len(self.clock.devices) == 1
+            wall = wall if alone else self._wall(clock.timeline, every, number)[0]
             costs.append(
                 DeviceCost(
                     device=number,
@@ -357,7 +342,7 @@ class _Accountant:
         return tuple(costs)
 
     def _by_path(self, owner: Ints, amount: Ints) -> dict[str, int]:
-        sums = summed(owner, amount, len(SPECIAL) + len(self.spans.modules))
+        sums = summed(owner, amount, len(self.o.owners))
         held = np.flatnonzero(sums)
         ranked = held[np.argsort(-sums[held], kind="stable")]
-        return {self._path(index): int(sums[index]) for index in ranked.tolist()}
+        return {self.o.owners.path(index): int(sums[index]) for index in ranked.tolist()}

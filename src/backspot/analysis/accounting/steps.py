@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import pass_clock
-from backspot.analysis.accounting.pieces import take
+from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.attribution.passes import OPTIMIZER_STEP
-from backspot.analysis.timeline import NOTHING, distinct, first_started
+from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
+from backspot.trace.names import OPTIMIZER_STEP
 
 __all__ = ["StepWindows", "step_windows"]
 
@@ -36,7 +35,7 @@ class StepWindows:
         return tuple((self.end - self.start).tolist())
 
 
-def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
+def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWindows | None:
     """Tell when each step began and ended.
 
     A step ends when all that it launched is done; the next begins at that moment, though the host
@@ -64,7 +63,7 @@ def step_windows(events: Events, ownership: Ownership) -> StepWindows | None:
     launched[_left_over(work, int(passes.start.min()))] = -1
     end = np.maximum.accumulate(_drained(launched, work.end, ends))
     start = _drained(launched, work.end, begins)
-    start = np.minimum(start, _at_work(ownership, launched, begins, start))
+    start = np.minimum(start, _at_work(ownership, clock, launched, begins, start))
     start = np.maximum(start, np.append(0, end[:-1]))
     return StepWindows(np.minimum(start, end), end)
 
@@ -77,11 +76,12 @@ def _drained(launched: Ints, ended: Ints, times: Ints) -> Ints:
     return np.maximum(times, done[before])
 
 
-def _at_work(ownership: Ownership, launched: Ints, begins: Ints, start: Ints) -> Ints:
+def _at_work(ownership: Ownership, clock: Clock, launched: Ints, begins: Ints, start: Ints) -> Ints:
     """When a pass of each step has the clock, though work of before still runs beside it.
 
     Args:
-        ownership: the passes and what holds their clocks.
+        ownership: the passes.
+        clock: who holds each moment of these.
         launched: when each piece of device work was.
         begins: when each step does on the host: what was launched earlier is of before.
         start: when all of that is done, which is the answer where no pass is earlier.
@@ -89,13 +89,12 @@ def _at_work(ownership: Ownership, launched: Ints, begins: Ints, start: Ints) ->
     windows, step = ownership.windows, ownership.steps.of_pass
     early = windows.start < start[step]
     found: Ints = start.copy()
-    for device in distinct(windows.device[early]):
-        mine = np.flatnonzero(early & (windows.device == device))
+    for device, mine in grouped(windows.device, np.flatnonzero(early)):
         runs = first_started(windows.start[mine], windows.end[mine], mine)
-        clock = pass_clock(ownership, device).cut(runs.edges)
-        at, run = clock.edges[:-1], runs.over(clock.edges[:-1])
+        line = clock.of_passes(device).cut(runs.edges)
+        at, run = line.edges[:-1], runs.over(line.edges[:-1])
         inside = run >= 0
-        at, run, item = at[inside], run[inside], clock.values[:-1][inside]
+        at, run, item = at[inside], run[inside], line.values[:-1][inside]
         item = np.maximum(item - len(ownership.spans.start), NOTHING)
         before = (item >= 0) & (take(launched, item) < begins[step[run]])
         np.minimum.at(found, step[run[~before]], at[~before])

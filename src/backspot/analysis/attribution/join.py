@@ -1,8 +1,8 @@
-"""From an autograd node back to the forward operator that made it.
+"""Match each autograd node with the forward operator that made it.
 
-Operator and node share a sequence number, which autograd counts on each thread by itself; a node
-also bears the logical number of the thread that it was built on. An exported trace names threads
-by the operating system's numbers, so the one must first be told from the other.
+Operator and node share a sequence number, which autograd counts separately on each thread. A node
+also has the logical number of the thread that built it. An exported trace names threads by the
+operating system's numbers, so logical threads are first matched with recorded ones.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.analysis.attribution.passes import Passes, find_passes
-from backspot.analysis.attribution.spans import EVALUATE, Spans
-from backspot.analysis.attribution.unseen import Making, find_makers, is_doubtful
-from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered
-from backspot.trace import Category, Events
-from backspot.trace.events import Ints
+from backspot.analysis.attribution.spans import Spans
+from backspot.analysis.attribution.unseen import Makers, Making
+from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered, take
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["Join", "find_lines_of_nodes", "join_nodes"]
 
-_ACCUMULATE = "AccumulateGrad"
-_NEAR = 2  # numbers that one operator takes: CopySlices and the view behind it
+_NEAR = 2  # numbers that one operator takes: those of CopySlices and of its view
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What became of each span that is a node; arrays with one entry a span.
+    """Where each span that is a node comes from; arrays with one entry a span.
 
     Attributes:
-        sequence: the node's sequence number, ``NOTHING`` where it has none.
-        builder: the recorded thread that built it, ``NOTHING`` where that is not known.
-        operator: the event index of the forward operator that made it, or of one that ran where
-            it was made; ``NOTHING`` where none was found.
-        unseen: true where the forward was recorded, but nothing tells what in it made the node.
-        captured: true where the engine did not run it: ``torch.autograd.grad`` asked for its
+        sequence: the node's sequence number, ``NOTHING`` where the node has none.
+        builder: the recorded thread that built the node, ``NOTHING`` where that is not known.
+        operator: the event index of the forward operator that made the node, or of one that ran
+            where the node was made; ``NOTHING`` where none was found.
+        unseen: true where the forward was recorded, but not what made the node.
+        captured: true where the engine did not run the node: ``torch.autograd.grad`` asked for its
             gradient, and the pass ends there.
-        ambiguous: true where it stays open which thread built the node.
+        ambiguous: true where several threads may have built the node.
         feeder: for AccumulateGrad, the span of the node that fed it; else ``NOTHING``.
     """
 
     sequence: Ints
     builder: Ints
     operator: Ints
-    unseen: np.ndarray
-    captured: np.ndarray
-    ambiguous: np.ndarray
+    unseen: Mask
+    captured: Mask
+    ambiguous: Mask
     feeder: Ints
 
 
-_OF_CPP = "CppFunction"
 _WIDTH = 16
+_Score = tuple[int, int]
+"""How many nodes a recorded thread could have built: by their numbers, and by their names too."""
 _MOST_PAIRS = 10_000
-"""Of a thread's number and a thread; of more, what none of the trace's arrows tells stays open."""
+"""Pairs of a logical and a recorded thread that are compared; if there are more, none is."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Operators:
-    """One thread's forward operators, by number and then by start."""
+    """The forward operators of one thread, sorted by number and then by start."""
 
     index: Ints
     sequence: Ints
@@ -67,7 +67,7 @@ class _Operators:
     earliest: list[Ints]  # the starts; the earliest of every 16 of these; of every 16 of those …
 
     def before(self, position: int, time: int) -> int:
-        """The last position up to this one whose operator starts before ``time``, else -1."""
+        """Return the last position up to this one with a start before ``time``, else -1."""
         level = 0
         while position >= 0:
             if self.earliest[level][position] < time:
@@ -83,7 +83,7 @@ class _Operators:
 
 
 def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
-    """Find each node's forward operator, and the passes on the way.
+    """Find the forward operator of each node, and the passes that the nodes run in.
 
     Args:
         events: the trace.
@@ -94,6 +94,7 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
     threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)
     nodes_of = _by_thread(sequence, logical)
     passes = find_passes(events, spans, sequence, logical, threads)
+    makers = Makers(events, spans)
     operator = np.full(len(spans.start), NOTHING, np.int64)
     builder = np.full(len(spans.start), NOTHING, np.int64)
     unseen = np.zeros(len(spans.start), bool)
@@ -102,7 +103,7 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
         builder[mine] = thread
         if thread in operators and len(mine):
             operator[mine], unseen[mine] = _match(
-                events, spans, thread, operators[thread], sequence[mine], passes, mine
+                spans, makers, thread, operators[thread], sequence[mine], passes, mine
             )
     join = Join(
         sequence=sequence,
@@ -116,23 +117,27 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
     return join, passes
 
 
-def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints, np.ndarray]:
-    """Each node's sequence number and logical thread, and whether it was executed at all.
+def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints, Mask]:
+    """Find the sequence number and the logical thread of each node, and whether it was executed.
 
-    The engine's event around a node loses its number where a hook wrote a label into it; the node's
-    own event, the one of the same name within, keeps it.
+    If a hook wrote a label into a node, the engine's event around the node has no number. The event
+    of the same name within has one.
     """
     sequence = np.full(len(spans.start), NOTHING, np.int64)
     logical = np.full(len(spans.start), NOTHING, np.int64)
     name_ids = {name: index for index, name in enumerate(spans.node_names)}
     node_of_name = np.array(
-        [name_ids.get(name.removeprefix(EVALUATE), NOTHING) for name in events.names], np.int64
+        [
+            name_ids.get(name.removeprefix(names.EVALUATE_FUNCTION), NOTHING)
+            for name in events.names
+        ],
+        np.int64,
     )
     named = events.chosen(node_of_name >= 0, Category.OPERATOR)
     span = spans.of(events, named)
-    fits = (span >= 0) & (np.append(spans.node, NOTHING)[span] == node_of_name[events.name[named]])
+    fits = take(spans.node, span) == node_of_name[events.name[named]]
     named, span = named[fits], span[fits]
-    own = ~events.name_mask(EVALUATE)[events.name[named]]
+    own = ~events.name_mask(names.EVALUATE_FUNCTION)[events.name[named]]
     executed = np.zeros(len(spans.start), bool)
     executed[span[own]] = True
     numbered = (events.forward_thread[named] > 0) & (events.sequence[named] >= 0)
@@ -145,8 +150,7 @@ def _forward_operators(events: Events) -> dict[int, _Operators]:
     operators = events.of(Category.OPERATOR)
     forward = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
     result = {}
-    for thread, mine in grouped(events.thread[forward]):
-        index = forward[mine]
+    for thread, index in grouped(events.thread, forward):
         index = index[np.lexsort((events.start[index], events.sequence[index]))]
         earliest = [events.start[index]]
         while len(earliest[-1]) > _WIDTH:
@@ -157,12 +161,12 @@ def _forward_operators(events: Events) -> dict[int, _Operators]:
 
 
 def _exact(operators: _Operators, sequence: Ints, start: Ints) -> Ints:
-    """Position of the latest operator with this number before ``start``, ``NOTHING`` for none."""
+    """Return the position of the latest operator with each number before ``start``."""
     low = np.searchsorted(operators.sequence, sequence, side="left")
     position = np.searchsorted(operators.sequence, sequence, side="right") - 1
     late = np.flatnonzero((position >= low) & (operators.start[np.maximum(position, 0)] >= start))
     if len(late):
-        # Numbers and starts by their ranks, so that one key orders both.
+        # The ranks of numbers and starts together are one key, which orders by both.
         numbers, times = merged(operators.sequence), np.sort(operators.start)
         width = len(times) + 1
         keys, wanted = (
@@ -177,18 +181,18 @@ def _exact(operators: _Operators, sequence: Ints, start: Ints) -> Ints:
 
 
 def _match(
-    events: Events,
     spans: Spans,
+    makers: Makers,
     thread: int,
     operators: _Operators,
     sequence: Ints,
     passes: Passes,
     nodes: Ints,
-) -> tuple[Ints, np.ndarray]:
-    """The forward operator (event index) of each of ``nodes``, exact or by the floor.
+) -> tuple[Ints, Mask]:
+    """Find the forward operator (event index) of each of ``nodes``.
 
     Returns:
-        The operators, and where none is because none was recorded, though the forward was.
+        The operators; and where there is none although the forward was recorded.
     """
     start = spans.start[nodes]
     position = _exact(operators, sequence, start)
@@ -200,8 +204,8 @@ def _match(
         for node in missing.tolist():
             number, began = int(sequence[node]), int(start[node])
             position[node] = _floor(operators, number, began, int(run[node]), passes, taken)
-    found = np.where(position >= 0, np.append(operators.index, NOTHING)[position], NOTHING)
-    suspect = is_doubtful(spans)[nodes]
+    found = take(operators.index, position)
+    suspect = makers.doubtful[nodes]
     doubtful = np.flatnonzero((position >= 0) & suspect)
     if len(doubtful):
         above = np.searchsorted(operators.sequence, sequence[doubtful], side="right")
@@ -212,7 +216,7 @@ def _match(
             after=np.where(late, NOTHING, np.append(operators.index, NOTHING)[above]),
             exact=exact[doubtful],
         )
-        found[doubtful] = find_makers(events, spans, thread, making)
+        found[doubtful] = makers.find(thread, making)
     # The forward of a pass was recorded if that of any of its nodes was.
     recorded = (position >= 0) | np.isin(passes.of_span[nodes], passes.of_span[nodes[exact]])
     return found, suspect & recorded & (found < 0) & (spans.marked[nodes] < 0)
@@ -226,11 +230,11 @@ def _floor(
     passes: Passes,
     taken: set[tuple[int, int]],
 ) -> int:
-    """An operator that builds several nodes bears the first one's number: the greatest below.
+    """Find the operator with the greatest number below a node's, as its position.
 
-    Believed only where the trace shows that the number was taken during recorded forward work:
-    otherwise the node's own forward lies outside the trace, and the greatest number below is some
-    other step's.
+    An operator that builds several nodes has the number of the first. The match counts only if the
+    trace shows that the node's number was taken during recorded forward work. Otherwise the node's
+    own forward is not in the trace, and the greatest number below belongs to another step.
     """
     position = int(np.searchsorted(operators.sequence, number, side="left")) - 1
     position = operators.before(position, start)
@@ -249,37 +253,37 @@ def _floor(
 
 
 def _feeders(spans: Spans, passes: Ints) -> Ints:
-    """For each AccumulateGrad the node that fed it: autograd runs it right after that one."""
+    """Find the node that fed each AccumulateGrad: autograd runs the two one after the other."""
     feeder = np.full(len(spans.start), NOTHING, np.int64)
-    accumulates = np.array([name.endswith(_ACCUMULATE) for name in spans.node_names], bool)
+    accumulates = np.array(list(map(names.is_accumulate_grad, spans.node_names)), bool)
     nodes = np.flatnonzero(spans.is_node)
     nodes = nodes[np.argsort(spans.start[nodes], kind="stable")]
     is_fed, run = accumulates[spans.node[nodes]], passes[nodes]
 
     def latest(*place: Ints) -> Ints:
-        """For each node the last before it in the same place that is not fed itself."""
+        """Find for each node the last before it in the same place that is not fed itself."""
         order = np.lexsort((np.arange(len(nodes)), *place))
         begins = np.zeros(len(nodes), bool)
         for column in place:
             begins |= np.append(True, column[order][1:] != column[order][:-1])
         at = np.arange(len(nodes))
-        # A place begins with nothing before it: what is carried on never crosses that.
+        # At the beginning of a place there is no node before.
         feeds = np.maximum.accumulate(np.where(is_fed[order], NOTHING, at))
         feeds[feeds < np.maximum.accumulate(np.where(begins, at, 0))] = NOTHING
         found = np.empty(len(nodes), np.int64)
-        found[order] = np.where(feeds >= 0, nodes[order][feeds], NOTHING)
+        found[order] = take(nodes[order], feeds)
         return found
 
     if is_fed.any():
         here = latest(spans.thread[nodes], spans.parent[nodes])
-        # Fed from another thread (a parameter on the CPU in a GPU model): the last to run.
+        # Fed from another thread (a parameter on the CPU in a GPU model): the last that ran.
         found = np.where(here >= 0, here, latest(run))
-        found = np.where(np.append(passes, NOTHING - 1)[found] == run, found, NOTHING)
+        found = np.where(take(passes, found, NOTHING - 1) == run, found, NOTHING)
         feeder[nodes[is_fed]] = found[is_fed]
     return feeder
 
 
-# Which thread is which ---------------------------------------------------------------------------
+# Matching threads --------------------------------------------------------------------------------
 
 
 def _map_threads(
@@ -289,7 +293,7 @@ def _map_threads(
     logical: Ints,
     operators: dict[int, _Operators],
 ) -> tuple[dict[int, int], set[int]]:
-    """Logical thread numbers to recorded threads; and those that stay ambiguous."""
+    """Match logical threads with recorded ones; also return those that stay ambiguous."""
     wanted = [number for number in distinct(logical[sequence >= 0]) if number > 0]
     known = {n: events.logical_threads[n] for n in wanted if n in events.logical_threads}
     for number, votes in _votes(events, spans, logical).items():
@@ -300,55 +304,53 @@ def _map_threads(
     open_ = [number for number in wanted if number not in known]
     if len(open_) * len(operators) > _MOST_PAIRS:
         return known, set(open_)
+    # One recorded thread is one logical thread: each match leaves fewer candidates for the others.
+    free = {thread: found for thread, found in operators.items() if thread not in known.values()}
     nodes_of = _by_thread(sequence, logical)
-    scores = {
-        number: _scores(events, spans, operators, nodes_of[number], sequence) for number in open_
-    }
-    ambiguous: set[int] = set()
-    while scores:
-        # One recorded thread is one logical thread: what is settled narrows what is left.
-        free = {
-            number: {t: s for t, s in found.items() if t not in known.values()}
-            for number, found in scores.items()
-        }
-        settled: tuple[int, int | None] | None = None
-        for number, found in free.items():
-            best = sorted(found.items(), key=lambda item: item[1], reverse=True)
-            if not best:
-                settled = (number, None)
-                break
-            thread, score = best[0]
-            clear = len(best) == 1 or best[1][1] < score
-            rival = any(
-                other != number and found_by.get(thread, (0, 0)) >= score
-                for other, found_by in free.items()
-            )
-            if clear and not rival:
-                settled = (number, thread)
-                break
-        if settled is None:
-            ambiguous = set(free)
-            break
-        number, chosen = settled
+    scores = {number: _scores(events, spans, free, nodes_of[number], sequence) for number in open_}
+    while match := _unambiguous(scores):
+        number, thread = match
+        known[number] = thread
         del scores[number]
-        if chosen is not None:
-            known[number] = chosen
-    return known, ambiguous
+        for others in scores.values():
+            others.pop(thread, None)
+    return known, {number for number, candidates in scores.items() if candidates}
+
+
+def _unambiguous(scores: dict[int, dict[int, _Score]]) -> tuple[int, int] | None:
+    """Find a logical thread with one best recorded thread, which scores lower for all others.
+
+    Args:
+        scores: for each logical thread the scores of the recorded threads that could be it.
+
+    Returns:
+        The logical and the recorded thread; ``None`` if there is no such pair.
+    """
+    for number, candidates in scores.items():
+        best = max(candidates.values(), default=None)
+        threads = [thread for thread, score in candidates.items() if score == best]
+        if best is None or len(threads) > 1:
+            continue
+        (thread,) = threads
+        rivals = (of[thread] for other, of in scores.items() if other != number and thread in of)
+        if all(rival < best for rival in rivals):
+            return number, thread
+    return None
 
 
 def _by_thread(sequence: Ints, logical: Ints) -> dict[int, Ints]:
-    """The numbered nodes of each logical thread."""
+    """Return the numbered nodes of each logical thread."""
     numbered = np.flatnonzero(sequence >= 0)
-    return {number: numbered[mine] for number, mine in grouped(logical[numbered])}
+    return dict(grouped(logical, numbered))
 
 
 def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int]]:
-    """What Kineto's arrows say: each leads from a recorded thread to a node of a logical one."""
+    """Count Kineto's arrows from each recorded thread to the nodes of each logical thread."""
     votes: dict[int, Counter[int]] = defaultdict(Counter)
     flows = events.flows
     for thread, mine in grouped(flows.backward_thread):
         span = spans.at(thread, flows.backward_time[mine])
-        numbers = np.append(logical, NOTHING)[span]
+        numbers = take(logical, span)
         for number, those in grouped(numbers):
             if number <= 0:
                 continue
@@ -364,8 +366,8 @@ def _scores(
     operators: dict[int, _Operators],
     nodes: Ints,
     sequence: Ints,
-) -> dict[int, tuple[int, int]]:
-    """For each recorded thread how many of ``nodes`` it could have built, and by name too."""
+) -> dict[int, _Score]:
+    """Score each recorded thread that could have built these nodes."""
     scores = {}
     for thread, candidates in operators.items():
         position = _exact(candidates, sequence[nodes], spans.start[nodes])
@@ -390,37 +392,37 @@ def _scores(
 
 
 def _alike(node: str, operator: str) -> bool:
-    """Whether a node bears its operator's name: ``AddmmBackward0`` and ``aten::addmm``."""
-    if len(operator) > 2 * len(node) + 1000:  # of one long name no copy is made for each node
+    """Whether a node is named after its operator: ``AddmmBackward0`` and ``aten::addmm``."""
+    if len(operator) > 2 * len(node) + 1000:  # a long name is not copied for each node
         return False
     plain = re.sub(r"[^a-z0-9]", "", operator.rpartition("::")[2].lower())
     return bool(plain) and node.lower().startswith(plain)
 
 
 def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
-    """For each span the index of its line in ``events.lines``, ``NOTHING`` for none.
+    """Find the source line of each span, as an index into ``events.lines``, ``NOTHING`` for none.
 
-    Only a node whose thread and number both stand in the table has a line: the nearest number below
-    is often another line's. Where the table also names the kind of node, that has to agree.
+    Only a node with its thread and its exact number in the table has a line: the nearest number
+    below often belongs to another line. If the table also names the node, the names have to agree.
     """
     table = events.lines
     line = np.full(len(spans.start), NOTHING, np.int64)
     if not table.lines:
         return line
     numbered = np.flatnonzero((join.builder >= 0) & (join.sequence >= 0) & spans.is_node)
-    for index, mine in grouped(join.builder[numbered]):
+    for index, mine in grouped(join.builder, numbered):
         _, thread = events.threads[index]
         if isinstance(thread, int):
-            mine = numbered[mine]
             line[mine] = table.at(thread, join.sequence[mine])
-    told = np.flatnonzero(line >= 0)
-    # Python knows scripted graphs and C++ functions by one class.
-    names = [
-        (name.rpartition("::")[2], _OF_CPP if "::" in name else "") for name in spans.node_names
+    found = np.flatnonzero(line >= 0)
+    # Python has one class for scripted graphs and C++ functions.
+    called = [
+        (name.rpartition("::")[2], names.CPP_FUNCTION if "::" in name else "")
+        for name in spans.node_names
     ]
     for span, node, place in zip(
-        told.tolist(), spans.node[told].tolist(), line[told].tolist(), strict=True
+        found.tolist(), spans.node[found].tolist(), line[found].tolist(), strict=True
     ):
-        if table.lines[place].node not in ("", *names[node]):
+        if table.lines[place].node not in ("", *called[node]):
             line[span] = NOTHING
     return line

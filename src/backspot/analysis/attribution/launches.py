@@ -1,10 +1,10 @@
-"""What the devices did, who launched it and when, and when the host waited for it."""
+"""The work of the devices, the launch of each piece, and the host's waits for the devices."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from backspot.analysis.attribution.loading import find_loading
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import NOTHING, first_started, grouped
-from backspot.trace import Category, Events
-from backspot.trace.events import Ints
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "DeviceWork",
+    "Tier",
     "Waits",
     "Windows",
     "find_device_work",
@@ -26,12 +27,12 @@ __all__ = [
 ]
 
 
-_WAITING = re.compile(
-    r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
-)
-_PAGEABLE = "Pageable"  # in a copy's name: its call returns when the copy is done
-_GRAPH = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
-_COMMUNICATION = ("nccl", "rccl", "mscclpp", "nvshmem", "oneccl")
+class Tier(IntEnum):
+    """What device work is for; where work overlaps on a device, the lowest tier owns the clock."""
+
+    COMPUTE = 0
+    COPY = 1
+    COMMUNICATION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,16 @@ class DeviceWork:
         start: nanoseconds.
         end: nanoseconds.
         device: the device's index.
-        tier: 0 compute, 1 copies and memsets, 2 communication: who owns the clock where they
-            overlap.
+        tier: a ``Tier``; memsets count as copies.
         launch: when the host launched it, -1 where the trace has no launch record.
-        queued: when it was in its queue: at its launch; or, where that had to load the kernel's
-            code, at the end of the call.
-        replays: whether a captured graph's replay begins with it.
+        queued: when it entered its queue: at its launch; or at the end of the launching call, if
+            that call had to load the kernel's code.
+        replays: whether the replay of a captured graph begins with it.
         thread: index into ``Events.threads``: the host thread that launched it, ``NOTHING`` where
-            nobody knows.
+            that is not known.
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
-        optimizer: whether an optimizer launched it, and not the closure that its step was given.
+        optimizer: whether an optimizer launched it, and not the closure given to the optimizer.
         name: index into ``names``.
         queue: index into ``Events.threads``: the queue that executed it.
         event: index into ``Events``.
@@ -65,11 +65,11 @@ class DeviceWork:
     tier: Ints
     launch: Ints
     queued: Ints
-    replays: np.ndarray
+    replays: Mask
     thread: Ints
     span: Ints
     run: Ints
-    optimizer: np.ndarray
+    optimizer: Mask
     name: Ints
     queue: Ints
     event: Ints
@@ -78,7 +78,7 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Calls in which the host waits for a device, by start; those that no span contains left out.
+    """Calls in which the host waits for a device, by start; calls outside of all spans left out.
 
     Attributes:
         start: nanoseconds.
@@ -98,9 +98,10 @@ class Windows:
     """The clock time of each pass; arrays with one entry a pass.
 
     Attributes:
-        start: nanoseconds; where an earlier pass's device work still runs, its end.
-        end: nanoseconds, the later of the host's end and that of the last work launched.
-        device: the device whose work ends last, the one the pass waits for; ``NOTHING`` for none.
+        start: nanoseconds; if device work of an earlier pass still runs, the end of that work.
+        end: nanoseconds, the end of the host's part or of the last work launched, if later.
+        device: the device that the pass waits for, because its work ends last; ``NOTHING`` for
+            none.
     """
 
     start: Ints
@@ -109,16 +110,14 @@ class Windows:
 
 
 def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
-    """What the devices did, each piece with its launch and the pass that launched it."""
+    """Find the work of the devices, with the launch of each piece and the pass that launched it."""
     index = events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
     index = index[np.argsort(events.start[index], kind="stable")]
-    is_communication = np.array(
-        [any(word in name.lower() for word in _COMMUNICATION) for name in events.names], bool
-    )
+    is_communication = events.names_where(names.is_communication)
     tier = np.where(
         is_communication[events.name[index]],
-        2,
-        np.where(events.category[index] == Category.KERNEL, 0, 1),
+        Tier.COMMUNICATION,
+        np.where(events.category[index] == Category.KERNEL, Tier.COMPUTE, Tier.COPY),
     ).astype(np.int64)
     call = _calls(events, index)
     launch, thread = (
@@ -157,10 +156,10 @@ def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork
 
 
 def find_waits(events: Events, spans: Spans) -> Waits:
-    """The calls in which the host waits for a device."""
+    """Find the calls in which the host waits for a device."""
     calls = events.of(Category.RUNTIME)
-    waiting = np.array([_WAITING.match(name) is not None for name in events.names], bool)
-    pageable = np.array([_PAGEABLE in name for name in events.names], bool)
+    waiting = events.names_where(names.is_synchronization)
+    pageable = events.names_where(lambda name: names.PAGEABLE in name)
     copies = events.of(Category.MEMCPY)
     blocking = events.correlation[copies[pageable[events.name[copies]]]]
     kept = waiting[events.name[calls]] | np.isin(events.correlation[calls], blocking[blocking > 0])
@@ -172,7 +171,7 @@ def find_waits(events: Events, spans: Spans) -> Waits:
 
 
 def _calls(events: Events, work: Ints) -> Ints:
-    """The event of the call that launched each piece of device work; -1 where nobody knows."""
+    """Find the call (event index) that launched each piece of device work, ``NOTHING`` for none."""
     calls = events.of(Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
     calls = calls[np.lexsort((events.start[calls], events.correlation[calls]))]
@@ -185,24 +184,23 @@ def _calls(events: Events, work: Ints) -> Ints:
     return np.where(known, call, NOTHING)
 
 
-def _replays(events: Events, call: Ints) -> np.ndarray:
-    """Whether each piece of device work, in order of their starts, is a replayed graph's first."""
+def _replays(events: Events, call: Ints) -> Mask:
+    """Whether each piece of device work, in order of the starts, is a replayed graph's first."""
     replays = np.zeros(len(call), bool)
-    graph = events.name_mask(*_GRAPH)[events.name[call]] & (call >= 0)
+    graph = events.name_mask(*names.GRAPH_LAUNCHES)[events.name[call]] & (call >= 0)
     replays[np.flatnonzero(graph)[np.unique(call[graph], return_index=True)[1]]] = True
     return replays
 
 
-def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> np.ndarray:
-    """Whether each launch lies in an optimizer's annotation on its thread, behind any closure."""
-    marks = events.named(Category.ANNOTATION, "Optimizer.")
+def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> Mask:
+    """Whether each launch lies in an optimizer's annotation on its thread, after any closure."""
+    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP, names.ZERO_GRAD)
     inside = np.zeros(len(launch), bool)
     launches = dict(grouped(thread))
-    for number, those in grouped(events.thread[marks]):
-        mine = marks[those]
+    for number, mine in grouped(events.thread, marks):
         start, end = events.start[mine], events.end[mine]
         steps = first_started(passes.after(start, end), end, mine)
-        here = launches.get(number, those[:0])
+        here = launches.get(number, mine[:0])
         inside[here] = steps.at(launch[here]) >= 0
     return inside
 
@@ -214,11 +212,11 @@ def _infer_launches(
     passes: Passes,
     columns: tuple[Ints, Ints, Ints],
 ) -> None:
-    """Fill in launches that the profiler missed, where only one answer is possible.
+    """Fill in launches that the profiler missed, if only one answer is possible.
 
     A queue runs its work in the order of the launches. So work without a launch record was launched
-    between its neighbours in the queue, or before the profiler started. Where the host was in
-    one and the same span all that time, that span launched it; where no pass ran, none did.
+    between its neighbours in the queue, or before the profiler started. If the host was in the same
+    span all that time, that span launched it. If no pass ran in that time, no pass launched it.
     """
     launch, thread, span = columns
     queue = events.thread[work]
@@ -244,14 +242,14 @@ def _infer_launches(
 
 
 def find_windows(passes: Passes, work: DeviceWork) -> Windows:
-    """The clock time of each pass: from its first node to the end of its last work."""
+    """Find the clock time of each pass: from its first node to the end of its last work."""
     begin, end = passes.start.copy(), passes.end.copy()
     device = np.full(len(begin), NOTHING, np.int64)
     mine = np.flatnonzero(work.run >= 0)
     mine = mine[np.argsort(work.end[mine], kind="stable")]
     device[work.run[mine]] = work.device[mine]  # the last assignment stays: the latest end
     np.maximum.at(end, work.run[mine], work.end[mine])
-    # Each moment counts once: what an earlier pass still holds is the earlier one's.
+    # Each moment counts once: the earlier pass has it.
     if len(begin) > 1:
         begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
     if len(work.device):
@@ -260,7 +258,7 @@ def find_windows(passes: Passes, work: DeviceWork) -> Windows:
 
 
 def pass_at(passes: Passes | Windows, times: Ints) -> Ints:
-    """The pass whose host part, or window, contains each time."""
+    """Return the pass with each time in its host part, or in its window."""
     if not len(passes.start):
         return np.full(len(times), NOTHING, np.int64)
     at = np.searchsorted(passes.start, times, side="right") - 1

@@ -1,7 +1,7 @@
-"""First launches that take long because the kernel's code is loaded, or the device set up, first.
+"""First launches that take long because the driver loads the kernel's code.
 
-The driver loads code when it is first wanted and records nothing of it but a launch of
-milliseconds. That is warm-up, and no steady step has it.
+The driver loads code when a kernel is first launched, and records nothing of it but a launch that
+takes milliseconds. This is warm-up; a steady step has none of it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.timeline import distinct
-from backspot.trace import Category, Events
-from backspot.trace.events import Ints
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["find_loading"]
 
 _LONG = 1_000_000  # nanoseconds: a launch takes a few thousand
-_LAUNCH = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipModuleLaunch", "hipExtLaunch")
-_FULL = 512  # pieces of work: a launch waits where about a thousand are queued
+_FULL = 512  # pieces of work: a launch blocks when about a thousand are queued
 
 
-def find_loading(events: Events, work: Ints, call: Ints) -> np.ndarray:
-    """Whether each piece of device work was launched by a call that loaded its code.
+def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
+    """For each piece of device work, whether the call that launched it also loaded its code.
 
-    It is the first launch of a kernel of that name, and takes long though the queue is not full.
+    Such a call is the first launch of a kernel of that name, and takes long although the queue is
+    not full.
 
     Args:
         events: the trace.
         work: the event indices of the device work.
         call: for each the event index of the call that launched it, ``NOTHING`` for none.
     """
-    names = events.name_mask(*_LAUNCH)
-    found: np.ndarray = (call >= 0) & (events.category[work] == Category.KERNEL)
-    found &= names[events.name[call]] & (events.duration[call] >= _LONG)
+    launches = events.name_mask(*names.KERNEL_LAUNCHES)
+    found: Mask = (call >= 0) & (events.category[work] == Category.KERNEL)
+    found &= launches[events.name[call]] & (events.duration[call] >= _LONG)
     slow = np.flatnonzero(found)
     if not len(slow):
         return found

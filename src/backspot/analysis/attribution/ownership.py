@@ -1,13 +1,14 @@
-"""Who owns what: each autograd node, and each piece of device work, gets its module.
+"""The owner of each autograd node, and through the nodes of each piece of device work.
 
-A node belongs to the innermost module call around the forward operator that made it. Device work
-belongs to what the host was in when it launched it.
+A node belongs to the innermost module call around the forward operator that made the node. Device
+work belongs to the span that the host was in when it launched the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -23,33 +24,90 @@ from backspot.analysis.attribution.launches import (
 )
 from backspot.analysis.attribution.passes import Passes, Steps, find_steps
 from backspot.analysis.attribution.recompute import NO_CALLER, find_recomputation
-from backspot.analysis.attribution.spans import Spans, find_spans
+from backspot.analysis.attribution.spans import Module, Spans, find_spans
 from backspot.analysis.attribution.wrapping import find_wrapped
-from backspot.analysis.timeline import NOTHING, Timeline
+from backspot.analysis.timeline import NOTHING
 from backspot.trace import Events
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
 
-__all__ = [
-    "AMBIGUOUS",
-    "ENGINE",
-    "NO_LAUNCH",
-    "OUTSIDE",
-    "SPECIAL",
-    "UNRECORDED",
-    "Ownership",
-    "attribute",
-]
+__all__ = ["Owners", "Ownership", "Special", "attribute"]
 
-SPECIAL = (
-    "(outside model)",
-    "(forward not recorded)",
-    "(ambiguous thread)",
-    "(autograd engine)",
-    "(no launch record)",
-)
-"""What owns the time that no module owns, as rows name it; modules come after these."""
-OUTSIDE, UNRECORDED, AMBIGUOUS, ENGINE, NO_LAUNCH = range(len(SPECIAL))
+
+class Special(IntEnum):
+    """The owners of time that belongs to no module.
+
+    The value of each is its index in ``Owners``.
+
+    Attributes:
+        path: what rows call the owner.
+    """
+
+    path: str
+
+    OUTSIDE = 0, "(outside model)"
+    UNRECORDED = 1, "(forward not recorded)"
+    AMBIGUOUS = 2, "(ambiguous thread)"
+    ENGINE = 3, "(autograd engine)"
+    NO_LAUNCH = 4, "(no launch record)"
+
+    def __new__(cls, index: int, path: str) -> Special:
+        """Make the member with this index."""
+        member = int.__new__(cls, index)
+        member._value_ = index
+        member.path = path
+        return member
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """All owners of time: the special ones, then the modules. An owner is an index into these.
+
+    Attributes:
+        modules: the modules that labels name, and compiled regions.
+    """
+
+    modules: tuple[Module, ...]
+
+    def __len__(self) -> int:
+        """How many owners there are."""
+        return len(Special) + len(self.modules)
+
+    def each_module(self) -> Iterator[tuple[int, Module]]:
+        """Each module and its index as an owner."""
+        return enumerate(self.modules, len(Special))
+
+    def of_modules(self, module: Ints) -> Ints:
+        """The owners that these indices into ``modules`` stand for."""
+        return module + len(Special)
+
+    def module(self, owner: int) -> Module | None:
+        """The module that this owner is, ``None`` for a special owner."""
+        return None if owner < len(Special) else self.modules[owner - len(Special)]
+
+    def path(self, owner: int) -> str:
+        """What rows call this owner."""
+        module = self.module(owner)
+        return module.path if module else list(Special)[owner].path
+
+    @property
+    def is_module(self) -> Mask:
+        """Whether each owner is a module, and neither special nor a compiled region."""
+        return self.mask(lambda module: not module.is_region)
+
+    @property
+    def is_special(self) -> Mask:
+        """Whether each owner is a special one."""
+        return np.arange(len(self)) < len(Special)
+
+    def mask(self, matches: Callable[[Module], bool], *, special: bool = False) -> Mask:
+        """For each owner whether its module matches; for special owners the value of ``special``.
+
+        Args:
+            matches: a function of a module.
+            special: what holds for special owners.
+        """
+        return np.array([special] * len(Special) + [matches(one) for one in self.modules], bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +116,23 @@ class Ownership:
 
     Attributes:
         spans: module calls and nodes.
-        join: what is known of each node's making.
-        owner: for each span: an index into ``SPECIAL``, or that of its module plus
-            ``len(SPECIAL)``.
+        join: the forward operator and the thread that made each node.
+        owners: all owners of the trace.
+        owner: the owner of each span, an index into ``owners``.
         passes: the backward passes.
-        windows: their clock time.
-        steps: their steps.
+        windows: the clock time of each pass.
+        steps: the step of each pass.
         work: what the devices did.
-        waits: where the host waited for them.
+        waits: where the host waited for a device.
         line: for each span the index in ``lines`` of what made the node, ``NOTHING`` where that is
             not known.
-        lines: the lines of source that the trace names.
-        exact_lines: whether these made the nodes themselves, or called the modules that did.
-        clocks: what ``clock`` worked out of it.
+        lines: the source lines that the trace names.
+        exact_lines: whether these lines made the nodes, or called the modules that did.
     """
 
     spans: Spans
     join: Join
+    owners: Owners
     owner: Ints
     passes: Passes
     windows: Windows
@@ -84,23 +142,22 @@ class Ownership:
     line: Ints
     lines: Sequence[SourceLine] = ()
     exact_lines: bool = True
-    clocks: dict[tuple[object, ...], Timeline] = field(
-        default_factory=dict, repr=False, compare=False
-    )
 
 
 def attribute(events: Events) -> Ownership:
-    """Give everything that a trace's backward did its owner."""
+    """Find the owner of everything that a trace's backward did."""
     spans = find_recomputation(events, find_spans(events))
     join, passes = join_nodes(events, spans)
     work = find_device_work(events, spans, passes)
     windows = find_windows(passes, work)
     lost = work.launch == NOTHING
     work.run[lost] = pass_at(windows, work.start[lost])
+    owners = Owners(spans.modules)
     return Ownership(
         spans=spans,
         join=join,
-        owner=_owners(events, spans, join),
+        owners=owners,
+        owner=_owner_of_spans(events, spans, join, owners),
         passes=passes,
         windows=windows,
         steps=find_steps(events, passes),
@@ -112,32 +169,32 @@ def attribute(events: Events) -> Ownership:
     )
 
 
-def _owners(events: Events, spans: Spans, join: Join) -> Ints:
+def _owner_of_spans(events: Events, spans: Spans, join: Join, owners: Owners) -> Ints:
     count = len(spans.start)
-    owner = np.full(count, UNRECORDED, np.int64)
-    owner[join.captured] = ENGINE
-    owner[join.ambiguous] = AMBIGUOUS
+    owner = np.full(count, Special.UNRECORDED, np.int64)
+    owner[join.captured] = Special.ENGINE
+    owner[join.ambiguous] = Special.AMBIGUOUS
     called = spans.module >= 0
-    owner[called] = spans.module[called] + len(SPECIAL)
-    # What a node's owner hangs on: the span around its forward operator, or the node that fed it.
-    hangs_on = join.feeder.copy()
+    owner[called] = owners.of_modules(spans.module[called])
+    # The span that decides: the one around the forward operator, or the node that fed this one.
+    decides = join.feeder.copy()
     joined = np.flatnonzero(join.operator >= 0)
     operator = join.operator[joined]
     around = spans.of(events, operator)
     wrapped = find_wrapped(events, spans, operator)
     around = np.where(wrapped >= 0, wrapped, around)
-    owner[joined[around < 0]] = OUTSIDE
-    # Made by no recorded operator, but the live half saw whose it is.
-    told = (spans.marked >= 0) & (join.operator < 0)
-    owner[told] = spans.marked[told] + len(SPECIAL)
-    hangs_on[joined] = around
+    owner[joined[around < 0]] = Special.OUTSIDE
+    # No recorded operator made these nodes, but the live half marked them with their modules.
+    marked = (spans.marked >= 0) & (join.operator < 0)
+    owner[marked] = owners.of_modules(spans.marked[marked])
+    decides[joined] = around
     again = ~called & ~spans.is_node
-    hangs_on[again] = np.where(spans.caller >= 0, spans.caller, spans.parent)[again]
+    decides[again] = np.where(spans.caller >= 0, spans.caller, spans.parent)[again]
     unowned = again & (spans.caller == NO_CALLER)
-    owner[unowned], hangs_on[unowned] = OUTSIDE, NOTHING
-    # A node can hang on a node (double backward, AccumulateGrad), which started before it did.
-    up = np.where((hangs_on >= 0) & ~called, hangs_on, np.arange(count))
-    for _ in range(count.bit_length()):  # each round doubles what it covers
+    owner[unowned], decides[unowned] = Special.OUTSIDE, NOTHING
+    # A node can decide, too (double backward, AccumulateGrad); it started before this one.
+    up = np.where((decides >= 0) & ~called, decides, np.arange(count))
+    for _ in range(count.bit_length()):  # each round doubles the distance covered
         further = up[up]
         if (further == up).all():
             break

@@ -1,7 +1,7 @@
 """The backward passes of a trace, and the steps that they belong to.
 
-The profiler does not mark where the engine starts and stops: a pass is told from the next by what
-happens between two nodes.
+The profiler does not mark where the engine starts and stops. What happens between two nodes shows
+whether the second belongs to another pass.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered
+from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered, take
 from backspot.results.report import StepUnit
 from backspot.trace import Category, Events
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
+from backspot.trace.names import OPTIMIZER, OPTIMIZER_STEP, PROFILER_STEP
 
 __all__ = [
-    "OPTIMIZER_STEP",
-    "STEP_MARK",
     "Passes",
     "Steps",
     "find_passes",
@@ -27,11 +26,7 @@ __all__ = [
     "top_nodes",
 ]
 
-STEP_MARK = "ProfilerStep#"
-"""How the profiler marks a step."""
-OPTIMIZER_STEP = "Optimizer.step#"
-"""How PyTorch marks an optimizer's step."""
-_BETWEEN_PASSES = (STEP_MARK, "Optimizer.", "Optimizer#")
+_BETWEEN_PASSES = (PROFILER_STEP, *OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +35,8 @@ class Passes:
 
     Attributes:
         of_span: for each span the pass that it runs in, ``NOTHING`` for none.
-        start: nanoseconds, when the host starts the pass's first node.
-        end: nanoseconds, when the host ends its last, or what the engine calls after it.
+        start: nanoseconds, when the host starts the first node of the pass.
+        end: nanoseconds, when the host ends the last node, or the engine's callbacks after it.
         threads: threads that ran nodes, those that ran the most first.
     """
 
@@ -51,12 +46,12 @@ class Passes:
     threads: tuple[int, ...]
 
     def after(self, start: Ints, end: Ints) -> Ints:
-        """When the last pass within each stretch has ended; the stretch's start where none is.
+        """Return the end of the last pass in each interval, or the interval's start without one.
 
-        So long a step of an optimizer that is given a closure does the closure's work.
+        An optimizer step with a closure runs the closure until then, and updates nothing.
         """
         last = np.searchsorted(self.start, end, side="left") - 1
-        begun, ended = (np.append(of, NOTHING)[last] for of in (self.start, self.end))
+        begun, ended = (take(of, last) for of in (self.start, self.end))
         return np.where(begun >= start, np.minimum(ended, end), start)
 
 
@@ -69,7 +64,7 @@ class Steps:
         of_pass: each pass's step.
         count: how many there are.
         start: when each step's mark begins, in nanoseconds; empty where the trace has no marks.
-        end: when it ends.
+        end: when each step's mark ends.
     """
 
     unit: StepUnit
@@ -84,10 +79,10 @@ def find_passes(
 ) -> Passes:
     """Split the nodes into passes.
 
-    Between two nodes of one pass nobody does anything but the engine. So a pass ends where, before
-    the next node starts, an operator runs outside the engine on the thread that runs the nodes or
-    on the one that built them, or a step or an optimizer begins; or where sequence numbers rise
-    again, since the engine goes from the last made node to the first.
+    Between two nodes of one pass only the engine runs. So a pass ends if, before the next node
+    starts, an operator runs outside the engine, on the thread that runs the nodes or on the one
+    that built them; or if a step or an optimizer begins. A pass also ends if sequence numbers rise
+    again, because the engine goes from the node made last to the first.
 
     Args:
         events: the trace.
@@ -100,7 +95,8 @@ def find_passes(
     order = np.lexsort((-spans.end, spans.start))
     roots = order[top[order] == order]
     between = separators(events, spans, top >= 0)
-    begins = _first_roots(events, spans, roots, between, sequence, logical, threads)
+    boundaries = _find_boundaries(events, spans, roots, between, sequence, logical, threads)
+    begins = boundaries.starts_pass()
     of_root = np.full(len(top) + 1, NOTHING, np.int64)
     of_root[roots] = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
@@ -116,7 +112,64 @@ def find_passes(
     )
 
 
-def _first_roots(
+@dataclass(frozen=True, slots=True)
+class _Boundaries:
+    """What separates the outermost nodes, or roots, of one pass from those of the next.
+
+    Arrays with one entry a root, in the order of their starts. The *gap* before a root begins when
+    all roots before have ended.
+
+    Attributes:
+        exists: whether there is a gap: whether all roots before have ended.
+        marked: whether a step or an optimizer begins in the gap.
+        operated: the last root, up to this one, of a thread that runs an operator outside the
+            engine in the gap; ``NOTHING`` for none.
+        rises: whether the sequence number is not below the last one on the same logical thread.
+        same: the root that used a number last, if it is of the same logical thread, else
+            ``NOTHING``.
+        other: the root of another logical thread than that one that used a number last.
+    """
+
+    exists: Mask
+    marked: Mask
+    operated: Ints
+    rises: Mask
+    same: Ints
+    other: Ints
+
+    def step_between(self, root: int) -> bool:
+        """Whether a step or an optimizer begins in the gap before the root."""
+        return bool(self.marked[root])
+
+    def operator_between(self, root: int, first: int) -> bool:
+        """Whether an operator runs in the gap, on a thread of a root since the pass's ``first``."""
+        return bool(self.operated[root] >= first)
+
+    def numbers_rise(self, root: int, first: int) -> bool:
+        """Whether sequence numbers rise again, all since the pass's ``first`` being of one thread.
+
+        The engine runs nodes in the reverse order of their making. If the nodes of several threads
+        alternate, their numbers cannot be compared.
+        """
+        return bool(self.rises[root]) and self.same[root] >= first > self.other[root]
+
+    def starts_pass(self) -> Mask:
+        """Whether a pass starts with each root."""
+        starts = np.zeros(len(self.exists), bool)
+        starts[:1] = True
+        first = 0
+        possible = self.exists & (self.marked | self.rises | (self.operated >= 0))
+        for root in np.flatnonzero(possible).tolist():
+            if (
+                self.step_between(root)
+                or self.operator_between(root, first)
+                or self.numbers_rise(root, first)
+            ):
+                starts[root], first = True, root
+        return starts
+
+
+def _find_boundaries(
     events: Events,
     spans: Spans,
     roots: Ints,
@@ -124,55 +177,39 @@ def _first_roots(
     sequence: Ints,
     logical: Ints,
     threads: dict[int, int],
-) -> np.ndarray:
-    """For each of the outermost nodes, in the order of their starts, whether a pass begins with it.
-
-    Where one might is found for all at once; those few are then looked at one after the other.
-    """
-    begins = np.zeros(len(roots), bool)
-    if not len(roots):
-        return begins
-    begins[0] = True
-    start, number, origin = spans.start[roots], sequence[roots], logical[roots]
+) -> _Boundaries:
+    """Find what separates the roots, given in the order of their starts; see ``find_passes``."""
+    start, origin, host = spans.start[roots], logical[roots], spans.thread[roots]
     ended = np.maximum.accumulate(spans.end[roots])[:-1]
-    apart = np.append(False, start[1:] >= ended)
-
-    def parted(times: Ints) -> np.ndarray:
-        """Whether one of ``times`` lies between each root and what ended before it."""
-        low = np.searchsorted(times, ended, side="left")
-        return np.append(False, np.searchsorted(times, start[1:], side="left") > low)
-
-    by_step = parted(np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)]))
+    marks = np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])
+    low = np.searchsorted(marks, ended, side="left")
+    marked = np.searchsorted(marks, start[1:], side="left") > low
     origins, which = np.unique(origin, return_inverse=True)
-    known = np.array([threads.get(n, NOTHING) for n in origins.tolist()], np.int64)[which]
-    host = spans.thread[roots]
-    operated = _last_operated(between, host, np.where(known >= 0, known, host), start, ended)
-    rises, last, other = _rises(origin, number)
-    maybe = np.flatnonzero(apart & (by_step | rises | (operated >= 0)))
-    since = 0
-    for root, step, rise, mine, theirs, hit in zip(
-        *(column.tolist() for column in (maybe, by_step[maybe], rises[maybe])),
-        *(column.tolist() for column in (last[maybe], other[maybe], operated[maybe])),
-        strict=True,
-    ):
-        if step or hit >= since or (rise and mine >= since > theirs):
-            begins[root], since = True, root
-    return begins
+    built = np.array([threads.get(n, NOTHING) for n in origins.tolist()], np.int64)[which]
+    rises, same, other = _rises(origin, sequence[roots])
+    return _Boundaries(
+        exists=np.append(False, start[1:] >= ended)[: len(roots)],
+        marked=np.append(False, marked)[: len(roots)],
+        operated=_last_operated(between, host, np.where(built >= 0, built, host), start, ended),
+        rises=rises,
+        same=same,
+        other=other,
+    )
 
 
 def _last_operated(
     between: dict[int, Ints], host: Ints, built: Ints, start: Ints, ended: Ints
 ) -> Ints:
-    """For each root a root of a thread on which an operator runs between it and what ended before.
+    """Find the last root, up to each one, of a thread that runs an operator in the gap before it.
 
-    Of all these, itself included, the last: where that is of the same pass, the pass has ended.
+    A root is of the thread that runs it and of the thread that built it.
 
     Args:
-        between: the starts of operators outside the engine, on each thread.
+        between: the starts of the operators outside the engine on each thread.
         host: the thread that runs each root.
         built: the thread that built it.
         start: when each root starts.
-        ended: when all up to each root have ended; of the last root it does not matter.
+        ended: when all up to each root but the last have ended.
     """
     count = len(host)
     found = np.full(count, NOTHING, np.int64)
@@ -196,8 +233,8 @@ def _last_operated(
     return found
 
 
-def _rises(origin: Ints, number: Ints) -> tuple[np.ndarray, Ints, Ints]:
-    """Where sequence numbers rise again, and whose were used last.
+def _rises(origin: Ints, number: Ints) -> tuple[Mask, Ints, Ints]:
+    """Find where sequence numbers rise again, and which roots used numbers last.
 
     Args:
         origin: each root's logical thread.
@@ -205,8 +242,8 @@ def _rises(origin: Ints, number: Ints) -> tuple[np.ndarray, Ints, Ints]:
 
     Returns:
         For each root: whether its number is not below the one before on its logical thread; the
-        last root before it that has a number, if it is of the same logical thread, else
-        ``NOTHING``; and the last one that is of another than that.
+        last root before that has a number, if it is of the same logical thread, else ``NOTHING``;
+        and the last root before that has a number and is of another logical thread than that one.
     """
     has = np.flatnonzero(number >= 0)
     by_origin = has[np.argsort(origin[has], kind="stable")]
@@ -215,20 +252,20 @@ def _rises(origin: Ints, number: Ints) -> tuple[np.ndarray, Ints, Ints]:
     rises[next_] = (origin[one] == origin[next_]) & (number[next_] >= number[one])
     changes = np.append(True, origin[has[1:]] != origin[has[:-1]])[: len(has)]
     began = np.maximum.accumulate(np.where(changes, np.arange(len(has)), 0))
-    others = np.append(NOTHING, has)[began]  # the one before that with which a stretch began
+    others = take(has, began - 1)  # the last of the logical thread before
     before = np.searchsorted(has, np.arange(len(origin))) - 1
-    last = np.append(has, NOTHING)[before]
-    same = (last >= 0) & (np.append(origin, NOTHING)[last] == origin)
-    return rises, np.where(same, last, NOTHING), np.append(others, NOTHING)[before]
+    last = take(has, before)
+    same = (last >= 0) & (take(origin, last) == origin)
+    return rises, np.where(same, last, NOTHING), take(others, before)
 
 
 def _with_callbacks(
     events: Events, start: Ints, end: Ints, between: dict[int, Ints | None]
 ) -> Ints:
-    """When each pass ends, with the callbacks that the engine runs after the last node.
+    """Return when each pass ends, including callbacks that the engine runs after the last node.
 
-    Data-parallel wrappers end their communication there. They are told from what a program does
-    after its backward only on a thread that is the engine's own.
+    Data-parallel wrappers end their communication in callbacks. Callbacks can be distinguished from
+    what the program does after its backward only on a thread of the engine's own.
     """
     ends: Ints = end.copy()
     operators = events.of(Category.OPERATOR)
@@ -248,9 +285,9 @@ def _with_callbacks(
 
 
 def top_nodes(spans: Spans) -> Ints:
-    """For each span the outermost node around it (itself included), ``NOTHING`` for none."""
+    """Return the outermost node around each span, which may be itself, ``NOTHING`` for none."""
     span = np.arange(len(spans.parent))
-    # The outermost node so far, and where the way up goes on: each round doubles what it covers.
+    # The outermost node so far, and the next span to look at: each round doubles the distance.
     top = np.append(np.where(spans.is_node, span, NOTHING), NOTHING)
     up = np.append(spans.parent, NOTHING)
     while (up >= 0).any():
@@ -259,8 +296,8 @@ def top_nodes(spans: Spans) -> Ints:
     return top[:-1]
 
 
-def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, Ints]:
-    """On each thread the starts of the operators that no node contains, sorted.
+def separators(events: Events, spans: Spans, within: Mask) -> dict[int, Ints]:
+    """Return the sorted starts of the operators on each thread that are in no node.
 
     Args:
         events: the trace.
@@ -269,27 +306,26 @@ def separators(events: Events, spans: Spans, within: np.ndarray) -> dict[int, In
     """
     operators = events.of(Category.OPERATOR)
     result = {}
-    for thread, at in grouped(events.thread[operators]):
-        mine = operators[at]
+    for thread, mine in grouped(events.thread, operators):
         span = spans.of(events, mine)
-        # A label within a node belongs to the node: only what has no node around it separates.
-        result[thread] = np.sort(events.start[mine[(span < 0) | ~np.append(within, False)[span]]])
+        # A label within a node belongs to the node, and separates nothing.
+        result[thread] = np.sort(events.start[mine[~take(within, span, False)]])
     return result
 
 
 def find_steps(events: Events, passes: Passes) -> Steps:
-    """Tell which step each pass belongs to.
+    """Find the step of each pass.
 
-    The profiler's own marks come first (it writes them where it was given a schedule); without them
-    each optimizer step ends a step; with neither, each pass is one.
+    If the profiler marks steps (with a schedule it does), these are the steps. Without marks, each
+    optimizer step ends a step. Without either, each pass is a step.
     """
     count = len(passes.start)
-    marks = events.named(Category.ANNOTATION, STEP_MARK)
+    marks = events.named(Category.ANNOTATION, PROFILER_STEP)
     optimizers = np.sort(events.start[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
     if len(marks):
         marks = marks[np.argsort(events.start[marks], kind="stable")]
         inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1
-        # What runs before the first mark belongs to the first step.
+        # A pass before the first mark belongs to the first step.
         used, of_pass = np.unique(np.maximum(inside, 0), return_inverse=True)
         marks = marks[used]
         return Steps("profiler step", of_pass, len(used), events.start[marks], events.end[marks])

@@ -1,9 +1,9 @@
-"""Recomputation: the stretches of forward code that activation checkpointing runs inside a node.
+"""Recomputation: forward code that activation checkpointing runs again inside a node.
 
-Modules that run again bear their labels. The code around them, the checkpointed function's own,
-bears none, and would pass for the work of whichever node happened to need the first tensor. It is
-told by its operators: they number autograd nodes, as operators in a forward do and those of a
-backward do not.
+Modules that run again have their labels. The checkpointed function's own code around the modules
+has no label, and would count as the work of the node that first needed a tensor. This code is
+recognised by its operators: they number autograd nodes, as operators of a forward do and operators
+of a backward do not.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from dataclasses import replace
 import numpy as np
 
 from backspot.analysis.attribution.passes import separators, top_nodes
-from backspot.analysis.attribution.spans import EVALUATE, Spans, nest
-from backspot.analysis.timeline import NOTHING, grouped, merged
-from backspot.trace import Category, Events
-from backspot.trace.events import Ints
-from backspot.trace.labels import parse_label
+from backspot.analysis.attribution.spans import Spans, nest
+from backspot.analysis.timeline import NOTHING, grouped, merged, take
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["NO_CALLER", "find_recomputation"]
 
 NO_CALLER = -2
-"""The caller of a stretch whose function was checkpointed outside of every module."""
+"""The caller of code that was checkpointed outside of every module."""
 
 _NEIGHBOURS = 8
-_REENTRANT = "CheckpointFunction"
 
 
 def find_recomputation(events: Events, spans: Spans) -> Spans:
-    """Add a span for each stretch of code that runs again around modules, or without any.
+    """Add a span for each interval of code that runs again, around modules or without any.
 
     Args:
         events: the trace.
@@ -54,12 +52,12 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
     for span in np.flatnonzero(np.isin(spans.parent, recomputing)).tolist():
         pieces[int(spans.parent[span])].append((int(spans.start[span]), int(spans.end[span]), span))
     calls_of = _CallsOf(spans)
-    stretches = [
+    again = [
         (begin, finish, int(spans.thread[at]), _caller(spans, at, calls, calls_of))
         for at, found in pieces.items()
-        for begin, finish, calls in _stretches(spans, sorted(found))
+        for begin, finish, calls in _intervals(spans, sorted(found))
     ]
-    added = np.array(stretches, np.int64).reshape(-1, 4)
+    added = np.array(again, np.int64).reshape(-1, 4)
     if not len(added):
         return spans
     nothing = np.full(len(added), NOTHING, np.int64)
@@ -81,33 +79,31 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
     )
 
 
-def _numbered(events: Events, operators: Ints) -> np.ndarray:
-    """Whether autograd numbers each of these as it does a forward's operators."""
-    found: np.ndarray = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
+def _numbered(events: Events, operators: Ints) -> Mask:
+    """Whether autograd numbers each of these operators as in a forward."""
+    found: Mask = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
     return found
 
 
 def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
-    """The operators directly in a node, not in another operator, and the span of that node.
+    """Find the operators directly in a node, not in another operator, and the node's span.
 
-    None where none is numbered, as in most traces.
+    If none of them is numbered, as in most traces, nothing is returned.
     """
-    label = np.array([parse_label(name) is not None for name in events.names], bool)
-    plain = ~label & ~events.name_mask(EVALUATE)
+    plain = ~events.is_label & ~events.name_mask(names.EVALUATE_FUNCTION)
     operators = events.chosen(plain, Category.OPERATOR)
     operators = operators[events.forward_thread[operators] <= 0]
     around = spans.of(events, operators)
-    # The event of the node itself has no thread of its forward where it is AccumulateGrad's.
+    # The event of the node itself; AccumulateGrad's has no thread of its forward.
     named = {name: index for index, name in enumerate(spans.node_names)}
     node_of_name = np.array([named.get(name, NOTHING - 1) for name in events.names], np.int64)
-    itself = np.append(spans.node, NOTHING)[around] == node_of_name[events.name[operators]]
-    operators = operators[np.append(spans.is_node, False)[around] & ~itself]
+    itself = take(spans.node, around) == node_of_name[events.name[operators]]
+    operators = operators[take(spans.is_node, around, False) & ~itself]
     found: list[Ints] = []
     nodes: list[Ints] = []
     if not _numbered(events, operators).any():
         operators = operators[:0]
-    for _, mine in grouped(events.thread[operators]):
-        mine = operators[mine]
+    for _, mine in grouped(events.thread, operators):
         mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
         before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
         mine = mine[events.start[mine] >= before]
@@ -117,23 +113,23 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     return np.concatenate([empty, *found]), np.concatenate([empty, *nodes])
 
 
-def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray) -> Ints:
-    """The nodes with numbered operators where their neighbours in the pass have none.
+def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> Ints:
+    """Find the nodes with numbered operators if their neighbours in the pass have none.
 
-    With ``create_graph=True`` every node's operators are numbered; then none of them recomputes as
-    far as can be told. But what a reentrant checkpoint numbers is what it runs again, and the pass
-    that it starts never creates a graph.
+    With ``create_graph=True`` the operators of every node are numbered, and recomputation cannot be
+    recognised. But the numbered operators of a reentrant checkpoint always run again, because the
+    pass that it starts never creates a graph.
     """
     nodes = merged(node)
     does = np.isin(nodes, node[numbered])
-    is_checkpoint = np.array([_REENTRANT in name for name in spans.node_names] + [False], bool)
-    within = np.append(is_checkpoint[spans.node], False)
-    rare = does & (within[nodes] | within[spans.parent[nodes]])
+    is_checkpoint = np.array([names.CHECKPOINT_FUNCTION in name for name in spans.node_names], bool)
+    within = take(is_checkpoint, spans.node, False)
+    rare = does & (within[nodes] | take(within, spans.parent[nodes], False))
     between = separators(events, spans, top_nodes(spans) >= 0)
-    # What starts a pass, or ends one, runs where the forward does.
+    # What starts or ends a pass runs on the threads of the forward.
     times = [between[thread] for thread in spans.nesting if thread in between]
     starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
-    # A pass within a node is one of its own: it may create a graph where the outer one does not.
+    # A pass within a node counts apart: it may create a graph when the outer pass does not.
     order = np.lexsort((spans.start[nodes], spans.parent[nodes], spans.thread[nodes]))
     place, mine = np.arange(len(order)), nodes[order]
     run = np.searchsorted(starts, spans.start[mine])
@@ -153,10 +149,10 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: np.ndarray)
     return found
 
 
-def _stretches(
+def _intervals(
     spans: Spans, pieces: list[tuple[int, int, int]]
 ) -> list[tuple[int, int, list[int]]]:
-    """Runs of operators and module calls, cut where a node runs: begin, end, and the calls."""
+    """Join operators and module calls between nodes into intervals: begin, end, and the calls."""
     result: list[tuple[int, int, list[int]]] = []
     run: list[tuple[int, int, int]] = []
     for piece in [*pieces, (0, 0, NO_CALLER)]:
@@ -171,7 +167,7 @@ def _stretches(
 
 
 class _CallsOf:
-    """Each module's calls by start."""
+    """The calls of each module by their start."""
 
     def __init__(self, spans: Spans) -> None:
         index = np.arange(len(spans.start))
@@ -180,20 +176,23 @@ class _CallsOf:
         self._start = spans.start[self._order]
 
     def before(self, module: int, time: int) -> Iterator[int]:
-        """The calls of a module that start before a time, the last one first."""
+        """Return the calls of a module that start before a time, the last one first."""
         low, high = np.searchsorted(self._module, (module, module + 1)).tolist()
         high = low + int(np.searchsorted(self._start[low:high], time))
         return map(int, reversed(self._order[low:high]))
 
 
 def _caller(spans: Spans, node: int, calls: list[int], calls_of: _CallsOf) -> int:
-    """The call that the function was checkpointed in, told by the modules that it calls.
+    """Find the call that checkpointed the function, by the modules that the function calls.
 
-    Their first run, in the forward, lies directly in it. ``NOTHING`` means the owner of the node:
-    without modules in it the function is the node's owner's own code; and a reentrant checkpoint
-    has a node of its own, made by the caller.
+    In the forward these modules ran directly in that call.
+
+    Returns:
+        The call; ``NO_CALLER`` if no call was around the function; ``NOTHING`` if the owner of the
+        node decides. It does for a function without modules, which is its own code, and for a
+        reentrant checkpoint, which has a node of its own that the caller made.
     """
-    if _REENTRANT in spans.node_names[spans.node[node]]:
+    if names.CHECKPOINT_FUNCTION in spans.node_names[spans.node[node]]:
         return NOTHING
     for call in calls:
         for first in calls_of.before(int(spans.module[call]), int(spans.start[node])):

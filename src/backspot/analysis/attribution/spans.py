@@ -1,43 +1,37 @@
 """The spans on the host that own work: module calls in forward, autograd nodes in backward.
 
-Found by name alone. Whose labels name the modules is decided here, once, for the whole trace.
+Spans are found by their names alone. This file also decides, once for the whole trace, which labels
+name the modules: Backspot's own, Lightning's, or the module events of ``with_stack=True``.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, numbered
+from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, numbered, take
 from backspot.results.report import LabelSource
-from backspot.trace import Category, Events
-from backspot.trace.events import MODULE_CALL, Ints
-from backspot.trace.labels import Kind, parse_label
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
+from backspot.trace.labels import Kind
 
-__all__ = ["EVALUATE", "Module", "Spans", "find_spans", "nest"]
+__all__ = ["Module", "Spans", "find_spans", "nest"]
 
-EVALUATE = "autograd::engine::evaluate_function: "
-"""How autograd's engine names the execution of one node, hooks and summing of gradients
-included."""
-
-_LIGHTNING = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
-_REGION = "Torch-Compiled Region: "
-_MOST_PATH = 2_000  # characters of a path that is put together here
+_MOST_PATH = 2_000  # characters of a path that is composed of class names
 _ROUNDING = 2_000  # nanoseconds: old traces are whole microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module that labels name, or a compiled region that no label stands around.
+    """A module that labels name, or a compiled region without a label around it.
 
     Attributes:
         path: the module's path; the region's name as the profiler writes it.
         class_name: the module's class.
         root: the path of the outermost module around it.
-        is_region: true for a compiled region: no module is known for it.
+        is_region: true for a compiled region, whose module is not known.
     """
 
     path: str
@@ -50,7 +44,7 @@ class Module:
 class Spans:
     """Module calls and autograd nodes of all threads; arrays with one entry a span.
 
-    A span that is neither is a stretch of code that checkpointing runs again.
+    A span that is neither is code that checkpointing runs again.
 
     Attributes:
         start: nanoseconds.
@@ -59,13 +53,13 @@ class Spans:
         module: index into ``modules`` for a module's call, ``NOTHING`` for a node.
         node: index into ``node_names`` for a node, ``NOTHING`` for a module's call.
         marked: for a node, the module that a marker in it names, else ``NOTHING``.
-        caller: for a stretch of code that runs again, the module's call that checkpointed it.
+        caller: for code that runs again, the module's call that checkpointed it.
         parent: the span directly around, ``NOTHING`` for none.
         modules: the modules that labels name.
         node_names: names of autograd nodes.
         nesting: each thread's spans: their indices, and how they nest.
-        source: whose labels these are.
-        unmarked: tensors that the live half could not safely mark.
+        source: what wrote the labels.
+        unmarked: how many tensors the live half could not safely mark.
     """
 
     start: Ints
@@ -84,20 +78,19 @@ class Spans:
     _of: list[np.ndarray] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
-    def is_node(self) -> np.ndarray:
+    def is_node(self) -> Mask:
         """Whether each span is an autograd node."""
         return self.node >= 0
 
     def at(self, thread: int, times: Ints) -> Ints:
-        """The innermost span on ``thread`` at each of ``times``."""
+        """Return the innermost span on ``thread`` at each of ``times``."""
         if thread not in self.nesting:
             return np.full(len(times), NOTHING, np.int64)
         indices, nesting = self.nesting[thread]
-        found = nesting.timeline.at(times)
-        return np.where(found >= 0, np.append(indices, NOTHING)[found], NOTHING)
+        return take(indices, nesting.timeline.at(times))
 
     def of(self, events: Events, index: Ints) -> Ints:
-        """The innermost span on its thread at the start of each of these events of the host."""
+        """Return the innermost span at the start of each of these host events, on its thread."""
         if not self._of:
             found = np.full(len(events.start), NOTHING, np.int32)
             for thread, mine in grouped(events.thread):
@@ -106,8 +99,8 @@ class Spans:
         chosen: Ints = self._of[0][index].astype(np.int64)
         return chosen
 
-    def any_starts(self, threads: Ints, after: Ints, before: Ints) -> np.ndarray:
-        """Whether a span starts between two times, neither included, each on its own thread."""
+    def any_starts(self, threads: Ints, after: Ints, before: Ints) -> Mask:
+        """For each thread given, whether a span starts between two times, both excluded."""
         found = np.zeros(len(threads), bool)
         for thread, mine in grouped(threads):
             edges = self.nesting[thread][1].timeline.edges
@@ -126,11 +119,7 @@ def find_spans(events: Events) -> Spans:
     called = np.concatenate([identity, np.full(len(nodes), NOTHING, np.int64)])
     modules, called = _modules(events, source, called, parent, start, end)
     unmarked = np.array(
-        [
-            (label := parse_label(name)) is not None and label.kind is Kind.UNMARKED
-            for name in events.names
-        ],
-        bool,
+        [label is not None and label.kind is Kind.UNMARKED for label in events.labels], bool
     )
     spans = Spans(
         start=start,
@@ -152,12 +141,12 @@ def find_spans(events: Events) -> Spans:
 
 
 def _with_regions(events: Events, spans: Spans) -> Spans:
-    """Add the compiled regions that no module's call and no node stands around.
+    """Add the compiled regions that lie in no module's call and in no node.
 
-    Where a whole call is compiled, hooks and all, no label can be written in it.
+    A call that is compiled as a whole, hooks included, has no label.
     """
-    names = events.name_mask(_REGION)
-    regions = events.chosen(names, Category.OPERATOR, Category.ANNOTATION)
+    is_region = events.name_mask(names.COMPILED_REGION)
+    regions = events.chosen(is_region, Category.OPERATOR, Category.ANNOTATION)
     index = regions[spans.of(events, regions) < 0]
     if not len(index):
         return spans
@@ -184,15 +173,14 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
 
 
 def _mark(events: Events, spans: Spans) -> None:
-    """Note for each node the module that a marker directly in it names."""
+    """Set for each node the module that a marker directly in the node names."""
     known = {(m.path, m.class_name): index for index, m in enumerate(spans.modules)}
-    labels = [parse_label(name) for name in events.names]
     named = np.array(
         [
             known.get((label.path, label.class_name), NOTHING)
             if label is not None and label.kind is Kind.BACKWARD
             else NOTHING
-            for label in labels
+            for label in events.labels
         ],
         np.int64,
     )
@@ -200,50 +188,55 @@ def _mark(events: Events, spans: Spans) -> None:
         return
     markers = events.chosen(named >= 0, Category.OPERATOR, Category.ANNOTATION)
     span = spans.of(events, markers)
-    at = (span >= 0) & np.append(spans.is_node, False)[span]
+    at = take(spans.is_node, span, False)
     spans.marked[span[at]] = named[events.name[markers[at]]]
 
 
 def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[Ints, Nesting]]]:
-    """Each span's parent; and for each thread its spans' indices and how they nest."""
+    """Return each span's parent, and for each thread its spans and their nesting."""
     parent = np.full(len(start), NOTHING, np.int64)
     nesting: dict[int, tuple[Ints, Nesting]] = {}
     for number, mine in grouped(thread):
         nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
         nesting[number] = (mine, nested)
-        parent[mine] = np.where(
-            nested.parent >= 0, np.append(mine, NOTHING)[nested.parent], NOTHING
-        )
+        parent[mine] = take(mine, nested.parent)
     return parent, nesting
 
 
 def _nodes(events: Events) -> tuple[Ints, tuple[str, ...], Ints]:
-    """The executions of autograd nodes: event indices, names, and each one's name."""
-    index = events.named(Category.OPERATOR, EVALUATE)
+    """Find the executions of nodes: their event indices, all names, and the name of each."""
+    index = events.named(Category.OPERATOR, names.EVALUATE_FUNCTION)
     if not len(index):
         # Before torch 1.9 the engine recorded the nodes alone.
         operators = events.of(Category.OPERATOR)
         index = operators[events.forward_thread[operators] > 0]
     used, node = numbered(events.name[index])
-    names = tuple(events.names[name].removeprefix(EVALUATE) for name in used.tolist())
-    return index, names, node.astype(np.int64)
+    node_names = tuple(
+        events.names[name].removeprefix(names.EVALUATE_FUNCTION) for name in used.tolist()
+    )
+    return index, node_names, node.astype(np.int64)
 
 
 def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
-    """Whose labels there are; the event indices of the calls; and each one's name index."""
+    """Find what wrote the labels, the event indices of the calls, and the name of each."""
 
-    def ours(name: str) -> bool:
-        label = parse_label(name)
-        return label is not None and label.kind is Kind.FORWARD
+    def ours() -> Mask:
+        forward = [label is not None and label.kind is Kind.FORWARD for label in events.labels]
+        return np.array(forward, bool)
 
-    sources: tuple[tuple[LabelSource, Callable[[str], bool], tuple[Category, ...]], ...] = (
+    def lightnings() -> Mask:
+        return events.names_where(lambda name: names.LIGHTNING_MODULE.match(name) is not None)
+
+    def pythons() -> Mask:
+        return events.name_mask(names.MODULE_CALL)
+
+    sources: tuple[tuple[LabelSource, Callable[[], Mask], tuple[Category, ...]], ...] = (
         ("backspot", ours, (Category.OPERATOR, Category.ANNOTATION)),
-        ("lightning", lambda name: bool(_LIGHTNING.match(name)), (Category.ANNOTATION,)),
-        ("python", lambda name: name.startswith(MODULE_CALL), (Category.MODULE_CALL,)),
+        ("lightning", lightnings, (Category.ANNOTATION,)),
+        ("python", pythons, (Category.MODULE_CALL,)),
     )
-    for source, is_label, categories in sources:
-        mask = np.fromiter(map(is_label, events.names), bool, len(events.names))
-        index = events.chosen(mask, *categories)
+    for source, are_labels, categories in sources:
+        index = events.chosen(are_labels(), *categories)
         if len(index):
             return source, index, events.name[index]
     empty = np.empty(0, np.int64)
@@ -253,28 +246,27 @@ def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
 def _modules(
     events: Events, source: LabelSource, called: Ints, parent: Ints, start: Ints, end: Ints
 ) -> tuple[tuple[Module, ...], Ints]:
-    """Turn the calls' name indices into modules with paths and roots."""
+    """Turn the name indices of calls into modules with paths and roots."""
     calls = np.flatnonzero(called >= 0)
     calls = calls[np.lexsort((-end[calls], start[calls]))]
-    name_of = np.append(called, NOTHING)
-    # A call's nearest enclosing call, whatever nodes lie between.
+    # The nearest call around each call, whatever nodes lie between.
     outer = parent[calls]
-    while (between := (outer >= 0) & (name_of[outer] < 0)).any():
+    while (between := (outer >= 0) & (take(called, outer) < 0)).any():
         outer[between] = parent[outer[between]]
     identities: dict[int, tuple[str, str]] = {}
     root_of: dict[str, str] = {}
-    names: dict[tuple[str, str], int] = {}
-    settled: set[tuple[int, int]] = set()  # what would change nothing now
-    for pair in zip(called[calls].tolist(), name_of[outer].tolist(), strict=True):
+    numbers: dict[tuple[str, str], int] = {}
+    settled: set[tuple[int, int]] = set()  # pairs that would change nothing now
+    for pair in zip(called[calls].tolist(), take(called, outer).tolist(), strict=True):
         if pair in settled:
             continue
         settled.add(pair)
         name, around = pair
         outer_path = identities[around][0] if around >= 0 else ""
         if name not in identities:
-            identities[name] = _identity(events.names[name], source, outer_path)
+            identities[name] = _identity(events, name, source, outer_path)
         path, _ = identities[name]
-        names.setdefault(identities[name], len(names))
+        numbers.setdefault(identities[name], len(numbers))
         if around >= 0:
             outermost = root_of.get(outer_path, outer_path)
             if outermost == "" or path.startswith(f"{outermost}."):
@@ -282,25 +274,34 @@ def _modules(
                 if root_of.get(path) != root:
                     root_of[path] = root
                     settled.clear()
-    modules = tuple(Module(path, class_name, root_of.get(path, path)) for path, class_name in names)
+    modules = tuple(
+        Module(path, class_name, root_of.get(path, path)) for path, class_name in numbers
+    )
     number = np.full(len(events.names) + 1, NOTHING, np.int64)
     for name, identity in identities.items():
-        number[name] = names[identity]
+        number[name] = numbers[identity]
     return modules, number[called]
 
 
-def _identity(name: str, source: LabelSource, around: str) -> tuple[str, str]:
-    """Path and class from a label; ``around`` is the path of the call around the first one."""
+def _identity(events: Events, name: int, source: LabelSource, around: str) -> tuple[str, str]:
+    """Return path and class of a label.
+
+    Args:
+        events: the trace.
+        name: index into ``Events.names``.
+        source: what wrote the label.
+        around: the path of the call around the first call with this label.
+    """
     if source == "backspot":
-        label = parse_label(name)
-        assert label is not None  # noqa: S101 - only names that parse come here
+        label = events.labels[name]
+        assert label is not None  # noqa: S101 - only names that are labels come here
         return label.path, label.class_name
     if source == "lightning":
-        match = _LIGHTNING.match(name)
+        match = names.LIGHTNING_MODULE.match(events.names[name])
         assert match is not None  # noqa: S101 - as above
         return match["path"], match["class_name"].rpartition(".")[2]
-    instance = name.removeprefix(MODULE_CALL)
+    instance = events.names[name].removeprefix(names.MODULE_CALL)
     class_name = instance.rpartition("_")[0] or instance
-    if len(around) > _MOST_PATH:  # else calls that nest n deep would take n² bytes of names
+    if len(around) > _MOST_PATH:  # without a limit, calls that nest n deep take n² bytes of names
         around = around[:_MOST_PATH].rpartition(".")[0]
     return (f"{around}.{instance}" if around else instance), class_name

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import ENGINE, NO_LAUNCH, SPECIAL, Ownership
+from backspot.analysis.attribution.ownership import Owners, Ownership, Special
 from backspot.analysis.attribution.spans import Module
-from backspot.analysis.timeline import NOTHING, distinct
+from backspot.analysis.timeline import NOTHING, distinct, take
 from backspot.results.grouping import parents_of
 from backspot.results.tracks import Arrow, Track, Tracks, TrackSpan
 from backspot.trace import Events
@@ -25,7 +25,7 @@ __all__ = ["find_tracks"]
 
 def find_tracks(events: Events, ownership: Ownership) -> Tracks:
     """The tracks of the threads that ran nodes, and of the queues that worked for them."""
-    parents = _parents(ownership.spans.modules)
+    parents = _parents(ownership.owners)
     depths = _depths(parents)
     tracks = [
         Track(*events.threads[thread], False, _nested(_on_host(ownership, thread), parents, depths))
@@ -49,6 +49,7 @@ def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[A
     operator = ownership.join.operator[nodes]
     around = spans.of(events, operator)
     parent, module, run_of = spans.parent.tolist(), spans.module.tolist(), of_span.tolist()
+    owner = ownership.owners.of_modules(spans.module).tolist()
     made: set[tuple[int, int]] = set()
     for call, run in set(zip(around.tolist(), of_span[nodes].tolist(), strict=True)):
         at = call
@@ -65,7 +66,7 @@ def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[A
             first[key] = min(first.get(key, here), here)
     arrows = []
     for call, run in sorted(made):
-        target = first.get((module[call] + len(SPECIAL), run))
+        target = first.get((owner[call], run))
         # What checkpointing runs again is backward itself.
         if module[call] >= 0 and run_of[call] < 0 and target and target[0] > spans.start[call]:
             process, thread = events.threads[int(spans.thread[call])]
@@ -74,21 +75,20 @@ def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[A
     return arrows
 
 
-def _parents(modules: tuple[Module, ...]) -> list[int]:
+def _parents(owners: Owners) -> list[int]:
     """For each owner the one directly around it, ``NOTHING`` for none."""
-    known: dict[str, dict[str, int]] = defaultdict(dict)
-    for index, module in enumerate(modules, len(SPECIAL)):
-        if not module.is_region:
-            known[module.root].setdefault(module.path, index)
-    parents = [NOTHING] * (len(SPECIAL) + len(modules))
+    modules = [(owner, module) for owner, module in owners.each_module() if not module.is_region]
+    known: dict[str, dict[str, tuple[int, Module]]] = defaultdict(dict)
+    for owner, module in modules:
+        known[module.root].setdefault(module.path, (owner, module))
     around = {
-        root: parents_of(modules[index - len(SPECIAL)] for index in paths.values())
-        for root, paths in known.items()
+        root: parents_of(module for _, module in paths.values()) for root, paths in known.items()
     }
-    for index, module in enumerate(modules, len(SPECIAL)):
-        outer = None if module.is_region else around[module.root][module.path]
+    parents = [NOTHING] * len(owners)
+    for owner, module in modules:
+        outer = around[module.root][module.path]
         if outer is not None:
-            parents[index] = known[module.root][outer]
+            parents[owner], _ = known[module.root][outer]
     return parents
 
 
@@ -124,8 +124,8 @@ def _on_device(ownership: Ownership, queue: int) -> Iterable[_Piece]:
     work = ownership.work
     mine = np.flatnonzero(work.queue == queue)
     span = work.span[mine]
-    owner = np.where(span >= 0, np.append(ownership.owner, ENGINE)[span], ENGINE)
-    owner[work.launch[mine] < 0] = NO_LAUNCH
+    owner = take(ownership.owner, span, Special.ENGINE)
+    owner[work.launch[mine] < 0] = Special.NO_LAUNCH
     return _rows((work.start[mine], work.end[mine], owner, work.run[mine]))
 
 
@@ -168,9 +168,9 @@ def _end(spans: list[TrackSpan], time: int | None) -> None:
 
 
 def _names(ownership: Ownership) -> list[str]:
-    """How spans of each owner are called."""
-    named = [f"backward: {name}" for name in SPECIAL]
-    for module in ownership.spans.modules:
+    """What spans of each owner are called."""
+    named = [f"backward: {special.path}" for special in Special]
+    for _, module in ownership.owners.each_module():
         label = Label(Kind.BACKWARD, module.path, module.class_name)
         named.append(f"backward: {module.path}" if module.is_region else format_label(label))
     return named

@@ -10,7 +10,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
+from pkgutil import get_data
 from string import Template
 
 from backspot._version import __version__
@@ -18,14 +18,12 @@ from backspot.formatting import counted, visible
 from backspot.render._sentences import (
     Part,
     answer,
-    by_operator,
     coverage,
     remedies,
-    select,
     setting,
 )
-from backspot.render.html._data import page_data
-from backspot.render.html._parts import (
+from backspot.render.formats import Format
+from backspot.render.html._fragments import (
     facts_list,
     findings_list,
     module_table,
@@ -35,9 +33,11 @@ from backspot.render.html._parts import (
     shown,
     warnings_list,
 )
+from backspot.render.html._page_data import page_data
+from backspot.render.view import View, only_nodes, per, select
 from backspot.results.report import Report
 
-__all__ = ["asset", "to_html"]
+__all__ = ["FORMATS", "asset", "to_html"]
 
 _SCRIPTS = ("model.js", "icicle.js", "table.js", "details.js", "report.js")
 _STATIC_ROWS = 25
@@ -53,12 +53,12 @@ def to_html(report: Report) -> bytes:
     """
     script = "\n".join(asset(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    plain = by_operator(report)
-    said = answer(report, depth=None, sort="wall", by="path")
+    plain = only_nodes(report)
+    said = answer(report)
     table, notes = _operators(report) if plain else _modules(report)
     page = Template(asset("template.html")).substitute(
         version=__version__,
-        per="pass" if report.step_unit == "backward pass" else "step",
+        per=per(report),
         title=shown(_title(said)),
         trace=shown(report.trace),
         style=asset("report.css"),
@@ -78,6 +78,9 @@ def to_html(report: Report) -> bytes:
     return page.encode()
 
 
+FORMATS = (Format(".html", {Report: to_html}),)
+
+
 _NOTHING_FOUND = (
     '<section class="findings"><h2>Why, and what to do</h2><p class="muted">No rule found anything '
     "that makes this step slower than it need be. (Most rules look at what a GPU does.) The "
@@ -89,7 +92,8 @@ _NOTHING_FOUND = (
 @cache
 def asset(name: str) -> str:
     """The text of a file of this folder."""
-    return files(__package__).joinpath(name).read_text("utf-8").rstrip("\n")
+    data = get_data(__package__, name) or b""
+    return data.decode().rstrip("\n")
 
 
 def _title(said: Sequence[Part]) -> str:
@@ -99,13 +103,13 @@ def _title(said: Sequence[Part]) -> str:
 
 def _modules(report: Report) -> tuple[str, str]:
     """The table that needs no script; how much has an owner, and what the table leaves out."""
-    chosen = select(report, top=_STATIC_ROWS, depth=None, sort="wall", by="path")
+    chosen = select(report, View(top=_STATIC_ROWS))
     hidden = ""
     if chosen.hidden or chosen.idle:
         rest = counted(len(chosen.hidden) + chosen.idle, "more module")
         hidden = f' <span class="no-script">{rest} with the page\'s script.</span>'
     notes = f'<p class="muted">{shown(coverage(report))}{hidden}</p>'
-    return module_table(report, chosen.shown, chosen.unowned), notes
+    return module_table(report, chosen), notes
 
 
 def _operators(report: Report) -> tuple[str, str]:

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import accumulating
+from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
+from backspot.trace import names
+from backspot.trace.events import Mask
 
 __all__ = ["find"]
 
 _LEAST = 0.03
-"""Autocast casts between its dtypes as a matter of course; below this that is all it is."""
+"""Autocast always casts a little; below this share of the step the rule finds nothing."""
 
 
+@rule("casts")
 def find(evidence: Evidence) -> Finding | None:
-    """Find casts of activations' gradients; those of parameters belong to autocast itself."""
+    """Find casts of the gradients of activations; autocast casts those of parameters."""
+    costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(lambda name: name.startswith("ToCopyBackward"))
-    accumulate = evidence.accumulates
-    fed = evidence.ownership.join.feeder[accumulate]
-    of_parameters = np.zeros(len(nodes), bool)
-    of_parameters[fed[fed >= 0]] = True
-    # A loss in fp32 is as it should be.
-    nodes &= ~of_parameters & ~evidence.of_loss
-    # Only what a cast launches: copies between devices are another matter.
-    work = evidence.work_of(nodes) & ~evidence.work_named(lambda name: name.startswith("Memcpy"))
+    of_parameters = evidence.spans_with(evidence.ownership.join.feeder[accumulating(evidence)])
+    # A loss belongs in fp32.
+    nodes &= ~of_parameters & ~_of_loss(evidence)
+    # The same nodes also copy between devices, which is not a cast.
+    work = evidence.work_of(nodes)
+    work &= ~evidence.work_named(lambda name: name.startswith(names.MEMCPY))
     nodes &= evidence.spans_of_work(work)
-    if int(evidence.span_ns[nodes].sum()) < _LEAST * evidence.step_ns:
+    cost = costs.of_spans(nodes)
+    if cost < _LEAST * evidence.step_ns:
         return None
-    return evidence.finding(
-        "casts",
+    return finding(
+        costs.places_of_spans(nodes),
         title="Gradients are cast between dtypes",
         seen=(
-            f"{evidence.per_step(int(nodes.sum()), 'cast')} of activations' gradients, "
-            f"{evidence.ms(int(evidence.span_ns[nodes].sum()))}; each has its like in the forward."
+            f"{say.per_step(int(nodes.sum()), 'cast')} of the gradients of activations, "
+            f"{say.ms(cost)}. Each of them reverses a cast in the forward."
         ),
         remedy=(
-            "Take out .float() and .to(dtype) around single operations, and keep what autocast "
-            "would run in fp32 together; or hold the whole module in bf16."
+            "Remove .float() and .to(dtype) around single operations, and put operations that "
+            "autocast runs in fp32 next to each other; or keep the whole module in bf16."
         ),
         link="https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference",
-        places=evidence.places_of_spans(nodes),
-        nodes=evidence.top_nodes(nodes),
-        kernels=evidence.top_kernels(work),
+        nodes=costs.top_nodes(nodes),
+        kernels=costs.top_kernels(work),
     )
+
+
+def _of_loss(evidence: Evidence) -> Mask:
+    """Whether each span belongs to no module, or to a loss."""
+    ownership = evidence.ownership
+    losses = ownership.owners.mask(lambda module: module.class_name.endswith("Loss"), special=True)
+    of_loss: Mask = losses[ownership.owner]
+    return of_loss

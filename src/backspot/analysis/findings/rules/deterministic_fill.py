@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
+from backspot.trace import names
 
 __all__ = ["find"]
 
+_EMPTY = ("aten::empty*", "aten::new_empty*", "aten::resize_", "aten::_efficientzerotensor")
 
+
+@rule("deterministic-fill")
 def find(evidence: Evidence) -> Finding | None:
-    """Find fills within ``empty`` and its like, which would otherwise write nothing."""
-    empty = evidence.launched_in(
-        "aten::empty*", "aten::new_empty*", "aten::resize_", "aten::_efficientzerotensor"
-    )
-    work = (empty >= 0) & evidence.work_named(lambda name: "FillFunctor" in name)
+    """Find fills inside ``empty`` and similar operators, which otherwise write nothing."""
+    costs, say = evidence.costs, evidence.wording
+    empty = evidence.launched_in(*_EMPTY)
+    work = (empty >= 0) & evidence.work_named(lambda name: names.FILL_FUNCTOR in name)
     if not work.any():
         return None
-    return evidence.finding(
-        "deterministic-fill",
+    return finding(
+        costs.places_of_work(work),
         title="Deterministic mode fills memory that is overwritten anyway",
         seen=(
-            f"Fresh tensors are filled, by {evidence.per_step(int(work.sum()), 'kernel')}, "
-            f"{evidence.ms(int(evidence.work_ns[work].sum()))}: with "
-            "torch.use_deterministic_algorithms(True), empty memory is filled with NaN."
+            f"{say.per_step(int(work.sum()), 'kernel')} to fill new tensors, "
+            f"{say.ms(costs.of_work(work))}: torch.use_deterministic_algorithms(True) fills empty "
+            "memory with NaN."
         ),
         remedy=(
-            "torch.utils.deterministic.fill_uninitialized_memory = False: results stay as "
-            "reproducible as before, unless something reads memory that nobody wrote."
+            "Set torch.utils.deterministic.fill_uninitialized_memory = False. Results stay "
+            "reproducible, unless the program reads memory that it never wrote."
         ),
         link=(
             "https://docs.pytorch.org/docs/stable/deterministic.html"
             "#torch.utils.deterministic.fill_uninitialized_memory"
         ),
-        places=evidence.places_of_work(work),
-        operators=evidence.top_operators(empty[work], evidence.work_ns[work]),
-        kernels=evidence.top_kernels(work),
+        operators=costs.top_operators(evidence.names_of(empty[work]), costs.work_ns[work]),
+        kernels=costs.top_kernels(work),
     )

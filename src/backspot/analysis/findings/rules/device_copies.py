@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-import re
-
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
+from backspot.trace import names
 
 __all__ = ["find"]
 
-_LARGE = 1 << 14  # bytes: a smaller copy is a value that is read, not a tensor that moves
-_LEAVES = re.compile(r"Memcpy (DtoH|PtoP|Peer)|Memcpy DtoD \(Device -> Device \d")
+_LARGE = 1 << 14  # bytes: a smaller copy reads a value rather than moving a tensor
 
 
+@rule("device-copies")
 def find(evidence: Evidence) -> Finding | None:
-    """Find copies from a device that nothing hides."""
-    work = evidence.work_named(lambda name: _LEAVES.match(name) is not None)
+    """Find copies from a device that no other work hides."""
+    costs, say = evidence.costs, evidence.wording
     size = evidence.events.size[evidence.work.event]
-    work &= (size < 0) | (size >= _LARGE)
+    work = evidence.work_named(names.is_copy_from_device) & ((size < 0) | (size >= _LARGE))
     if not work.any():
         return None
-    to_host = evidence.work_named(lambda name: name.startswith("Memcpy DtoH")) & work
-    cost = int(evidence.work_ns[work].sum())
-    if 2 * int(evidence.work_ns[to_host].sum()) > cost:
+    to_host = evidence.work_named(lambda name: name.startswith(names.TO_HOST)) & work
+    cost = costs.of_work(work)
+    if 2 * costs.of_work(to_host) > cost:
         where, remedy = (
             "to the host",
-            "Do on the GPU what is done with it on the host; keep what is only logged for every "
-            "hundredth step, and copy it with non_blocking=True into pinned memory.",
+            "Do on the GPU what the host does with these tensors. If they are only logged, copy "
+            "them every hundred steps, into pinned memory with non_blocking=True.",
         )
     else:
         where, remedy = (
             "between devices",
-            "Place modules that talk to each other on one device; send activations once, and cut "
-            "the model where they are smallest.",
+            "Put modules that exchange tensors on the same device. Send each activation once, and "
+            "split the model where activations are smallest.",
         )
-    return evidence.finding(
-        "device-copies",
+    return finding(
+        costs.places_of_work(work),
         title=f"Tensors are copied {where}",
-        seen=(
-            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "
-            f"{evidence.ms(cost)} in which nothing else runs."
-        ),
+        seen=f"{say.copies(size[work])}: {say.ms(cost)} in which nothing else runs.",
         remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
-        places=evidence.places_of_work(work),
-        nodes=evidence.top_nodes(evidence.spans_of_work(work)),
-        kernels=evidence.top_kernels(work),
+        nodes=costs.top_nodes(evidence.spans_of_work(work)),
+        kernels=costs.top_kernels(work),
     )

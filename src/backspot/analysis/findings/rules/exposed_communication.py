@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
-_COMMUNICATION = 2  # DeviceWork.tier
 
-
+@rule("exposed-communication")
 def find(evidence: Evidence) -> Finding | None:
     """Find communication kernels that run while no device computes or copies."""
-    work = (evidence.work.tier == _COMMUNICATION) & evidence.recorded
-    cost = int(evidence.work_ns[work].sum())
+    costs, say = evidence.costs, evidence.wording
+    work = (evidence.work.tier == Tier.COMMUNICATION) & evidence.recorded
+    cost = costs.of_work(work)
     if not cost:
         return None
-    whole = int((evidence.work.end - evidence.work.start)[work].sum())
-    return evidence.finding(
-        "exposed-communication",
+    return finding(
+        costs.places_of_work(work),
         title="Communication between ranks is not hidden",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'collective')}, {evidence.ms(whole)} in all; for "
-            f"{evidence.ms(cost)} this rank computes nothing, but waits for them to start or end."
+            f"{say.per_step(int(work.sum()), 'collective')}, "
+            f"{say.ms(int(costs.device_ns[work].sum()))} in all. For {say.ms(cost)} this rank "
+            "computes nothing while it waits for them to start or end."
         ),
         remedy=(
-            "Larger or earlier buckets (DistributedDataParallel's bucket_cap_mb), FSDP's prefetch, "
-            "gradients sent in bf16, no_sync() while accumulating. If one rank is late, the others "
-            "wait for it here: compare ranks."
+            "Use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), FSDP's "
+            "prefetching, gradients in bf16, or no_sync() while gradients accumulate. If one rank "
+            "is late, the others wait for it here: compare the ranks."
         ),
         link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
-        places=evidence.places_of_work(work),
-        nodes=evidence.top_nodes(evidence.spans_of_work(work)),
-        kernels=evidence.top_kernels(work),
+        nodes=costs.top_nodes(evidence.spans_of_work(work)),
+        kernels=costs.top_kernels(work),
     )

@@ -4,101 +4,103 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.passes import OPTIMIZER_STEP
-from backspot.analysis.findings.evidence import Evidence, Mask
-from backspot.analysis.findings.rules import zero_grad_fill
+from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import accumulating, fills
+from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
-from backspot.trace import Category
+from backspot.trace import Category, names
+from backspot.trace.events import Mask
 
 __all__ = ["find"]
 
-_LEAST_SHARED = 0.03
-"""Several passes a step must add up their gradients; below this that is as it should be."""
-
-_NODE = ("torch::autograd::AccumulateGrad", "AccumulateGrad")
+_LEAST_OF_SEVERAL = 0.03
+"""Several passes per step must add their gradients; below this share of the step that is as usual.
+"""
+_NODE = (names.AUTOGRAD_NAMESPACE + names.ACCUMULATE_GRAD, names.ACCUMULATE_GRAD)
 _WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
-"""What adds a gradient to the one that is there, or copies one that cannot be taken over."""
+"""The operators that add a gradient to an earlier one, or copy one that cannot be taken over."""
 
 
+@rule("gradient-accumulation")
 def find(evidence: Evidence) -> Finding | None:
-    """Find AccumulateGrad nodes that do more than hand over what they are given."""
-    nodes = evidence.accumulates
+    """Find AccumulateGrad nodes that do more than take over the gradient that they are given."""
+    costs, say = evidence.costs, evidence.wording
+    nodes = accumulating(evidence)
     passes = _passes(evidence, nodes)
-    parallel = bool(evidence.events.name_mask("DistributedDataParallel.forward").any())
-    # Data-parallel wrappers copy and launch their communication in hooks of these nodes.
-    work = evidence.work_of(nodes) & (evidence.work.tier != 2) & evidence.recorded
+    parallel = bool(evidence.events.name_mask(names.DDP_FORWARD).any())
+    # Data parallelism copies and communicates in hooks of these nodes.
+    work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
     if not parallel:
         work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
-        places = evidence.places_of_work(work)
+        places = costs.places_of_work(work)
     else:
         nodes &= _working(evidence)
-        places = evidence.places_of_spans(nodes)
+        places = costs.places_of_spans(nodes)
     cost = sum(place.wall_ns for place in places)
-    if not places or (passes <= 1 and zero_grad_fill.fills(evidence).any()):
-        return None  # the sums are there because zero_grad left zeros to add to
+    if not places or (passes <= 1 and fills(evidence).any()):
+        return None  # zero_grad left zeros to add to: the finding zero-grad-fill says so
     if passes > 1:
-        if cost < _LEAST_SHARED * evidence.step_ns:
+        if cost < _LEAST_OF_SEVERAL * evidence.step_ns:
             return None
-        why = f"{passes} passes before each update add to what the ones before left"
+        why = f"with {passes} passes before each update, each pass adds to the gradients so far"
         remedy = (
-            "Each pass reads and writes every gradient once more: fewer, larger micro-batches cost "
-            "less; gradients in bf16 halve it."
+            "Use fewer, larger micro-batches: each pass reads and writes every gradient once more. "
+            "Gradients in bf16 halve the cost."
         )
     elif parallel:
-        why = "data parallelism copies each gradient into its buckets"
+        why = "DistributedDataParallel copies each gradient into its buckets"
         remedy = (
-            "DistributedDataParallel(..., gradient_as_bucket_view=True) lets gradients lie in the "
+            "DistributedDataParallel(..., gradient_as_bucket_view=True) keeps gradients in the "
             "buckets from the start."
         )
     else:
-        why = "a gradient whose memory others share, or whose strides differ, is copied or added"
-        remedy = (
-            "zero_grad(set_to_none=True) before each backward; give parameters that are used in "
-            "several places or through expand and transpose their own contiguous storage."
+        why = (
+            "a gradient is copied or added when its memory is shared, or when its strides differ "
+            "from those of its parameter"
         )
-    return evidence.finding(
-        "gradient-accumulation",
+        remedy = (
+            "Call zero_grad(set_to_none=True) before each backward. Give parameters that are used "
+            "in several places, or through expand or transpose, contiguous storage of their own."
+        )
+    operator = evidence.launched_in(*_WORK)[work]
+    return finding(
+        places,
         title="Gradients are copied or added at their parameters",
         seen=(
-            f"{evidence.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "
-            f"{evidence.ms(cost)}: {why}."
+            f"{say.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "
+            f"{say.ms(cost)}: {why}."
         ),
         remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
-        places=places,
-        nodes=evidence.top_nodes(nodes),
-        operators=evidence.top_operators(
-            evidence.launched_in(*_WORK)[work],
-            np.maximum(evidence.work_ns[work], 1),
+        nodes=costs.top_nodes(nodes),
+        operators=costs.top_operators(
+            evidence.names_of(operator), np.maximum(costs.work_ns[work], 1)
         ),
-        kernels=evidence.top_kernels(work),
+        kernels=costs.top_kernels(work),
     )
 
 
 def _working(evidence: Evidence) -> Mask:
-    """Whether each span runs an operator that adds or copies; most only take the gradient over.
-
-    What a hook on the node runs is none of its work.
-    """
+    """Whether each span runs an operator that adds or copies; hooks on the node do not count."""
     events = evidence.events
-    names = np.array([name in _WORK for name in events.names], bool)
-    index = events.chosen(names, Category.OPERATOR)
+    index = events.chosen(events.names_where(lambda name: name in _WORK), Category.OPERATOR)
     itself = evidence.around(events.thread[index], events.start[index], *_NODE)
     return evidence.spans_around(index[itself >= 0])
 
 
 def _passes(evidence: Evidence, accumulate: Mask) -> int:
-    """In how many passes a module gets gradients before its optimizer uses them, at most."""
+    """Return the largest number of passes that give a module gradients before one update."""
     events, passes = evidence.events, evidence.ownership.passes
-    updates = np.sort(events.start[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
+    updates = np.sort(events.start[events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)])
     run = passes.of_span[accumulate]
     turn = np.searchsorted(updates, passes.start[run], side="right")
     if not len(updates):
         turn = evidence.ownership.steps.of_pass[run]
     owner = evidence.ownership.owner[accumulate]
-    # Passes follow each other: one begins wherever a module's turn or run is not the one before.
+    # Sorted, a pass begins where the owner, the update or the pass differs from the one before.
     order = np.lexsort((run, turn, owner))
     owner, turn, run = owner[order], turn[order], run[order]
     begins = np.append(True, (owner[1:] != owner[:-1]) | (turn[1:] != turn[:-1]))[: len(owner)]

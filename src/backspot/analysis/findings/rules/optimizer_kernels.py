@@ -2,63 +2,66 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import first_started, merged, pieces
 from backspot.results.findings import Finding, Place
-from backspot.trace import Category
+from backspot.trace import Category, names
 from backspot.trace.events import Ints
 
 __all__ = ["find"]
 
-_STEP = "Optimizer.step#"
-_TOGETHER = re.compile(r"multi_tensor_apply|[Ff]used|triton_|_foreach")
-_MANY = 50  # kernels a step
+_MANY = 50  # kernels per step
 _SMALL = 30_000  # nanoseconds
 
 
+@rule("optimizer-kernels")
 def find(evidence: Evidence) -> Finding | None:
     """Find optimizer steps that launch many small kernels."""
-    inside = evidence.launched_in(_STEP + "*", category=Category.ANNOTATION)
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    inside = evidence.launched_in(f"{names.OPTIMIZER_STEP}*", category=Category.ANNOTATION)
     marks = merged(inside[inside >= 0])
-    start, end = evidence.events.start[marks], evidence.events.end[marks]
+    start, end = events.start[marks], events.end[marks]
+    # A step that is given a closure runs forward and backward first.
     begin = evidence.ownership.passes.after(start, end)
     begins = np.append(begin, 0)[np.searchsorted(marks, inside)]
-    kernels = (inside >= 0) & (evidence.work.tier == 0) & (evidence.work.launch >= begins)
-    single = kernels & ~evidence.work_named(lambda name: _TOGETHER.search(name) is not None)
+    kernels = (inside >= 0) & (evidence.work.tier == Tier.COMPUTE)
+    kernels &= evidence.work.launch >= begins
+    single = kernels & ~evidence.work_named(names.is_fused_optimizer)
     number = int(single.sum())
     if number < _MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
         return None
-    length = (evidence.work.end - evidence.work.start)[single]
-    if float(np.median(length)) > _SMALL:
+    median = float(np.median(costs.device_ns[single]))
+    if median > _SMALL:
         return None
     used = np.isin(marks, inside[single])
-    cost = int(evidence.work_ns[single].sum()) + _host_time(evidence, begin[used], end[used])
-    events, marks = evidence.events, marks[used]
-    names = sorted({events.names[n].removeprefix(_STEP).split(".")[0] for n in events.name[marks]})
-    return evidence.finding(
-        "optimizer-kernels",
+    cost = costs.of_work(single) + _idle_ns(evidence, begin[used], end[used])
+    titles = {events.names[name] for name in events.name[marks[used]]}
+    optimizers = sorted(
+        {title.removeprefix(names.OPTIMIZER_STEP).split(".")[0] for title in titles}
+    )
+    return finding(
+        (Place("(optimizer)", "", number, cost),),
         title="The optimizer updates parameters one by one",
         seen=(
-            f"{' and '.join(names)}: {evidence.per_step(number, 'kernel')} of "
-            f"{float(np.median(length)) / 1e3:.1f} µs (median), {evidence.ms(cost)} in all, "
-            f"{evidence.share(cost)} of the step."
+            f"{' and '.join(optimizers)}: {say.per_step(number, 'kernel')} of "
+            f"{median / 1e3:.1f} µs (median), {say.ms(cost)} in all, "
+            f"{say.share(cost)} of the step."
         ),
         remedy=(
-            "foreach=True updates many parameters in one kernel, fused=True does the whole step "
-            "in a few; both are arguments of PyTorch's optimizers."
+            "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
+            "fused=True, which runs the whole step in a few kernels."
         ),
         link="https://docs.pytorch.org/docs/stable/optim.html",
-        places=(Place("(optimizer)", "", number, cost),),
-        kernels=evidence.top_kernels(single),
+        kernels=costs.top_kernels(single),
     )
 
 
-def _host_time(evidence: Evidence, begin: Ints, end: Ints) -> int:
-    """The time between these in which no device has work, running or queued."""
+def _idle_ns(evidence: Evidence, begin: Ints, end: Ints) -> int:
+    """Return the time inside these intervals in which no device has work."""
     within = first_started(begin, end, np.arange(len(begin)))
-    _, free, length = pieces(evidence.idle, within)
+    _, free, length = pieces(evidence.costs.idle, within)
     return int(length[free >= 0].sum())

@@ -1,31 +1,34 @@
-"""Copies to the GPU from ordinary memory, for which the host has to wait."""
+"""Copies to the GPU from pageable memory, during which the host has to wait."""
 
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
+from backspot.trace import names
 
 __all__ = ["find"]
 
 
+@rule("pageable-copy")
 def find(evidence: Evidence) -> Finding | None:
-    """Find copies from pageable memory that nothing hides."""
-    work = evidence.work_named(lambda name: name.startswith("Memcpy HtoD (Pageable"))
+    """Find copies from pageable memory that no other work hides."""
+    costs, say = evidence.costs, evidence.wording
+    work = evidence.work_named(lambda name: name.startswith(names.PAGEABLE_TO_DEVICE))
     if not work.any():
         return None
-    return evidence.finding(
-        "pageable-copy",
+    size = evidence.events.size[evidence.work.event[work]]
+    return finding(
+        costs.places_of_work(work, elsewhere="(data)"),
         title="Copies to the GPU come from pageable memory",
         seen=(
-            f"{evidence.per_step(int(work.sum()), 'copy', 'copies')}{evidence.volume(work)}: "
-            f"{evidence.ms(int(evidence.work_ns[work].sum()))} in which nothing else runs. The "
-            "driver copies such memory twice, and the host waits."
+            f"{say.copies(size)}: {say.ms(costs.of_work(work))} in which nothing else runs. The "
+            "driver copies pageable memory twice, and the host waits."
         ),
         remedy=(
-            "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True); for tensors "
-            "made in the step, create them on the device."
+            "Use DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True). If the "
+            "step makes the tensors itself, create them on the device."
         ),
         link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
-        places=evidence.places_of_work(work, elsewhere="(data)"),
-        kernels=evidence.top_kernels(work),
+        kernels=costs.top_kernels(work),
     )

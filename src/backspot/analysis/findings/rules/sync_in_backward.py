@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
-from backspot.trace import Category
+from backspot.trace import Category, names
 from backspot.trace.events import Ints
 
 __all__ = ["find"]
 
-_AHEAD = 50_000  # nanoseconds between launch and start: the host works ahead of the GPU again
+_AHEAD = 50_000  # nanoseconds from launch to start with which the host is ahead of the GPU again
 _CALLERS = (
     "aten::item",
     "aten::_local_scalar_dense",
@@ -26,74 +27,62 @@ _CALLERS = (
 )
 
 
+@rule("sync-in-backward")
 def find(evidence: Evidence) -> Finding | None:
-    """Find waits in nodes, and the time in which the GPU had nothing to do because of them.
+    """Find waits inside nodes, and the time in which the GPU is idle because of them.
 
-    A wait takes the host's lead away. Until the host is ahead again the GPU idles between kernels;
-    without the wait it would have been spared at most as much of that as the wait lasted.
+    After a wait the host has no kernels queued. Until it is ahead again, the GPU idles between
+    kernels. Without the wait, the GPU would be spared at most the wait's own length of that.
     """
-    waits, events = evidence.ownership.waits, evidence.events
-    kept = evidence.in_pass[waits.span] & ~_copies_to_device(
-        evidence, events.correlation[waits.event]
-    )
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    waits = evidence.ownership.waits
+    # Copies to the device are found by the rule pageable-copy.
+    to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
+    copies = np.isin(events.correlation[waits.event], to_device)
+    kept = evidence.in_pass[waits.span] & ~copies
     if not kept.any():
         return None
     begin, end, span = waits.start[kept], waits.end[kept], waits.span[kept]
     index = waits.event[kept]
     caller = evidence.around(events.thread[index], begin, *_CALLERS)
-    cost = np.minimum(
-        _idle_until_ahead(evidence, begin, end), (end - begin) + _idle(evidence, begin, end)
-    )
-    places = evidence.places(evidence.ownership.owner[span], cost, _first_of(caller))
+    waited = end - begin
+    cost = np.minimum(_idle_until_ahead(evidence, begin, end), waited + _idle(evidence, begin, end))
+    places = costs.places(evidence.ownership.owner[span], cost, _first_of(caller))
     number = sum(place.count for place in places)
-    names = evidence.top_operators(index, end - begin)
-    idle = int(cost.sum())
-    return evidence.finding(
-        "sync-in-backward",
+    calls = costs.top_operators(events.name[index], waited)
+    return finding(
+        places,
         title="The host waits for the GPU inside backward",
         seen=(
-            f"{evidence.per_step(number, 'wait')} in {', '.join(names)}; the host stands still for "
-            f"{evidence.ms(int((end - begin).sum()))}, and after it the GPU has nothing to do for "
-            f"{evidence.ms(idle)}."
+            f"{say.per_step(number, 'wait')} in {', '.join(calls)}. The host waits for "
+            f"{say.ms(int(waited.sum()))}, and the GPU is then idle for "
+            f"{say.ms(int(cost.sum()))}."
         ),
         remedy=(
-            "Keep the value on the GPU: no .item(), .cpu(), nonzero() or boolean mask in a "
-            "backward function or hook; torch.where does what a mask does, without a wait."
+            "Keep the value on the GPU: no .item(), .cpu(), nonzero() or boolean mask in the "
+            "backward of a custom Function or in a hook. torch.where replaces a mask without a "
+            "wait."
         ),
         link=(
             "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
             "#avoid-unnecessary-cpu-gpu-synchronization"
         ),
-        places=places,
-        nodes=evidence.top_nodes(_mask(span, len(evidence.spans.start))),
-        operators=evidence.top_operators(caller, end - begin) + names,
+        nodes=costs.top_nodes(evidence.spans_with(span)),
+        operators=costs.top_operators(evidence.names_of(caller), waited) + calls,
     )
 
 
-def _copies_to_device(evidence: Evidence, correlation: Ints) -> np.ndarray:
-    """Whether each call copies to the device: another rule's matter."""
-    events = evidence.events
-    copies = events.named(Category.MEMCPY, "Memcpy HtoD")
-    return np.isin(correlation, events.correlation[copies])
-
-
 def _first_of(caller: Ints) -> Ints:
-    """1 for the first wait of each calling operator, and for each that has none."""
+    """Return 1 for the first wait of each calling operator and for waits without one, else 0."""
     _, first = np.unique(caller, return_index=True)
     counts = (caller < 0).astype(np.int64)
     counts[first] = 1
     return counts
 
 
-def _mask(index: Ints, length: int) -> np.ndarray:
-    mask = np.zeros(length, bool)
-    mask[index] = True
-    return mask
-
-
 def _idle(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
-    """How long in each interval the devices had neither work nor any queued."""
-    clock, count = evidence.clock, len(evidence.spans.start)
+    """Return how long in each interval no device has work, running or queued."""
+    clock, count = evidence.clock.whole, len(evidence.spans.start)
     if not len(clock.edges):
         return np.zeros(len(begin), np.int64)
     free = (clock.values < count).astype(np.int64)
@@ -109,7 +98,7 @@ def _idle(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
 
 
 def _idle_until_ahead(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
-    """Idle time from each wait until the next one, or until the host is ahead of the GPU again."""
+    """Return the idle time from each wait until the next one, or until the host is ahead again."""
     work, passes = evidence.work, evidence.ownership.passes
     launched = np.flatnonzero(evidence.backward)
     launched = launched[np.argsort(work.launch[launched], kind="stable")]

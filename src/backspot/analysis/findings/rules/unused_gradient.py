@@ -1,32 +1,35 @@
-"""Gradients that are computed and that no optimizer ever uses."""
+"""Gradients that are computed and that no optimizer uses."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import SPECIAL
-from backspot.analysis.findings.evidence import Evidence, Mask
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import accumulating
+from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import distinct, merged
 from backspot.formatting import counted
 from backspot.results.findings import Finding
-from backspot.trace import Category
-from backspot.trace.labels import Kind, parse_label
+from backspot.trace import Category, names
+from backspot.trace.events import Mask
+from backspot.trace.labels import Kind
 
 __all__ = ["find"]
 
 
+@rule("unused-gradient")
 def find(evidence: Evidence) -> Finding | None:
-    """Find the nodes that only serve parameters which the live half saw in no optimizer.
+    """Find the nodes that serve only parameters that the live half saw in no optimizer.
 
-    The engine goes from the last layer to the first. What runs after the last gradient that is used
-    is done for nothing; before that, a module's node also hands its gradient on, so half of it is
-    counted.
+    The engine runs from the last layer to the first. What it runs after the last used gradient is
+    useless. Before that, a node of such a module also passes its gradient on, so half of the node
+    counts.
     """
-    spans, owner = evidence.spans, evidence.ownership.owner
+    costs, spans, owner = evidence.costs, evidence.spans, evidence.ownership.owner
     unused = _unused(evidence)
     if not unused.any():
         return None
-    accumulate = evidence.accumulates
+    accumulate = accumulating(evidence)
     feeder = evidence.ownership.join.feeder
     cost = np.zeros(len(owner), np.int64)
     for run in range(len(evidence.report.passes)):
@@ -34,51 +37,52 @@ def find(evidence: Evidence) -> Finding | None:
         used = mine & accumulate & ~unused[owner]
         wasted = mine & accumulate & unused[owner]
         last = spans.start[used].max(initial=-1)
-        # Without an unused gradient at its end the engine goes on for the sake of an input's.
+        # If no unused gradient comes last, the engine goes on for the gradient of an input.
         behind = last >= 0 and spans.start[wasted].max(initial=-1) > last
         needless = mine & (spans.start > last) if behind else np.zeros(len(mine), bool)
-        cost[needless] = evidence.span_ns[needless]
+        cost[needless] = costs.span_ns[needless]
         wasted &= ~needless
-        cost[wasted] = evidence.span_ns[wasted]
+        cost[wasted] = costs.span_ns[wasted]
         fed = feeder[wasted]
         fed = merged(fed[fed >= 0])
         fed = fed[~needless[fed]]
-        cost[fed] = evidence.span_ns[fed] // 2
-    places = evidence.places(owner[cost > 0], cost[cost > 0])
-    return evidence.finding(
-        "unused-gradient",
+        cost[fed] = costs.span_ns[fed] // 2
+    places = costs.places(owner[cost > 0], cost[cost > 0])
+    return finding(
+        places,
         title="Gradients are computed that no optimizer uses",
         seen=(
-            f"In {counted(len(places), 'place')} backward works for parameters that no optimizer "
-            f"then updates: about {evidence.ms(int(cost.sum()))} of it for nothing."
+            f"In {counted(len(places), 'place')} backward computes gradients of parameters that no "
+            f"optimizer updates: about {evidence.wording.ms(int(cost.sum()))} of needless work."
         ),
         remedy=(
-            "parameter.requires_grad_(False) before the forward, not after it; a frozen prefix "
-            "then needs no backward at all. Or run it under torch.no_grad()."
+            "Call parameter.requires_grad_(False) before the forward, not after it, or run the "
+            "frozen part under torch.no_grad(). Frozen layers at the start of the model then need "
+            "no backward at all."
         ),
         link=(
             "https://docs.pytorch.org/docs/stable/notes/autograd.html"
             "#locally-disabling-gradient-computation"
         ),
-        places=places,
-        nodes=evidence.top_nodes(cost > 0),
+        nodes=costs.top_nodes(cost > 0),
     )
 
 
 def _unused(evidence: Evidence) -> Mask:
-    """For each owner whether the last optimizer step found it in no optimizer."""
-    events, modules = evidence.events, evidence.spans.modules
-    labels = [parse_label(name) for name in events.names]
-    wanted = np.array([label is not None and label.kind is Kind.UNUSED for label in labels], bool)
+    """Whether the last optimizer step found each owner's parameters in no optimizer."""
+    events = evidence.events
+    wanted = np.array(
+        [label is not None and label.kind is Kind.UNUSED for label in events.labels], bool
+    )
     index = events.chosen(wanted, Category.OPERATOR, Category.ANNOTATION)
-    steps = events.named(Category.ANNOTATION, "Optimizer.step#")
+    steps = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
     if len(steps):
-        # Until each optimizer has taken a step, its parameters look as if nobody had them.
+        # Before each optimizer has taken a step, its parameters seem to belong to none.
         index = index[events.start[index] >= events.start[steps].max()]
     found = {
         (label.path, label.class_name)
         for name in distinct(events.name[index])
-        if (label := labels[name]) is not None
+        if (label := events.labels[name]) is not None
     }
-    named = [(module.path, module.class_name) in found for module in modules]
-    return np.array([False] * len(SPECIAL) + named, bool)
+    owners = evidence.ownership.owners
+    return owners.mask(lambda module: (module.path, module.class_name) in found)

@@ -13,10 +13,12 @@ from dataclasses import astuple
 from typing import Any
 
 from backspot.formatting import visible
-from backspot.render._sentences import KINDS, node_name
+from backspot.render._sentences import KINDS
+from backspot.render.view import per
 from backspot.results.grouping import parents_of
 from backspot.results.report import KernelCost, LineCost, NodeCost, Report, Row
 from backspot.trace.labels import Kind, Label, format_label
+from backspot.trace.names import short_node_name
 
 __all__ = ["page_data"]
 
@@ -104,7 +106,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     return {
         "unit": unit,
         "steps": report.steps,
-        "per": "pass" if report.step_unit == "backward pass" else "step",
+        "per": per(report),
         "gpu": report.has_gpu,
         "kinds": KINDS,
         "labelled": report.source == "backspot",
@@ -170,7 +172,7 @@ def _nodes(nodes: Sequence[NodeCost], strings: _Strings, unit: int, limit: int) 
     """The heaviest nodes, and the others in one sum."""
     told = [
         [
-            strings(visible(node_name(node.name))),
+            strings(visible(short_node_name(node.name))),
             node.count,
             *(_in(unit, ns) for ns in (node.wall_ns, node.gpu_ns, node.cpu_ns)),
         ]
@@ -203,7 +205,7 @@ def _lines(lines: Sequence[LineCost], strings: _Strings, unit: int, limit: int) 
         [
             strings(visible(line.place)),
             strings(visible(line.text.strip()[:_LONGEST])),
-            strings(visible(node_name(line.node))),
+            strings(visible(short_node_name(line.node))),
             _in(unit, line.wall_ns),
             1 if line.exact else 0,
         ]

@@ -8,48 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import (
-    DeviceCost,
-    Finding,
-    KernelCost,
-    LineCost,
-    NodeCost,
-    OperatorCost,
-    Pass,
-    Phase,
-    Place,
-    Report,
-    Row,
-    WallKinds,
-)
+from backspot.results.report import Report, Row
 
 __all__ = ["contradiction"]
 
 _LIMIT = 1 << 63
 _SHOWN = 60  # characters of a name
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns")
-_KINDS: tuple[type, ...] = (
-    DeviceCost,
-    Finding,
-    KernelCost,
-    LineCost,
-    NodeCost,
-    OperatorCost,
-    Pass,
-    Phase,
-    Place,
-    Report,
-    Row,
-    WallKinds,
-)
-# The fields of each that are one whole number.
-_WHOLE_NUMBERS = {
-    kind: tuple(field.name for field in fields(kind) if field.type == "int") for kind in _KINDS
-}
 
 
 def contradiction(report: Report) -> str:
@@ -147,12 +117,18 @@ def _of_phases(report: Report) -> Iterator[str]:
     yield from _twice("phase", report.phases, lambda phase: phase.name)
 
 
-def _impossible(one: object, what: str, *, but: str = "") -> Iterator[str]:
+def _impossible(one: Any, what: str, *, but: str = "") -> Iterator[str]:
     """Whether one of its numbers is below 0 or beyond 63 bits, as no time or count is."""
-    for name in _WHOLE_NUMBERS[type(one)]:
+    for name in _whole_numbers(type(one)):  # type: ignore[arg-type]  # a class is hashable
         number = getattr(one, name)
         if name != but and not 0 <= number < _LIMIT:
             yield f"{name} of {what} is {'below 0' if number < 0 else 'beyond 63 bits'}"
+
+
+@cache
+def _whole_numbers(kind: type) -> list[str]:
+    """The names of a class's fields that are one whole number."""
+    return [field.name for field in fields(kind) if field.type == "int"]
 
 
 def _twice(kind: str, found: Sequence[Any], key: Callable[[Any], Hashable]) -> Iterator[str]:

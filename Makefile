@@ -1,0 +1,31 @@
+.DEFAULT_GOAL := help
+.PHONY: help install test quick lint format docs bench
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z]*\):  *## */\1 /p' $(MAKEFILE_LIST) | while read -r name about; do printf '%-8s %s\n' "$$name" "$$about"; done
+
+install:  ## Install the package and what working on it needs
+	pip install -e '.[dev]'
+
+test:  ## Run all tests in parallel, as CI does
+	pytest
+
+quick:  ## Run the quick tests: an answer within 90 seconds on two cores
+	pytest -m "not slow"
+
+lint:  ## Check with ruff and mypy, as CI does
+	.ci/lint
+
+format:  ## Format, and fix what ruff can fix
+	ruff format .
+	ruff check --fix .
+
+docs:  ## Make the schema, the report's picture and the notebooks from their sources
+	python -m backspot.render.json > docs/report.schema.json
+	python docs/make_report.py
+	python notebooks/execute.py
+
+bench:  ## Run the benchmarks that need no GPU and take minutes
+	python -m benchmarks.cost.startup
+	python -m benchmarks.cost.read
+	python -m benchmarks.cost.overhead --device cpu

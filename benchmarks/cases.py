@@ -1,0 +1,197 @@
+"""Runs of a script over its cases: each case alone, or as lines in a file that a run resumes."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.common import command_line, machine, write_json, write_results
+from benchmarks.workers import (
+    NO_TIME,
+    Handler,
+    Job,
+    Phase,
+    Record,
+    run,
+    worker_command,
+)
+
+__all__ = [
+    "exit_code",
+    "resumed_command_line",
+    "run_cases",
+    "run_resumed",
+    "summarise_lines",
+    "turn",
+]
+
+
+@contextmanager
+def turn(*imports: str) -> Iterator[None]:
+    """Import what is slow while other workers of the driver run; then wait for one's turn."""
+    for name in imports:
+        try:
+            __import__(name)
+        except ImportError:
+            print(f"{name} is not installed")
+    lock = Path(tempfile.gettempdir()) / f"benchmark-{os.getppid()}.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run_cases(
+    module: str,
+    names: Sequence[str],
+    arguments: Namespace,
+    start: Callable[[], Handler],
+    *,
+    summarise: Callable[[dict[str, Record]], Record],
+    describe: Callable[[Record], Iterable[str]],
+    timeout_s: float = 200,
+) -> dict[str, Record]:
+    """Run each case in a process of its own; a CUDA error in one poisons no other.
+
+    The results are written after each case.
+
+    Args:
+        module: the script's name.
+        names: the cases.
+        arguments: the parsed command line.
+        start: gives the handler.
+        summarise: makes a summary of the cases so far, for the results.
+        describe: gives lines to print of a case that is done.
+        timeout_s: time limit of one case.
+
+    Returns:
+        The record of each case by its name, in the order of ``names``.
+    """
+    began = time.monotonic()
+    cases: dict[str, Record] = {}
+
+    def write(*, last: bool) -> None:
+        spent = {"seconds": time.monotonic() - began}
+        write_results(arguments, {**spent, **summarise(cases), "cases": cases}, last=last)
+
+    def ended(job: Job, record: Record) -> None:
+        cases[job["name"]] = record
+        if record["end"] == "done":
+            for line in describe(record):
+                print(f"  {line}", flush=True)
+        write(last=False)
+
+    records = run(
+        [{"name": name} for name in names],
+        worker_command(module, arguments),
+        start,
+        [Phase(arguments.jobs, timeout_s)],
+        seconds=arguments.seconds,
+        fresh=True,
+        ended=ended,
+    )
+    cases = dict(zip(names, records, strict=True))
+    write(last=True)
+    return cases
+
+
+def exit_code(records: Iterable[Record]) -> int:
+    """Return 3 if the time ran out before a case was done, else 1 if a case failed, else 0."""
+    ends = {record["end"] for record in records}
+    return 3 if NO_TIME in ends else 1 if ends - {"done"} else 0
+
+
+def resumed_command_line(doc: str | None, *, out: str) -> argparse.ArgumentParser:
+    """Return a parser for a script that writes a line a job, from which another run resumes."""
+    parser = command_line(doc, out=out, cases=False, seconds=500, jobs=1)
+    parser.add_argument(
+        "--summarize", type=Path, nargs="+", help="summarise these lines; measure nothing"
+    )
+    return parser
+
+
+def run_resumed(
+    jobs: Iterable[Job],
+    command: Sequence[str],
+    start: Callable[[], Handler],
+    phases: Sequence[Phase],
+    arguments: Namespace,
+    *,
+    summarise: Callable[[list[Record]], Record],
+    show: Callable[[Record], None],
+    late: Callable[[Job], bool] = lambda _: False,
+) -> int:
+    """Do the jobs that are not done yet, write a line for each, and summarise all lines.
+
+    The lines are in a file beside the results (``.jsonl``), which a later run continues. The other
+    arguments are those of ``workers.run``.
+
+    Returns:
+        The exit code.
+    """
+    with TemporaryDirectory() as folder:
+        out = arguments.out or Path(folder) / "results.json"
+        lines = out.with_suffix(".jsonl")
+        lines.parent.mkdir(parents=True, exist_ok=True)
+        write_json(_machine_beside(lines), machine(arguments.device))
+        known = {record["name"] for record in read_records([lines])}
+
+        def ended(job: Job, record: Record) -> None:
+            with lines.open("a") as file:
+                file.write(json.dumps({"name": job["name"]} | record) + "\n")
+
+        records = run(
+            [job for job in jobs if job["name"] not in known],
+            command,
+            start,
+            phases,
+            seconds=arguments.seconds,
+            late=late,
+            ended=ended,
+        )
+        summarise_lines(arguments, [lines], summarise, show)
+    return exit_code(records)
+
+
+def summarise_lines(
+    arguments: Namespace,
+    paths: Sequence[Path],
+    summarise: Callable[[list[Record]], Record],
+    show: Callable[[Record], None],
+) -> int:
+    """Print and write the summary of lines, with the machine that they were measured on."""
+    about: Record = {}
+    for path in map(_machine_beside, paths):
+        if path.exists():
+            about |= json.loads(path.read_text())
+    summary = summarise(read_records(paths))
+    show(summary)
+    write_results(arguments, {"hardware": about, **summary})
+    return 0
+
+
+def read_records(paths: Iterable[Path]) -> list[Record]:
+    """Return the records in JSON lines, the last one of each name; a line cut short is left out."""
+    records: dict[str, Record] = {}
+    for path in paths:
+        if not path.exists():
+            continue
+        for line in path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            records[record["name"]] = record
+    return list(records.values())
+
+
+def _machine_beside(lines: Path) -> Path:
+    return lines.with_suffix(".machine.json")

@@ -1,0 +1,146 @@
+"""What several rules look for: masks of spans and of device work, as functions of the evidence."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.timeline import first_started, grouped, merged, take
+from backspot.trace import Category, names
+from backspot.trace.events import Ints, Mask
+
+__all__ = [
+    "accumulating",
+    "crowded",
+    "fills",
+    "forward_of",
+    "host_operators",
+    "launching",
+    "sorting",
+]
+
+# Device work -------------------------------------------------------------------------------------
+
+
+def fills(evidence: Evidence) -> Mask:
+    """Whether each piece of device work in the steps sets gradients to zero."""
+    within = evidence.launched_in(f"{names.ZERO_GRAD}*", category=Category.ANNOTATION) >= 0
+    # model.zero_grad() is not annotated.
+    within |= evidence.launched_in("aten::_foreach_zero_") >= 0
+    # New tensors are zeroed too, by the same operator within another one.
+    outer = evidence.launched_in(f"{names.ATEN}*")
+    zeroes = take(evidence.events.name_mask("aten::zero_"), evidence.names_of(outer), False)
+    alone = zeroes & (evidence.work.span < 0)
+    within |= alone & ~evidence.work.optimizer.astype(bool)
+    return within & evidence.work_named(names.is_zero_fill)
+
+
+# Nodes -------------------------------------------------------------------------------------------
+
+
+def accumulating(evidence: Evidence) -> Mask:
+    """Whether each span adds a gradient to its parameter."""
+    return evidence.nodes_named(names.is_accumulate_grad)
+
+
+_INDEXING = re.compile(r"(Gather|Scatter|Index|Take|UnsafeIndex|UnsafeMaskedIndex)\w*Backward\d*$")
+_CROWDED = 12
+"""The backward of an index takes about three times its forward. When the backward takes this many
+times the forward, many gradients are added into the same rows, one after the other."""
+
+
+def sorting(evidence: Evidence) -> Mask:
+    """Whether each span is the node of an index that sorts on a device."""
+    sorts = evidence.work_named(names.is_sort)
+    return _indexing(evidence) & evidence.spans_of_work(sorts)
+
+
+def crowded(evidence: Evidence) -> Mask:
+    """Whether each span is the node of an index that duplicate indices slow down."""
+    # A slow gather has an expanded index, which has no duplicates.
+    index = _indexing(evidence) & ~evidence.nodes_named(
+        lambda name: name.startswith(("Gather", "Scatter"))
+    )
+    adds = evidence.work_named(lambda name: names.INDEXING_BACKWARD in name)
+    adds &= evidence.work_of(index)
+    if not adds.any():
+        return np.zeros(len(index), bool)
+    spent = np.zeros(len(index), np.int64)
+    np.add.at(spent, evidence.work.span[adds], evidence.costs.device_ns[adds])
+    forward = forward_of(evidence)
+    slow: Mask = (forward > 0) & (spent > _CROWDED * forward)
+    return slow
+
+
+def forward_of(evidence: Evidence) -> Ints:
+    """Return the device time of the forward operator that made each node; 0 where unknown."""
+    events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
+    made = np.flatnonzero(operator >= 0)
+    made_by = dict(grouped(events.thread[operator], made))
+    spent = np.zeros(len(operator), np.int64)
+    for thread, mine in grouped(work.thread):
+        if thread < 0:
+            continue
+        mine = mine[work.launch[mine] >= 0]
+        mine = mine[np.argsort(work.launch[mine], kind="stable")]
+        total = np.append(0, np.cumsum(evidence.costs.device_ns[mine]))
+        nodes = made_by.get(thread, mine[:0])
+        low = np.searchsorted(work.launch[mine], events.start[operator[nodes]], side="left")
+        high = np.searchsorted(work.launch[mine], events.end[operator[nodes]], side="left")
+        spent[nodes] = total[high] - total[low]
+    return spent
+
+
+def _indexing(evidence: Evidence) -> Mask:
+    return evidence.nodes_named(lambda name: _INDEXING.match(name) is not None)
+
+
+# The host ----------------------------------------------------------------------------------------
+
+_LONG = 200_000  # nanoseconds: launching a kernel does not take an operator this long
+_LEAST_LAUNCHING = 0.15
+"""A backward is launch-bound when the GPU is idle for launches in this share of its time."""
+
+
+def host_operators(evidence: Evidence) -> Ints:
+    """Return the outermost operators that take long and never call the driver.
+
+    Returns:
+        Indices into the events; none where the trace has no calls of the driver, because any
+        operator may then have launched something.
+    """
+    events = evidence.events
+    calls = events.of(Category.RUNTIME)
+    if not len(calls):
+        return calls
+    index = np.flatnonzero((events.duration >= _LONG) & (events.category == Category.OPERATOR))
+    skipped = events.is_label | events.name_mask(*names.HOST_MARKS)
+    index = index[~skipped[events.name[index]]]
+    kept = []
+    called = dict(grouped(events.thread, calls))
+    for thread, mine in grouped(events.thread, index):
+        times = np.sort(events.start[called.get(thread, mine[:0])])
+        quiet = np.searchsorted(times, events.start[mine]) == np.searchsorted(
+            times, events.end[mine]
+        )
+        mine = mine[quiet]
+        line = first_started(events.start[mine], events.end[mine], mine)
+        kept.append(merged(line.values[line.values >= 0]))
+    return np.concatenate([np.empty(0, np.int64), *kept])
+
+
+def launching(evidence: Evidence) -> Mask:
+    """Whether each span runs in a backward that is launch-bound, and neither waits nor computes.
+
+    Returns:
+        A mask without any span where the backward is not launch-bound.
+    """
+    none = np.zeros(len(evidence.spans.start), bool)
+    if not evidence.report.has_gpu:
+        return none
+    mine = evidence.in_pass & ~evidence.spans_with(evidence.ownership.waits.span)
+    mine &= ~evidence.spans_around(host_operators(evidence))
+    idle = int(evidence.costs.host_ns[mine].sum())
+    return mine if 0 < _LEAST_LAUNCHING * evidence.report.wall_ns <= idle else none

@@ -1,0 +1,130 @@
+"""What a rule is, and how the rules are found.
+
+The decorators follow the idiom of ``torch.utils.flop_counter.register_flop_formula``: a module of
+``rules`` registers its function when it is imported, and ``all_rules`` imports every module there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TypeAlias
+
+from backspot.analysis.findings.evidence import Evidence
+from backspot.results.findings import Finding, Place
+
+__all__ = ["Rule", "all_rules", "fallback_rule", "finding", "rule"]
+
+_RULES = "backspot.analysis.findings.rules"
+
+Look: TypeAlias = Callable[[Evidence], Finding | None]
+LookAfter: TypeAlias = Callable[[Evidence, Sequence[Finding]], Finding | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A registered rule.
+
+    Attributes:
+        name: the rule's section in ``docs/findings.md``.
+        find: return the finding, or ``None`` where the rule finds nothing, from the evidence and
+            the findings of earlier rules.
+        fallback: whether the rule needs the findings of the others, and so runs after them.
+    """
+
+    name: str
+    find: LookAfter
+    fallback: bool = False
+
+
+_registered: dict[str, Rule] = {}
+
+
+def rule(name: str) -> Callable[[Look], Look]:
+    """Register the decorated function as a rule.
+
+    Args:
+        name: the rule's name, which is its module's name with ``-`` for ``_``.
+
+    Raises:
+        ValueError: If the name is not the module's, or if a rule of this name exists already.
+    """
+
+    def register(find: Look) -> Look:
+        _register(Rule(name, lambda evidence, _: find(evidence)), find.__module__)
+        return find
+
+    return register
+
+
+def fallback_rule(name: str) -> Callable[[LookAfter], LookAfter]:
+    """Register the decorated function as a rule that is given what the other rules found.
+
+    Args:
+        name: as for ``rule``.
+
+    Raises:
+        ValueError: as for ``rule``.
+    """
+
+    def register(find: LookAfter) -> LookAfter:
+        _register(Rule(name, find, fallback=True), find.__module__)
+        return find
+
+    return register
+
+
+def _register(new: Rule, module: str) -> None:
+    expected = module.rpartition(".")[2].replace("_", "-")
+    if new.name != expected:
+        raise ValueError(f"rule {new.name!r} in {module}: its name must be {expected!r}")
+    if new.name in _registered:
+        raise ValueError(f"rule {new.name!r} in {module}: a rule of this name exists already")
+    _registered[new.name] = new
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Return every rule, sorted by name, with the fallback rules last.
+
+    The first call imports the modules of ``rules``. They are listed through the package's own
+    import path, so this works from a source tree, an installed wheel or a zip file.
+    """
+    package = import_module(_RULES)
+    for module in iter_modules(package.__path__, f"{_RULES}."):
+        import_module(module.name)
+    return tuple(sorted(_registered.values(), key=lambda rule: (rule.fallback, rule.name)))
+
+
+def finding(
+    places: Sequence[Place],
+    *,
+    title: str,
+    seen: str,
+    remedy: str,
+    link: str,
+    nodes: tuple[str, ...] = (),
+    operators: tuple[str, ...] = (),
+    kernels: tuple[str, ...] = (),
+) -> Finding | None:
+    """Return a finding that costs what its places cost, or ``None`` where there is no place.
+
+    The arguments are the fields of ``Finding``. The name of the rule is filled in by ``find_all``.
+    """
+    if not places:
+        return None
+    return Finding(
+        rule="",
+        title=title,
+        seen=seen,
+        remedy=remedy,
+        wall_ns=sum(place.wall_ns for place in places),
+        places=tuple(places),
+        nodes=nodes,
+        operators=operators,
+        kernels=kernels,
+        link=link,
+    )

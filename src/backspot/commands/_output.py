@@ -1,0 +1,78 @@
+"""``--format``: prints a result as a table for the terminal, or in a file's format."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from backspot.commands._console import complain, use_color, write_bytes, write_text
+
+if TYPE_CHECKING:
+    from backspot.comparison.changes import Comparison
+    from backspot.render.view import View
+    from backspot.results.report import Report
+
+__all__ = ["add_format", "print_result"]
+
+
+class _Names:
+    """The values of ``--format``. Renderers are only imported when argparse asks for the names."""
+
+    def __init__(self, kind: Literal["Report", "Comparison"]) -> None:
+        self._kind = kind
+
+    def __iter__(self) -> Iterator[str]:
+        import backspot
+        from backspot.render.formats import formats_of
+
+        yield "table"
+        yield from (one.name for one in formats_of(getattr(backspot, self._kind)) if one.name)
+
+
+def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
+    """Declare ``--format``."""
+    parser.add_argument(
+        "--format",
+        choices=_Names(kind),
+        default="table",
+        metavar="FORMAT",
+        help="output format: %(choices)s (default: table)",
+    )
+
+
+def print_result(
+    result: Report | Comparison, name: str, view: View, top: int | None, warnings: Sequence[str]
+) -> None:
+    """Print a result, and on standard error the warnings that its format cannot hold.
+
+    Args:
+        result: the result.
+        name: the value of ``--format``.
+        view: which rows to show, but for their number.
+        top: how many rows to show; ``None`` takes the format's default.
+        warnings: the result's warnings.
+    """
+    if name == "table":
+        from backspot.comparison.changes import Comparison
+        from backspot.render.text import render_comparison, render_text
+
+        view = view if top is None else replace(view, top=top)
+        color = use_color(sys.stdout)
+        write_text(
+            render_comparison(result, view, color=color)
+            if isinstance(result, Comparison)
+            else render_text(result, view, color=color)
+        )
+        return
+    from backspot.render.formats import formats_of
+
+    kind = type(result)
+    found = next(one for one in formats_of(kind) if one.name == name)
+    view = replace(view, top=found.top if top is None else top)
+    write_bytes(found.renderer(kind)(result, view))
+    if not found.has_warnings:
+        for warning in warnings:
+            complain(f"warning: {warning}")

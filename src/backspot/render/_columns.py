@@ -1,0 +1,283 @@
+"""The tables of a report: their columns, in order, with every cell.
+
+Each output lays the same columns out in its own way and may leave some out. A new column is added
+here, and then stands in all of them; for CSV and pandas it is a name in ``FIELDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from backspot.formatting import decimals_for, milliseconds, percent
+from backspot.render._sentences import Part, made_by
+from backspot.render.view import (
+    Cost,
+    View,
+    heaviest,
+    heaviest_line,
+    share_of,
+    time_of,
+)
+from backspot.results.report import OperatorCost, Report, Row, Sort
+from backspot.trace.names import short_node_name
+
+__all__ = [
+    "FIELDS",
+    "Column",
+    "milliseconds_of",
+    "module_columns",
+    "node_cells",
+    "numbers",
+    "operator_columns",
+    "record",
+]
+
+Kind: TypeAlias = Literal[
+    "rank",
+    "name",
+    "class",
+    "members",
+    "time",
+    "share",
+    "bar",
+    "other time",
+    "recompute",
+    "calls",
+    "forward",
+    "node",
+    "node time",
+    "line",
+    "count",
+    "change",
+    "verdict",
+]
+"""What a column holds. Each output decides by it how to style the column, or to leave it out."""
+
+TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. The attributes below ``cells`` are for terminals, unless they say so.
+
+    Attributes:
+        kind: what it holds.
+        head: its heading.
+        cells: its cells, one for each row, not yet escaped.
+        hints: for pages, text for each cell that appears under the pointer.
+        bars: lengths of 0 to 1, drawn instead of cells.
+        full_head: the heading with its unit, for outputs that have room for it.
+        need: how dispensable it is. Columns with need 0 are always shown; columns with the same
+            need are shown or dropped together, the highest need first.
+        least: how narrow a column of names can get; ``None`` if nothing may be cut.
+        left: whether it is aligned left (in every output).
+        cut_start: whether a long name loses its start, because the end identifies it.
+        outlasts: columns with this ``need`` or more are dropped before this one gets narrower than
+            ``ample``.
+        ample: the width at which a column of names is readable; at most half of the line is used.
+        gap: number of blanks before it.
+        style: the style of its cells.
+    """
+
+    kind: Kind
+    head: str
+    cells: Sequence[Part] = ()
+    hints: Sequence[str] = ()
+    bars: Sequence[float] = ()
+    full_head: str = ""
+    need: int = 0
+    least: int | None = None
+    left: bool = False
+    cut_start: bool = False
+    outlasts: int | None = None
+    ample: int = 48  # model.language_model.layers.31.self_attn.q_proj
+    gap: int = 2
+    style: str = ""
+
+
+def numbers(values: Iterable[object]) -> list[Part]:
+    """Cells of numbers."""
+    return [("number", str(value)) for value in values]
+
+
+def milliseconds_of(largest_ns: float, steps: int) -> Callable[[int], str]:
+    """How a table writes times, given in nanoseconds over all steps, per step in milliseconds.
+
+    Args:
+        largest_ns: the largest time in the table, which decides the number of decimals.
+        steps: number of steps.
+    """
+    decimals = decimals_for(largest_ns / steps)
+    return lambda ns: milliseconds(ns / steps, decimals)
+
+
+def module_columns(
+    report: Report, shown: Sequence[Row], unowned: Sequence[Row], view: View
+) -> list[Column]:
+    """The table of modules (or of groups of modules), with rows that no module owns below them."""
+    rows = [*shown, *unowned]
+    sort = view.sort
+    largest = max((max(row.wall_ns, time_of(row, sort)) for row in rows), default=0)
+    ms = milliseconds_of(largest, report.steps)
+
+    def of_modules(value: Callable[[Row], object]) -> list[Part]:
+        return numbers(value(row) if row.is_module else "" for row in rows)
+
+    columns = [
+        Column(
+            "rank",
+            "#",
+            numbers(index + 1 if index < len(shown) else "" for index in range(len(rows))),
+            style="dim",
+        ),
+        Column(
+            "name",
+            "class" if view.by == "class" else "module",
+            [("name" if row.is_module else "text", row.name) for row in rows],
+            least=20,
+            left=True,
+            cut_start=True,
+            outlasts=4,
+            style="cyan",
+        ),
+    ]
+    if view.by != "class":
+        classes: list[Part] = [("name", row.class_name if row.is_module else "") for row in rows]
+        columns.append(Column("class", "class", classes, need=5, least=11, left=True))
+    if view.by != "path":
+        columns.append(Column("members", "modules", of_modules(lambda row: row.members), need=3))
+    columns += _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
+    if any(row.recompute_ns for row in rows):
+        again = numbers(ms(row.recompute_ns) for row in rows)
+        columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
+    columns.append(Column("calls", "calls", of_modules(lambda row: row.calls), need=6))
+    if any(row.forward_ns for row in rows):
+        forward = of_modules(lambda row: ms(row.forward_ns))
+        columns.append(Column("forward", "forward", forward, full_head="forward ms", need=8))
+    return columns + _node_columns(rows, sort, ms)
+
+
+def operator_columns(report: Report, operators: Sequence[OperatorCost], sort: Sort) -> list[Column]:
+    """The table of autograd nodes by name, for traces that name no modules."""
+    largest = max((time_of(operator, sort) for operator in operators), default=0)
+    ms = milliseconds_of(largest, report.steps)
+    names: list[Part] = [("node", short_node_name(operator.name)) for operator in operators]
+    return [
+        Column("rank", "#", numbers(range(1, len(operators) + 1)), style="dim"),
+        Column("name", "autograd node", names, least=20, left=True),
+        *_cost_columns(report, operators, sort, ms, bar_need=4, other_need=1),
+        Column("count", "count", numbers(operator.count for operator in operators), need=2),
+    ]
+
+
+def _cost_columns(
+    report: Report,
+    costs: Sequence[Cost],
+    sort: Sort,
+    ms: Callable[[int], str],
+    *,
+    bar_need: int,
+    other_need: int,
+) -> list[Column]:
+    """The time to rank by, its share, the share as a bar, and the other times."""
+    shares = [share_of(report, cost, sort) for cost in costs]
+    longest = max(shares, default=0.0) or 1.0
+
+    def times(kind: Sort) -> list[Part]:
+        return numbers(ms(time_of(cost, kind)) for cost in costs)
+
+    columns = [
+        Column("time", TITLES[sort], times(sort), full_head=f"{TITLES[sort]} ms", style="bold"),
+        Column("share", "share", numbers(map(percent, shares)), gap=1),
+        Column(
+            "bar",
+            "",
+            numbers("" for _ in costs),
+            bars=[share / longest for share in shares],
+            need=bar_need,
+            least=6,
+            gap=1,
+            style="red",
+        ),
+    ]
+    others = [kind for kind in TITLES if kind != sort]
+    for index, kind in enumerate(others):
+        if kind != "gpu" or report.has_gpu:
+            title, need = TITLES[kind], other_need + 2 * index
+            columns.append(
+                Column("other time", title, times(kind), full_head=f"{title} ms", need=need)
+            )
+    return columns
+
+
+def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> list[Column]:
+    """Each row's heaviest node, its time, and the source line that made it."""
+    nodes = [heaviest(row, sort) for row in rows]
+    lines = [heaviest_line(row, sort) for row in rows]
+    times = numbers(ms(time_of(node, sort)) if node else "" for node in nodes)
+    columns = [
+        Column(
+            "node",
+            "heaviest node",
+            node_cells(rows, sort),
+            need=3,
+            least=14,
+            left=True,
+            outlasts=6,
+            ample=20,
+        ),
+        Column("node time", "", times, full_head="ms", need=3, gap=1),
+    ]
+    if any(lines):
+        made: list[Part] = [("name", made_by(line) if line else "") for line in lines]
+        hints = [line.text if line else "" for line in lines]
+        columns.append(Column("line", "made by", made, hints, left=True))
+    return columns
+
+
+def node_cells(rows: Sequence[Row], sort: Sort) -> list[Part]:
+    """The name of each row's heaviest node."""
+    nodes = [heaviest(row, sort) for row in rows]
+    return [("node", short_node_name(node.name) if node else "") for node in nodes]
+
+
+_OF_ROW = (
+    "path",
+    "class_name",
+    "root",
+    "is_module",
+    "members",
+    "calls",
+    "wall_ns",
+    "gpu_ns",
+    "cpu_ns",
+    "forward_ns",
+    "recompute_ns",
+    "total_wall_ns",
+    "total_gpu_ns",
+    "total_cpu_ns",
+    "total_forward_ns",
+    "total_recompute_ns",
+    "wall_ms_per_step",
+    "gpu_ms_per_step",
+    "cpu_ms_per_step",
+    "forward_ms_per_step",
+)
+FIELDS = (
+    *_OF_ROW,
+    "wall_share",
+    "heaviest_node",
+    "heaviest_node_wall_ns",
+    "heaviest_node_line",
+)
+"""The columns for programs (CSV and pandas), in order."""
+
+
+def record(report: Report, row: Row) -> tuple[str | int | float | bool, ...]:
+    """The values of ``FIELDS`` for one row."""
+    node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
+    name, time = (node.name, node.wall_ns) if node else ("", 0)
+    values = (getattr(row, field) for field in _OF_ROW)
+    return (*values, report.share(row), name, time, line.place if line else "")

@@ -1,0 +1,84 @@
+"""File formats: what each one can hold, and which one a file's name asks for.
+
+A renderer's file lists its formats in ``FORMATS``. They are found by importing the public modules
+of this folder when somebody first asks, so a new format is one new file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from backspot.errors import UsageError
+from backspot.formatting import visible
+from backspot.paths import path_text
+
+__all__ = ["Format", "Renderer", "all_formats", "format_for", "formats_of"]
+
+Renderer = Callable[..., bytes]
+"""Makes a file's bytes from a result. If the format has a name, it also takes a ``View``."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Attributes:
+        suffix: how the names of its files end.
+        renderers: the renderer for each kind of result that it can hold.
+        name: what ``--format`` calls it; empty if it is only written to files.
+        top: how many rows it shows by default; ``None`` shows all.
+        has_warnings: whether the file also holds the result's warnings.
+    """
+
+    suffix: str
+    renderers: Mapping[type, Renderer]
+    name: str = ""
+    top: int | None = None
+    has_warnings: bool = True
+
+    def renderer(self, kind: type) -> Renderer:
+        """The renderer for a kind of result."""
+        return next(found for known, found in self.renderers.items() if issubclass(kind, known))
+
+
+@cache
+def all_formats() -> tuple[Format, ...]:
+    """All formats, sorted by suffix."""
+    names = [module.name for module in iter_modules([str(Path(__file__).parent)])]
+    modules = [import_module(f"{__package__}.{name}") for name in names if name[0] != "_"]
+    found = [one for module in modules for one in getattr(module, "FORMATS", ())]
+    return tuple(sorted(found, key=lambda one: one.suffix))
+
+
+def formats_of(kind: type) -> tuple[Format, ...]:
+    """The formats that can hold a kind of result, sorted by suffix."""
+    return tuple(one for one in all_formats() if issubclass(kind, tuple(one.renderers)))
+
+
+def format_for(path: str | os.PathLike[str], kind: type, *, what: str = "save") -> Format:
+    """The format that a file's name asks for; if two suffixes fit, the longer one.
+
+    Args:
+        path: the file to write.
+        kind: the kind of result to write.
+        what: what the path is for, for the error message.
+
+    Raises:
+        UsageError: If ``path`` is not a path, or its suffix is not that of such a format.
+    """
+    name = path_text(path, what)
+    known = formats_of(kind)
+    fitting = [one for one in known if name.lower().endswith(one.suffix)]
+    if not fitting:
+        *others, last = [one.suffix for one in known]
+        raise UsageError(
+            f"{visible(name)}: the suffix decides the format; "
+            f"use one of {', '.join(others)} or {last}"
+        )
+    return max(fitting, key=lambda one: len(one.suffix))

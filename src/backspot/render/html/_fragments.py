@@ -1,0 +1,252 @@
+"""The pieces of a page that need no script: the answer, phases, findings and a table.
+
+The page and the notebooks share them. Every name comes from a trace: nothing gets into the markup
+but through ``shown``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from urllib.parse import urlsplit
+
+from backspot.formatting import counted, duration, percent, visible
+from backspot.render._columns import Column, module_columns, operator_columns
+from backspot.render._sentences import (
+    HEADING,
+    KINDS,
+    Part,
+    cost_of,
+    kept_phases,
+    made_by,
+    phase_text,
+    worth,
+)
+from backspot.render.view import DEFAULT_VIEW, Selection, operators_by
+from backspot.results.report import Finding, LineCost, OperatorCost, Report, Row, WallKinds
+
+__all__ = [
+    "facts_list",
+    "findings_list",
+    "line_shown",
+    "module_table",
+    "operator_table",
+    "phases_bar",
+    "sentence",
+    "shown",
+    "warnings_list",
+]
+
+_TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
+
+
+def shown(text: str) -> str:
+    """Text from a trace, as text of a page: nothing in it is markup, nothing in it is hidden."""
+    return escape(visible(text), quote=True)
+
+
+def sentence(parts: Sequence[Part]) -> str:
+    """One sentence; names are set as code."""
+    return "".join(
+        f"<{_TAGS[kind]}>{shown(text)}</{_TAGS[kind]}>" if _TAGS[kind] else shown(text)
+        for kind, text in parts
+    )
+
+
+def facts_list(facts: Sequence[str]) -> str:
+    """What was measured, fact by fact."""
+    told = [facts[0][:1].upper() + facts[0][1:], *facts[1:]]
+    return f'<ul class="facts">{"".join(f"<li>{shown(fact)}</li>" for fact in told)}</ul>'
+
+
+def warnings_list(warnings: Sequence[str]) -> str:
+    """What to know before trusting the numbers."""
+    if not warnings:
+        return ""
+    items = "".join(f"<li>{shown(text)}</li>" for text in warnings)
+    return f'<ul class="warnings" aria-label="Warnings">{items}</ul>'
+
+
+def phases_bar(report: Report) -> str:
+    """Where a step's time goes: one bar and its legend; nothing where the trace does not tell."""
+    phases = kept_phases(report)
+    if not phases:
+        return ""
+    texts = [phase_text(report, phase) for phase in phases]
+    label = "; ".join(f"{name} {time}, {share}" for name, time, share in texts)
+    bar = "".join(
+        f'<span class="p-{phase.name}" style="flex-grow:{phase.wall_ns}"></span>'
+        for phase in phases
+    )
+    legend = "".join(
+        f'<li><i class="p-{phase.name}" aria-hidden="true"></i>{name} <b>{time}</b> '
+        f'<span class="muted">{share}{_busy(report, phase.utilisation)}</span></li>'
+        for phase, (name, time, share) in zip(phases, texts, strict=True)
+    )
+    per = "backward pass" if report.step_unit == "backward pass" else "step"
+    whole = duration(sum(phase.wall_ns for phase in phases) / report.steps)
+    return (
+        f'<section class="phases"><h2>Where the {per} goes <span class="muted">{whole}</span></h2>'
+        f'<div class="bar" role="img" aria-label="{shown(label)}">{bar}</div>'
+        f'<ul class="legend">{legend}</ul></section>'
+    )
+
+
+def _busy(report: Report, utilisation: float) -> str:
+    return f", GPU busy {percent(utilisation)}" if report.has_gpu else ""
+
+
+def findings_list(report: Report, *, shown_first: int) -> str:
+    """What makes the step slower than it need be, and what to do; the rest opens on demand."""
+    if not report.findings:
+        return ""
+    items = [_finding(report, one) for one in report.findings]
+    first, rest = items[:shown_first], items[shown_first:]
+    more = ""
+    if rest:
+        summary = f"<summary>{counted(len(rest), 'more finding')}</summary>"
+        more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
+    return (
+        f'<section class="findings"><h2>{HEADING}</h2>'
+        f'<ol class="found">{"".join(first)}</ol>{more}</section>'
+    )
+
+
+def _finding(report: Report, finding: Finding) -> str:
+    time, share = cost_of(report, finding)
+    places, more = worth(finding, 3)
+    named = "".join(
+        f'<li><code data-path="{shown(place.path)}">{shown(place.label)}</code> '
+        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns / report.steps)}'
+        "</span></li>"
+        for place in places
+    )
+    named += f'<li class="muted">{more}</li>' if more else ""
+    link = ""
+    if urlsplit(finding.link).scheme == "https":
+        link = f' <a href="{shown(finding.link)}" rel="noreferrer">Read more</a>'
+    return (
+        f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span></div>'
+        f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
+        f'<p class="remedy">{shown(finding.remedy)}{link}</p>'
+        f'<ul class="places" aria-label="Where">{named}</ul></div></li>'
+    )
+
+
+def line_shown(line: LineCost) -> str:
+    """A source line by its place; its text appears under the pointer."""
+    return _line(made_by(line), line.text)
+
+
+def _line(place: str, text: str) -> str:
+    return f'<code title="{shown(text)}">{shown(place)}</code>' if place else ""
+
+
+_CLASSES = {
+    "rank": "n rank",
+    "name": "",
+    "class": "o2",
+    "time": "n",
+    "share": "n",
+    "bar": "b",
+    "node": "node",
+    "line": "",
+    "count": "n",
+}
+_CLASS = "n o1"
+"""The classes of columns: ``n`` is aligned right, ``o1`` and ``o2`` go where a page is narrow."""
+
+
+def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> str:
+    """The ranked rows as a table, and below them rows that no module owns.
+
+    Args:
+        report: the report.
+        chosen: its rows.
+        lines: whether to name the source line that made the heaviest node.
+    """
+    left_out = ("members", "recompute", "calls", "forward", *(() if lines else ("line",)))
+    columns = module_columns(report, chosen.shown, chosen.unowned, DEFAULT_VIEW)
+    columns = [column for column in columns if column.kind not in left_out]
+    bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])
+    rows = _rows(columns, bars, '<th scope="row"><code class="path"><bdi dir="ltr">{}</bdi></code>')
+    span = sum(column.kind != "node time" for column in columns)
+    body, rest = rows[: len(chosen.shown)], rows[len(chosen.shown) :]
+    below = (
+        f'<tbody class="unowned"><tr><th scope="rowgroup" colspan="{span}">'
+        f"no module owns:</th></tr>{''.join(rest)}</tbody>"
+        if rest
+        else ""
+    )
+    return f'<table class="ranked">{_head(columns)}<tbody>{"".join(body)}</tbody>{below}</table>'
+
+
+def operator_table(report: Report, limit: int) -> str:
+    """The autograd nodes by name, for traces that name no modules."""
+    ranked = operators_by(report, "wall")[:limit]
+    if not ranked:
+        return "<p>No autograd node ran in it: was the backward recorded?</p>"
+    columns = operator_columns(report, ranked, "wall")
+    rows = _rows(
+        columns, _kinds_bars(report, ranked), '<th scope="row" class="of-nodes"><code>{}</code>'
+    )
+    return f'<table class="ranked">{_head(columns)}<tbody>{"".join(rows)}</tbody></table>'
+
+
+def _head(columns: Sequence[Column]) -> str:
+    cells = "".join(
+        f'<th scope="col" class="{_CLASSES.get(column.kind, _CLASS)}">'
+        + ('<span class="unseen">drawn</span>' if column.kind == "bar" else column.head)
+        + "</th>"
+        for column in columns
+        if column.kind != "node time"  # it is in the node's cell
+    )
+    return f"<thead><tr>{cells}</tr></thead>"
+
+
+def _rows(columns: Sequence[Column], bars: Sequence[str], name: str) -> list[str]:
+    """The rows of a table.
+
+    Args:
+        columns: its columns.
+        bars: what to draw in each row.
+        name: the start of a row's heading, with its name at ``{}``.
+    """
+    times = next((column.cells for column in columns if column.kind == "node time"), ())
+
+    def cell(column: Column, row: int) -> str:
+        kind, text = column.kind, shown(column.cells[row][1])
+        if kind == "name":
+            return f"{name.format(text)}</th>"
+        if kind == "rank":
+            return f'<td class="n muted rank">{text}</td>'
+        if kind == "bar":
+            text = bars[row]
+        elif kind == "time":
+            text = f"<b>{text}</b>"
+        elif kind == "node" and text:
+            spent = f"<code>{text}</code> <span>{shown(times[row][1])}</span>"
+            text = f'<span class="node-cost">{spent}</span>'
+        elif kind == "line":
+            text = _line(column.cells[row][1], column.hints[row])
+        classes = _CLASSES.get(kind, _CLASS)
+        return f'<td class="{classes}">{text}</td>' if classes else f"<td>{text}</td>"
+
+    return [
+        f"<tr>{''.join(cell(column, row) for column in columns if column.kind != 'node time')}</tr>"
+        for row in range(len(columns[0].cells))
+    ]
+
+
+def _kinds_bars(report: Report, costs: Sequence[Row | OperatorCost]) -> list[str]:
+    """Bars as long as the costs' wall times, coloured by what the time is spent on."""
+    longest = max((cost.wall_ns for cost in costs), default=0)
+    bars = []
+    for cost in costs:
+        spent = cost.wall_on if isinstance(cost, Row) else WallKinds()
+        kinds = [(kind, getattr(spent, f"{kind}_ns")) for kind in KINDS if report.has_gpu]
+        parts = [(kind, ns) for kind, ns in kinds if ns > 0] or [("unknown", cost.wall_ns)]
+        drawn = "".join(f'<i class="k-{kind}" style="flex-grow:{ns}"></i>' for kind, ns in parts)
+        part = cost.wall_ns / longest if longest else 0.0
+        bars.append(f'<span class="mix" style="--part:{part:.3f}">{drawn}</span>' if part else "")
+    return bars

@@ -1,0 +1,140 @@
+"""A view of a report: which rows it shows, and by which time it ranks them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from backspot.results.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
+
+__all__ = [
+    "DEFAULT_VIEW",
+    "Cost",
+    "Selection",
+    "View",
+    "costs_anything",
+    "heaviest",
+    "heaviest_line",
+    "only_nodes",
+    "operators_by",
+    "per",
+    "select",
+    "share_of",
+    "time_of",
+    "whole_of",
+]
+
+Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
+"""What has a wall, a GPU and a CPU time."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How to look at a report; ``depth``, ``sort`` and ``by`` are those of ``Report.top``.
+
+    Attributes:
+        top: how many modules (or autograd nodes, or changes) to show at most; ``None`` shows all.
+        depth: fold every module deeper than this into its ancestor.
+        sort: the time to rank by.
+        by: what makes a row: a module, a class, or a pattern of repeated layers.
+    """
+
+    top: int | None = 15
+    depth: int | None = None
+    sort: Sort = "wall"
+    by: By = "path"
+
+    def rows(self, report: Report) -> tuple[Row, ...]:
+        """The ranked rows, with at most ``top`` modules; rows without an owner are all kept."""
+        ranked = report.top(depth=self.depth, sort=self.sort, by=self.by)
+        hidden = set()
+        if self.top is not None:
+            hidden = {id(row) for row in [row for row in ranked if row.is_module][self.top :]}
+        return tuple(row for row in ranked if id(row) not in hidden)
+
+
+DEFAULT_VIEW = View()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that a table shows, and what it leaves out.
+
+    Attributes:
+        shown: the ranked modules (or groups of modules).
+        hidden: modules that cost something but rank below the limit.
+        idle: number of modules that cost the backward nothing.
+        unowned: time that no module owns; it is not ranked among the modules.
+    """
+
+    shown: tuple[Row, ...]
+    hidden: tuple[Row, ...]
+    idle: int
+    unowned: tuple[Row, ...]
+
+
+def select(report: Report, view: View) -> Selection:
+    """Choose the rows of a table.
+
+    Raises:
+        UsageError: If the view has a value that ``Report.top`` refuses.
+    """
+    # Without rows this costs nothing, and it checks the view.
+    replace(report, modules=()).top(view.top, depth=view.depth, sort=view.sort, by=view.by)
+    ranked = report.top(depth=view.depth, sort=view.sort, by=view.by)
+    modules = [row for row in ranked if row.is_module and costs_anything(row)]
+    limit = len(modules) if view.top is None else view.top
+    return Selection(
+        shown=tuple(modules[:limit]),
+        hidden=tuple(modules[limit:]),
+        idle=sum(row.members for row in ranked if row.is_module and not costs_anything(row)),
+        unowned=tuple(row for row in ranked if not row.is_module and costs_anything(row)),
+    )
+
+
+def costs_anything(row: Row) -> bool:
+    """Whether the row has any time of its own."""
+    return bool(row.wall_ns or row.gpu_ns or row.cpu_ns)
+
+
+def only_nodes(report: Report) -> bool:
+    """Whether no module has any cost, so that only autograd nodes can be ranked."""
+    return not any(row.is_module and costs_anything(row) for row in report.modules)
+
+
+def operators_by(report: Report, sort: Sort) -> list[OperatorCost]:
+    """The autograd nodes by name, the most expensive first."""
+    return sorted(report.operators, key=lambda op: (-time_of(op, sort), -op.wall_ns, op.name))
+
+
+def time_of(cost: Cost, sort: Sort) -> int:
+    """The time to rank by, in nanoseconds over all steps."""
+    return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
+
+
+def whole_of(report: Report, sort: Sort) -> int:
+    """The backward's wall, GPU or CPU time, in nanoseconds over all steps."""
+    return {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
+
+
+def share_of(report: Report, cost: Cost, sort: Sort) -> float:
+    """The part (0 to 1) of the backward's time that a cost takes."""
+    whole = whole_of(report, sort)
+    return time_of(cost, sort) / whole if whole else 0.0
+
+
+def heaviest(row: Row, sort: Sort) -> NodeCost | None:
+    """The node that takes most of the row's time, or ``None`` if it has no node."""
+    return max(row.nodes, key=lambda node: time_of(node, sort), default=None)
+
+
+def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
+    """The source line that made most of the row's heaviest node, if the trace has lines."""
+    node = heaviest(row, sort)
+    made = [line for line in row.lines if node is not None and line.node == node.name]
+    return max(made, key=lambda line: time_of(line, sort), default=None)
+
+
+def per(report: Report) -> str:
+    """What times are given per: ``step``, or ``pass`` if each backward pass counts as a step."""
+    return "pass" if report.step_unit == "backward pass" else "step"

@@ -1,0 +1,295 @@
+"""The names that PyTorch, Kineto, Lightning, CUDA, ROCm and NCCL write into a trace.
+
+Every spelling that the package matches is defined here, once, with the place that writes it. Only
+the operators and nodes that a single finding is about, such as ``aten::item``, are listed in that
+finding's rule. A constant that is a tuple holds prefixes, for ``str.startswith`` and
+``Events.named``, unless its docstring says otherwise. Names that PyTorch builds at run time have
+predicates, which take one event name.
+"""
+
+from __future__ import annotations
+
+import re
+
+# The file format: Chrome's trace event JSON, as Kineto's output_json.cpp writes it ---------------
+
+TRACE_EVENTS = b'"traceEvents"'
+"""The key of the list of events."""
+COMPLETE, FLOW_START, FLOW_FINISH = "X", "s", "f"
+"""The phases (``ph``) of an event with a duration and of the two ends of an arrow."""
+SEQUENCE_NUMBER = "Sequence number"
+"""Argument: autograd's sequence number of an operator or a node."""
+FORWARD_THREAD = "Fwd thread id"
+"""Argument: autograd's number of the thread that built a node."""
+BLOCKS_PER_MULTIPROCESSOR = "blocks per SM"
+"""Argument: the thread blocks of a kernel for each multiprocessor."""
+
+# Categories (``cat``): Kineto's ActivityType.cpp, and what older versions and ROCm builds write --
+
+OPERATOR_CATEGORIES = ("cpu_op", "Operator")
+ANNOTATION_CATEGORIES = ("user_annotation",)
+PYTHON_CATEGORIES = ("python_function",)
+RUNTIME_CATEGORIES = (
+    "cuda_runtime",
+    "cuda_driver",
+    "hip_runtime",
+    "hip_driver",
+    "xpu_runtime",
+    "xpu_driver",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+    "runtime",
+    "Runtime",
+)
+KERNEL_CATEGORIES = ("kernel", "Kernel")
+MEMCPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
+MEMSET_CATEGORIES = ("gpu_memset", "Memset")
+FORWARD_BACKWARD = "fwdbwd"
+"""The category of the arrows from a forward operator to its backward node."""
+OTHER_CATEGORIES = frozenset(
+    {
+        "",
+        "Trace",
+        "collective_comm",
+        "cpu_instant_event",
+        "cuda_event",
+        "cuda_profiler_range",
+        "cuda_sync",
+        "external_correlation",
+        "gpu_user_annotation",
+        "overhead",
+    }
+)
+"""Whole category names that Kineto writes beside the work of host and devices."""
+
+# Python frames, of ``with_stack=True``: torch/csrc/autograd/profiler_python.cpp ------------------
+
+MODULE_CALL = "nn.Module: "
+"""The call of a module, followed by its class name and the number of the instance."""
+_PYTHON_FRAME = re.compile(r".*\.py\(\d+\): |<built-in ")
+
+
+def is_python_frame(name: str) -> bool:
+    """Whether this is another Python call: ``file.py(12): step``, ``<built-in method …>``."""
+    return _PYTHON_FRAME.match(name) is not None
+
+
+# Annotations: what calls ``record_function`` -----------------------------------------------------
+
+PROFILER_STEP = "ProfilerStep#"
+"""A step of the training loop: ``torch.profiler.profile.step``."""
+OPTIMIZER_STEP = "Optimizer.step#"
+"""``torch.optim.Optimizer.profile_hook_step``, followed by the class."""
+ZERO_GRAD = "Optimizer.zero_grad#"
+"""``torch.optim.Optimizer.zero_grad``, followed by the class."""
+OPTIMIZER = ("Optimizer.", "Optimizer#")
+"""All marks of optimizers; the second as old traces have it."""
+NEXT_BATCH = "enumerate(DataLoader)#"
+"""``torch.utils.data.DataLoader``'s iterator fetching a batch, followed by the class."""
+DDP_FORWARD = "DistributedDataParallel.forward"
+"""``torch.nn.parallel.DistributedDataParallel.forward``."""
+FSDP = "FSDP::"
+"""``torch.distributed.fsdp.fully_shard``, followed by what it is doing."""
+COMPILED_REGION = "Torch-Compiled Region: "
+"""``torch._dynamo``, around each compiled graph."""
+LIGHTNING_MODULE = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
+"""The call of a module: ``lightning.pytorch.profilers.PyTorchProfiler``."""
+HOST_MARKS = ("autograd::", "DataLoader", "enumerate(", "Optimizer", "ProfilerStep")
+"""What PyTorch wraps around the work of others; some versions write these as operators."""
+# The actions of Lightning's trainer, with the class of whoever runs them in between.
+_ACTION = r"\[pl\]\[profile\].*"
+_FETCH_MARK = re.compile(rf"enumerate\(DataLoader\)|{_ACTION}(dataloader_next|val_next)$")
+_COPY_MARK = re.compile(rf"{_ACTION}batch_to_device$")
+_FORWARD_MARK = re.compile(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}training_step$")
+_OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}(zero_grad|configure_gradient_clipping)$")
+
+
+def is_fetch_mark(name: str) -> bool:
+    """Whether PyTorch or Lightning marks with this that a batch is fetched."""
+    return _FETCH_MARK.match(name) is not None
+
+
+def is_copy_mark(name: str) -> bool:
+    """Whether Lightning marks with this that a batch is copied to the device."""
+    return _COPY_MARK.match(name) is not None
+
+
+def is_forward_mark(name: str) -> bool:
+    """Whether PyTorch or Lightning marks a model's forward with this."""
+    return _FORWARD_MARK.match(name) is not None
+
+
+def is_optimizer_mark(name: str) -> bool:
+    """Whether PyTorch or Lightning marks the work of an optimizer with this."""
+    return _OPTIMIZER_MARK.match(name) is not None
+
+
+# Autograd: torch/csrc/autograd -------------------------------------------------------------------
+
+EVALUATE_FUNCTION = "autograd::engine::evaluate_function: "
+"""The engine executing a node, followed by the node's name: ``engine.cpp``."""
+AUTOGRAD_NAMESPACE = "torch::autograd::"
+"""Before the name of a node that C++ wrote by hand, demangled: ``Node::name``."""
+ACCUMULATE_GRAD = "AccumulateGrad"
+"""The node that adds a gradient to its parameter: ``functions/accumulate_grad.h``."""
+BACKWARD = "Backward"
+"""In the names of all nodes that ``derivatives.yaml`` generates, and of Python's Functions."""
+CPP_FUNCTION = "CppFunction"
+"""Python's class of a node that C++ defines without one: ``python_cpp_function.cpp``."""
+BACKWARD_HOOK_FUNCTION = "BackwardHookFunction"
+"""What ``nn.Module``'s full backward hooks wrap inputs and outputs in: ``utils/hooks.py``."""
+CHECKPOINT_FUNCTION = "CheckpointFunction"
+"""The node of ``torch.utils.checkpoint`` with ``use_reentrant=True``."""
+DIFFERENTIABLE_GRAPH = "DifferentiableGraph"
+"""Part of the name of a node of TorchScript: ``graph_executor.cpp``."""
+COMPILED_FUNCTION = "CompiledFunction"
+"""The node of a compiled region: ``torch/_functorch``."""
+_NODE = re.compile(r"\w+Backward\d*\Z")
+_GENERATED_NODE = re.compile(r"Backward\d+\Z")
+_VIEW_NODE = re.compile(r"(.*::)?(CopySlices|CopyBackwards|AsStridedBackward\d*)\Z")
+
+
+def is_accumulate_grad(name: str) -> bool:
+    """Whether this is the node that adds a gradient to its parameter."""
+    return name.endswith(ACCUMULATE_GRAD)
+
+
+def is_node(name: str) -> bool:
+    """Whether a node has a name as PyTorch gives it: ``MulBackward0``, ``MyFunctionBackward``."""
+    return _NODE.search(name) is not None
+
+
+def is_generated_node(name: str) -> bool:
+    """Whether ``derivatives.yaml`` generated this node: ``MulBackward0``."""
+    return _GENERATED_NODE.search(name) is not None
+
+
+def is_view_node(name: str) -> bool:
+    """Whether autograd made this node for a view or a copy, beside the operator's own node."""
+    return _VIEW_NODE.match(name) is not None
+
+
+def short_node_name(name: str) -> str:
+    """Return the name of a node without autograd's C++ namespace."""
+    return name.removeprefix(AUTOGRAD_NAMESPACE)
+
+
+# Operators: native_functions.yaml ----------------------------------------------------------------
+
+ATEN = "aten::"
+"""The namespace of PyTorch's own operators."""
+_GRADIENT_OPERATOR = re.compile(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
+_NORM = re.compile(r"aten::(linalg_vector_)?norm$")
+_PIN_MEMORY = re.compile(r"aten::_?pin_memory$")
+
+
+def is_gradient_operator(name: str) -> bool:
+    """Whether this operator clips, unscales, zeroes or applies all gradients at once."""
+    return _GRADIENT_OPERATOR.match(name) is not None
+
+
+def is_norm(name: str) -> bool:
+    """Whether this operator computes a norm, as clipping does for each gradient."""
+    return _NORM.match(name) is not None
+
+
+def is_pin_memory(name: str) -> bool:
+    """Whether this operator copies a tensor into pinned memory."""
+    return _PIN_MEMORY.match(name) is not None
+
+
+# Calls of the CUDA and HIP runtimes and drivers --------------------------------------------------
+
+KERNEL_LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipModuleLaunch", "hipExtLaunch")
+GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
+"""The replay of a captured CUDA or HIP graph."""
+CODE_LOADS = ("cuModuleLoad", "cuLibraryLoad", "hipModuleLoad", "cudaModuleLoad")
+"""Device code being loaded, which happens when a kernel is first wanted."""
+_RUNTIME_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
+_SYNCHRONIZATION = re.compile(
+    r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
+)
+
+
+def is_runtime_call(name: str) -> bool:
+    """Whether this is a call of the CUDA or HIP runtime or driver."""
+    return _RUNTIME_CALL.match(name) is not None
+
+
+def is_synchronization(name: str) -> bool:
+    """Whether this call returns only when the device has done its work."""
+    return _SYNCHRONIZATION.match(name) is not None
+
+
+# Copies and memsets on the device: Kineto's CuptiActivity.cpp and RoctracerActivity.cpp ----------
+
+MEMCPY = "Memcpy"
+MEMSET = "Memset"
+TO_DEVICE = ("Memcpy HtoD", "CopyHostToDevice")
+"""From host to device, as CUDA and as ROCm call it."""
+CUDA_TO_DEVICE = "Memcpy HtoD"
+TO_HOST = "Memcpy DtoH"
+PAGEABLE = "Pageable"
+"""Part of the name of a copy that blocks its caller: ``Memcpy HtoD (Pageable -> Device)``."""
+PAGEABLE_TO_DEVICE = "Memcpy HtoD (Pageable"
+_FROM_DEVICE = re.compile(r"Memcpy (DtoH|PtoP|Peer)|Memcpy DtoD \(Device -> Device \d")
+
+
+def is_copy_from_device(name: str) -> bool:
+    """Whether a copy leaves its device: to the host or to another device."""
+    return _FROM_DEVICE.match(name) is not None
+
+
+# Kernels -----------------------------------------------------------------------------------------
+
+_COMMUNICATION = ("nccl", "rccl", "mscclpp", "nvshmem", "oneccl")
+_SORT = re.compile(r"sort", re.IGNORECASE)
+_FUSED_OPTIMIZER = re.compile(r"multi_tensor_apply|[Ff]used|triton_|_foreach")
+_ZERO_FILL = re.compile(r"FillFunctor|Memset|zero|Zero|multi_tensor_apply")
+_LAYOUT_CONVERSION = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
+_WITHOUT_TENSOR_CORES = re.compile(
+    r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN\w*<(float|double)"
+    r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
+    r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
+)
+_DOUBLE = re.compile(r"dgemm|<double")
+FILL_FUNCTOR = "FillFunctor"
+"""Part of the name of the kernel that fills a tensor: ATen's ``FillKernel.cu``."""
+INDEXING_BACKWARD = "indexing_backward_kernel"
+"""Part of the name of the kernels that add gradients into rows: ATen's ``Indexing.cu``."""
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel communicates between ranks: NCCL, RCCL, MSCCL++, NVSHMEM or oneCCL."""
+    lower = name.lower()
+    return any(library in lower for library in _COMMUNICATION)
+
+
+def is_sort(name: str) -> bool:
+    """Whether a kernel sorts: CUB's, Thrust's and ATen's are all named so."""
+    return _SORT.search(name) is not None
+
+
+def is_fused_optimizer(name: str) -> bool:
+    """Whether a kernel updates many parameters at once: ATen's foreach and fused, or Triton's."""
+    return _FUSED_OPTIMIZER.search(name) is not None
+
+
+def is_zero_fill(name: str) -> bool:
+    """Whether device work sets memory to zero: ATen's kernels, and memsets."""
+    return _ZERO_FILL.search(name) is not None
+
+
+def is_layout_conversion(name: str) -> bool:
+    """Whether a kernel of cuDNN converts between channels-first and channels-last."""
+    return _LAYOUT_CONVERSION.search(name) is not None
+
+
+def is_without_tensor_cores(name: str) -> bool:
+    """Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
+    return _WITHOUT_TENSOR_CORES.search(name) is not None
+
+
+def is_double(name: str) -> bool:
+    """Whether a kernel of cuBLAS, cuDNN or Tensile computes in fp64."""
+    return _DOUBLE.search(name) is not None

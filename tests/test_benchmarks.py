@@ -1,0 +1,227 @@
+"""Every benchmark runs at a small size, says what it does, and writes only where it is told to.
+
+The scripts are found by listing ``benchmarks``: a new one is tested without a line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from benchmarks import common
+from benchmarks.workers import NO_TIME, Phase, do_alone, run
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+SCRIPTS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
+    if 'if __name__ == "__main__":' in path.read_text()
+)
+
+
+def script(name: str):
+    """The script's main, or a skip where it needs a package that is missing."""
+    try:
+        return importlib.import_module(name).main
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "timm"):
+            raise
+        pytest.skip(f"needs {error.name}")
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """Benchmarks set PyTorch's global settings; the next test must not see them."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    state, path = random.getstate(), list(sys.path)
+    with warnings.catch_warnings():
+        yield
+    sys.path[:] = path
+    random.setstate(state)
+    torch.utils.deterministic.fill_uninitialized_memory = filling
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_num_threads(threads)
+
+
+def written() -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in common.RESULTS.iterdir()}
+
+
+def test_there_are_scripts_in_every_room():
+    assert len(SCRIPTS) >= 15
+    rooms = {name.split(".")[1] for name in SCRIPTS}
+    assert rooms >= {"accuracy", "causes", "cost", "fixtures", "robustness", "traces"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_benchmark_says_what_it_does(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        script(name)(["--help"])
+    help_text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "--small" in help_text
+    assert "--out" in help_text
+    asked = name.removesuffix(".__main__")
+    assert f"`python -m {asked}" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_small_run_works_and_leaves_the_results_alone(
+    name, tmp_path, monkeypatch, capsys, settings
+):
+    main = script(name)
+    monkeypatch.chdir(tmp_path)
+    before = written()
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    device = ["--device", "cpu"] if "--device" in capsys.readouterr().out else []
+    is_folder = name == "benchmarks.fixtures.record"
+    out = tmp_path / ("recorded" if is_folder else "out.json")
+    code = main(["--small", *device, "-o", str(out)])
+    said = capsys.readouterr()
+    if code == common.CannotRunError.code:
+        assert said.err.count("\n") == 1
+        pytest.skip(said.err.strip())
+    assert code == 0, said.out + said.err
+    assert out.exists()
+    if name != "benchmarks.traces.trim" and not is_folder:
+        document = json.loads(out.read_text())
+        assert document["small"]
+        assert document["hardware"]["python"]
+    assert written() == before
+
+
+@pytest.mark.parametrize("name", ["accuracy.gpu_truth", "causes.__main__", "cost.overhead"])
+def test_a_case_that_does_not_exist_is_one_line(name, capsys):
+    main = script(f"benchmarks.{name}")
+    assert main(["--small", "--device", "cpu", "--cases", "no_such_case"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# Worker processes --------------------------------------------------------------------------------
+
+WORKER = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+from benchmarks.workers import serve
+
+def handle(job, stage):
+    stage("first", {{"known": job["name"]}})
+    print("a library prints this")
+    if job.get("does") == "crash":
+        os._exit(7)
+    if job.get("does") == "hang":
+        time.sleep(60)
+    if job.get("does") == "error":
+        raise ValueError("no\\nsuch thing")
+    if job.get("does") == "crowd" and sys.argv[1] != "1":
+        os._exit(7)
+    if job.get("does") == "grow":
+        held = bytearray(400 << 20)
+        time.sleep(60)
+    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if job.get("does") == "other rank" and rank == "1":
+        os._exit(9)
+    if job.get("does") == "other rank":
+        time.sleep(60)
+    time.sleep(job.get("seconds", 0))
+    return {{"pid": os.getpid(), "world": world}}
+
+serve(handle)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path):
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER.format(root=str(ROOT)))
+    return [sys.executable, str(path)]
+
+
+def no_handler():
+    raise AssertionError("only a run without workers needs one")
+
+
+def test_records_come_back_in_the_order_of_the_jobs(worker):
+    jobs = [{"name": str(n), "seconds": 0.3 if n == 0 else 0.0} for n in range(6)]
+    heard = []
+    found = run(
+        jobs, worker, no_handler, [Phase(2, 20)], ended=lambda job, _: heard.append(job["name"])
+    )
+    assert [record["end"] for record in found] == ["done"] * 6
+    assert len({record["pid"] for record in found}) == 2
+    assert sorted(heard) == [job["name"] for job in jobs]
+    assert found[0]["pid"] != found[1]["pid"]
+
+
+@pytest.mark.parametrize(
+    ("does", "end"),
+    [("crash", "crash"), ("hang", "timeout"), ("error", "error"), ("grow", "memory")],
+)
+def test_a_worker_that_fails_costs_one_job(worker, does, end, capsys):
+    jobs = [{"name": "a"}, {"name": "b", "does": does}, {"name": "c"}]
+    phase = Phase(1, 1.5, host_gib=0.3, start_s=10 if does != "hang" else 0)
+    first, failed, last = run(jobs, worker, no_handler, [phase])
+    assert (first["end"], failed["end"], last["end"]) == ("done", end, "done")
+    assert failed["known"] == "b"
+    assert failed["stage"] == "first"
+    assert "\n" not in failed["error"]
+    assert f"b {end}: {failed['error']}" in capsys.readouterr().out
+
+
+def test_a_job_that_failed_is_tried_again_in_the_lonely_phase(worker):
+    jobs = [{"name": "a", "does": "crowd"}, {"name": "b"}]
+    found = run(jobs, worker, no_handler, [Phase(2, 20), Phase(1, 20)])
+    assert [record["end"] for record in found] == ["done", "done"]
+
+
+def test_each_job_can_have_a_process_of_its_own(worker):
+    found = run([{"name": "a"}, {"name": "b"}], worker, no_handler, [Phase(1, 20)], fresh=True)
+    assert len({record["pid"] for record in found}) == 2
+
+
+def test_ranks_do_a_job_together_and_fail_together(worker):
+    jobs = [{"name": "a"}, {"name": "b", "does": "other rank"}, {"name": "c"}]
+    found = run(jobs, worker, no_handler, [Phase(1, 20)], ranks=2)
+    assert [record["end"] for record in found] == ["done", "crash", "done"]
+    assert found[0]["world"] == "2"
+    assert "exit 9" in found[1]["error"]
+
+
+def test_jobs_for_which_no_time_is_left_are_reported(worker):
+    found = run([{"name": "a"}], worker, no_handler, [Phase(1, 20)], seconds=0)
+    assert found == [{"end": NO_TIME}]
+
+
+def test_a_run_without_workers_does_the_jobs_itself():
+    def start():
+        def handle(job, stage):
+            stage("first", {"known": 1})
+            if job["name"] == "b":
+                raise ValueError("no such thing")
+            return {"known": 2}
+
+        return handle
+
+    found = run([{"name": "a"}, {"name": "b"}], [], start, [Phase(0, 1)])
+    assert found[0] == {"known": 2, "end": "done"}
+    assert found[1]["known"] == 1
+    assert found[1]["error"] == "ValueError: no such thing"
+
+
+def test_one_job_alone_has_a_time_limit(worker):
+    assert do_alone({"name": "a", "does": "hang"}, worker, 1)["end"] == "timeout"
+    assert do_alone({"name": "a"}, worker, 20)["end"] == "done"
