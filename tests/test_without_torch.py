@@ -30,7 +30,7 @@ def test_what_needs_torch_says_so_and_how_to_get_it(asking):
     done = without_torch(f"import backspot; {asking}")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("backspot.errors.MissingDependencyError: ")
+    assert last.startswith("backspot.MissingDependencyError: ")
     assert "need torch" in last
     assert REMEDY in last
     assert done.stderr.count("Traceback") == 1  # not one for torch and another for this

@@ -4,9 +4,10 @@
 
     with backspot.instrument(model):
         ...                                # profile a few steps with torch.profiler yourself
-    print(backspot.locate(prof))           # or a trace's path
+    print(backspot.locate(prof))           # or the path of a trace
 
-Importing this does not import torch: only ``profile`` and ``instrument`` need it.
+Importing ``backspot`` imports neither torch nor numpy: public names are loaded on first use, and
+only ``profile`` and ``instrument`` need torch.
 """
 
 from __future__ import annotations
@@ -18,18 +19,66 @@ from backspot._version import __version__
 from backspot.results import presented
 
 if TYPE_CHECKING:
-    from backspot.comparison.changes import Comparison
+    from backspot.comparison.changes import Change, Comparison, Move, Side
     from backspot.comparison.compare import compare
-    from backspot.errors import BackspotError
+    from backspot.errors import (
+        AlreadyInstrumentedError,
+        BackspotError,
+        MissingDependencyError,
+        NoBackwardError,
+        NotATraceError,
+        OutputExistsError,
+        SourceNotFoundError,
+        UsageError,
+    )
     from backspot.live import Instrumentation, instrument, profile
     from backspot.pipeline import locate
+    from backspot.results.costs import (
+        Coverage,
+        DeviceCost,
+        KernelCost,
+        LineCost,
+        NodeCost,
+        OperatorCost,
+        Pass,
+        Phase,
+        Row,
+        WallKinds,
+    )
+    from backspot.results.findings import Finding, Place
     from backspot.results.report import Report
+    from backspot.results.subtrees import Subtree
+    from backspot.trace.source import Source
 
 __all__ = [
+    "AlreadyInstrumentedError",
     "BackspotError",
+    "Change",
     "Comparison",
+    "Coverage",
+    "DeviceCost",
+    "Finding",
     "Instrumentation",
+    "KernelCost",
+    "LineCost",
+    "MissingDependencyError",
+    "Move",
+    "NoBackwardError",
+    "NodeCost",
+    "NotATraceError",
+    "OperatorCost",
+    "OutputExistsError",
+    "Pass",
+    "Phase",
+    "Place",
     "Report",
+    "Row",
+    "Side",
+    "Source",
+    "SourceNotFoundError",
+    "Subtree",
+    "UsageError",
+    "WallKinds",
     "__version__",
     "compare",
     "instrument",
@@ -38,10 +87,34 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AlreadyInstrumentedError": "backspot.errors",
     "BackspotError": "backspot.errors",
+    "Change": "backspot.comparison.changes",
     "Comparison": "backspot.comparison.changes",
+    "Coverage": "backspot.results.costs",
+    "DeviceCost": "backspot.results.costs",
+    "Finding": "backspot.results.findings",
     "Instrumentation": "backspot.live",
+    "KernelCost": "backspot.results.costs",
+    "LineCost": "backspot.results.costs",
+    "MissingDependencyError": "backspot.errors",
+    "Move": "backspot.comparison.changes",
+    "NoBackwardError": "backspot.errors",
+    "NodeCost": "backspot.results.costs",
+    "NotATraceError": "backspot.errors",
+    "OperatorCost": "backspot.results.costs",
+    "OutputExistsError": "backspot.errors",
+    "Pass": "backspot.results.costs",
+    "Phase": "backspot.results.costs",
+    "Place": "backspot.results.findings",
     "Report": "backspot.results.report",
+    "Row": "backspot.results.costs",
+    "Side": "backspot.comparison.changes",
+    "Source": "backspot.trace.source",
+    "SourceNotFoundError": "backspot.errors",
+    "Subtree": "backspot.results.subtrees",
+    "UsageError": "backspot.errors",
+    "WallKinds": "backspot.results.costs",
     "compare": "backspot.comparison.compare",
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",
@@ -61,16 +134,16 @@ def _labelling() -> presented.Labelling:
     return pipeline
 
 
-# Results print and save themselves through the renderers, which import them. Only the root of the
-# package knows both; it imports neither before it is asked for.
+# Results print and save themselves through the renderers, which import the results. Only the root
+# of the package knows both, and it imports the renderers on first use.
 presented.forms, presented.labelling = _forms, _labelling
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - the public names have no common type
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'backspot' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return [*__all__]

@@ -26,12 +26,13 @@ from backspot.results.report import Report
 from backspot.trace import Events, Progress, read_events
 from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
+from backspot.trace.source import Source
 
 __all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
 
 
 def locate(
-    source: Any,  # noqa: ANN401 - a path, a stream or a profiler; torch is not imported for its type
+    source: Source,
     *,
     depth: int | None = None,
     progress: Progress | None = None,
@@ -39,33 +40,40 @@ def locate(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
-    """Find the modules that make the backward slow.
+    """Rank the modules of a trace by what they cost in the backward.
 
     Args:
-        source: the path of a trace (``.json`` or ``.json.gz`` as ``export_chrome_trace`` writes it)
-            or of a folder, from which the newest trace is read; ``"-"`` for standard input; an open
-            binary file; or a ``torch.profiler.profile`` that has stopped. The profiler can still
-            export its trace afterwards.
-        depth: fold every module deeper than this into its ancestor. ``None`` (default) keeps all.
-        progress: called while a file is read, with the number of bytes read and the total, or
-            ``None`` if the total is not known.
-        jobs: the most processes that decode a large uncompressed ``.json``. ``None`` (default)
-            chooses by file size and CPU count. Does not affect the result.
-        trace: where to write a labelled copy of the trace (``.json`` or ``.json.gz``): the whole
-            trace, with tracks of nested spans ``backward: …`` below each thread that ran autograd
-            and each GPU stream, and arrows from forward. This uses up a profiler's one export.
-        force: overwrite an existing file at ``trace``.
+        source: Path of a trace as ``export_chrome_trace`` writes it (``.json`` or ``.json.gz``) or
+            of a folder, whose newest trace is read; ``"-"`` for standard input; an open binary
+            file; or a ``torch.profiler.profile`` that has stopped. Reading a profiler leaves its
+            one export to you.
+        depth: Add every module deeper than this to its ancestor at this depth. ``None`` (default)
+            keeps every module.
+        progress: Function that is called while a file is read, with the number of bytes read and
+            the size of the file, or ``None`` if the size is unknown. Default: ``None``.
+        jobs: Maximum number of processes used to decode a large uncompressed ``.json``. ``None``
+            (default) chooses by file size and CPU count. Does not affect the result.
+        trace: Where to write a labelled copy of the trace (``.json`` or ``.json.gz``). The copy has
+            in addition tracks of nested ``backward: …`` spans below each thread that ran autograd
+            and each GPU stream, and arrows from forward to backward. For a profiler this uses its
+            one export. ``None`` (default) writes nothing.
+        force: Whether to overwrite an existing file at ``trace``. Default: ``False``.
 
     Returns:
-        The ranked report.
+        The report, with times in nanoseconds, summed over all recorded steps.
 
     Raises:
-        SourceNotFoundError: If there is nothing to read.
-        NotATraceError: If the source is not a trace, or is too broken to use.
+        SourceNotFoundError: If ``source`` is missing or cannot be read.
+        NotATraceError: If ``source`` is not a trace, or is too broken to use.
         NoBackwardError: If the trace has no backward pass.
         OutputExistsError: If ``trace`` exists and ``force`` is false.
         UsageError: If an argument is invalid, if the profiler is still running, or if ``trace`` is
             given and the profiler has already been exported.
+
+    Example:
+        >>> report = backspot.locate("trace.json.gz")
+        >>> report.top(1)
+        (<Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>,)
     """
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise UsageError(

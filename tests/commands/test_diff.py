@@ -86,7 +86,7 @@ def test_csv_keeps_to_top_and_tells_its_notes_beside(saved, capsys):
     out, err = capsys.readouterr()
     lines = list(csv.DictReader(io.StringIO(out)))
     assert [line["path"] for line in lines] == ["", "patch_drop"]
-    assert err.startswith("backspot: warning: Of two or three steps")
+    assert err.startswith("backspot: warning: Two or three steps")
 
 
 def test_a_slower_backward_fails_above_the_limit_and_the_table_stands(saved, capsys):

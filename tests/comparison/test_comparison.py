@@ -213,7 +213,7 @@ def test_what_to_mistrust_stands_before_the_numbers_that_of_the_recordings_first
     cut = replace(vit(), warnings=("The trace is cut short.",))
     lines = render_comparison(compare(vit(), cut), width=120).splitlines()
     first = lines.index("! After: The trace is cut short.")
-    assert lines[first + 1].startswith("! Of two or three steps")
+    assert lines[first + 1].startswith("! Two or three steps")
     assert lines[first + 3].split()[:3] == ["module", "class", "before"]
 
 

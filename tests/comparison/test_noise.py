@@ -1,28 +1,72 @@
 """What counts as more than noise."""
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backspot.comparison.noise import _quantile, interval, typical_spread
+from backspot.comparison.noise import _t_probability, _t_quantile, interval, typical_spread
+
+# Two-sided quantiles of Student's t, as tables print them, by degrees of freedom.
+LEVELS_OF_TABLE = (0.1, 0.05, 0.01, 0.001)
+TABLE = {
+    1: (6.314, 12.706, 63.657, 636.619),
+    2: (2.920, 4.303, 9.925, 31.599),
+    3: (2.353, 3.182, 5.841, 12.924),
+    4: (2.132, 2.776, 4.604, 8.610),
+    5: (2.015, 2.571, 4.032, 6.869),
+    6: (1.943, 2.447, 3.707, 5.959),
+    7: (1.895, 2.365, 3.499, 5.408),
+    8: (1.860, 2.306, 3.355, 5.041),
+    9: (1.833, 2.262, 3.250, 4.781),
+    10: (1.812, 2.228, 3.169, 4.587),
+    15: (1.753, 2.131, 2.947, 4.073),
+    20: (1.725, 2.086, 2.845, 3.850),
+    30: (1.697, 2.042, 2.750, 3.646),
+    60: (1.671, 2.000, 2.660, 3.460),
+    120: (1.658, 1.980, 2.617, 3.373),
+}
 
 
-@pytest.mark.parametrize(
-    ("level", "freedom", "known"),
-    [
-        (0.05, 1, 12.7062),
-        (0.05, 2, 4.3027),
-        (0.05, 3, 3.1824),
-        (0.05, 4, 2.7764),
-        (0.01, 5, 4.0321),
-        (0.001, 10, 4.5869),
-        (0.05, 120, 1.9799),
-    ],
-)
-def test_students_quantiles_are_those_of_the_tables(level, freedom, known):
-    assert _quantile(level, freedom) == pytest.approx(known, abs=1e-3)
+@pytest.mark.parametrize("freedom", TABLE)
+def test_students_quantiles_are_those_of_the_tables(freedom):
+    found = [_t_quantile(level, freedom) for level in LEVELS_OF_TABLE]
+    assert found == pytest.approx(TABLE[freedom], abs=6e-4)
+
+
+FREEDOM = st.integers(1, 204)  # as many as ``interval`` asks for, those borrowed included
+LEVELS = st.floats(1e-7, 0.9)
+
+
+@given(LEVELS, FREEDOM)
+def test_students_quantile_undoes_the_probability(level, freedom):
+    angle = math.atan(_t_quantile(level, freedom) / math.sqrt(freedom))
+    assert 1 - _t_probability(angle, freedom) == pytest.approx(level, rel=1e-6, abs=1e-12)
+
+
+@given(st.floats(0.01, 1.5), FREEDOM)
+def test_students_probability_is_the_integral_of_the_density(angle, freedom):
+    """With t = tan(a) * sqrt(n), the density over a is proportional to cos(a) ** (n - 1)."""
+
+    def density(at):
+        return math.cos(at) ** (freedom - 1)
+
+    def integral(end, steps=400):
+        width = end / steps
+        inner = sum((4 if k % 2 else 2) * density(k * width) for k in range(1, steps))
+        return width / 3 * (density(0) + inner + density(end))
+
+    share = integral(angle) / integral(math.pi / 2)
+    assert _t_probability(angle, freedom) == pytest.approx(share, abs=1e-6)
+
+
+@given(LEVELS, FREEDOM)
+def test_students_quantile_falls_with_the_level_and_the_degrees_of_freedom(level, freedom):
+    quantile = _t_quantile(level, freedom)
+    assert quantile > _t_quantile(level * 1.1, freedom)
+    assert quantile > _t_quantile(level, freedom + 1)
 
 
 def test_one_step_on_a_side_allows_no_interval():

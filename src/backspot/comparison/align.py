@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from backspot.comparison.changes import Move
 from backspot.results.costs import Row
-from backspot.results.grouping import names_in_order
+from backspot.results.grouping import name_order
 
 __all__ = ["aligned", "moves_between"]
 
@@ -61,7 +61,7 @@ def moves_between(
             claims[side, path].append(len(found))
     moves: list[Move] = []
     moved: dict[str, str] = {}
-    ordered = sorted((names_in_order(path), path) for path in gone)
+    ordered = sorted((name_order(path), path) for path in gone)
     free = set(new)
     for (old, fresh), found in sorted(votes.items(), key=lambda item: (-len(item[1]), item[0])):
         rivals = (
@@ -172,7 +172,7 @@ def _followers(
 
 def _inside(outer: _Path, ordered: Sequence[tuple[str, str]]) -> Iterator[str]:
     """The paths at and below one, of those in the order of their names."""
-    key = names_in_order(".".join(outer))
+    key = name_order(".".join(outer))
     for index in range(bisect_left(ordered, (key,)), len(ordered)):
         other, path = ordered[index]
         if outer and other != key and not other.startswith(f"{key}\0"):

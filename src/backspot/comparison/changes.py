@@ -1,8 +1,6 @@
-"""Two reports side by side: what got slower, what got faster, and what is only noise.
+"""The comparison of two reports: frozen data, with the questions that people ask about it.
 
-Everything is per step, and wall time. Whether a difference counts is decided by a Welch-type
-interval over the steps, which ``noise`` describes: conservative with two or three steps,
-and with a single step on either side nothing is claimed.
+All times are wall times in milliseconds per step, unless the name ends in ``_ns``.
 """
 
 from __future__ import annotations
@@ -14,23 +12,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backspot.errors import UsageError
-from backspot.formatting import quoted
+from backspot.formatting import quoted, visible
 from backspot.results import presented
 from backspot.results.presented import Presented
+from backspot.results.public import public
 from backspot.results.report import StepUnit
 
-__all__ = ["SCHEMA", "Change", "Comparison", "Kind", "Move", "Side", "Verdict"]
+__all__ = ["SCHEMA", "Change", "ChangeKind", "Comparison", "Move", "Side", "Verdict"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change within paths.
+    """One renaming that explains why modules have other paths after than before.
 
     Attributes:
-        before: what is gone; ``""`` where everything moved into another module, ``*.qkv`` where
-            the same happened in several places.
-        after: what stands in its place.
-        modules: how many modules moved with it.
+        before: The part of the path that is gone: ``""`` if everything moved into another module,
+            ``*.qkv`` if the same renaming happened in several places.
+        after: The part of the path that replaces it.
+        modules: Number of modules that moved with it.
     """
 
     before: str
@@ -39,21 +39,22 @@ class Move:
 
 
 SCHEMA = "backspot.comparison/1"
-"""The version of the JSON form."""
+"""Version of the JSON form."""
 
-Kind = Literal["whole", "module", "node", "unowned"]
+ChangeKind = Literal["whole", "module", "node", "unowned"]
 Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two recordings.
+    """One of the two recordings that are compared.
 
     Attributes:
-        trace: what was read.
-        steps: how many steps it holds.
-        step_unit: what counts as one.
-        name: what to call it, as given to ``compare``; empty where nothing was.
+        trace: What was read.
+        steps: Number of recorded steps.
+        step_unit: What counts as one step.
+        name: Name given to ``compare``, ``""`` if none was given.
     """
 
     trace: str
@@ -63,36 +64,51 @@ class Side:
 
     @property
     def label(self) -> str:
-        """Its name, and what it is of where the name does not say so."""
+        """The name, followed by what was read unless the name already says so."""
         if not self.name:
             return self.trace or "a report"
-        told = not self.trace or f"/{self.trace}".endswith(f"/{self.name}")
-        return self.name if told else f"{self.name} ({self.trace})"
+        names_trace = not self.trace or f"/{self.trace}".endswith(f"/{self.name}")
+        return self.name if names_trace else f"{self.name} ({self.trace})"
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of one module, or of the whole backward.
+    """Change of one module, or of the whole backward, from one report to another.
+
+    Times ending in ``_ms`` are milliseconds per step. Times ending in ``_ns_by_step`` are integer
+    nanoseconds, one for each step.
 
     Attributes:
-        kind: ``whole``, ``module``, ``node`` (an autograd node by name, where modules have no
-            labels) or ``unowned`` (what no module owns).
-        path: the path after, or before where it is gone; a node's name; ``""`` for a root.
-        before_path: the path before; differs from ``path`` where it moved; null where it is new.
-        class_name: the module's class.
-        before_ms: clock time in the backward per step before, in milliseconds.
-        after_ms: the same after.
+        kind: ``whole``, ``module``, ``node`` (an autograd node by name, if modules have no labels)
+            or ``unowned`` (time that no module owns).
+        path: Path of the module after, or before if it is gone; the name of a node; ``""`` for a
+            root.
+        before_path: Path of the module before. Differs from ``path`` if the module moved; ``None``
+            if it is new.
+        class_name: Class of the module.
+        before_ms: Clock time in the backward before.
+        after_ms: Clock time in the backward after.
         change_ms: ``after_ms - before_ms``.
-        percent: the change as a percentage of ``before_ms``; null where that is 0.
-        low_ms: the least change that the steps allow; null where they have no spread.
-        high_ms: the largest change that the steps allow; null where they have no spread.
-        verdict: ``slower`` and ``faster`` are beyond the noise; ``undecided`` lacks the steps to
-            tell; ``moved`` is at another path and not clearly slower or faster.
-        before_ns_by_step: the times before, one a step; empty where they are not known by step.
-        after_ns_by_step: the times after, one a step; empty where they are not known by step.
+        percent: The change in percent of ``before_ms``; ``None`` if that is 0.
+        low_ms: Lower end of the confidence interval of the change; ``None`` if the steps have no
+            spread.
+        high_ms: Upper end of the confidence interval of the change; ``None`` if the steps have no
+            spread.
+        verdict: ``slower`` and ``faster`` are beyond the noise; ``undecided`` means too few steps
+            to decide; ``moved`` is at another path and neither clearly slower nor faster.
+        before_ns_by_step: Times before, one for each step; empty if they are not known by step.
+        after_ns_by_step: Times after, one for each step; empty if they are not known by step.
+
+    Example:
+        >>> change = comparison["blocks.2.attn"]
+        >>> change
+        <Change of blocks.2.attn: +1.658 ms per step, slower>
+        >>> f"{change.before_ms:.2f} ms, then {change.after_ms:.2f} ms ({change.percent:+.0f}%)"
+        '1.44 ms, then 3.10 ms (+115%)'
     """
 
-    kind: Kind
+    kind: ChangeKind
     path: str
     before_path: str | None
     class_name: str
@@ -106,9 +122,13 @@ class Change:
     before_ns_by_step: tuple[int, ...]
     after_ns_by_step: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        name = "the whole backward" if self.kind == "whole" else visible(self.name)
+        return f"<Change of {name}: {self.change_ms:+.3f} ms per step, {self.verdict}>"
+
     @property
     def name(self) -> str:
-        """The path as people say it: the root is called by its class."""
+        """The path, or the class for the root, which has an empty path."""
         return self.path or self.class_name or "(root)"
 
     @property
@@ -117,19 +137,33 @@ class Change:
         return self.verdict in ("slower", "faster")
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Comparison(Presented):
-    """What changed between two reports.
+    """The changes between two reports.
+
+    ``print(comparison)`` shows it, a notebook displays it, ``comparison[path]`` returns the change
+    of one module.
 
     Attributes:
-        whole: the whole backward.
-        changes: its parts, the largest change first; their changes sum to the whole's.
-        by: ``module``, or ``node`` where a side has no module labels.
-        moves: the changes of paths by which modules moved.
-        before: the first recording.
-        after: the second.
-        notes: what to know before trusting the numbers.
-        schema: version of this form.
+        whole: Change of the whole backward.
+        changes: Changes of its parts, largest first. They sum to the change of the whole.
+        by: ``module``, or ``node`` if a side has no module labels.
+        moves: Renamings that explain why modules have other paths.
+        before: The first recording.
+        after: The second recording.
+        notes: What to know before trusting the numbers.
+        schema: Version of the JSON form.
+
+    Example:
+        >>> before = backspot.locate("main.trace.json.gz")
+        >>> after = backspot.locate("branch.trace.json.gz")
+        >>> comparison = backspot.compare(before, after, names=("main", "branch"))
+        >>> comparison
+        <Comparison of main (main.trace.json.gz) with branch (branch.trace.json.gz):
+         +3.067 ms per step, slower>
+        >>> [change.name for change in comparison.changes if change.claimed]
+        ['blocks.2.attn', 'blocks.1.attn']
     """
 
     whole: Change
@@ -141,13 +175,29 @@ class Comparison(Presented):
     notes: tuple[str, ...]
     schema: str = SCHEMA
 
+    def __repr__(self) -> str:
+        return (
+            f"<Comparison of {visible(self.before.label)} with {visible(self.after.label)}: "
+            f"{self.whole.change_ms:+.3f} ms per step, {self.whole.verdict}>"
+        )
+
     def __getitem__(self, path: str) -> Change:
-        """The change of the module at ``path``, as it is called after, or before if it is gone.
+        """Return the change of the module at ``path``.
+
+        Args:
+            path: Path of the module after, or before if it is gone.
+
+        Returns:
+            The change, in milliseconds per step.
 
         Raises:
-            KeyError: where neither report has such a module.
-            UsageError: where ``path`` is no text. A loop over the comparison itself ends here too:
-                ``changes`` holds what changed.
+            KeyError: If neither report has such a module.
+            UsageError: If ``path`` is not a string. Iterating over the comparison itself raises
+                this too: the changes are in ``changes``.
+
+        Example:
+            >>> comparison["blocks.0.attn"].verdict
+            'within the noise'
         """
         if not isinstance(path, str):
             raise UsageError(
@@ -159,10 +209,20 @@ class Comparison(Presented):
         return min(found, key=lambda change: change.verdict == "gone")
 
     def slower_than(self, percent: float) -> bool:
-        """Whether the whole got slower beyond the noise, and by more than ``percent`` percent.
+        """Return whether the whole backward got slower beyond the noise, and by how much.
+
+        Args:
+            percent: Percentage of the time before, at least 0.
+
+        Returns:
+            True if the backward got slower beyond the noise and by more than ``percent`` percent.
 
         Raises:
-            UsageError: on what is no percentage of at least 0.
+            UsageError: If ``percent`` is not a number of at least 0.
+
+        Example:
+            >>> comparison.slower_than(5), comparison.slower_than(50)
+            (True, False)
         """
         number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
         if not number or not 0 <= percent < math.inf:
@@ -170,17 +230,29 @@ class Comparison(Presented):
         whole = self.whole
         return whole.verdict == "slower" and (whole.percent is None or whole.percent > percent)
 
-    # Not in Presented: IPython takes a class's own __repr__ before its base's method.
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401 - IPython's
+    # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the comparison; the suffix decides the form.
+        """Write the comparison in the format that the suffix of ``path`` names.
 
-        ``.md``, ``.txt``, ``.csv`` and ``.json`` are known. The file appears whole or not at all.
+        The formats are ``.md``, ``.txt``, ``.csv`` and ``.json``. The file is written completely or
+        not at all.
+
+        Args:
+            path: Where to write.
+            force: Whether to overwrite an existing file. Default: ``False``.
+
+        Returns:
+            The path of the file.
 
         Raises:
-            OutputExistsError: where the file exists and ``force`` is false.
-            UsageError: on a suffix that names no form.
+            OutputExistsError: If the file exists and ``force`` is false.
+            UsageError: If the suffix names no format.
+
+        Example:
+            >>> comparison.save("comparison.md")
+            PosixPath('comparison.md')
         """
         return presented.forms().write(self, path, force=force)

@@ -168,7 +168,8 @@ def schema() -> bytes:
 def _described(kind: type) -> tuple[str, dict[str, str]]:
     """A class's docstring: what it is, and what each attribute means."""
     summary, _, attributes = cleandoc(kind.__doc__ or "").partition("Attributes:")
-    entries = re.split(r"\n    (?=\w+: )", "\n" + attributes.strip("\n"))
+    attributes = attributes.partition("\n\n")[0]  # an example follows
+    entries = re.split(r"\n    (?=\w+: )", attributes)
     fields = (entry.split(": ", 1) for entry in entries if ": " in entry)
     return " ".join(summary.split()), {
         name.strip(): " ".join(meaning.split()) for name, meaning in fields

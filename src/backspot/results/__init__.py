@@ -1,1 +1,20 @@
-"""The results: frozen data that people and renderers read."""
+"""The report: frozen data that people read, compare, render and save.
+
+In: nothing but numbers and names. Analysis builds these objects, and ``load`` reads them from JSON.
+Out: the classes that users import from ``backspot``. All times are integer nanoseconds, summed over
+all recorded steps; properties convert them to milliseconds per step.
+
+- ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
+- ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels and source
+  lines; passes, devices and phases.
+- ``findings.py``: ``Finding``, a cause with its places and its remedy.
+- ``subtrees.py``: ``Subtree``, a module with the modules inside it.
+- ``grouping.py``: sums of rows by depth, class or pattern, and the totals of each module.
+- ``tracks.py``: the spans that a labelled copy of a trace adds.
+- ``presented.py``: how results print and save themselves although they cannot import renderers.
+- ``public.py``: how a class becomes one that users import from ``backspot``.
+
+Terms: a *row* is one module, or one group of modules, or time that no module owns. The rows of a
+report are a *partition* of the backward. *Own* time excludes the modules inside, *total* time
+includes them. A *node* is an autograd node. A *step* is what ``Report.step_unit`` says.
+"""

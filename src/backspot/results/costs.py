@@ -1,16 +1,17 @@
-"""A row of the report: what one module costs in the backward, and by which nodes.
+"""What modules, nodes, kernels, lines, passes, devices and phases cost.
 
-Times are integer nanoseconds summed over the recorded steps, so that sums are exact; properties
-give milliseconds, and milliseconds per step where that is what people compare.
+All times are integer nanoseconds, summed over all recorded steps, so that sums are exact.
+Properties convert them to milliseconds, or to milliseconds per step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from backspot.errors import UsageError
-from backspot.formatting import quoted
+from backspot.formatting import quoted, visible
+from backspot.results.public import public
 
 __all__ = [
     "Coverage",
@@ -23,25 +24,35 @@ __all__ = [
     "Phase",
     "PhaseName",
     "Row",
+    "Sort",
     "WallKinds",
+    "count_names",
     "line_of",
-    "parts",
+    "time_of",
 ]
 
+Sort = Literal["wall", "gpu", "cpu"]
 
+
+@public
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """One kind of autograd node within one module: what it cost there.
+    """Cost of one kind of autograd node within one module.
+
+    All times are integer nanoseconds, summed over all recorded steps.
 
     Attributes:
-        name: the node's name as autograd gives it (``GatherBackward0``); or ``(recompute)`` for
-            forward work that activation checkpointing ran again inside backward; or ``(before a
-            graph's replay)`` for the time in which the GPU idles until a node replays a captured
-            CUDA graph.
-        count: how many such nodes ran.
-        wall_ns: clock time, dealt out as the report's ``wall``.
-        gpu_ns: summed durations of the kernels, copies and memsets that they launched.
-        cpu_ns: time the host spent in them, less what is nested in others.
+        name: Name that autograd gives the node (``GatherBackward0``). ``(recompute)`` is forward
+            work that activation checkpointing ran again inside backward. ``(before a graph's
+            replay)`` is time in which the GPU idles until a node replays a captured CUDA graph.
+        count: Number of such nodes that ran.
+        wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
+        gpu_ns: Summed durations of the kernels, copies and memsets that the nodes launched.
+        cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
+
+    Example:
+        >>> report["patch_drop"].row.nodes[0]
+        NodeCost(name='GatherBackward0', count=2, wall_ns=11294719, gpu_ns=9299684, cpu_ns=4273320)
     """
 
     name: str
@@ -51,23 +62,25 @@ class NodeCost:
     cpu_ns: int
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class LineCost:
-    """One line of the forward's source within one module: what the nodes that it made cost.
+    """Cost of the autograd nodes that one line of forward source code made within one module.
 
-    A node whose line is not known stands in no line, so that lines may sum to less than their row.
+    Nodes without a known line are in no ``LineCost``, so lines may sum to less than their row.
+    All times are integer nanoseconds, summed over all recorded steps.
 
     Attributes:
-        file: the file's name: within its package, or within the working folder.
-        line: the line's number in it, from 1.
-        function: the function that it stands in.
-        text: the line itself, ``""`` where it could not be read.
-        node: the name of the nodes, as in the row's ``nodes``.
-        exact: true where this line made the nodes; false where it called the module that did.
-        count: how many such nodes ran.
-        wall_ns: clock time, dealt out as the report's ``wall``.
-        gpu_ns: summed durations of the kernels, copies and memsets that they launched.
-        cpu_ns: time the host spent in them, less what is nested in others.
+        file: File name, relative to its package or to the working folder.
+        line: Line number, from 1.
+        function: Function that contains the line.
+        text: The source line itself, ``""`` if it could not be read.
+        node: Name of the nodes, as in the row's ``nodes``.
+        exact: True if this line made the nodes, false if it called the module that made them.
+        count: Number of such nodes that ran.
+        wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
+        gpu_ns: Summed durations of the kernels, copies and memsets that the nodes launched.
+        cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
     """
 
     file: str
@@ -87,14 +100,15 @@ class LineCost:
         return f"{self.file}:{self.line}"
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """One kernel, copy or memset that a module's nodes launched, by name.
+    """Cost of one kernel, copy or memset, by name, that a module's nodes launched.
 
     Attributes:
-        name: the name that the device's profiler gives it.
-        count: how often it ran.
-        gpu_ns: summed durations.
+        name: Name in the trace.
+        count: Number of times it ran, over all recorded steps.
+        gpu_ns: Summed durations in nanoseconds, over all recorded steps.
     """
 
     name: str
@@ -102,19 +116,22 @@ class KernelCost:
     gpu_ns: int
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class WallKinds:
-    """What a row's clock time is spent on; the kinds sum to its ``wall_ns`` exactly.
+    """What a row's clock time is spent on. The kinds sum to its ``wall_ns`` exactly.
+
+    All times are integer nanoseconds, summed over all recorded steps.
 
     Attributes:
-        gpu_ns: a kernel, copy or memset runs.
-        communication_ns: a communication kernel runs, and nothing else does.
-        queued_ns: the GPU idles before work that is launched already: a dependency, another stream,
-            or the launch itself.
-        sync_ns: the GPU idles because the host waited for it until it ran empty, and until the host
-            launches the next.
-        host_ns: the GPU idles with nothing queued, and waits for what the host executes; all of it
-            where the trace holds no device work.
+        gpu_ns: A kernel, copy or memset is running.
+        communication_ns: A communication kernel is running, and nothing else.
+        queued_ns: The GPU idles although work is launched: it waits for a dependency, for another
+            stream, or for the launch itself.
+        sync_ns: The GPU idles because the host waited until the GPU ran empty, up to the next
+            launch.
+        host_ns: The GPU idles with nothing queued and waits for the host. All of the time if the
+            trace has no device work.
     """
 
     gpu_ns: int = 0
@@ -133,37 +150,46 @@ class WallKinds:
         )
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one module (or one group of modules) costs in the backward.
+    """Cost of one module, or of one group of modules, in the backward.
 
-    The rows of a report partition it: no nanosecond stands in two rows. ``total_*`` adds the
-    modules inside.
+    The rows of a report are a partition: no nanosecond is in two rows. ``total_*`` adds the modules
+    inside. All times ending in ``_ns`` are integer nanoseconds, summed over all recorded steps.
 
     Attributes:
-        path: module path, ``""`` for the root; a group's name where rows were grouped; or what no
-            module owns, in parentheses: ``(outside model)``, ``(autograd engine)``, …
-        class_name: the module's class.
-        root: the path of the outermost instrumented module that this one lies in.
-        is_module: false for what no module owns.
-        calls: forward calls recorded, without those that checkpointing ran again.
-        wall_ns: clock time of the backward that this row is the reason for.
-        gpu_ns: summed durations of the device work that it launched in backward.
-        cpu_ns: time the host spent executing its nodes.
-        forward_ns: clock time of its forward, by the same rule as ``wall_ns``.
-        recompute_ns: the part of ``wall_ns`` that is forward work run again by checkpointing.
-        total_wall_ns: ``wall_ns`` of this module and all inside it.
-        total_gpu_ns: ``gpu_ns`` of this module and all inside it.
-        total_cpu_ns: ``cpu_ns`` of this module and all inside it.
-        total_forward_ns: ``forward_ns`` of this module and all inside it.
-        total_recompute_ns: ``recompute_ns`` of this module and all inside it.
-        nodes: its autograd nodes by name, the heaviest first.
-        wall_ns_by_step: ``wall_ns`` in each recorded step.
-        members: how many modules stand in this row (more than 1 only where rows were grouped).
-        kernels: what its nodes launched on devices, by name, the most device time first.
-        wall_on: what ``wall_ns`` is spent on.
-        lines: the lines of the forward's source that made its nodes, the heaviest first; empty
-            where the trace does not tell (``instrument(model, lines=True)`` has it told).
+        path: Module path, ``""`` for the root. The group's name if rows were grouped. Time that no
+            module owns has a path in parentheses: ``(outside model)``, ``(autograd engine)``, …
+        class_name: Class of the module.
+        root: Path of the outermost instrumented module that contains this one.
+        is_module: False for time that no module owns.
+        calls: Number of recorded forward calls, without those that checkpointing ran again.
+        wall_ns: Clock time of the backward that this row accounts for.
+        gpu_ns: Summed durations of the device work that the row launched in backward.
+        cpu_ns: Time the host spent executing the row's nodes.
+        forward_ns: Clock time of the module's forward, by the same rule as ``wall_ns``.
+        recompute_ns: Part of ``wall_ns`` that is forward work run again by checkpointing.
+        total_wall_ns: ``wall_ns`` of this module and all modules inside it.
+        total_gpu_ns: ``gpu_ns`` of this module and all modules inside it.
+        total_cpu_ns: ``cpu_ns`` of this module and all modules inside it.
+        total_forward_ns: ``forward_ns`` of this module and all modules inside it.
+        total_recompute_ns: ``recompute_ns`` of this module and all modules inside it.
+        nodes: The module's autograd nodes by name, most wall time first.
+        wall_ns_by_step: ``wall_ns`` of each recorded step.
+        members: Number of modules in this row, more than 1 only if rows were grouped.
+        kernels: Kernels, copies and memsets that the row's nodes launched, by name, most device
+            time first.
+        wall_on: What ``wall_ns`` is spent on.
+        lines: Lines of forward source code that made the row's nodes, most wall time first. Empty
+            unless the trace was recorded with ``instrument(model, lines=True)``.
+
+    Example:
+        >>> row = report.modules[0]
+        >>> row
+        <Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>
+        >>> row.wall_ns, row.wall_ns_by_step
+        (11736144, (5571520, 6164624))
     """
 
     path: str
@@ -190,102 +216,121 @@ class Row:
 
     def __repr__(self) -> str:
         return (
-            f"<Row {self.label}: wall {self.wall_ms_per_step:.3f}, GPU {self.gpu_ms_per_step:.3f}, "
-            f"CPU {self.cpu_ms_per_step:.3f} ms per step>"
+            f"<Row {visible(self.label)}: wall {self.wall_ms_per_step:.3f}, "
+            f"GPU {self.gpu_ms_per_step:.3f}, CPU {self.cpu_ms_per_step:.3f} ms per step>"
         )
 
     @property
     def name(self) -> str:
-        """The path as people say it: the root is called by its class."""
+        """The path, or the class for the root, which has an empty path."""
         return self.path or self.class_name or "(root)"
 
     @property
     def label(self) -> str:
-        """Path and class, ``blocks.3.attn (Attention)``: what to search a trace for."""
+        """Path and class, ``blocks.3.attn (Attention)``, as the labels in a trace have them."""
         if not self.is_module or not self.class_name or self.class_name == self.name:
             return self.name
         return f"{self.name} ({self.class_name})"
 
     @property
     def steps(self) -> int:
-        """How many steps were recorded."""
+        """Number of recorded steps, at least 1."""
         return max(1, len(self.wall_ns_by_step))
 
     @property
     def wall_us(self) -> float:
-        """``wall_ns`` in microseconds."""
+        """``wall_ns`` in microseconds, summed over all recorded steps."""
         return self.wall_ns / 1e3
 
     @property
     def gpu_us(self) -> float:
-        """``gpu_ns`` in microseconds."""
+        """``gpu_ns`` in microseconds, summed over all recorded steps."""
         return self.gpu_ns / 1e3
 
     @property
     def cpu_us(self) -> float:
-        """``cpu_ns`` in microseconds."""
+        """``cpu_ns`` in microseconds, summed over all recorded steps."""
         return self.cpu_ns / 1e3
 
     @property
     def wall_ms_per_step(self) -> float:
-        """Clock time in milliseconds, per step."""
+        """``wall_ns`` in milliseconds per step."""
         return self.wall_ns / 1e6 / self.steps
 
     @property
     def gpu_ms_per_step(self) -> float:
-        """Device time in milliseconds, per step."""
+        """``gpu_ns`` in milliseconds per step."""
         return self.gpu_ns / 1e6 / self.steps
 
     @property
     def cpu_ms_per_step(self) -> float:
-        """Host time in milliseconds, per step."""
+        """``cpu_ns`` in milliseconds per step."""
         return self.cpu_ns / 1e6 / self.steps
 
     @property
     def forward_ms_per_step(self) -> float:
-        """Clock time of the forward in milliseconds, per step."""
+        """``forward_ns`` in milliseconds per step."""
         return self.forward_ns / 1e6 / self.steps
 
     @property
     def depth(self) -> int:
-        """How far below its root the module lies: 0 for the root itself."""
-        return parts(self.path) - parts(self.root) if self.is_module else 0
+        """Levels below the row's root: 0 for the root itself."""
+        return count_names(self.path) - count_names(self.root) if self.is_module else 0
 
 
 def line_of(row: Row, node_name: str) -> str:
-    """``file:line`` of the line that made most of a row's nodes of a name, by their wall time.
+    """Return the source line that made most of a row's nodes of one name, by wall time.
 
     Args:
-        row: a row of a report.
-        node_name: a node's name, as in the row's ``nodes``.
+        row: A row of a report.
+        node_name: Name of a node, as in the row's ``nodes``.
 
     Returns:
-        ``""`` where the line is not known.
+        ``file:line``, or ``""`` if the line is not known.
 
     Raises:
-        UsageError: where ``row`` is no row.
+        UsageError: If ``row`` is not a row.
     """
     if not isinstance(row, Row):
         raise UsageError(f"line_of({quoted(row)}): give a row of a report")
     return next((line.place for line in row.lines if line.node == node_name), "")
 
 
-def parts(path: str) -> int:
-    """How many names a path is made of; the root's has none."""
+def count_names(path: str) -> int:
+    """Return the number of names in a path; the root has none."""
     return path.count(".") + 1 if path else 0
 
 
+class _Timed(Protocol):
+    """A report, a row, or the cost of a node or a line."""
+
+    @property
+    def wall_ns(self) -> int: ...
+    @property
+    def gpu_ns(self) -> int: ...
+    @property
+    def cpu_ns(self) -> int: ...
+
+
+def time_of(cost: _Timed, sort: Sort) -> int:
+    """Return the time that a ranking goes by, in nanoseconds over all recorded steps."""
+    return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
+
+
+@public
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """One kind of autograd node over all modules.
+    """Cost of one kind of autograd node, over all modules.
+
+    All times are integer nanoseconds, summed over all recorded steps.
 
     Attributes:
-        name: the node's name as autograd gives it.
-        count: how many such nodes ran.
-        wall_ns: clock time, dealt out as the report's ``wall``.
-        gpu_ns: summed durations of the device work that they launched.
-        cpu_ns: time the host spent in them, less what is nested in others.
-        path: the row that pays most of it.
+        name: Name that autograd gives the node.
+        count: Number of such nodes that ran.
+        wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
+        gpu_ns: Summed durations of the device work that the nodes launched.
+        cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
+        path: Path of the row that pays most of the clock time.
     """
 
     name: str
@@ -296,24 +341,26 @@ class OperatorCost:
     path: str
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One backward pass.
 
-    ``duration_ns == wall_ns + forward_ns + other_ns``, exactly.
+    ``duration_ns == wall_ns + forward_ns + other_ns``, exactly. All times are integer nanoseconds.
 
     Attributes:
-        start_ns: from the trace's first event.
-        duration_ns: from the first node's start on the host to the later of the host's end and the
-            end of the last device work that its nodes launched. Time that an earlier pass still
-            holds is the earlier one's.
-        wall_ns: the part that is backward; the rows' ``wall_ns`` sum to it over all passes.
-        forward_ns: device work of the forward that was still running then.
-        other_ns: device work of neither (the optimizer's, another stream's prefetch).
-        gpu_ns: summed durations of the device work launched by the pass.
-        cpu_ns: time the host spent inside its nodes.
-        nodes: autograd nodes executed, AccumulateGrad included.
-        step: index of the step that it belongs to.
+        start_ns: Start, relative to the first event of the trace.
+        duration_ns: From the start of the first node on the host to the later of the end on the
+            host and the end of the last device work that the nodes launched. Time that overlaps an
+            earlier pass counts for the earlier pass.
+        wall_ns: Part that is backward. Over all passes it sums to the rows' ``wall_ns``.
+        forward_ns: Part in which device work of the forward was still running.
+        other_ns: Part in which other device work was running, such as the optimizer's or a
+            prefetch on another stream.
+        gpu_ns: Summed durations of the device work that the pass launched.
+        cpu_ns: Time the host spent inside the nodes of the pass.
+        nodes: Number of autograd nodes executed, ``AccumulateGrad`` included.
+        step: Index of the step that contains the pass.
     """
 
     start_ns: int
@@ -327,14 +374,17 @@ class Pass:
     step: int
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class DeviceCost:
     """One device's part of the backward.
 
+    All times are integer nanoseconds, summed over all recorded steps.
+
     Attributes:
-        device: the device's index.
-        wall_ns: its own wall time by row path, as if the pass had waited for this device alone.
-        gpu_ns: its device time by row path.
+        device: Index of the device.
+        wall_ns: Clock time by row path, computed as if the pass had waited for this device alone.
+        gpu_ns: Device time by row path.
     """
 
     device: int
@@ -342,14 +392,15 @@ class DeviceCost:
     gpu_ns: dict[str, int]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of the backward has a module as its owner.
+    """How much of the backward is owned by modules.
 
     Attributes:
-        wall: the share (0 to 1) of its wall time.
-        gpu: the share of its device time.
-        cpu: the share of the host's time in it.
+        wall: Share (0 to 1) of the clock time.
+        gpu: Share (0 to 1) of the device time.
+        cpu: Share (0 to 1) of the host time.
     """
 
     wall: float
@@ -360,17 +411,26 @@ class Coverage:
 PhaseName = Literal["data", "copy", "forward", "loss", "backward", "optimizer", "other", "idle"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One part of the step; the phases of a report sum to its steps exactly.
+    """One part of the step. The phases of a report sum to its steps exactly.
+
+    All times are integer nanoseconds, summed over all recorded steps.
 
     Attributes:
-        name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies that no
-            kernel hides, those of the backward left out), ``forward``, ``loss``, ``backward``,
-            ``optimizer`` (``zero_grad`` and clipping included), ``other`` (known
-            work that is none of these) or ``idle`` (nothing recorded, on the host or on a device).
-        wall_ns: clock time, each moment dealt to one phase by the same rule as the rows' ``wall``.
-        busy_ns: the part of it in which any device was running something.
+        name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies outside
+            the backward that no kernel hides), ``forward``, ``loss``, ``backward``, ``optimizer``
+            (with ``zero_grad`` and gradient clipping), ``other`` (recorded work that is none of
+            these) or ``idle`` (nothing recorded, neither on the host nor on a device).
+        wall_ns: Clock time. Each moment counts for one phase, by the same rule as the rows'
+            ``wall_ns``.
+        busy_ns: Part of ``wall_ns`` in which any device was running something.
+
+    Example:
+        >>> {phase.name: f"{phase.wall_ns / 1e6:.1f} ms" for phase in report.phases}
+        {'forward': '17.6 ms', 'loss': '0.6 ms', 'backward': '41.8 ms', 'optimizer': '0.2 ms',
+         'idle': '0.7 ms'}
     """
 
     name: PhaseName
@@ -379,5 +439,5 @@ class Phase:
 
     @property
     def utilisation(self) -> float:
-        """The share (0 to 1) of the phase in which a device was running something."""
+        """Share (0 to 1) of the phase in which a device was running something."""
         return self.busy_ns / self.wall_ns if self.wall_ns else 0.0

@@ -1,26 +1,30 @@
-"""What surrounds the ranking: where a step's time goes, and what was found to be wrong with it.
+"""What makes a step slow, where, and what to do about it.
 
-Times are integer nanoseconds summed over the recorded steps, as everywhere in a report.
+All times are integer nanoseconds, summed over all recorded steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backspot.formatting import visible
+from backspot.results.public import public
+
 __all__ = ["Finding", "Place"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a finding was seen: a module, or what stands for one.
+    """A place of a finding: a module, time that no module owns, or a phase of the step.
 
     Attributes:
-        path: the module's path, as its row's; or what no module owns, in parentheses; or a phase of
-            the step, ``(optimizer)`` or ``(data)``.
-        class_name: the module's class, ``""`` for what is no module.
-        count: how many times it was seen there (nodes, kernels, calls: the finding says which).
-        wall_ns: the clock time that it takes there.
-        line: the forward's source line, ``file:line``, where it is known, else ``""``.
+        path: Path of the module, as in its row; a name in parentheses for time that no module owns;
+            or a phase of the step, ``(optimizer)`` or ``(data)``.
+        class_name: Class of the module, ``""`` if the place is not a module.
+        count: Number of occurrences. The finding says of what: nodes, kernels or calls.
+        wall_ns: Clock time that it takes there, in nanoseconds, summed over all recorded steps.
+        line: Line of forward source code, ``file:line``, or ``""`` if it is not known.
     """
 
     path: str
@@ -31,27 +35,35 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Path and class: what to search a trace for."""
+        """Path and class, as the labels in a trace have them."""
         name = self.path or self.class_name or "(root)"
         return f"{name} ({self.class_name})" if self.class_name not in ("", name) else name
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that makes the step slower than it need be, and what to do about it.
+    """A cause that makes the step slower than necessary, and what to do about it.
 
     Attributes:
-        rule: which rule found it: the name of its section in ``docs/findings.md``.
-        title: what is wrong, in a few words.
-        seen: what was seen, with counts and times: one or two sentences.
-        remedy: what to do: one or two sentences.
-        wall_ns: the clock time of the recorded steps that goes into it; the most that the remedy
-            could save.
-        places: where, the most expensive first; never empty.
-        nodes: names of the autograd nodes that take part, the heaviest first.
-        operators: names of the operators that take part, the heaviest first.
-        kernels: names of the kernels and copies that take part, the heaviest first.
-        link: where to read more.
+        rule: The rule that found the cause: the name of its section in ``docs/findings.md``.
+        title: What is wrong, in a few words.
+        seen: What was seen, with counts and times: one or two sentences.
+        remedy: What to do: one or two sentences.
+        wall_ns: Clock time that the cause takes, in nanoseconds, summed over all recorded steps.
+            The remedy cannot save more than this.
+        places: Where it happens, most wall time first. Never empty.
+        nodes: Names of the autograd nodes involved, most expensive first.
+        operators: Names of the operators involved (``aten::…``), most expensive first.
+        kernels: Names of the kernels and copies involved, most expensive first.
+        link: URL with more about the remedy, or ``""``.
+
+    Example:
+        >>> finding = report.findings[1]
+        >>> finding.rule, finding.path
+        ('sorted-indexing', 'patch_drop')
+        >>> print(finding.title)
+        Indexing backward sorts its indices
     """
 
     rule: str
@@ -65,7 +77,11 @@ class Finding:
     kernels: tuple[str, ...] = ()
     link: str = ""
 
+    def __repr__(self) -> str:
+        where = f" in {visible(self.places[0].label)}" if self.places else ""
+        return f"<Finding {self.rule}{where}: {self.wall_ns / 1e6:.3f} ms>"
+
     @property
     def path(self) -> str:
-        """The path of the place that pays most."""
+        """Path of the place that takes most of the time."""
         return self.places[0].path

@@ -1,4 +1,4 @@
-"""Rows added up: into their ancestors, into groups of a kind, and into totals."""
+"""Sums of rows: by ancestor, by class or pattern, and the totals of each module."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds, parts
+from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds, count_names
 
 __all__ = [
     "add_totals",
     "fold",
     "group",
-    "names_in_order",
+    "name_order",
     "parents_of",
     "pattern_of",
     "ranked_kernels",
@@ -36,7 +36,7 @@ def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
         elif row.depth <= depth:
             groups[row.path].append(row)
         else:
-            groups[".".join(row.path.split(".")[: parts(row.root) + depth])].append(row)
+            groups[".".join(row.path.split(".")[: count_names(row.root) + depth])].append(row)
     folded = [
         _merge(
             members,
@@ -51,7 +51,7 @@ def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
 
 
 def group(rows: Sequence[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]:
-    """Add up modules of one class that ``name_of`` calls the same; no other row changes."""
+    """Sum modules of the same class and the same ``name_of``; leave other rows unchanged."""
     groups: dict[tuple[bool, str, str], list[Row]] = defaultdict(list)
     for row in rows:
         name = name_of(row) if row.is_module else row.path
@@ -71,9 +71,9 @@ def group(rows: Sequence[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]
 
 
 def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """Names paths by their pattern, but leaves alone what has no like among the rows.
+    """Return a function that names a row by its pattern, or by its path if the pattern is unique.
 
-    What a ``Sequential`` holds bears numbers too: layers repeat only where their class does.
+    The modules of a ``Sequential`` have numbers too: only layers of one class share a pattern.
     """
     count = Counter((_pattern(row.path), row.class_name) for row in rows if row.is_module)
 
@@ -90,7 +90,7 @@ def _pattern(path: str) -> str:
 
 
 def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, members: int) -> Row:
-    # A total holds what is inside already: only the outermost of the group count.
+    # A total includes the modules inside, so only the outermost rows of the group are added.
     parents = parents_of(rows)
     outer = [row for row in rows if parents[row.path] is None]
     nodes: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
@@ -129,30 +129,36 @@ def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, membe
 
 
 def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:
-    """The heaviest first; by wall time, then by device and host time."""
+    """Sort by wall time, then device time, then host time, most expensive first."""
     return tuple(
         sorted(nodes, key=lambda node: (-node.wall_ns, -node.gpu_ns, -node.cpu_ns, node.name))
     )
 
 
 def ranked_lines(lines: Iterable[LineCost]) -> tuple[LineCost, ...]:
-    """What one line made of one kind of node added up, the heaviest first."""
+    """Sum the costs of each line and node name, most expensive first."""
     sums: dict[tuple[str, int, str, str, str, bool], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for line in lines:
         key = (line.file, line.line, line.function, line.text, line.node, line.exact)
         cost = (line.count, line.wall_ns, line.gpu_ns, line.cpu_ns)
         sums[key] = [a + b for a, b in zip(sums[key], cost, strict=True)]
-    added = (LineCost(*key, *cost) for key, cost in sums.items())
     return tuple(
         sorted(
-            added,
-            key=lambda it: (-it.wall_ns, -it.gpu_ns, -it.cpu_ns, it.file, it.line, it.node),
+            (LineCost(*key, *cost) for key, cost in sums.items()),
+            key=lambda cost: (
+                -cost.wall_ns,
+                -cost.gpu_ns,
+                -cost.cpu_ns,
+                cost.file,
+                cost.line,
+                cost.node,
+            ),
         )
     )
 
 
 def ranked_kernels(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
-    """Kernels of one name added up, the most device time first."""
+    """Sum the kernels of each name, most device time first."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for kernel in kernels:
         sums[kernel.name][0] += kernel.count
@@ -171,10 +177,11 @@ class _Placed(Protocol):
 
 
 def parents_of(modules: Iterable[_Placed]) -> dict[str, str | None]:
-    """For each module's path the nearest of the others' that contains it; ``""`` contains all.
+    """Map each module's path to the path of the module directly around it, or to ``None``.
 
-    Only modules of one root contain each other: "loss" of an instrumented loss does not lie in the
-    model, whose path is "". The paths come with those around before those inside.
+    ``""`` contains all paths of its root. Only modules of one root contain each other: "loss", an
+    instrumented loss, is not inside the model, although the model's path is "". In the returned
+    order, outer modules come before the modules inside them.
     """
     by_root: dict[str, list[str]] = defaultdict(list)
     for module in modules:
@@ -182,8 +189,8 @@ def parents_of(modules: Iterable[_Placed]) -> dict[str, str | None]:
     parents: dict[str, str | None] = {}
     for paths in by_root.values():
         around: list[str] = []
-        # Sorted this way, what a path contains follows it at once: no path is taken apart.
-        for path in sorted(paths, key=names_in_order):
+        # In this order a module is directly followed by all modules inside it.
+        for path in sorted(paths, key=name_order):
             while around and not _contains(around[-1], path):
                 around.pop()
             parents[path] = around[-1] if around else None
@@ -191,8 +198,8 @@ def parents_of(modules: Iterable[_Placed]) -> dict[str, str | None]:
     return parents
 
 
-def names_in_order(path: str) -> str:
-    """The path as a key by which it sorts name by name: the dot comes before all characters."""
+def name_order(path: str) -> str:
+    """Return a key that sorts paths name by name: the dot sorts before every other character."""
     return path.translate(_DOT_FIRST) if "\0" in path or "\1" in path else path.replace(".", "\0")
 
 

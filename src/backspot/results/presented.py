@@ -1,7 +1,7 @@
-"""How results print, draw and save themselves without knowing how.
+"""How results print, draw and save themselves, although they cannot import the renderers.
 
-Renderers import results, so results cannot import renderers. ``backspot/__init__.py`` knows both,
-and runs before any module of the package: it sets ``forms`` and ``labelling``.
+Renderers import results, so results cannot import renderers. ``backspot/__init__.py`` imports both
+and runs before any other module of the package. It sets ``forms`` and ``labelling``.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ if TYPE_CHECKING:
 __all__ = ["LABELLED", "Forms", "Labelling", "Presented", "Result", "forms", "labelling"]
 
 Result: TypeAlias = Any
-"""A ``Report``, a ``Subtree`` or a ``Comparison``: they import this module."""
+"""A ``Report``, a ``Subtree`` or a ``Comparison``. Their modules import this one."""
 
 
 class Forms(Protocol):
-    """What ``backspot.render`` makes of a result."""
+    """The functions of ``backspot.render``."""
 
     def as_text(self, result: Result, /) -> str:
-        """Text for a terminal."""
+        """Return text for a terminal."""
 
     def as_html(self, result: Result, /) -> str:
-        """HTML for a notebook's cell."""
+        """Return HTML for a notebook cell."""
 
     def write(
         self, result: Result, path: str | os.PathLike[str], /, *, force: bool = False
     ) -> Path:
-        """A file in the form that its suffix names."""
+        """Write a file in the format that its suffix names, and return its path."""
 
     def read(self, path: str | os.PathLike[str], /) -> Result:
-        """The report that was saved as JSON."""
+        """Return the report that was saved as JSON."""
 
     def as_frame(self, report: Result, /) -> pd.DataFrame:
-        """A data frame, one row a module."""
+        """Return a data frame with one row per module."""
 
-    def draw(self, report: Result, /, **options: Any) -> Axes:  # noqa: ANN401 - those of Report.plot
-        """A bar chart of the most expensive modules."""
+    def draw(self, report: Result, /, **options: Any) -> Axes:
+        """Draw a bar chart of the most expensive modules. Takes the options of ``Report.plot``."""
 
 
 class Labelling(Protocol):
-    """What ``backspot.pipeline`` does with a report's trace."""
+    """The function of ``backspot.pipeline`` that reads a report's trace again."""
 
     def save_labelled(
         self, report: Result, path: str | os.PathLike[str], /, *, force: bool = False
     ) -> Path:
-        """Write a labelled copy of the trace that the report was made of."""
+        """Write a labelled copy of the trace that the report was made from."""
 
 
 def _unwired() -> NoReturn:
-    raise RuntimeError("import backspot, which joins results to what prints and saves them")
+    raise RuntimeError("import backspot first: it connects results with the code that prints them")
 
 
 forms: Callable[[], Forms] = _unwired
-"""Imports the renderers and gives them."""
+"""Import the renderers and return them."""
 labelling: Callable[[], Labelling] = _unwired
-"""Imports the pipeline and gives it."""
+"""Import the pipeline and return it."""
 
 
 class Presented:
-    """A result that prints itself and shows itself in a notebook."""
+    """A result that prints itself and displays itself in a notebook."""
 
     __slots__ = ()
 
@@ -77,4 +77,4 @@ class Presented:
 
 
 LABELLED = (".trace.json", ".trace.json.gz")
-"""How a labelled trace ends, which is made of a trace and no form of a report."""
+"""Suffixes of a labelled trace, which is a copy of a trace and not a form of a report."""

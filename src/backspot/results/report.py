@@ -1,19 +1,19 @@
-"""The result: frozen data, with the few questions that people ask of it.
+"""The report: frozen data, with methods that rank, look up, save, load and draw.
 
-Times are integer nanoseconds summed over the recorded steps, so that sums are exact; properties
-give milliseconds, and milliseconds per step where that is what people compare.
+All times are integer nanoseconds, summed over all recorded steps, so that sums are exact.
+Properties convert them to milliseconds per step.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from backspot.errors import UsageError
-from backspot.formatting import quoted
+from backspot.formatting import quoted, visible
 from backspot.paths import path_text
 from backspot.results import presented
 from backspot.results.costs import (
@@ -27,8 +27,10 @@ from backspot.results.costs import (
     Phase,
     PhaseName,
     Row,
+    Sort,
     WallKinds,
     line_of,
+    time_of,
 )
 from backspot.results.findings import Finding, Place
 from backspot.results.grouping import (
@@ -41,6 +43,7 @@ from backspot.results.grouping import (
     ranked_nodes,
 )
 from backspot.results.presented import Presented
+from backspot.results.public import public
 from backspot.results.subtrees import Subtree, near_names, subtree_of
 
 if TYPE_CHECKING:
@@ -74,43 +77,62 @@ __all__ = [
     "ranked_kernels",
     "ranked_lines",
     "ranked_nodes",
+    "time_of",
 ]
 
 SCHEMA = "backspot.report/1"
-"""The version of the JSON form. A reader of version 1 reads every ``backspot.report/1``."""
+"""Version of the JSON form. A reader of version 1 reads every ``backspot.report/1``."""
 
-Sort = Literal["wall", "gpu", "cpu"]
 By = Literal["path", "class", "pattern"]
 LabelSource = Literal["backspot", "lightning", "python", "none"]
 StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Report(Presented):
-    """Which modules make the backward slow, ranked.
+    """A ranking of modules by what they cost in the backward.
+
+    ``print(report)`` shows it, a notebook displays it, ``report[path]`` returns one module with the
+    modules inside it. All times ending in ``_ns`` are integer nanoseconds, summed over all recorded
+    steps, unless stated otherwise.
+
+    Two names may surprise: ``operators`` are autograd nodes, also available as ``nodes``, and
+    ``source`` says whose labels named the modules, also available as ``labels``.
 
     Attributes:
-        modules: rows that partition the backward, most wall time first; those that no module owns
-            too.
-        operators: the autograd nodes by name, over all modules.
-        passes: the backward passes in the order in which they ran.
-        devices: per-device costs; empty where the trace has no device work.
-        step_unit: what counts as one step.
-        step_ns: each step's clock time: from its mark, or the end of the step before, until all
-            that it launched is done; where each backward pass counts as a step, from the start of
-            its forward. The passes' time where no forward is recorded either.
-        wall_ns: the backward's clock time; the rows sum to it.
-        gpu_ns: the backward's device time; the rows sum to it.
-        cpu_ns: the host's time in backward; the rows sum to it.
-        coverage: the share of these with an owner among the modules.
-        source: whose labels named the modules.
-        has_gpu: whether the trace holds device work.
-        warnings: what a reader must know before trusting the numbers.
-        trace: what was read: a file's name, ``live profile``, …
-        phases: where the steps' clock time goes, in the order of a step. They sum to ``step_ns``
-            exactly; empty where the trace tells of nothing but backward passes.
-        findings: what makes the step slower than it need be, the most expensive first.
-        schema: version of this form.
+        modules: Rows that partition the backward, most wall time first, rows for time that no
+            module owns included.
+        operators: Autograd nodes by name, over all modules, most wall time first.
+        passes: Backward passes, in the order in which they ran.
+        devices: Cost of each device. Empty if the trace has no device work.
+        step_unit: What counts as one step.
+        step_ns: Clock time of each step: from its mark, or from the end of the step before, until
+            all work that it launched is done. If each backward pass counts as a step: from the
+            start of its forward, or the time of the pass if no forward is recorded.
+        wall_ns: Clock time of the backward. The rows sum to it.
+        gpu_ns: Device time of the backward. The rows sum to it.
+        cpu_ns: Host time in the backward. The rows sum to it.
+        coverage: Share of these times that modules own.
+        source: Whose labels named the modules: ``backspot``, ``lightning``, ``python`` (the module
+            events of the profiler) or ``none``.
+        has_gpu: Whether the trace has device work.
+        warnings: What to know before trusting the numbers.
+        trace: What was read: a file name, ``the live profile``, …
+        phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
+            ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
+        findings: What makes the step slower than necessary, most expensive first.
+        schema: Version of the JSON form.
+
+    Example:
+        >>> report = backspot.locate("trace.json.gz")
+        >>> report
+        <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
+        >>> print(report)
+        patch_drop (PatchDropout) takes 28% of the backward: GatherBackward0, 5.9 ms
+        ...
+        >>> [step_ns / 1e6 for step_ns in report.step_ns]
+        [28.916678, 31.928339]
     """
 
     modules: tuple[Row, ...]
@@ -133,42 +155,69 @@ class Report(Presented):
 
     def __repr__(self) -> str:
         return (
-            f"<Report of {self.trace or 'a trace'}: {len(self.modules)} rows, backward "
-            f"{self.wall_ms_per_step:.3f} ms per step>"
+            f"<Report of {visible(self.trace) or 'a trace'}: {len(self.modules)} rows, backward "
+            f"{self.wall_ms_per_step:.3f} ms per {self.per}>"
         )
 
     @property
+    def nodes(self) -> tuple[OperatorCost, ...]:
+        """Autograd nodes by name, over all modules. Another name of ``operators``."""
+        return self.operators
+
+    @property
+    def labels(self) -> LabelSource:
+        """Whose labels named the modules. Another name of ``source``."""
+        return self.source
+
+    @property
     def steps(self) -> int:
-        """How many steps were recorded."""
+        """Number of recorded steps, at least 1."""
         return max(1, len(self.step_ns))
 
     @property
+    def per(self) -> Literal["pass", "step"]:
+        """``"pass"`` if each backward pass counts as a step, else ``"step"``."""
+        return "pass" if self.step_unit == "backward pass" else "step"
+
+    @property
     def wall_ms_per_step(self) -> float:
-        """The backward's clock time in milliseconds, per step."""
+        """Clock time of the backward in milliseconds per step."""
         return self.wall_ns / 1e6 / self.steps
 
     @property
     def whole_ns(self) -> int:
-        """The clock time of all recorded steps in nanoseconds, as far as the trace tells it."""
+        """Clock time of all recorded steps in nanoseconds, at least that of the backward."""
         return max(sum(self.step_ns), self.wall_ns)
 
     @property
     def utilisation(self) -> float:
-        """The share (0 to 1) of the steps in which a device was running something."""
+        """Share (0 to 1) of the steps in which a device was running something."""
         whole = sum(phase.wall_ns for phase in self.phases)
         return sum(phase.busy_ns for phase in self.phases) / whole if whole else 0.0
 
     def share(self, row: Row, sort: Sort = "wall") -> float:
-        """The row's part (0 to 1) of the backward's wall, gpu or cpu time.
+        """Return a row's share of the backward.
+
+        Args:
+            row: A row of this report, from ``modules`` or ``top()``.
+            sort: Share of which time: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``.
+
+        Returns:
+            The share, from 0 to 1; 0 if the report has none of that time.
 
         Raises:
-            UsageError: on an unknown word, and on what is no row.
+            UsageError: If ``row`` is not a row or ``sort`` is unknown.
+
+        Example:
+            >>> row = report.modules[0]
+            >>> f"{report.share(row):.0%} of wall, {report.share(row, 'gpu'):.0%} of GPU time"
+            '28% of wall, 46% of GPU time'
         """
-        _check("sort", sort, _SORT_KEYS)
+        _check("sort", sort, get_args(Sort))
         if not isinstance(row, Row):
             raise UsageError(f"share({quoted(row)}): give a row; report.modules has them")
-        whole = {"wall": self.wall_ns, "gpu": self.gpu_ns, "cpu": self.cpu_ns}[sort]
-        return _SORT_KEYS[sort](row) / whole if whole else 0.0
+        whole = time_of(self, sort)
+        return time_of(row, sort) / whole if whole else 0.0
 
     def top(
         self,
@@ -178,18 +227,29 @@ class Report(Presented):
         sort: Sort = "wall",
         by: By = "path",
     ) -> tuple[Row, ...]:
-        """The ``n`` most expensive rows (all where ``n`` is ``None``).
+        """Return the ``n`` most expensive rows.
 
         Args:
-            n: how many rows at most.
-            depth: fold everything deeper than this into its ancestor; 0 is the root itself.
-            sort: by which time the rows are ranked.
-            by: ``"path"`` gives a row a module; ``"class"`` groups by class; ``"pattern"`` groups
-                repeated layers, of one class and with paths that differ in numbers only:
-                ``blocks.*.mlp.fc1``.
+            n: Maximum number of rows. ``None`` (default) returns all.
+            depth: Add every module deeper than this to its ancestor at this depth; 0 is the root.
+                ``None`` (default) keeps every module.
+            sort: Time to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``.
+            by: ``"path"`` (default) returns one row per module; ``"class"`` one row per class;
+                ``"pattern"`` one row per repeated layer: modules of one class whose paths differ
+                only in numbers, ``blocks.*.mlp.fc1``.
+
+        Returns:
+            The rows, most expensive first.
 
         Raises:
-            UsageError: on what is no whole number of at least 0, or an unknown word.
+            UsageError: If ``n`` or ``depth`` is not a whole number of at least 0, or if ``sort`` or
+                ``by`` is unknown.
+
+        Example:
+            >>> for row in report.top(2, by="pattern"):
+            ...     print(row.label, round(row.wall_ms_per_step, 2))
+            patch_drop (PatchDropout) 5.87
+            blocks.*.attn (Attention) 2.06
         """
         if not _is_count(n):
             raise UsageError(
@@ -197,8 +257,8 @@ class Report(Presented):
             )
         if not _is_count(depth):
             raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
-        _check("sort", sort, _SORT_KEYS)
-        _check("by", by, ("path", "class", "pattern"))
+        _check("sort", sort, get_args(Sort))
+        _check("by", by, get_args(By))
         rows: Sequence[Row] = self.modules
         if depth is not None:
             rows = fold(rows, depth)
@@ -206,23 +266,32 @@ class Report(Presented):
             rows = group(rows, lambda row: row.class_name or row.name)
         elif by == "pattern":
             rows = group(rows, pattern_of(rows))
-        key = _SORT_KEYS[sort]
-        ranked = sorted(rows, key=lambda row: (-key(row), -row.wall_ns, row.path))
+        ranked = sorted(rows, key=lambda row: (-time_of(row, sort), -row.wall_ns, row.path))
         return tuple(ranked[:n])
 
     def __getitem__(self, path: str) -> Subtree:
-        """The module at ``path`` with its children.
+        """Return the module at ``path`` with the modules inside it.
+
+        Args:
+            path: Path of a module, ``""`` for the root; or the name of a row that no module owns.
+
+        Returns:
+            The module's row and its children.
 
         Raises:
-            KeyError: where the report has no such module; the message names near ones.
-            UsageError: where ``path`` is no text. A loop over the report itself ends here too:
-                ``modules`` and ``top()`` hold its rows.
+            KeyError: If the report has no such module. The message suggests near names.
+            UsageError: If ``path`` is not a string. Iterating over the report itself raises this
+                too: its rows are in ``modules`` and ``top()``.
+
+        Example:
+            >>> report["blocks.0.attn"].row.total_wall_ns
+            3483987
         """
         if not isinstance(path, str):
             raise UsageError(
                 f"report[{quoted(path)}]: give a module's path; report.top() has the rows"
             )
-        # A module may be called what no module owns: then the module is meant.
+        # A module may have the same name as time that no module owns: the module is returned then.
         rows = {row.path: row for row in self.modules if not row.is_module}
         modules = {row.path: row for row in self.modules if row.is_module}
         rows.update(modules)
@@ -230,29 +299,37 @@ class Report(Presented):
             raise KeyError(f"no module {path!r} in this report{near_names(path, rows)}")
         return subtree_of(rows[path], modules)
 
-    # Not in Presented: IPython takes a class's own __repr__ before its base's method.
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401 - IPython's
+    # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the report; the suffix decides the form.
+        """Write the report in the format that the suffix of ``path`` names.
 
-        ``.html`` is a page that needs nothing else; ``.json`` is what ``load`` reads; ``.csv`` and
-        ``.md`` are tables; ``.speedscope.json`` and ``.folded`` are flame graphs. ``.trace.json``
-        and ``.trace.json.gz`` copy the trace file that the report was made of, with tracks of
-        ``backward: …`` spans added; a report of a live profile has none: ``profile`` and
-        ``locate`` write the copy there (``trace=``).
+        ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.csv`` and ``.md``
+        are tables; ``.speedscope.json`` and ``.folded`` are flame graphs. ``.trace.json`` and
+        ``.trace.json.gz`` copy the trace file that the report was made from and add tracks of
+        ``backward: …`` spans. A report of a live profile has no trace file: pass ``trace=`` to
+        ``profile`` or ``locate`` to write the copy.
 
-        The file appears whole or not at all.
+        The file is written completely or not at all.
 
         Args:
-            path: where to.
-            force: overwrite what is there.
+            path: Where to write.
+            force: Whether to overwrite an existing file. Default: ``False``.
+
+        Returns:
+            The path of the file.
 
         Raises:
-            OutputExistsError: where the file exists and ``force`` is false.
-            UsageError: on a suffix that names no form; where ``path`` is the trace that the report
-                was made of; where a trace is asked for that is not there or not the same any more.
+            OutputExistsError: If the file exists and ``force`` is false.
+            UsageError: If the suffix names no format, if ``path`` is the trace that the report was
+                made from, or if a labelled trace is requested and the trace file is missing or has
+                changed.
+
+        Example:
+            >>> report.save("report.html")
+            PosixPath('report.html')
         """
         if path_text(path, "save").lower().endswith(presented.LABELLED):
             return presented.labelling().save_labelled(self, path, force=force)
@@ -261,20 +338,39 @@ class Report(Presented):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Read a report that ``save`` wrote as JSON; equal to the one that was saved.
+        """Read a report that ``save`` wrote as JSON.
+
+        Args:
+            path: The ``.json`` file.
+
+        Returns:
+            A report equal to the one that was saved.
 
         Raises:
-            SourceNotFoundError: where there is no such file.
-            NotATraceError: where it is no report, or of a newer schema.
+            SourceNotFoundError: If the file is missing or cannot be read.
+            NotATraceError: If the file is not a report, contradicts itself, or has a newer schema.
+            UsageError: If ``path`` is not a path.
+
+        Example:
+            >>> backspot.Report.load(report.save("report.json")) == report
+            True
         """
         report: Report = presented.forms().read(path)
         return report
 
     def to_pandas(self) -> pd.DataFrame:
-        """The rows as a ``pandas.DataFrame``, one row a module, times in nanoseconds.
+        """Return the rows as a ``pandas.DataFrame``.
+
+        Returns:
+            One row per module, the columns of the CSV form, times in nanoseconds.
 
         Raises:
-            MissingDependencyError: where pandas is not installed.
+            MissingDependencyError: If pandas is not installed.
+
+        Example:
+            >>> frame = report.to_pandas()
+            >>> frame.path[0], frame.shape
+            ('patch_drop', (77, 24))
         """
         return presented.forms().as_frame(self)
 
@@ -287,33 +383,31 @@ class Report(Presented):
         by: By = "path",
         ax: Axes | None = None,
     ) -> Axes:
-        """Draw the most expensive modules as bars, in ms per step.
+        """Draw the most expensive modules as bars, in milliseconds per step.
 
-        Wall time is drawn in the colours of what it is spent on. Without module labels it is the
-        autograd nodes that are drawn.
+        Bars of wall time are divided by what the time is spent on. Without module labels, the bars
+        are autograd nodes.
 
         Args:
-            top: how many modules at most.
-            depth: as in ``top()``.
-            sort: which time, and by which the modules are ranked.
-            by: as in ``top()``.
-            ax: matplotlib axes to draw into; ``None`` makes a figure.
+            top: Maximum number of bars. Default: 15.
+            depth: As in ``top()``. Default: ``None``.
+            sort: Time to draw and to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``.
+            by: As in ``top()``. Default: ``"path"``.
+            ax: Matplotlib axes to draw into. ``None`` (default) makes a figure.
 
         Returns:
             The axes.
 
         Raises:
-            MissingDependencyError: where matplotlib is not installed.
-            UsageError: on what ``top()`` would not take either.
+            MissingDependencyError: If matplotlib is not installed.
+            UsageError: If ``top()`` refuses the arguments, or ``ax`` is not axes.
+
+        Example:
+            >>> ax = report.plot(top=5, depth=2)
+            >>> ax.get_xlabel()
+            'wall time in the backward, ms per step'
         """
         return presented.forms().draw(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
-
-
-_SORT_KEYS: dict[str, Callable[[Row], int]] = {
-    "wall": lambda row: row.wall_ns,
-    "gpu": lambda row: row.gpu_ns,
-    "cpu": lambda row: row.cpu_ns,
-}
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A module of a report with all that is inside it, however deep that goes."""
+"""A module of a report together with the modules inside it, at any depth."""
 
 from __future__ import annotations
 
@@ -7,77 +7,94 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from backspot.formatting import counted
+from backspot.formatting import counted, visible
 from backspot.results import presented
 from backspot.results.costs import Row
 from backspot.results.grouping import parents_of
+from backspot.results.public import public
 
 __all__ = ["Subtree", "near_names", "subtree_of"]
 
-_WRITTEN = 200  # characters: comparing two names takes time by the product of their lengths
+_LONGEST_NAME = 200  # characters: the time to compare two names grows with the product of lengths
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """A module with all that is inside it, as ``report[path]`` gives it.
+    """A module with the modules inside it, as ``report[path]`` returns it.
+
+    ``print(subtree)`` shows it as a tree.
 
     Attributes:
-        row: the module itself; its ``total_*`` include the children.
-        children: the modules directly inside, most expensive (in total wall time) first.
+        row: The module itself. Its ``total_*`` include the children.
+        children: Modules directly inside, most total wall time first.
+
+    Example:
+        >>> block = report["blocks.0"]
+        >>> block
+        <Subtree of blocks.0 (Block): 20 modules inside>
+        >>> [child.row.path for child in block.children[:3]]
+        ['blocks.0.attn', 'blocks.0.mlp', 'blocks.0.norm2']
     """
 
     row: Row
     children: tuple[Subtree, ...]
 
-    # What a dataclass would write for these calls itself once a level, and models are deep.
+    # A dataclass writes these methods recursively, and a model may be deeper than Python recurses.
 
     def __repr__(self) -> str:
-        inside = sum(1 for _ in self._walked()) - 1
-        return f"<Subtree of {self.row.label}: {counted(inside, 'module')} inside>"
+        inside = sum(1 for _ in self._walk()) - 1
+        return f"<Subtree of {visible(self.row.label)}: {counted(inside, 'module')} inside>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Subtree):
             return NotImplemented
-        pairs = zip_longest(self._walked(), other._walked())
+        pairs = zip_longest(self._walk(), other._walk())
         return all(ours == theirs for ours, theirs in pairs)
 
     def __hash__(self) -> int:
         return hash((self.row, len(self.children)))
 
-    def _walked(self) -> Iterator[tuple[int, Row]]:
-        """Each row with how deep it lies below this one, in the order of the tree."""
-        left: list[tuple[int, Subtree]] = [(0, self)]
-        while left:
-            depth, one = left.pop()
-            yield depth, one.row
-            left += [(depth + 1, child) for child in reversed(one.children)]
+    def _walk(self) -> Iterator[tuple[int, Row]]:
+        """Yield each row, parents first, with its number of levels below this one."""
+        pending: list[tuple[int, Subtree]] = [(0, self)]
+        while pending:
+            depth, subtree = pending.pop()
+            yield depth, subtree.row
+            pending += [(depth + 1, child) for child in reversed(subtree.children)]
 
     def __str__(self) -> str:
         return presented.forms().as_text(self)
 
 
 def subtree_of(row: Row, modules: Mapping[str, Row]) -> Subtree:
-    """A row with the modules inside it; a model may be deeper than Python calls itself."""
+    """Return a row with the modules inside it, built without recursion.
+
+    Raises:
+        KeyError: If ``row`` is a module that ``modules`` lacks.
+    """
     if not row.is_module:
         return Subtree(row, ())
-    within: dict[str, list[Subtree]] = defaultdict(list)
-    # Those inside come before those around, so that a module finds its children made.
+    inside: dict[str, list[Subtree]] = defaultdict(list)
+    # Inner modules first, so that the children of a module exist when the module is reached.
     for path, parent in reversed(parents_of(modules.values()).items()):
         children = sorted(
-            within.pop(path, ()), key=lambda one: (-one.row.total_wall_ns, one.row.path)
+            inside.pop(path, ()), key=lambda child: (-child.row.total_wall_ns, child.row.path)
         )
-        made = Subtree(modules[path], tuple(children))
+        subtree = Subtree(modules[path], tuple(children))
         if path == row.path:
-            return made
+            return subtree
         if parent is not None:
-            within[parent].append(made)
+            inside[parent].append(subtree)
     raise KeyError(row.path)
 
 
 def near_names(path: str, known: Iterable[str]) -> str:
-    """What somebody may have meant; of names that nobody writes by hand, nothing."""
+    """Return "; did you mean …?" for the names nearest to a path, or ``""`` if none is near."""
     import difflib
 
-    likely = [name for name in known if len(name) <= _WRITTEN]
-    near = difflib.get_close_matches(path, likely, n=3, cutoff=0.5) if len(path) <= _WRITTEN else ()
+    if len(path) > _LONGEST_NAME:
+        return ""
+    likely = [name for name in known if len(name) <= _LONGEST_NAME]
+    near = difflib.get_close_matches(path, likely, n=3, cutoff=0.5)
     return f"; did you mean {', '.join(map(repr, near))}?" if near else ""

@@ -1,4 +1,7 @@
-"""The labelled copy of a trace: which module's backward runs when, and on what."""
+"""Tracks of a labelled trace: which module's backward runs when, on which thread or stream.
+
+All times are integer nanoseconds on the clock of the trace.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ __all__ = ["Arrow", "Track", "TrackSpan", "Tracks"]
 
 @dataclass(slots=True)
 class TrackSpan:
-    """One module's stretch of a track.
+    """One interval of a track that belongs to one owner.
 
     Attributes:
-        start: nanoseconds.
-        end: nanoseconds.
-        owner: index into ``Tracks.names``.
-        depth: how many spans of the track lie around it.
-        run: the pass; a span never reaches into another.
+        start: Start in nanoseconds.
+        end: End in nanoseconds.
+        owner: Index into ``Tracks.names``.
+        depth: Number of spans of the track around this one.
+        run: Index of the backward pass. A span never crosses into another pass.
     """
 
     start: int
@@ -28,13 +31,13 @@ class TrackSpan:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One host thread's or device queue's spans.
+    """Spans of one host thread or of one device queue.
 
     Attributes:
-        process: the process, as the trace numbers it.
-        thread: the host thread or the device queue, as the trace numbers it.
-        on_device: whether that is a device's queue.
-        spans: by start, those around before those inside.
+        process: Process id in the trace.
+        thread: Thread id of the host thread or device queue in the trace.
+        on_device: Whether this is a device queue.
+        spans: Spans by start, outer spans before inner ones.
     """
 
     process: object
@@ -45,15 +48,15 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """From a module's call in forward to where its backward begins.
+    """Arrow from a module's call in forward to the start of its backward.
 
     Attributes:
-        process: the process of the call, as the trace numbers it.
-        thread: the thread of the call, as the trace numbers it.
-        start: when the call begins, nanoseconds.
-        end: when the call ends, nanoseconds.
-        track: index into ``Tracks.tracks``.
-        span: index of one of that track's spans.
+        process: Process id of the call in the trace.
+        thread: Thread id of the call in the trace.
+        start: Start of the call in nanoseconds.
+        end: End of the call in nanoseconds.
+        track: Index into ``Tracks.tracks``.
+        span: Index into the spans of that track.
     """
 
     process: object
@@ -66,12 +69,13 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Tracks:
-    """What a labelled trace shows in addition to the original.
+    """Everything that a labelled trace adds to the original.
 
     Attributes:
-        names: how the spans of each owner are called: ``backward: path (class)``.
-        tracks: one for each host thread that ran nodes and each queue that worked for them.
-        arrows: from forward to backward.
+        names: Name of the spans of each owner: ``backward: path (class)``.
+        tracks: One track for each host thread that ran nodes and each device queue that worked for
+            them.
+        arrows: Arrows from forward to backward.
     """
 
     names: list[str]
