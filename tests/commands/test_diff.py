@@ -122,7 +122,7 @@ def test_real_traces_without_labels_fail_by_their_whole(capsys):
 @pytest.mark.parametrize("percent", ["much", "-1", "nan", "inf", ""])
 def test_a_limit_that_is_no_percentage_is_refused(saved, percent, capsys):
     assert main(["diff", *saved, f"--fail-above={percent}"]) == 2
-    assert "no percentage" in capsys.readouterr().err
+    assert "not a percentage" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_has_its_own_code(saved, tmp_path, capsys):

@@ -169,7 +169,7 @@ def test_a_trace_comes_through_standard_input_packed_or_not(trace):
 
 def test_a_real_trace_without_labels_is_ranked_by_node(capsys):
     assert main(["show", str(DATA / "foreign" / "hta_resnet.json.gz")]) == 0
-    assert "of its autograd nodes ConvolutionBackward0 takes" in capsys.readouterr().out
+    assert "the heaviest autograd node, ConvolutionBackward0," in capsys.readouterr().out
 
 
 # What it says of itself.
@@ -210,7 +210,7 @@ def test_the_help_holds_an_example_and_every_exit_code(capsys):
 def test_the_help_of_a_verb_holds_an_example_and_the_exit_codes_of_its_own(verb, codes, capsys):
     told, out = codes_told(verb, capsys=capsys)
     assert told == codes
-    assert out.endswith("others: as of every verb, see backspot --help\n")
+    assert out.endswith("others: see backspot --help\n")
 
 
 def test_python_dash_m_is_the_same_program():
@@ -233,8 +233,8 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
     [
         (["tell"], "invalid choice: 'tell'"),
         (["show"], "the following arguments are required: TRACE"),
-        (["show", "a", "--top", "-1"], "'-1' is no whole number of at least 0"),
-        (["show", "a", "--depth", "deep"], "'deep' is no whole number of at least 0"),
+        (["show", "a", "--top", "-1"], "'-1' is not a whole number of at least 0"),
+        (["show", "a", "--depth", "deep"], "'deep' is not a whole number of at least 0"),
         (["show", "a", "--by", "name"], "invalid choice: 'name'"),
         (["show", "a", "--form", "json"], "unrecognized arguments: --form json"),
         (["report", "a"], "the following arguments are required: -o/--output"),

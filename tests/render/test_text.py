@@ -84,13 +84,13 @@ def test_time_that_no_module_owns_is_part_of_the_answer_once_it_is_much():
 def test_without_labels_nodes_are_ranked_and_the_remedy_is_named():
     text = render_text(unlabelled(), width=100)
     assert "The trace names no modules" in text
-    assert "GatherBackward0 takes 38%" in text
+    assert "GatherBackward0, takes 38%" in text
     assert "backspot.instrument(model)" in text
 
 
 def test_what_no_module_owns_stands_below_the_modules_without_a_rank():
     lines = render_text(vit(), View(top=3), width=80).splitlines()
-    heading = lines.index("   no module owns:")
+    heading = lines.index("   owned by no module:")
     assert lines[heading - 1].startswith("3  blocks.")
     assert lines[heading + 1].startswith("   (autograd engine)")
 
@@ -123,7 +123,7 @@ def test_a_path_beyond_all_measure_does_not_drive_all_other_columns_away():
 
 
 def test_the_rows_left_out_are_counted_and_none_is_when_all_are_shown():
-    assert "112 more modules take 22.1 ms (77%) together: --top 115" in render_text(
+    assert "112 more modules take 22.1 ms (77%) in total; see --top 115" in render_text(
         vit(), View(top=3), width=80
     )
     assert "more module" not in render_text(vit(), View(top=None), width=80)
@@ -238,7 +238,7 @@ def test_no_more_than_five_findings_are_printed_and_the_others_are_counted():
     one = SAMPLES["diagnosed"]().findings[0]
     text = render_text(report([row("fc", wall=9)], findings=(one,) * 7), width=160)
     assert text.count("Index whole rows") == 5
-    assert "2 more findings: report.findings has all." in text
+    assert "2 more findings; report.findings lists all." in text
 
 
 # A fragment of a trace: the device's work is there in part, and the rest looks idle.
@@ -260,9 +260,10 @@ def fragment(path, *, started, labelled=True):
 def test_idle_time_around_a_node_is_not_told_as_its_own(tmp_path, labelled):
     made = fragment(tmp_path / "t.json", started=64, labelled=labelled)
     first = render_text(made, width=200).splitlines()[0]
-    name = "fc (Linear)" if labelled else "AddmmBackward0"
+    name = "fc (Linear)" if labelled else "AddmmBackward0,"
     assert first.endswith(
-        f"{name} itself takes 0.19 ms of the backward; around it 63.8 ms (99.7%) pass idle"
+        f"{name} itself takes 0.19 ms of the backward; "
+        "around it, the backward is idle for 63.8 ms (99.7%)"
     )
     page, notebook, markdown = (
         renderer_for("x.html")(made).decode(),

@@ -1,7 +1,18 @@
-"""The command line: one verb a file, each with ``prepare_parser(parser)`` and ``run(args) -> int``.
+"""The command line: ``backspot VERB``, with one verb per file.
 
-A verb's module docstring is its help; its ``EXIT_CODES`` are those that not every verb can give. A
-verb imports what it works with inside ``run``, so that the help, and the errors, come at once.
+The arguments come in; text on standard output, one-line complaints on standard error and an exit
+code come out. In the order in which they are used:
+
+- this file parses the arguments and turns every error into one line and an exit code
+- ``show.py``, ``report.py``, ``annotate.py``, ``diff.py`` and ``demo.py`` are the verbs
+- ``_source.py`` reads the trace that a verb was given
+- ``_output.py`` prints a result in the format that ``--format`` names
+- ``_console.py`` has what they share of the terminal: output, colour, complaints
+
+A verb is a module with ``prepare_parser(parser)``, ``run(args) -> int`` and ``EXIT_CODES``, the
+codes that only some verbs can give. Its docstring is its help: the first line is the summary, and
+the part after ``Example:`` comes last. It imports what it works with inside ``run``, so that help
+and usage errors appear at once. To add a verb, add the file and its name in ``VERBS``.
 """
 
 from __future__ import annotations
@@ -20,23 +31,23 @@ from backspot.errors import BackspotError, UsageError
 __all__ = ["main"]
 
 VERBS = ("demo", "show", "report", "annotate", "diff")
-"""In the order in which the help lists them; each is a module of this package."""
+"""The verbs, in the order of the help; each is a module of this package."""
 
 _ABOUT = """\
 Find the module that makes a PyTorch backward pass slow.
 
-A trace is what torch.profiler exports. Modules are told by their labels: record
-the trace within backspot.instrument(model) to have them.
+A trace is a file that torch.profiler exports. Record it inside
+backspot.instrument(model) to get labels, which name the modules.
 """
 _CODES = {
-    0: "fine",
-    1: "an error of Backspot's own",
-    2: "usage",
-    3: "not found, not readable, or a folder without traces",
-    4: "not a trace, or broken beyond use",
+    0: "success",
+    1: "another error",
+    2: "wrong usage",
+    3: "file not found or not readable, or a folder without traces",
+    4: "not a trace, or a broken one",
     5: "a trace without a backward pass",
-    6: "the output exists",
-    7: "an optional part is not installed",
+    6: "the output file already exists",
+    7: "an optional dependency is not installed",
     8: "slower than diff --fail-above allows",
     130: "interrupted",
 }
@@ -48,10 +59,10 @@ example:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and leaves it to ``main`` to end the program."""
+    """Raises usage errors, which ``main`` prints in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ({self.prog} --help tells more)")
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv)
         flush_output()
     except BrokenPipeError:
-        # Whoever read the output has enough, as head does: nothing is wrong.
+        # The reader of the output has enough, as head does: nothing is wrong.
         abandon_output()
         return 0
     except KeyboardInterrupt:
@@ -99,7 +110,7 @@ def _run(argv: Sequence[str] | None) -> int:
             help=about.partition("\n")[0].rstrip("."),
             description=about.strip(),
             epilog=f"example:\n{example.rstrip()}\n\n{_exit_codes(verb.EXIT_CODES)}"
-            "  others: as of every verb, see backspot --help\n",
+            "  others: see backspot --help\n",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -107,7 +118,7 @@ def _run(argv: Sequence[str] | None) -> int:
         prepared.set_defaults(run=verb.run)
     try:
         args = parser.parse_args(argv)
-    except SystemExit:  # --help and --version have said all there is
+    except SystemExit:  # --help and --version have printed everything
         return 0
     if not hasattr(args, "run"):
         parser.print_help(sys.stderr)
@@ -125,13 +136,13 @@ def _failed(error: Exception) -> int:
         complain(f"error: {error}")
         return error.exit_code
     if isinstance(error, OSError):
-        # Standard output on a full disk comes here; what is left in its buffer would fail again.
+        # For example standard output on a full disk; the rest of its buffer would fail again.
         abandon_output()
         place = f"{error.filename}: " if error.filename else ""
         complain(f"error: {place}{error.strerror or error}")
         return 1
     complain(
-        f"error: {type(error).__name__}: {error}. This is a bug in Backspot: please report it, "
-        "with what it prints under BACKSPOT_DEBUG=1"
+        f"error: {type(error).__name__}: {error}. This is a bug in Backspot. Please report it "
+        "with the traceback that BACKSPOT_DEBUG=1 prints"
     )
     return 1

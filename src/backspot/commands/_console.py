@@ -1,4 +1,4 @@
-"""What commands share of the terminal: output, colour, one-line complaints, progress."""
+"""The terminal, for all verbs: output, colour, one-line complaints, progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "write_text",
 ]
 
-# For terminals and files that know ASCII or little more.
+# For terminals and files with an encoding of little more than ASCII.
 _PLAIN = str.maketrans(
     {
         **dict.fromkeys("█▉▊▋▌", "#"),
@@ -43,7 +43,7 @@ _PLAIN = str.maketrans(
 
 
 def write_text(text: str) -> None:
-    """Write a text to standard output; what its encoding lacks is replaced, never an error."""
+    """Write a text to standard output; characters that its encoding lacks are replaced."""
     if sys.stdout is None:
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -59,7 +59,7 @@ def write_bytes(data: bytes) -> None:
     if sys.stdout is None:
         return
     buffer = getattr(sys.stdout, "buffer", None)
-    if buffer is None:  # somebody put a stream of text in its place
+    if buffer is None:  # replaced by a text stream
         sys.stdout.write(data.decode())
         return
     sys.stdout.flush()
@@ -67,13 +67,13 @@ def write_bytes(data: bytes) -> None:
 
 
 def flush_output() -> None:
-    """Write what waits in standard output, while an error can still be told."""
+    """Flush standard output, while an error can still be reported."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def abandon_output() -> None:
-    """Let what still waits in standard output go nowhere, instead of failing when Python ends."""
+    """Discard the rest of standard output, which would fail again when Python ends."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -81,7 +81,7 @@ def abandon_output() -> None:
 
 
 def complain(message: str) -> None:
-    """Write one line to standard error; names in it cannot break it or steer the terminal."""
+    """Write one line to standard error; names in it cannot break it or control the terminal."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(f"backspot: {visible(message)}", file=sys.stderr, flush=True)
@@ -105,7 +105,7 @@ def _is_terminal(stream: TextIO | Any) -> bool:
 def count(text: str) -> int:
     """A whole number of at least 0, for argparse."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
@@ -115,7 +115,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=count,
         metavar="N",
-        help="processes that read a large plain .json at most (default: as many as pay)",
+        help="maximum number of processes for a large uncompressed .json (default: automatic)",
     )
 
 

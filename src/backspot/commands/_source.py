@@ -1,4 +1,4 @@
-"""From the TRACE of a command line to a report."""
+"""Reads the TRACE of a command line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["read"]
 
 
 def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> Report:
-    """Read a trace with a progress bar, and say which one where the name left it open."""
+    """Read a trace with a progress bar; for a folder, say which trace was read."""
     if source == "-" and sys.stdin is None:
         raise SourceNotFoundError("standard input is closed: there is no trace to read")
-    if not source.endswith(".gz"):  # there, what is unpacked would lie among the columns
+    if not source.endswith(".gz"):  # unpacked text would lie among the columns
         keep_freed()
     try:
         with reading(source) as progress:

@@ -1,7 +1,7 @@
-"""Copy a trace and add tracks that show which module's backward runs when.
+"""Copy a trace and add tracks that show when each module's backward runs.
 
-Below each thread that ran autograd, and each GPU stream that worked for it, a
-track of nested spans "backward: PATH (CLASS)"; arrows lead there from forward.
+Each thread that ran autograd and each GPU stream that worked for it gets a
+track of nested spans "backward: PATH (CLASS)", with arrows from the forward.
 Nothing of the original is lost. Open the copy in ui.perfetto.dev.
 
 Example:
@@ -22,9 +22,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("trace", metavar="TRACE", help="a trace, or a folder of traces")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="where to: .json or .json.gz"
+        "-o", "--output", metavar="FILE", required=True, help="the file to write: .json or .json.gz"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_jobs(parser)
 
 

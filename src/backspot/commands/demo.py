@@ -1,9 +1,9 @@
-"""Find the slow module in a model's backward, then mend it.
+"""Find the slow module in a model's backward, then fix it.
 
-Profiles a model with something slow in it, ranks its modules by backward time,
-mends what is slow, and compares the two. On a GPU that is timm's ViT-Base with
-a patch dropout that gathers under deterministic algorithms; on a CPU, where
-gathering is cheap, a text classifier with a large vocabulary.
+Profiles a model that has a slow module, ranks the modules by backward time,
+replaces the slow one, and compares both. On a GPU, the model is timm's ViT-Base
+with a patch dropout that gathers under deterministic algorithms; on a CPU,
+where gathering is cheap, it is a text classifier with a large vocabulary.
 
 Example:
   backspot demo --output my-demo
@@ -45,7 +45,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="overwrite files in --output")
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="the device to train on (default: auto)",
     )
 
 
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     torch = _import("torch")
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA device; leave --device out")
+        raise UsageError("--device cuda: torch finds no CUDA device; omit --device")
     on_gpu = args.device != "cpu" and torch.cuda.is_available()
     timm = _import("timm") if on_gpu else None
     folder = _folder(args.output, args.force)
@@ -87,7 +90,7 @@ def _folder(wanted: str | None, force: bool) -> Path:
             folder, number = Path(f"backspot-demo-{number}"), number + 1
     for name in _FILES:
         if (folder / name).exists() and not force:
-            raise OutputExistsError(f"{folder / name} exists: give --force or another --output")
+            raise OutputExistsError(f"{folder / name} exists: use --force or another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -106,13 +109,13 @@ def _deterministic(torch: Any) -> Iterator[None]:
 
 
 class _Case:
-    """A model with something slow in it, and what mends it.
+    """A model with a slow module, and a fast replacement for that module.
 
     Attributes:
-        slow: the path of the module that is slow.
-        about: what the model is, and where it trains.
-        remedy: what is swapped in, as a sentence that goes on.
-        rounds: how many steps of each variant are timed.
+        slow: path of the slow module.
+        about: the model and the device, in words.
+        remedy: the replacement, as a sentence that introduces the comparison.
+        rounds: number of timed steps of each variant.
     """
 
     slow: str
@@ -124,11 +127,11 @@ class _Case:
         self,
         torch: Any,
         model: Any,
-        mended: Any,
+        fixed: Any,
         inputs: Any,
     ) -> None:
         self.torch, self.model, self.inputs = torch, model.train(), inputs
-        self.variants = {"before": model.get_submodule(self.slow), "after": mended.train()}
+        self.variants = {"before": model.get_submodule(self.slow), "after": fixed.train()}
         self.loss = torch.nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         self.labels = torch.randint(0, 10, (len(inputs),), device=inputs.device)
@@ -148,11 +151,11 @@ class _Case:
             self.torch.cuda.synchronize()
 
     def use(self, variant: str) -> None:
-        """Put the slow module in place, or what mends it."""
+        """Put the slow module or its replacement into the model."""
         setattr(self.model, self.slow, self.variants[variant])
 
     def profile(self, variant: str, trace: Path | None, force: bool) -> Report:
-        """Warm up, profile labelled steps and locate."""
+        """Profile a few labelled steps after a warm-up."""
         import backspot
 
         self.use(variant)
@@ -162,7 +165,7 @@ class _Case:
         )
 
     def time(self, tick: Callable[[], None]) -> dict[str, list[float]]:
-        """Milliseconds of plain steps of both variants, in turns, so that drift hits both."""
+        """Milliseconds of steps without profiler, in turns, so that drift affects both variants."""
         times: dict[str, list[float]] = {variant: [] for variant in self.variants}
         for number in range(self.rounds + 1):
             for variant, found in times.items():
@@ -182,8 +185,8 @@ class _OnGpu(_Case):
 
     slow = "patch_drop"
     remedy = (
-        "timm's PatchDropout gathers, with one index for each number; here is one that indexes, "
-        "with one for each patch:"
+        "timm's PatchDropout gathers, with one index per number. This replacement indexes, with "
+        "one index per patch:"
     )
     rounds = 20
 
@@ -199,12 +202,12 @@ class _OnGpu(_Case):
 
 
 class _OnCpu(_Case):
-    """A gradient for every row of a large table, of which a step looks up few."""
+    """A large embedding: a step looks up few rows, but backward fills a gradient for all."""
 
     slow = "tokens"
     remedy = (
-        f"A step looks up some 500 rows, and backward fills a gradient for all {_VOCABULARY:,}. "
-        "nn.Embedding(sparse=True) keeps those that were looked up:"
+        f"A step looks up about 500 rows, but backward fills a gradient for all {_VOCABULARY:,}. "
+        "nn.Embedding(sparse=True) only has gradients for rows that were looked up:"
     )
     rounds = 16
 
@@ -238,7 +241,7 @@ def _classifier(torch: Any, rows: int, width: int) -> Any:
 
 
 def _index_variant(torch: Any, gather: Any) -> Any:
-    """A PatchDropout like timm's with one index for each patch, not one for each number in it."""
+    """A PatchDropout like timm's, with one index per patch instead of one per number."""
 
     class PatchDropout(type(gather)):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -275,7 +278,7 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
 
 
 def _typical(nanoseconds: Sequence[int]) -> float:
-    """The median step in milliseconds: one step that the machine held up decides nothing."""
+    """The median step in milliseconds, so that one delayed step does not matter."""
     import statistics  # not needed for the help, which loads this file
 
     return statistics.median(nanoseconds) / 1e6
@@ -316,7 +319,8 @@ def _compare(
     )
     count = len(next(iter(times.values())))
     console.print(
-        f"\nMedians; the whole step's of {count} in turns, {spread:.2f} ms between quartiles."
+        f"\nTimes are medians. Whole steps were timed in turns, {count} of each, "
+        f"with {spread:.2f} ms between quartiles."
     )
     if abs(steps[0] - steps[1]) < spread:
-        console.print("The whole steps differ by no more than that: no difference is claimed.")
+        console.print("The whole steps differ by less than that, so no difference is claimed.")

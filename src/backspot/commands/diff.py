@@ -1,8 +1,8 @@
 """Compare two traces or saved reports: what got slower, and what is only noise.
 
 BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
-With --fail-above the exit code is 8 where the whole backward got slower beyond
-the noise and by more than PERCENT; with one step on a side that is not claimed.
+With --fail-above, the exit code is 8 if the whole backward got slower by more
+than PERCENT and by more than the noise. That needs several steps on both sides.
 
 Example:
   backspot diff before.json.gz after.json.gz --fail-above 5
@@ -29,7 +29,7 @@ _SNIFFED = 4096
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("before", metavar="BEFORE", help="a trace, a saved report (.json), or -")
-    parser.add_argument("after", metavar="AFTER", help="the same, of what came of it")
+    parser.add_argument("after", metavar="AFTER", help="the same, recorded after the change")
     parser.add_argument(
         "--top",
         type=count,
@@ -41,7 +41,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--fail-above",
         type=_percent,
         metavar="PERCENT",
-        help="exit with 8 where the backward got slower by more, beyond the noise",
+        help="exit with 8 if the backward got slower by more than this and than the noise",
     )
 
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from backspot.render.view import View
 
     if args.before == args.after == "-":
-        raise UsageError("only one of BEFORE and AFTER can come through standard input")
+        raise UsageError("only one of BEFORE and AFTER can be standard input")
     (before, was), (after, now) = _read(args.before), _read(args.after)
     comparison = compare(before, after, names=_told_apart(was, now))
     print_result(comparison, args.format, View(), args.top, comparison.notes)
@@ -82,7 +82,7 @@ def _read(source: str) -> tuple[Report, str]:
 
 
 def _told_apart(before: str, after: str) -> tuple[str, str]:
-    """The ends of two paths, as short as they can be with different names."""
+    """The shortest ends of two paths that differ."""
     was, now = Path(before).parts, Path(after).parts
     for length in range(1, max(len(was), len(now)) + 1):
         if was[-length:] != now[-length:]:
@@ -91,7 +91,7 @@ def _told_apart(before: str, after: str) -> tuple[str, str]:
 
 
 def _is_report(source: str) -> bool:
-    """Whether a file is a saved report, told by its start and its end; a trace may be huge."""
+    """Whether a file is a saved report, by its first and last bytes: a trace may be huge."""
     path = Path(source)
     if source == "-" or not path.is_file():
         return False
@@ -100,7 +100,7 @@ def _is_report(source: str) -> bool:
             start = file.read(_SNIFFED)
             file.seek(max(0, path.stat().st_size - _SNIFFED))
             end = file.read()
-    except OSError:  # whoever reads it in earnest says what is wrong
+    except OSError:  # reading it reports the error
         return False
     return b'"traceEvents"' not in start and b'"backspot.report/' in start + end
 
@@ -111,5 +111,5 @@ def _percent(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentage of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage of at least 0")
     return value

@@ -1,8 +1,8 @@
-"""Write the report of a trace to a file, whose suffix decides the form.
+"""Write the report of a trace to a file; the suffix decides the format.
 
-The forms are .html (a page that needs nothing else), .json (which
-backspot.Report.load reads back), .csv, .md, and for flame graphs
-.speedscope.json and .folded.
+The suffixes are .html (a page that needs nothing else), .json (for
+backspot.Report.load), .csv, .md, and for flame graphs .speedscope.json and
+.folded.
 
 Example:
   backspot report trace.json.gz -o report.html
@@ -22,24 +22,22 @@ EXIT_CODES = (3, 4, 5, 6)
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("trace", metavar="TRACE", help="a trace, a folder of traces, or -")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="where to write the report"
-    )
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
     parser.add_argument(
         "--depth",
         type=count,
         metavar="D",
         help="fold every module deeper than this into its ancestor",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_jobs(parser)
 
 
 def _sources(trace: str) -> list[str | int]:
-    """What the report is made of, as far as it is known before it is read."""
+    """The files that the report is made of, as far as they are known before reading."""
     if trace != "-":
         return [trace]
-    with suppress(AttributeError, OSError, ValueError):  # closed, or no file
+    with suppress(AttributeError, OSError, ValueError):  # closed, or not a file
         return [sys.stdin.fileno()]
     return []
 
@@ -49,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from backspot.render import renderer_for
     from backspot.render.files import check_target
 
-    # A name that cannot serve is told before the trace is read, which can take long.
+    # A wrong name is reported before the trace is read, which can take long.
     renderer_for(args.output)
     check_target(args.output, force=args.force, sources=_sources(args.trace))
 

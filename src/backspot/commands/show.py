@@ -1,7 +1,7 @@
 """Print the ranked list of a trace: the slowest backward modules first.
 
-TRACE is a .json or .json.gz as torch.profiler exports it, a folder of such (its
-newest is read), or - for standard input.
+TRACE is a .json or .json.gz that torch.profiler exported, a folder (its newest
+trace is read), or - for standard input.
 
 Example:
   backspot show trace.json.gz --top 10 --depth 2
@@ -36,7 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("path", "class", "pattern"),
         default="path",
-        help="a row for each module, each class, or each layer that repeats (blocks.*.attn)",
+        help="one row per module, class or repeated layer, like blocks.*.attn (default: path)",
     )
     parser.add_argument(
         "--sort",

@@ -1,7 +1,7 @@
 """The tables of a report: their columns, in order, with every cell.
 
-Each output lays the same columns out in its own way and may leave some out. A new column is added
-here, and then stands in all of them; for CSV and pandas it is a name in ``FIELDS``.
+Each output lays out the same columns in its own way and may leave some out. A column that is added
+here appears in all of them; for CSV and pandas, add its field to ``FIELDS``.
 """
 
 from __future__ import annotations

@@ -34,26 +34,26 @@ FIELDS = (
 
 
 def recordings(comparison: Comparison) -> list[str]:
-    """What the numbers are, and of which recordings, fact by fact."""
+    """The unit of the numbers and the two recordings, as a list of facts."""
     recorded = [f"{when}: {visible(name)}, {steps}" for when, name, steps in sides(comparison)]
     return ["wall ms per step", *recorded]
 
 
 def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """When each was recorded, what it is called, and how many steps it holds."""
+    """For each side: ``before`` or ``after``, its name, and its number of steps."""
     sides = (("before", comparison.before), ("after", comparison.after))
     return [(when, side.label, counted(side.steps, "step")) for when, side in sides]
 
 
 def left_out(comparison: Comparison, shown: Sequence[Change]) -> Iterator[list[Part]]:
-    """What stands below the table: changes that it leaves out, and modules that moved."""
+    """The sentences below the table: changes that it leaves out, and modules that moved."""
     changes = _costly(comparison)
     hidden = changes[len(shown) :]
     if hidden:
         number = counted(len(hidden), f"more {comparison.by}")
         verb = "changes" if len(hidden) == 1 else "change"
         time = _signed_time(sum(change.change_ms for change in hidden))
-        yield [("text", f"{number} {verb} by {time} in sum: --top {len(changes)}.")]
+        yield [("text", f"{number} {verb} by {time} in total; see --top {len(changes)}.")]
     for move in comparison.moves[:_MOVES]:
         yield [
             ("text", "Moved: "),
@@ -98,7 +98,7 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
 
 
 def _first_change(comparison: Comparison) -> Iterator[Part]:
-    """Which part of it changed most, beyond the noise if there is one."""
+    """The part that changed most; a part that changed beyond the noise comes first."""
     claimed = [change for change in comparison.changes if change.claimed]
     if not claimed and not (comparison.whole.claimed and comparison.changes):
         return
@@ -122,7 +122,7 @@ def _costly(comparison: Comparison) -> list[Change]:
 def change_columns(
     comparison: Comparison, top: int | None
 ) -> tuple[Sequence[Change], list[Column]]:
-    """The largest changes that cost anything, and a table of them whose last row is the whole."""
+    """The ``top`` largest changes, and their table; its last row is the whole backward."""
     if top is not None and top < 0:
         raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
     shown = _costly(comparison)[:top]

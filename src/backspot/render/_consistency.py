@@ -1,7 +1,7 @@
-"""Whether a report adds up, as each that Backspot saves does.
+"""Consistency of a report that was read from a file: whether its numbers add up.
 
-A report that was read from a file may come from anywhere. All that forms, comparisons and questions
-rely on is looked at here, once, so that none of them has to expect anything else.
+The file may come from anywhere. Everything that outputs and comparisons rely on is checked here,
+once, so that they need no checks of their own.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _COSTS = ("wall_ns", "gpu_ns", "cpu_ns")
 
 
 def contradiction(report: Report) -> str:
-    """The first thing in which a report contradicts itself; ``""`` where it does not."""
+    """The first inconsistency of a report, in words; ``""`` if there is none."""
     return next(_contradictions(report), "")
 
 
 def _contradictions(report: Report) -> Iterator[str]:
-    """All of them; what comes first is what later questions rely on."""
+    """All inconsistencies; later checks rely on earlier ones."""
     yield from _impossible(report, "the report")
     if any(not 0 <= time < _LIMIT for time in report.step_ns):
         yield "step_ns holds a time below 0 or beyond 63 bits"
@@ -37,7 +37,7 @@ def _contradictions(report: Report) -> Iterator[str]:
     for cost in _COSTS:
         if _summed(report.modules, cost) > getattr(report, cost):
             yield f"its rows sum to more than its {cost}"
-    # A pattern of paths can stand for modules of several classes, each a row.
+    # A pattern of paths can match modules of several classes, with a row for each.
     yield from _twice(
         "row", report.modules, lambda row: (row.path, row.is_module and row.class_name)
     )
@@ -54,7 +54,7 @@ def _contradictions(report: Report) -> Iterator[str]:
     yield from _twice("device", report.devices, lambda device: device.device)
     yield from _of_phases(report)
     if not all(0 <= share <= 1 for share in astuple(report.coverage)):  # nor is NaN
-        yield "its coverage is not of shares from 0 to 1"
+        yield "its coverage has a share that is not from 0 to 1"
     for finding in report.findings:
         what = f"the finding {_named(finding.rule)}"
         yield from _impossible(finding, what)
@@ -118,7 +118,7 @@ def _of_phases(report: Report) -> Iterator[str]:
 
 
 def _impossible(one: Any, what: str, *, but: str = "") -> Iterator[str]:
-    """Whether one of its numbers is below 0 or beyond 63 bits, as no time or count is."""
+    """The numbers that are below 0 or beyond 63 bits, which no time or count can be."""
     for name in _whole_numbers(type(one)):  # type: ignore[arg-type]  # a class is hashable
         number = getattr(one, name)
         if name != but and not 0 <= number < _LIMIT:

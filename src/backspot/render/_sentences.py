@@ -57,31 +57,31 @@ __all__ = [
 Part = tuple[Literal["text", "name", "node", "number"], str]
 
 _DIFFUSE = 0.10
-"""Where the first row takes less than this, layers that repeat may tell more together."""
+"""If the first row has a smaller share than this, the answer may be about repeated layers."""
 _MOSTLY = 0.5
 _PARTLY = 0.25
-"""Where more of a time than this is idle, the answer says so; where most is, it says that first."""
+"""Idle shares of a time from which the answer says so, and from which that comes first."""
 _UNOWNED = 0.25
-"""Where more than this has no module as its owner, the answer itself has to say so."""
+"""If a larger share than this is owned by no module, the answer says so."""
 
 
 def made_by(line: LineCost) -> str:
-    """A line of source as people say it: the one that made a node, or that called what did."""
+    """The source line that made a node, or that called the code that made it."""
     return line.place if line.exact else f"called at {line.place}"
 
 
 _SAID = {
-    "(recompute)": "forward work run again",
-    "(before a graph's replay)": "the GPU idle before a CUDA graph's replay",
+    "(recompute)": "recomputed forward work",
+    "(before a graph's replay)": "GPU idle time before a CUDA graph's replay",
 }
-"""What a row lists among its nodes though it is no node, as people say it."""
+"""Entries among a row's nodes that are not nodes, in words."""
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
     """One sentence: what makes the backward slow."""
     sort = view.sort
     if sort == "gpu" and not report.gpu_ns:
-        return [("text", "The trace holds no GPU time to rank by; --sort wall or cpu will do.")]
+        return [("text", "The trace has no GPU time to rank by; use --sort wall or --sort cpu.")]
     whole = {
         "wall": "the backward",
         "gpu": "the backward's GPU time",
@@ -107,7 +107,7 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
 
 
 def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
-    """The row that the answer is about, ``None`` where no module takes any of that time."""
+    """The row that the answer is about, or ``None`` if no module takes any of that time."""
     if only_nodes(report):
         return None
     first = select(report, replace(view, top=1)).shown[0]
@@ -131,14 +131,11 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
         return [("text", f"{reason}, and no autograd node takes any time.")]
     time = time_of(ranked[0], sort)
     said = _SAID.get(ranked[0].name)
-    parts: list[Part] = (
-        [("text", f"{reason}; {said}")]
-        if said
-        else [
-            ("text", f"{reason}; of its autograd nodes "),
-            ("node", short_node_name(ranked[0].name)),
-        ]
-    )
+    if said:
+        parts: list[Part] = [("text", f"{reason}; {said}")]
+    else:
+        name = short_node_name(ranked[0].name)
+        parts = [("text", f"{reason}; the heaviest autograd node, "), ("node", name), ("text", ",")]
     idle = _idle(ranked[0], sort)
     if idle >= _MOSTLY * time and not said:
         return parts + _waits(report, ranked[0], idle, "itself takes")
@@ -175,37 +172,37 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     part = time_of(node, sort) / time
     if part >= 0.95:
         return [*parts, name, ("text", ", "), ("number", cost), *_partly(report, time, idle)]
-    lead = ", mostly " if part >= 0.5 else ", the most in "
+    lead = ", mostly " if part >= 0.5 else ", the largest part in "
     spent = f" ({duration(time_of(node, sort) / report.steps)})"
     parts += [("number", cost), ("text", lead), name, ("text", spent)]
     return parts + _partly(report, time, idle)
 
 
 def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
-    """How much of its clock time passes while nothing of it runs, on a device or on the host.
+    """The clock time during which nothing of it runs, neither on a device nor on the host.
 
-    At least so much: what runs on both at once counts twice here. A trace that lacks most of the
-    device's work, or most operators, is idle where the program was not.
+    This is a lower bound, because work that runs on both at once is subtracted twice. If a trace
+    lacks most of the device's work or most operators, it looks idle where the program was not.
     """
     return max(0, cost.wall_ns - cost.gpu_ns - cost.cpu_ns) if sort == "wall" else 0
 
 
 def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> list[Part]:
-    """That it works for little, and that the rest is time in which the backward stands still."""
+    """That it works for a short time, and that the backward is idle around it."""
     whole, steps = report.wall_ns or 1, report.steps
     return [
         ("text", f" {itself} "),
         ("number", duration((cost.wall_ns - idle) / steps)),
-        ("text", " of the backward; around it "),
+        ("text", " of the backward; around it, the backward is idle for "),
         ("number", duration(idle / steps)),
         ("text", " ("),
         ("number", percent(idle / whole)),
-        ("text", ") pass idle"),
+        ("text", ")"),
     ]
 
 
 def _partly(report: Report, time: int, idle: int) -> list[Part]:
-    """How much of a time is idle, where that is worth a word."""
+    """How much of a time is idle, if that is worth saying."""
     if idle < _PARTLY * time:
         return []
     return [("text", ", "), ("number", duration(idle / report.steps)), ("text", " of it idle")]
@@ -225,7 +222,7 @@ _SOURCES = {
 
 
 def setting(report: Report) -> list[str]:
-    """What was measured, fact by fact: how long, over how many steps, by whose labels."""
+    """What was measured, as a list of facts: the times, the number of steps and the labels."""
     steps = report.steps
     wall = duration(report.wall_ns / steps)
     facts = [f"backward {wall} per {per(report)}{_spread(report)}"]
@@ -252,12 +249,12 @@ def _spread(report: Report) -> str:
 
 
 def coverage(report: Report) -> str:
-    """How much of the backward has a module as its owner."""
+    """How much of the backward is owned by modules."""
     shares = [("wall", report.coverage.wall), ("CPU", report.coverage.cpu)]
     if report.has_gpu:
         shares.insert(1, ("GPU", report.coverage.gpu))
     if all(share >= 1 for _, share in shares):
-        return "Modules own all of it."
+        return "Modules own all of the backward."
     *most, last = [f"{percent(share)} of {kind}" for kind, share in shares]
     return f"Modules own {', '.join(most)} and {last} time."
 
@@ -271,18 +268,18 @@ def notes(report: Report, chosen: Selection, view: View) -> list[str]:
         time = sum(time_of(row, view.sort) for row in chosen.hidden)
         share = sum(report.share(row, view.sort) for row in chosen.hidden)
         number = counted(len(chosen.hidden), f"more {groups}", f"more {plural}")
-        together = " together" if len(chosen.hidden) > 1 else ""
+        total = " in total" if len(chosen.hidden) > 1 else ""
         verb = "takes" if len(chosen.hidden) == 1 else "take"
         everything = len(chosen.shown) + len(chosen.hidden)
         lines.append(
-            f"{number} {verb} {duration(time / report.steps)} ({percent(share)}){together}: "
-            f"--top {everything} or report.top()."
+            f"{number} {verb} {duration(time / report.steps)} ({percent(share)}){total}; "
+            f"see --top {everything} or report.top()."
         )
     if chosen.idle:
-        verb = "costs" if chosen.idle == 1 else "cost"
-        lines.append(f"{counted(chosen.idle, 'module')} {verb} the backward nothing.")
+        verb = "takes" if chosen.idle == 1 else "take"
+        lines.append(f"{counted(chosen.idle, 'module')} {verb} no time in the backward.")
     if view.by == "path" and _repeats(chosen):
-        lines.append('Layers repeat: --by pattern, or report.top(by="pattern"), adds them up.')
+        lines.append('Layers repeat; add them up with --by pattern or report.top(by="pattern").')
     return lines
 
 
@@ -298,25 +295,25 @@ def _repeats(chosen: Selection) -> bool:
 
 
 def remedies(report: Report) -> Sequence[str]:
-    """The report's warnings, and the way to labels where there are none and no warning names it."""
+    """The report's warnings, and how to get labels if there are none and no warning says it."""
     if report.source != "none" or any("instrument(" in text for text in report.warnings):
         return report.warnings
     return (
         *report.warnings,
-        "To see modules, record the trace within backspot.instrument(model).",
+        "To see modules, record the trace inside backspot.instrument(model).",
     )
 
 
 HEADING = "Why, and what to do"
 
 KINDS = {
-    "gpu": "GPU works",
+    "gpu": "GPU busy",
     "communication": "communication",
     "queued": "queued on the GPU",
     "sync": "after a host-device sync",
     "host": "GPU waits for the host",
 }
-"""What wall time can be spent on: the fields of ``WallKinds``, and what people call them."""
+"""What wall time is spent on: the fields of ``WallKinds``, in words."""
 
 _PHASES: dict[PhaseName, str] = {
     "data": "waiting for data",
@@ -343,14 +340,14 @@ def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
-    """What goes into it in a step, and its share: ``5.0 ms`` and ``11% of the step``."""
+    """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     whole = report.whole_ns
-    step = "backward" if report.step_unit == "backward pass" else "step"
+    step = "backward" if per(report) == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
     return duration(finding.wall_ns / report.steps), f"{share} of the {step}"
 
 
 def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:
-    """The places to name, and a word about those that are left out."""
+    """The first places to name, and how many more there are."""
     named, rest = finding.places[:limit], len(finding.places) - limit
     return named, counted(rest, "more place") if rest > 0 else ""

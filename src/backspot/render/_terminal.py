@@ -1,7 +1,7 @@
-"""Fits a table into a given width: which columns, how wide, and where a name is cut.
+"""Layout for a terminal: tables and paragraphs in a given width.
 
-rich.table would wrap or cut at the end; here the end of a path is what tells paths apart, and a
-column goes as a whole before its numbers become unreadable.
+A table of rich would wrap cells or cut them at the end. Here the end of a path is kept, because it
+identifies the module, and a whole column is dropped before its numbers become unreadable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _MARKS = 8
-"""How many characters a cell may take: a letter and its marks. Marks alone could be a million."""
+"""Characters that one terminal cell may take: a letter and its combining marks."""
 _WIDENS = "\ufe0f"
 
 
@@ -51,17 +51,17 @@ def keep_start(text: str, width: int) -> str:
 
 
 def fits(text: str, width: int) -> bool:
-    """Whether a text takes at most ``width`` cells, and no more characters than they could need."""
+    """Whether a text takes at most ``width`` cells and a sensible number of characters."""
     if len(text) <= width * _MARKS and not text.isascii():
         return cell_len(text) <= width
     return len(text) <= width
 
 
 def _fitting(characters: Iterable[str], cells: int) -> int:
-    """How many of the characters there is room for; what lies beyond them is never looked at."""
+    """How many characters fit; the rest of a long text is never looked at."""
     taken = count = 0
     for character in islice(characters, max(0, cells * _MARKS)):
-        # A selector may widen the character before it, whichever way they are looked at.
+        # A variation selector may widen the character before it.
         taken += 1 if character == _WIDENS else cell_len(character)
         if taken > cells:
             break
@@ -70,11 +70,11 @@ def _fitting(characters: Iterable[str], cells: int) -> int:
 
 
 def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -> list[Text]:
-    """Set the table; the first line is its head.
+    """Lay out a table; the first line is its head.
 
     Args:
-        columns: in the order in which they stand.
-        width: how many cells a line may take.
+        columns: the columns, in order.
+        width: number of cells in a line.
         styles: a style for each line below the head.
     """
     columns = [_readable(column, width) for column in columns]
@@ -128,7 +128,7 @@ def _ample(column: Column, width: int, *, wide: bool) -> int:
 
 
 def _chosen(columns: Sequence[Column], width: int, *, wide: bool) -> list[Column]:
-    """The columns that there is room for; a narrow one may stand where a wide one could not."""
+    """The columns that fit; a narrow one may be kept after a wide one was dropped."""
     needs = {0}
     for need in sorted({column.need for column in columns} - {0}):
         if _fits([c for c in columns if c.need in needs | {need}], width, wide=wide):
@@ -152,15 +152,15 @@ def _taken(columns: Sequence[Column], widths: Sequence[int]) -> int:
 
 
 def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
-    """Deal out what is left.
+    """Distribute the width that is left.
 
-    To what outlasts others until it can be read, then to all names alike, and to bars only then.
+    Columns that outlast others come first, until they are readable; then all names; then bars.
     """
     widths = [_narrowest(column, wide=wide) for column in columns]
     wanted = [_natural(column, wide=wide) for column in columns]
     left = width - _taken(columns, widths)
     for index, column in enumerate(columns):
-        if column.least is not None and left < 0:  # too narrow even for what cannot go
+        if column.least is not None and left < 0:  # even the needed columns do not fit
             less = min(-left, widths[index] - 1)
             widths[index] -= less
             left += less
@@ -204,7 +204,7 @@ def _bar(length: float, width: int) -> str:
 
 
 def fact_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
-    """Facts in a row, broken between facts only; a line that goes on below ends with a dot."""
+    """Facts in a row, broken only between facts; a line that continues ends with a dot."""
     line = facts[0][:1].upper() + facts[0][1:]
     for left, fact in zip(range(len(facts) - 1, 0, -1), facts[1:], strict=True):
         more = " ·" if left > 1 else ""
@@ -220,7 +220,7 @@ _MOST = 5
 
 
 def phase_facts(report: Report) -> list[str]:
-    """The step's phases, a fact each: ``22% forward``."""
+    """The phases of the step, one fact each: ``22% forward``."""
     texts = [phase_text(report, phase) for phase in kept_phases(report)]
     return [f"{share} {name}" for name, _, share in texts]
 
@@ -236,11 +236,11 @@ def finding_lines(report: Report, width: int) -> Iterator[Text]:
         yield from _hanging("   ", Text(visible(finding.remedy)), width)
     rest = len(report.findings) - _MOST
     if rest > 0:
-        yield Text(f"   {counted(rest, 'more finding')}: report.findings has all.", "dim")
+        yield Text(f"   {counted(rest, 'more finding')}; report.findings lists all.", "dim")
 
 
 def _seen(report: Report, finding: Finding, width: int) -> Text:
-    """What, for how much, and where."""
+    """What was found, its cost, and where."""
     text = Text(visible(finding.title), "bold")
     text.append(f": {', '.join(cost_of(report, finding))}", "not bold")
     (place, *_), more = worth(finding, 1)
@@ -253,7 +253,7 @@ def _seen(report: Report, finding: Finding, width: int) -> Text:
 
 
 def _hanging(lead: str, text: Text, width: int) -> Iterator[Text]:
-    """A paragraph whose lines all begin below the first one's text."""
+    """A paragraph with a hanging indent."""
     console = Console(file=io.StringIO(), width=width, _environ={})
     for index, part in enumerate(text.wrap(console, width - len(lead))):
         part.rstrip()

@@ -19,13 +19,13 @@ from backspot.paths import check_force, path_text, refuse_sources
 fcntl: ModuleType | None
 try:
     import fcntl
-except ImportError:  # on Windows, where nobody can remove a file that is open
+except ImportError:  # on Windows, where an open file cannot be removed
     fcntl = None
 
 __all__ = ["Sources", "check_target", "writing"]
 
 Sources = Iterable["str | os.PathLike[str] | int"]
-"""Paths, or open file descriptors, of what an output is made of."""
+"""Paths or open file descriptors of the files that an output is made of."""
 
 _PART = re.compile(r"\.backspot-[0-9a-f]{12}\.part")
 _SECONDS = 60
@@ -34,22 +34,22 @@ _SECONDS = 60
 def check_target(
     path: str | os.PathLike[str], *, force: bool, sources: Sources = (), what: str = "save"
 ) -> Path:
-    """Complain about a path that cannot be written, before the work whose result goes there.
+    """Check that a path can be written, before the work on its content starts.
 
     Args:
-        path: where to.
-        force: overwrite what is there.
-        sources: what the output is made of, which it never overwrites.
-        what: what the path was given for.
+        path: the file to write.
+        force: whether to overwrite an existing file.
+        sources: the files that the output is made of, which are never overwritten.
+        what: what the path is for, for the error message.
 
     Returns:
-        The file to write: where ``path`` is a link and ``force`` is true, what it leads to.
+        The file to write; if ``path`` is a link and ``force`` is true, the file it points to.
 
     Raises:
-        OutputExistsError: where the file exists and ``force`` is false.
-        SourceNotFoundError: where the folder does not exist.
-        UsageError: where ``path`` is a folder, one of the sources, or no path at all.
-        BackspotError: where the system does not let it be looked at.
+        OutputExistsError: If the file exists and ``force`` is false.
+        SourceNotFoundError: If the folder does not exist.
+        UsageError: If ``path`` is a folder, one of the sources, or not a path.
+        BackspotError: If the system does not allow to look at the path.
     """
     shown = visible(path_text(path, what))
     check_force(force)
@@ -60,7 +60,7 @@ def check_target(
             raise UsageError(f"{shown or 'an empty path'} is a folder: name a file in it")
         if os.path.lexists(target) and not force:
             raise OutputExistsError(
-                f"{shown} is there already: choose another name, or overwrite it with --force "
+                f"{shown} already exists: choose another name, or overwrite it with --force "
                 "(force=True in Python)"
             )
         if not target.parent.is_dir():
@@ -76,16 +76,16 @@ def check_target(
 def writing(
     path: str | os.PathLike[str], *, force: bool, sources: Sources = ()
 ) -> Iterator[BinaryIO]:
-    """Give a file to write, which takes its name only once it is complete.
+    """Open a temporary file, which gets its real name only once it is complete.
 
-    Whatever fails on the way, what was there before is still there, whole, and nothing new is. What
-    a killed process left of its own, the next that writes into the folder takes away.
+    If anything fails, an older file stays as it was, and no new one appears. Temporary files that a
+    killed process left behind are removed by the next process that writes into the folder.
 
     Raises:
-        BackspotError: where the disk refuses; otherwise as ``check_target``.
+        BackspotError: If the file cannot be written; otherwise as ``check_target``.
     """
     target = check_target(path, force=force, sources=sources)
-    # In the same folder, because only within one file system does a name change hands at once.
+    # In the same folder, because renaming is atomic only within one file system.
     part = target.with_name(f".backspot-{os.urandom(6).hex()}.part")
     shown = visible(os.fspath(path))
     try:
@@ -115,11 +115,10 @@ def _unwritable(shown: str, error: OSError) -> BackspotError:
 
 
 def _hold(file: int) -> bool:
-    """Lock a file for as long as this process has it open; whether it was free.
+    """Lock a file while this process has it open; return whether it was free.
 
-    A process that dies, however it dies, gives its locks back: so what is free is nobody's. A
-    number of a process in the name would tell less, for numbers are used again, and another
-    machine, or another container, has the same ones.
+    A process that dies releases its locks, so a file that is free has no owner. A process number in
+    the name would prove less: numbers are reused, and other machines and containers have the same.
     """
     if fcntl is None:
         return True
@@ -131,10 +130,11 @@ def _hold(file: int) -> bool:
 
 
 def _clear(part: Path, now: float) -> None:
-    """Remove what killed processes left in the folder of ``part``.
+    """Remove temporary files that killed processes left in the folder of ``part``.
 
-    Only our user's files of our names that nobody holds, and that nobody wrote to for a while: a
-    file is not locked in the moment in which it comes into being. The clock is the file system's.
+    Only files with our names that belong to this user, that no process has locked, and that were
+    not written to for a while, because a new file is unlocked for a moment. ``now`` is the file
+    system's clock.
     """
     with suppress(OSError):
         for entry in os.scandir(part.parent):
@@ -161,13 +161,13 @@ def _clear_one(left: Path, now: float) -> None:
 
 
 def _name_exclusively(part: Path, target: Path, shown: str) -> None:
-    """Name the file unless the name was taken in the meantime."""
+    """Rename the file, unless the name was taken in the meantime."""
     try:
         os.link(part, target)
     except FileExistsError:
-        raise OutputExistsError(f"{shown} came into being in the meantime: it stays") from None
+        raise OutputExistsError(f"{shown} was created in the meantime: it stays") from None
     except OSError:
-        # A file system without hard links: a name taken from here on would be overwritten.
+        # A file system without hard links: a file created from here on would be overwritten.
         if os.path.lexists(target):
-            raise OutputExistsError(f"{shown} came into being in the meantime: it stays") from None
+            raise OutputExistsError(f"{shown} was created in the meantime: it stays") from None
         part.replace(target)

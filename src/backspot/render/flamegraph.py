@@ -1,4 +1,4 @@
-"""A report as flame graphs for https://www.speedscope.app: one each for wall, GPU and CPU time."""
+"""Reports as flame graphs of wall, GPU and CPU time, for https://www.speedscope.app."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FORMATS", "Stack", "stacks", "to_folded", "to_speedscope"]
 
 
 class Stack(NamedTuple):
-    """What one stack of frames costs; nanoseconds."""
+    """The cost of one stack of frames, in nanoseconds."""
 
     frames: tuple[str, ...]
     wall: int
@@ -25,11 +25,11 @@ class Stack(NamedTuple):
 
 
 def stacks(report: Report) -> list[Stack]:
-    """The report's costs by stack, those of the first rows first; no stack stands there twice.
+    """The report's costs by stack, in the order of its rows; each stack occurs once.
 
-    A module's frames are the names that its path is made of, below the class of its root. A leaf is
-    the autograd node; what a row pays for without a node stands on the row itself. What no module
-    owns has a frame of its own name. Characters without a shape are written as escapes.
+    A module's frames are the parts of its path, below the class of its root. A leaf is an autograd
+    node; time without a node belongs to the row itself. A row without a module is one frame.
+    Invisible characters are written as escapes.
     """
     classes = {row.path: row.name for row in report.modules if row.is_module}
     sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -43,7 +43,7 @@ def stacks(report: Report) -> list[Stack]:
         frames = _frames(row, classes)
         rest = [row.wall_ns, row.gpu_ns, row.cpu_ns]
         for node in row.nodes:
-            # No more than the row has: a form that someone wrote by hand may not add up.
+            # No more than the row has: a report written by hand may not add up.
             costs = list(map(min, (node.wall_ns, node.gpu_ns, node.cpu_ns), rest))
             add((*frames, node.name), *costs)
             rest = [left - cost for left, cost in zip(rest, costs, strict=True)]
@@ -54,7 +54,7 @@ def stacks(report: Report) -> list[Stack]:
 def _frames(row: Row, classes: dict[str, str]) -> tuple[str, ...]:
     if not row.is_module:
         return (row.name,)
-    if row.root:  # a loss that was instrumented by a name of its own: its path begins with it
+    if row.root:  # instrumented under a name of its own, which its path starts with
         return tuple(row.path.split("."))
     below = row.path.split(".") if row.path else []
     return (classes.get("", "(root)"), *below)
@@ -104,7 +104,7 @@ def _profile(
 def to_folded(report: Report) -> bytes:
     r"""Wall time in nanoseconds over all steps, in UTF-8.
 
-    A semicolon within a name is written ``\x3b``, for it would part the name in two.
+    A semicolon in a name is written ``\x3b``, because it separates frames.
     """
     return "".join(
         f"{';'.join(frame.replace(';', _SEMICOLON) for frame in stack.frames)} {stack.wall}\n"

@@ -1,7 +1,7 @@
-"""A report as JSON and back: the form that other programs read.
+"""Results as JSON, and reports read back: the format for other programs.
 
-``docs/json.md`` describes it, ``docs/report.schema.json`` is its JSON Schema, which
-``python -m backspot.render.json > docs/report.schema.json`` writes anew.
+``docs/json.md`` describes it. ``docs/report.schema.json`` is its JSON Schema, made by
+``python -m backspot.render.json > docs/report.schema.json``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from backspot.results.report import SCHEMA, Report
 __all__ = ["FORMATS", "comparison_to_json", "load", "schema", "to_json"]
 
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
-# What a terminal or a page might obey, raw: within JSON it can only stand in strings.
+# Characters that a terminal or a page might obey. In JSON they only occur in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
 
 
@@ -81,14 +81,14 @@ def load(path: str | os.PathLike[str]) -> Report:
     """Read a report that ``to_json`` wrote.
 
     Raises:
-        SourceNotFoundError: where there is no such file, or it cannot be read.
-        NotATraceError: where it is no report, is broken, contradicts itself, or is of a newer
+        SourceNotFoundError: If the file does not exist or cannot be read.
+        NotATraceError: If the file is not a report, is broken or inconsistent, or has a newer
             schema.
-        UsageError: where ``path`` is no path.
+        UsageError: If ``path`` is not a path.
     """
     shown = visible(path_text(path, "Report.load"))
     if not shown:
-        raise SourceNotFoundError("an empty path names no report: give a file")
+        raise SourceNotFoundError("the path is empty: name a saved report")
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -99,14 +99,14 @@ def load(path: str | os.PathLike[str]) -> Report:
         return _decoded(data, shown)
     except msgspec.ValidationError as error:
         raise NotATraceError(
-            f"{shown} is no complete Backspot report: {visible(str(error))}"
+            f"{shown} is not a complete Backspot report: {visible(str(error))}"
         ) from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         if isinstance(error, NotATraceError):
             raise
         if data[:2] == b"\x1f\x8b":
             raise NotATraceError(
-                f"{shown} is compressed, so no report: backspot.locate reads traces"
+                f"{shown} is compressed, so it is not a saved report; backspot.locate reads traces"
             ) from None
         raise NotATraceError(f"{shown} is not JSON, or is broken: {visible(str(error))}") from None
 
@@ -117,7 +117,7 @@ def _decoded(data: bytes, shown: str) -> Report:
     except msgspec.ValidationError:
         head = _Head()
     except msgspec.DecodeError:
-        # msgspec takes no half surrogate pairs; Python's reader does.
+        # msgspec refuses half a surrogate pair; Python's reader accepts it.
         plain = json.loads(data)
         _check_schema(plain.get("schema", "") if isinstance(plain, dict) else "", shown)
         return _checked(msgspec.convert(plain, Report), shown)
@@ -135,7 +135,7 @@ def _check_schema(found: object, shown: str) -> None:
             "pip install -U backspot"
         )
     raise NotATraceError(
-        f"{shown} is no report that Backspot saved (its schema is not {SCHEMA}); "
+        f"{shown} is not a report that Backspot saved (its schema is not {SCHEMA}); "
         "backspot.locate reads traces"
     )
 
@@ -147,7 +147,7 @@ def _checked(report: Report, shown: str) -> Report:
 
 
 def schema() -> bytes:
-    """The JSON Schema of the form; the descriptions are those of the classes."""
+    """The JSON Schema of a report; the descriptions are those of the classes."""
     form: dict[str, Any] = msgspec.json.schema(Report)
     for kind, definition in form["$defs"].items():
         summary, fields = _described(getattr(results, kind))
@@ -166,7 +166,7 @@ def schema() -> bytes:
 
 
 def _described(kind: type) -> tuple[str, dict[str, str]]:
-    """A class's docstring: what it is, and what each attribute means."""
+    """The summary of a class's docstring, and the meaning of each attribute."""
     summary, _, attributes = cleandoc(kind.__doc__ or "").partition("Attributes:")
     attributes = attributes.partition("\n\n")[0]  # an example follows
     entries = re.split(r"\n    (?=\w+: )", attributes)

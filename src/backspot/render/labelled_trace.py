@@ -1,8 +1,8 @@
 """A trace with tracks added that show which module's backward runs when.
 
-The original passes through byte for byte; the new events go in front of its first one. A span is a
-begin and an end event rather than one with a duration: viewers round times, and rounded alike,
-what lay inside each other still does.
+The original is copied byte for byte, and the new events go in front of its first one. A span is
+written as a begin and an end event, not as one event with a duration. Viewers round times, and with
+begin and end events nested spans stay nested.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ from backspot.trace.read import trace_bytes
 __all__ = ["CATEGORY", "check_labelled", "write_labelled"]
 
 CATEGORY = "backspot"
-"""Of all events that are added; reading a trace ignores it."""
+"""The category of all added events; reading a trace ignores it."""
 
 _PIECE = 1 << 20
 _FIRST_THREAD = 900_000_000  # above the numbers that systems give
 _FIRST_ARROW = 1 << 40
-_ARROW_WITHIN = 500  # nanoseconds: within the label, for viewers that round its start
+_ARROW_WITHIN = 500  # nanoseconds: inside the label, because viewers round its start
 
 
 def check_labelled(
     output: str | os.PathLike[str], *, force: bool, source: Path | None = None
 ) -> None:
-    """Complain about a labelled trace that cannot be written, before its source is read.
+    """Check that a labelled trace can be written, before its source is read.
 
     Args:
-        output: where to.
-        force: overwrite what is there.
-        source: the file that it copies, if it is there already.
+        output: the file to write.
+        force: whether to overwrite an existing file.
+        source: the file that it copies, if that exists already.
 
     Raises:
-        UsageError: where the output cannot be meant.
-        OutputExistsError: where the output exists and ``force`` is false.
-        SourceNotFoundError: where its folder does not exist.
+        UsageError: If the name is not one for a labelled trace.
+        OutputExistsError: If the output exists and ``force`` is false.
+        SourceNotFoundError: If its folder does not exist.
     """
     text = path_text(output, "trace=")
     if not text.lower().endswith((".json", ".json.gz")):
-        raise UsageError(f"{visible(text)}: name the labelled trace .json or .json.gz")
+        raise UsageError(
+            f"{visible(text)}: the name of a labelled trace must end in .json or .json.gz"
+        )
     check_target(output, force=force, sources=() if source is None else (source,), what="trace=")
 
 
@@ -67,18 +69,18 @@ def write_labelled(
 
     Args:
         path: the trace's file.
-        events: what was read from it.
-        tracks: what is added.
-        output: where to; ``.json.gz`` is compressed.
-        force: overwrite what is there.
+        events: the events that were read from it.
+        tracks: the tracks to add.
+        output: the file to write; a ``.json.gz`` is compressed.
+        force: whether to overwrite an existing file.
 
     Raises:
-        UsageError: where the trace bears such tracks already.
-        OutputExistsError: where the output exists and ``force`` is false.
-        NotATraceError: where the trace is cut short.
+        UsageError: If the trace already has such tracks.
+        OutputExistsError: If the output exists and ``force`` is false.
+        NotATraceError: If the trace is cut short.
     """
     if events.truncated:
-        raise NotATraceError(f"{path} is cut short, and so would its copy be: export it again")
+        raise NotATraceError(f"{path} is cut short, and its copy would be too: export it again")
     with writing(output, force=force, sources=(path,)) as file:
         if os.fspath(output).lower().endswith(".gz"):
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
@@ -96,7 +98,7 @@ def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) ->
             file.write(head)
             rest = read(_PIECE)
             if rest.lstrip().startswith(_MARK):
-                raise UsageError(f"{path} bears Backspot's tracks already: give the original")
+                raise UsageError(f"{path} already has Backspot's tracks: give the original")
             gathered: list[bytes] = []
             for event in added:
                 gathered.append(event)
@@ -114,7 +116,7 @@ def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) ->
 
 
 def _added(events: Events, added: Tracks) -> Iterator[bytes]:
-    """The new events, each with the comma and the line's end that part it from the next."""
+    """The new events, each with the comma and the line end that follow it."""
     numbers = _thread_numbers(events, len(added.tracks))
     names = [json.dumps(name) for name in added.names]
     leading_to: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -145,7 +147,7 @@ def _ends(around: list[int], depth: int, where: str, origin: int) -> Iterator[by
 
 
 def _headings(track: Track, thread: int) -> Iterator[bytes]:
-    """The track's name, and its place below the one that it explains."""
+    """The track's name, and its place below the track that it explains."""
     kind = "stream" if track.on_device else "thread"
     where = f'"pid":{json.dumps(track.process)},"tid":{thread}'
     arguments: list[tuple[str, dict[str, Any]]] = [

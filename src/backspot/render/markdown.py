@@ -44,7 +44,7 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     lines = [f"**{_sentence(answer(report, view))}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
-        lines += [_text(f"Where the {per(report)} goes: {goes}."), ""]
+        lines += [_text(f"Time in a {per(report)}: {goes}."), ""]
     if warnings := remedies(report):
         lines += [*(f"- Warning: {_text(text)}" for text in warnings), ""]
     if only_nodes(report):
@@ -89,7 +89,7 @@ def _joined(lines: Sequence[str]) -> bytes:
 
 
 def _findings(report: Report) -> list[str]:
-    """What makes the step slower than it need be, and what to do."""
+    """The findings, with what to do."""
     if not report.findings:
         return []
     lines = ["", f"**{HEADING}**", ""]
@@ -105,7 +105,7 @@ def _findings(report: Report) -> list[str]:
         lines.append(f"   {_text(finding.seen)} {_text(finding.remedy)}")
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")
-        lines += ["", f"{rest}: report.findings has all."]
+        lines += ["", f"{rest}; report.findings lists all."]
     return lines
 
 
@@ -127,17 +127,17 @@ def _table(columns: Sequence[Column], bold_verdicts: Sequence[bool] = ()) -> lis
     return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
 
 
-# What a code span can hold in any reader of Markdown, in a table too.
+# Characters that a code span can hold in any reader of Markdown, in tables too.
 _PLAIN = re.compile(r"[\w .,:()*/+#%=^-]+\Z")
 
 
 def _text(text: str) -> str:
-    """Text without any markup."""
+    """Text, with all markup escaped."""
     return re.sub(r"[\\`*_\[\]{}<>&|~@$#!^]", lambda found: f"&#{ord(found[0])};", visible(text))
 
 
 def _code(name: str) -> str:
-    """A name as code; one that a code span cannot hold everywhere, as text without any markup."""
+    """A name as code, or as plain text if not every reader can show it as code."""
     shown = visible(name)
     if _PLAIN.match(shown) and shown == shown.strip():
         return f"`{shown}`"
@@ -148,5 +148,5 @@ def _code(name: str) -> str:
 
 
 def _sentence(parts: Sequence[Part]) -> str:
-    """A sentence whose names are code."""
+    """A sentence, with names as code."""
     return "".join(_code(text) if kind in ("name", "node") else _text(text) for kind, text in parts)

@@ -1,6 +1,6 @@
-"""Results in a notebook: a small static table, in the notebook's own colours, without a script.
+"""Results in a notebook: a small static table in the notebook's own colours, without a script.
 
-What is not told here is in the page: ``report.save("report.html")``.
+``report.save("report.html")`` shows more.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def report_html(report: Report) -> str:
         parts.append(_scroll(module_table(report, chosen, lines=True)))
         parts.append(_legend(report))
         more = counted(len(chosen.hidden), "more module")
-        rest = f" {more}: report.top(), report.save('report.html')." if chosen.hidden else ""
+        rest = f" {more}; see report.top() or report.save('report.html')." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
     return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
 
 
 def _line_of_answer(report: Report) -> str:
-    """Below the answer, the line of source that made its node."""
+    """Below the answer, the source line that made its node."""
     row = answered(report)
     line = None if row is None else heaviest_line(row, "wall")
     if line is None:
@@ -103,7 +103,7 @@ def _scroll(table: str) -> str:
 
 
 def _legend(report: Report) -> str:
-    """The colours of the bars, as far as they occur."""
+    """The colours that occur in the bars."""
     used = [
         (kind, name)
         for kind, name in KINDS.items()

@@ -35,11 +35,11 @@ def plot(
     """Draw the modules' times per step; the arguments are those of ``Report.plot``.
 
     Raises:
-        MissingDependencyError: where matplotlib is not installed.
-        UsageError: where ``ax`` is nothing to draw into.
+        MissingDependencyError: If matplotlib is not installed.
+        UsageError: If ``ax`` is not matplotlib axes.
     """
     if ax is not None and not hasattr(ax, "barh"):
-        raise UsageError(f"ax={quoted(ax)}: give matplotlib's axes, or None for a new figure")
+        raise UsageError(f"ax={quoted(ax)}: give matplotlib axes, or None for a new figure")
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -64,7 +64,7 @@ def plot(
         ax.legend(frameon=False, loc="lower right")
     else:
         ax.barh(places, [ns / scale for ns in times], color=_PLAIN)
-    # A dollar sign would begin a formula.
+    # A dollar sign would start a formula.
     shown = [keep_end(visible(name), _LONGEST).replace("$", r"\$") for name in names]
     ax.set_yticks(places, labels=shown)
     ax.invert_yaxis()
@@ -84,12 +84,12 @@ def _nodes(report: Report, sort: Sort, top: int) -> tuple[list[str], list[int]]:
 
 
 def _kinds(report: Report, rows: tuple[Row, ...]) -> dict[str, list[int]]:
-    """What the rows' wall time is spent on, where the report tells it."""
-    if not report.has_gpu or any(_told(row) != row.wall_ns for row in rows):
+    """What the rows' wall time is spent on; empty if the report does not know."""
+    if not report.has_gpu or any(_sum_of_kinds(row) != row.wall_ns for row in rows):
         return {}
     kinds = {kind: [getattr(row.wall_on, f"{kind}_ns") for row in rows] for kind in KINDS}
     return {kind: spent for kind, spent in kinds.items() if any(spent)}
 
 
-def _told(row: Row) -> int:
+def _sum_of_kinds(row: Row) -> int:
     return sum(getattr(row.wall_on, f"{kind}_ns") for kind in KINDS)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "comparison_to_csv", "to_csv", "to_frame"]
 
-# What a spreadsheet takes for the start of a formula, full-width forms included.
+# Characters that start a formula in a spreadsheet, full-width forms included.
 _FORMULA = tuple("=+-@\t\r＝＋－＠")
 
 
@@ -76,7 +76,7 @@ def to_frame(report: Report) -> pd.DataFrame:
     """The report's rows as a data frame, in the report's order.
 
     Raises:
-        MissingDependencyError: where pandas is not installed.
+        MissingDependencyError: If pandas is not installed.
     """
     try:
         import pandas as pd
@@ -96,7 +96,7 @@ def to_frame(report: Report) -> pd.DataFrame:
 
 
 def _is_plain(values: tuple[object, ...]) -> bool:
-    """Whether Arrow can hold them: half of a surrogate pair in a foreign name is no UTF-8."""
+    """Whether Arrow can hold them: half a surrogate pair, as in a foreign name, is not UTF-8."""
     try:
         "".join(value for value in values if isinstance(value, str)).encode()
     except UnicodeEncodeError:

@@ -98,7 +98,7 @@ def render_text(
             lines += lay_out(operator_columns(report, shown, view.sort), width)
         if len(operators) > len(shown):
             hidden = counted(len(operators) - len(shown), "more node name")
-            lines.append(Text(f"{hidden}: --top {len(operators)}.", "dim"))
+            lines.append(Text(f"{hidden}; see --top {len(operators)}.", "dim"))
     else:
         lines += _module_table(report, chosen, view, width)
         lines += _lines_table(chosen.shown, view.sort, width)
@@ -138,7 +138,7 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
     label = keep_end(visible(subtree.row.label), min(width, 80))
     what = (
         f"{label}: {duration(whole / steps)} of the backward per step, "
-        f"{duration(subtree.row.wall_ns / steps)} of it its own"
+        f"{duration(subtree.row.wall_ns / steps)} of it in the module itself"
     )
     lines = [Text(what, "bold"), Text(), *lay_out(columns, width)]
     return _written(lines, width, color=color)
@@ -173,7 +173,7 @@ FORMATS = (Format(".txt", {Comparison: _comparison_file}),)
 
 
 def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:
-    """Each module below with its branch and its name, as far as its parent does not say it."""
+    """Each module below, as its branch and the part of its name that its parent does not have."""
     left = _branches("", subtree)
     while left:
         lead, parent, child, last = left.pop()
@@ -181,13 +181,13 @@ def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:
         name = child.row.path.removeprefix(f"{parent.row.path}.")
         yield lead + fork + name, child.row
         lead += below
-        if len(lead) > _INDENT:  # so deep that the branches would leave no room for the names
+        if len(lead) > _INDENT:  # else the branches leave no room for names
             lead = "…" + lead[1 - _INDENT :]
         left += _branches(lead, child)
 
 
 def _branches(lead: str, of: Subtree) -> list[tuple[str, Subtree, Subtree, bool]]:
-    """The modules directly inside, the last first: what stands before it, what it is in, itself."""
+    """The direct children, the last one first: their indent, parent, child, whether it is last."""
     return [(lead, of, child, child is of.children[-1]) for child in reversed(of.children)]
 
 
@@ -198,12 +198,14 @@ def _module_table(report: Report, chosen: Selection, view: View, width: int) -> 
     table = lay_out(columns, width, styles)
     if chosen.unowned:
         margin = " " * (len(str(len(chosen.shown))) + 2)
-        table.insert(1 + len(chosen.shown), Text(margin + "no module owns:", "dim", no_wrap=True))
+        table.insert(
+            1 + len(chosen.shown), Text(margin + "owned by no module:", "dim", no_wrap=True)
+        )
     return table
 
 
 def _line_of_answer(row: Row, sort: Sort, width: int) -> list[Text]:
-    """Below the answer, the line of source that made its node."""
+    """Below the answer, the source line that made its node."""
     line = heaviest_line(row, sort)
     if line is None:
         return []
@@ -218,7 +220,7 @@ def _line_of_answer(row: Row, sort: Sort, width: int) -> list[Text]:
 
 
 def _lines_table(shown: Sequence[Row], sort: Sort, width: int) -> list[Text]:
-    """The lines of source that made the heaviest nodes of the first modules."""
+    """The source lines that made the heaviest nodes of the first modules."""
     ranks: dict[tuple[str, str], list[int]] = {}
     known: dict[tuple[str, str], LineCost] = {}
     for rank, row in enumerate(shown, 1):
@@ -255,8 +257,8 @@ def _spans(ranks: Sequence[int]) -> str:
 
 
 def _sentence(parts: Sequence[Part], width: int) -> Text:
-    """One sentence with its names set apart, and cut where they are longer than a line."""
-    # A path may be longer than the line; its end and the class are what tell it apart.
+    """One sentence with styled names, which are cut if they are longer than a line."""
+    # A path may be longer than the line; its end and its class identify it.
     sentence = Text()
     for kind, text in parts:
         shown = visible(text)
@@ -269,12 +271,12 @@ def _sentence(parts: Sequence[Part], width: int) -> Text:
 
 
 def _width(width: int | None) -> int:
-    """How many cells a line may take: the terminal's where ``width`` is ``None``."""
+    """The number of cells in a line; ``None`` takes the terminal's."""
     return max(_NARROWEST, shutil.get_terminal_size().columns if width is None else width)
 
 
 def _written(lines: Sequence[Text], width: int, *, color: bool) -> str:
-    """Lines as a string; nothing of the environment has a say in it."""
+    """Lines as a string, whatever the environment says about colours and terminals."""
     file = io.StringIO()
     console = Console(
         file=file,

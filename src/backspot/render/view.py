@@ -63,7 +63,7 @@ class Selection:
     Attributes:
         shown: the ranked modules (or groups of modules).
         hidden: modules that cost something but rank below the limit.
-        idle: number of modules that cost the backward nothing.
+        idle: number of modules that take no time in the backward.
         unowned: time that no module owns; it is not ranked among the modules.
     """
 

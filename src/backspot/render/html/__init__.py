@@ -1,7 +1,17 @@
-"""A report as a page: one file that needs no network, and says what matters without a script.
+"""A report as a page: one file that needs no network, and shows what matters without a script.
 
-The look and the behaviour are in ``template.html``, ``report.css`` and the scripts beside this
-file; the scripts are joined in the order of ``_SCRIPTS``.
+A ``Report`` comes in, and the bytes of one HTML file come out, in which everything is inlined:
+
+1. ``_fragments.py`` writes the HTML that needs no script: answer, warnings, phases, findings and
+   tables. Notebooks use it too.
+2. ``_page_data.py`` writes the report as JSON for the script, within a limit of size.
+3. ``to_html`` puts both into ``template.html``, with ``report.css``, ``explorer.html`` and the
+   scripts, joined in the order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js``
+   (the module tree), ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the
+   page). With a script, the *explorer* (tree, filter, table, details) replaces the static table.
+
+Every name comes from a trace. Python escapes it in ``_fragments.shown``; the scripts insert it as
+text only; the content security policy forbids every other script and every request.
 """
 
 from __future__ import annotations
@@ -16,6 +26,7 @@ from string import Template
 from backspot._version import __version__
 from backspot.formatting import counted, visible
 from backspot.render._sentences import (
+    HEADING,
     Part,
     answer,
     coverage,
@@ -48,8 +59,8 @@ _OPERATORS = 200
 def to_html(report: Report) -> bytes:
     """The report as a page in UTF-8.
 
-    Everything that the trace names is text there: it is escaped in the markup, and the script sets
-    it as text. The page asks for nothing, and its content policy lets it ask for nothing.
+    Names from the trace are escaped in the markup, and the script only inserts them as text. The
+    page loads nothing, and its content security policy forbids it to.
     """
     script = "\n".join(asset(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -82,16 +93,15 @@ FORMATS = (Format(".html", {Report: to_html}),)
 
 
 _NOTHING_FOUND = (
-    '<section class="findings"><h2>Why, and what to do</h2><p class="muted">No rule found anything '
-    "that makes this step slower than it need be. (Most rules look at what a GPU does.) The "
-    "ranking below still says where it goes.</p>"
-    "</section>"
+    f'<section class="findings"><h2>{HEADING}</h2><p class="muted">No rule found anything that '
+    "slows this step down. (Most rules look at GPU work.) The ranking below still shows where the "
+    "time goes.</p></section>"
 )
 
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file of this folder."""
+    """The text of a file in this folder."""
     data = get_data(__package__, name) or b""
     return data.decode().rstrip("\n")
 
@@ -102,17 +112,17 @@ def _title(said: Sequence[Part]) -> str:
 
 
 def _modules(report: Report) -> tuple[str, str]:
-    """The table that needs no script; how much has an owner, and what the table leaves out."""
+    """The table for pages without a script, and the notes below it."""
     chosen = select(report, View(top=_STATIC_ROWS))
     hidden = ""
     if chosen.hidden or chosen.idle:
         rest = counted(len(chosen.hidden) + chosen.idle, "more module")
-        hidden = f' <span class="no-script">{rest} with the page\'s script.</span>'
+        hidden = f' <span class="no-script">{rest} if scripts may run.</span>'
     notes = f'<p class="muted">{shown(coverage(report))}{hidden}</p>'
     return module_table(report, chosen), notes
 
 
 def _operators(report: Report) -> tuple[str, str]:
     rest = len(report.operators) - _OPERATORS
-    more = f'<p class="muted">{counted(rest, "more node name")} in the .json form.</p>'
+    more = f'<p class="muted">{counted(rest, "more node name")} in the JSON report.</p>'
     return operator_table(report, _OPERATORS), more if rest > 0 else ""

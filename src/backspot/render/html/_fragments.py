@@ -1,7 +1,7 @@
-"""The pieces of a page that need no script: the answer, phases, findings and a table.
+"""Fragments of HTML that need no script: the answer, phases, findings and tables.
 
-The page and the notebooks share them. Every name comes from a trace: nothing gets into the markup
-but through ``shown``.
+Pages and notebooks share them. Every name comes from a trace and gets into the markup only through
+``shown``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backspot.render._sentences import (
     phase_text,
     worth,
 )
-from backspot.render.view import DEFAULT_VIEW, Selection, operators_by
+from backspot.render.view import DEFAULT_VIEW, Selection, operators_by, per
 from backspot.results.report import Finding, LineCost, OperatorCost, Report, Row, WallKinds
 
 __all__ = [
@@ -41,12 +41,12 @@ _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
 
 
 def shown(text: str) -> str:
-    """Text from a trace, as text of a page: nothing in it is markup, nothing in it is hidden."""
+    """Text from a trace as HTML: markup is escaped, invisible characters are visible."""
     return escape(visible(text), quote=True)
 
 
 def sentence(parts: Sequence[Part]) -> str:
-    """One sentence; names are set as code."""
+    """One sentence, with names as code."""
     return "".join(
         f"<{_TAGS[kind]}>{shown(text)}</{_TAGS[kind]}>" if _TAGS[kind] else shown(text)
         for kind, text in parts
@@ -54,13 +54,13 @@ def sentence(parts: Sequence[Part]) -> str:
 
 
 def facts_list(facts: Sequence[str]) -> str:
-    """What was measured, fact by fact."""
-    told = [facts[0][:1].upper() + facts[0][1:], *facts[1:]]
-    return f'<ul class="facts">{"".join(f"<li>{shown(fact)}</li>" for fact in told)}</ul>'
+    """What was measured, as a list of facts."""
+    items = [facts[0][:1].upper() + facts[0][1:], *facts[1:]]
+    return f'<ul class="facts">{"".join(f"<li>{shown(fact)}</li>" for fact in items)}</ul>'
 
 
 def warnings_list(warnings: Sequence[str]) -> str:
-    """What to know before trusting the numbers."""
+    """The warnings, or nothing if there are none."""
     if not warnings:
         return ""
     items = "".join(f"<li>{shown(text)}</li>" for text in warnings)
@@ -68,7 +68,7 @@ def warnings_list(warnings: Sequence[str]) -> str:
 
 
 def phases_bar(report: Report) -> str:
-    """Where a step's time goes: one bar and its legend; nothing where the trace does not tell."""
+    """The phases of a step as one bar and its legend; nothing if the trace has none."""
     phases = kept_phases(report)
     if not phases:
         return ""
@@ -83,10 +83,10 @@ def phases_bar(report: Report) -> str:
         f'<span class="muted">{share}{_busy(report, phase.utilisation)}</span></li>'
         for phase, (name, time, share) in zip(phases, texts, strict=True)
     )
-    per = "backward pass" if report.step_unit == "backward pass" else "step"
+    unit = "backward pass" if per(report) == "pass" else "step"
     whole = duration(sum(phase.wall_ns for phase in phases) / report.steps)
     return (
-        f'<section class="phases"><h2>Where the {per} goes <span class="muted">{whole}</span></h2>'
+        f'<section class="phases"><h2>Time in a {unit} <span class="muted">{whole}</span></h2>'
         f'<div class="bar" role="img" aria-label="{shown(label)}">{bar}</div>'
         f'<ul class="legend">{legend}</ul></section>'
     )
@@ -97,7 +97,7 @@ def _busy(report: Report, utilisation: float) -> str:
 
 
 def findings_list(report: Report, *, shown_first: int) -> str:
-    """What makes the step slower than it need be, and what to do; the rest opens on demand."""
+    """The findings, with what to do; those after the first ones open on demand."""
     if not report.findings:
         return ""
     items = [_finding(report, one) for one in report.findings]
@@ -174,7 +174,7 @@ def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> s
     body, rest = rows[: len(chosen.shown)], rows[len(chosen.shown) :]
     below = (
         f'<tbody class="unowned"><tr><th scope="rowgroup" colspan="{span}">'
-        f"no module owns:</th></tr>{''.join(rest)}</tbody>"
+        f"owned by no module:</th></tr>{''.join(rest)}</tbody>"
         if rest
         else ""
     )
@@ -185,7 +185,7 @@ def operator_table(report: Report, limit: int) -> str:
     """The autograd nodes by name, for traces that name no modules."""
     ranked = operators_by(report, "wall")[:limit]
     if not ranked:
-        return "<p>No autograd node ran in it: was the backward recorded?</p>"
+        return "<p>The trace has no autograd nodes. Was the backward recorded?</p>"
     columns = operator_columns(report, ranked, "wall")
     rows = _rows(
         columns, _kinds_bars(report, ranked), '<th scope="row" class="of-nodes"><code>{}</code>'

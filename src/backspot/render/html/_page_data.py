@@ -1,7 +1,7 @@
-"""A report as the data that the page's script reads: small, and of text that is safe to show.
+"""The data of a page, for its script: small, with text that is safe to show.
 
-Times are whole units of a few nanoseconds, so that eight digits of the whole remain; strings stand
-once. Of very many modules the smallest are added up, one sum for each module around them.
+Times are whole multiples of a unit that keeps eight digits of the total. Each string is stored
+once. If there are very many modules, the smallest are added up, with one sum in each parent.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from backspot.trace.names import short_node_name
 __all__ = ["page_data"]
 
 _ROWS = 2_500
-"""Up to how many modules stand in the page by themselves."""
+"""The largest number of modules that a page shows one by one."""
 _FEWEST = 50
 _BYTES = 225_000
 _BYTES_A_MODULE = 250
 _MOST_BYTES = 900_000
-"""How much a page may hold: up to 1,000 modules fit the first, more take more, to a limit."""
+"""The size of the data: the first is for up to 1,000 modules; more modules get more, to a limit."""
 _STEPS = 60
-"""How many steps are drawn one by one."""
+"""The number of steps that are drawn one by one."""
 _LONGEST = 160
-"""Characters of a kernel's name, or a line: templates run to thousands."""
+"""Characters of a kernel's name or a source line; template names can have thousands."""
 
 
 def page_data(report: Report) -> str:
-    """The report as JSON that can stand within a ``script`` element of a page."""
+    """The report as JSON that is safe inside a ``script`` element of a page."""
     room = min(_MOST_BYTES, _BYTES + _BYTES_A_MODULE * max(0, len(report.modules) - 1_000))
     for limit, detailed in _sizes(len(report.modules)):
         whole = _data(report, limit, detailed)
@@ -48,24 +48,24 @@ def page_data(report: Report) -> str:
 
 
 def _sizes(modules: int) -> Iterator[tuple[int, int]]:
-    """How many modules to tell of, and how many of them in detail: all, and then ever less."""
+    """Numbers of modules to include, and of those with details: all, then fewer and fewer."""
     limit = detailed = _ROWS
-    told = None
+    last = None
     while True:
         size = min(limit, modules), min(detailed, modules)
-        if size != told:
+        if size != last:
             yield size
         if limit < _FEWEST:
             return
-        told = size
-        # First the small ones tell less of themselves, then fewer stand by themselves.
+        last = size
+        # First the small modules lose details, then fewer modules are included.
         detailed //= 2
         if detailed < _FEWEST:
             limit //= 2
 
 
 class _Strings:
-    """Each string once, by number."""
+    """Stores each string once, under a number."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
@@ -78,14 +78,14 @@ class _Strings:
 
 
 def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
-    """The data with ``limit`` modules at most, of which ``detailed`` tell nodes and kernels."""
+    """The data with at most ``limit`` modules, ``detailed`` of them with all their details."""
     unit = 10 ** max(0, len(str(max(report.wall_ns, report.gpu_ns, report.cpu_ns))) - 8)
     strings = _Strings()
     modules = {row.path: row for row in report.modules if row.is_module}
     kept = _kept(report, limit)
     place = {path: index for index, path in enumerate(kept)}
 
-    around: dict[str, str | None] = {}  # the nearest path that stands in the page
+    around: dict[str, str | None] = {}  # the nearest path that the page has
     for path, parent in parents_of(modules.values()).items():
         around[path] = parent if parent is None or parent in place else around[parent]
     rows = [
@@ -118,9 +118,9 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
 
 
 def _kept(report: Report, limit: int) -> list[str]:
-    """The modules that stand by themselves; with each, those around it.
+    """The modules to include; with each module come its parents.
 
-    What a module costs with all inside it is no less than what those inside cost.
+    Modules are ranked by their totals, and a parent's total is at least that of its children.
     """
     wholes = [max(1, whole) for whole in (report.wall_ns, report.gpu_ns, report.cpu_ns)]
 
@@ -162,7 +162,7 @@ def _row(
 
 
 def _steps(by_step: Sequence[int], unit: int) -> list[int]:
-    """The least and the most of all steps, and the first steps' times."""
+    """The smallest and the largest time of all steps, and the times of the first steps."""
     if len(by_step) < 2:
         return []
     return [_in(unit, ns) for ns in (min(by_step), max(by_step), *by_step[:_STEPS])]
@@ -170,7 +170,7 @@ def _steps(by_step: Sequence[int], unit: int) -> list[int]:
 
 def _nodes(nodes: Sequence[NodeCost], strings: _Strings, unit: int, limit: int) -> list[list[int]]:
     """The heaviest nodes, and the others in one sum."""
-    told = [
+    data = [
         [
             strings(visible(short_node_name(node.name))),
             node.count,
@@ -180,23 +180,23 @@ def _nodes(nodes: Sequence[NodeCost], strings: _Strings, unit: int, limit: int) 
     ]
     if rest := nodes[limit:]:
         sums = [sum(column) for column in zip(*(astuple(node)[1:] for node in rest), strict=True)]
-        told.append([-len(rest), sums[0], *(_in(unit, ns) for ns in sums[1:])])
-    return told
+        data.append([-len(rest), sums[0], *(_in(unit, ns) for ns in sums[1:])])
+    return data
 
 
 def _kernels(
     kernels: Sequence[KernelCost], strings: _Strings, unit: int, limit: int
 ) -> list[list[int]]:
     """The heaviest kernels, and the others in one sum."""
-    told = []
+    data = []
     for kernel in kernels[:limit]:
         name = visible(kernel.name)
         name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-        told.append([strings(name), kernel.count, _in(unit, kernel.gpu_ns)])
+        data.append([strings(name), kernel.count, _in(unit, kernel.gpu_ns)])
     if rest := kernels[limit:]:
         spent = _in(unit, sum(one.gpu_ns for one in rest))
-        told.append([-len(rest), sum(one.count for one in rest), spent])
-    return told
+        data.append([-len(rest), sum(one.count for one in rest), spent])
+    return data
 
 
 def _lines(lines: Sequence[LineCost], strings: _Strings, unit: int, limit: int) -> list[list[int]]:
@@ -214,7 +214,7 @@ def _lines(lines: Sequence[LineCost], strings: _Strings, unit: int, limit: int) 
 
 
 def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
-    """Modules too small to stand by themselves, added up."""
+    """Modules that are not included, added up."""
 
     def summed(columns: Sequence[Sequence[int]]) -> list[int]:
         return [_in(unit, sum(column)) for column in zip(*columns, strict=True)]

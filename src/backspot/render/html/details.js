@@ -1,5 +1,5 @@
-// What one module does: its costs, what they are spent on, its steps, nodes and kernels, and the
-// label by which a trace viewer finds it.
+// The details of one module: its costs and what they are spent on, its steps, nodes and kernels, and
+// the label to search for in a trace viewer.
 
 function makeDetails(model, box, change, say) {
   const per = (ns, decimals) => milliseconds(ns / model.steps, decimals);
@@ -13,8 +13,8 @@ function makeDetails(model, box, change, say) {
         make("h3", {}, make("code", {}, row.shown)),
         make("button", { type: "button", class: "quiet close", onclick: () => change({ open: false }), "aria-label": "Close the details" }, "✕")),
       make("p", { class: "muted" }, [
-        row.isModule ? row.cls : "no module owns this",
-        row.isModule && `${perStep(row.calls / model.steps)} ${row.calls === model.steps ? "call" : "calls"} a ${model.per}`,
+        row.isModule ? row.cls : "owned by no module",
+        row.isModule && `${perStep(row.calls / model.steps)} ${row.calls === model.steps ? "call" : "calls"} per ${model.per}`,
       ].filter(Boolean).join(" · "), around && around.id >= 0 ? " · in " : "",
         around && around.id >= 0 ? link(around) : ""),
       label(row), costs(row), spentOn(row), steps(row), nodes(row), lines(row), kernels(row), within(row),
@@ -52,20 +52,20 @@ function makeDetails(model, box, change, say) {
     return make("table", { class: "small-table" },
       make("thead", {}, make("tr", {}, make("th", { scope: "col" }, `ms per ${model.per}`),
         make("th", { scope: "col", class: "n" }, whole ? "own" : "time"),
-        whole ? make("th", { scope: "col", class: "n" }, "with inside") : null)),
+        whole ? make("th", { scope: "col", class: "n" }, "total") : null)),
       make("tbody", {}, ...kinds.map(([key, name]) => line([name, per(row.own[key], decimals),
         whole ? per(row.total[key], decimals) : null])),
       row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null));
   }
 
   function spentOn(row) {
-    const told = row.own.on.reduce((sum, value) => sum + value, 0);
-    if (!model.gpu || !told) return null;
+    const known = row.own.on.reduce((sum, value) => sum + value, 0);
+    if (!model.gpu || !known) return null;
     const rows = KINDS.map((kind, index) => [kind, row.own.on[index]]).filter(([, ns]) => ns > 0);
-    return section("Its wall time is spent on", mix(row.own.on, row.own.wall, 1),
+    return section("What its wall time is spent on", mix(row.own.on, row.own.wall, 1),
       make("ul", { class: "legend column" }, ...rows.map(([kind, ns]) =>
         make("li", {}, make("i", { class: `k-${kind}`, "aria-hidden": "true" }), KIND_NAMES[kind], " ",
-          make("b", {}, duration(ns / model.steps)), " ", make("span", { class: "muted" }, percent(ns / told))))));
+          make("b", {}, duration(ns / model.steps)), " ", make("span", { class: "muted" }, percent(ns / known))))));
   }
 
   function steps(row) {
@@ -74,7 +74,7 @@ function makeDetails(model, box, change, say) {
     const rest = model.steps - row.steps.length;
     const text = `${duration(least)} to ${duration(most)} over ` +
       counted(model.steps, model.per, model.per === "pass" ? "passes" : "steps") +
-      (rest > 0 ? `; drawn are the first ${row.steps.length}` : "");
+      (rest > 0 ? `; the first ${row.steps.length} are drawn` : "");
     return section(`Spread over ${model.per === "pass" ? "passes" : "steps"}`,
       make("div", { class: "steps", role: "img", "aria-label": text }, ...row.steps.map((ns) =>
         make("i", { style: { height: `${most ? (100 * ns) / most : 0}%` }, title: duration(ns) }))),
@@ -84,7 +84,7 @@ function makeDetails(model, box, change, say) {
   function nodes(row) {
     if (!row.nodes.length) return row.members ? null : section("Autograd nodes", make("p", { class: "muted small" }, "None ran in the backward."));
     const decimals = decimalsFor(row.nodes[0].spent[0] / model.steps);
-    return section("Autograd nodes", table(["node", `a ${model.per}`, "wall", model.gpu && "GPU", "CPU"],
+    return section("Autograd nodes", table(["node", `per ${model.per}`, "wall", model.gpu && "GPU", "CPU"],
       row.nodes.map((node) => [node.name, perStep(node.count / model.steps), per(node.spent[0], decimals),
         model.gpu && per(node.spent[1], decimals), per(node.spent[2], decimals)])));
   }
@@ -95,13 +95,13 @@ function makeDetails(model, box, change, say) {
       make("li", {},
         make("div", { class: "apart" }, make("code", {}, at.place), make("b", {}, duration(at.wall / model.steps))),
         at.source ? make("pre", {}, at.source) : null,
-        make("p", { class: "small muted" }, at.exact ? at.node : `${at.node}, within what this line calls`)))));
+        make("p", { class: "small muted" }, at.exact ? at.node : `${at.node}, in code that this line calls`)))));
   }
 
   function kernels(row) {
     if (!row.kernels.length) return null;
     const decimals = decimalsFor(row.kernels[0].gpu / model.steps);
-    return section("Kernels and copies", table(["kernel", `a ${model.per}`, "GPU"], row.kernels.map((kernel) =>
+    return section("Kernels and copies", table(["kernel", `per ${model.per}`, "GPU"], row.kernels.map((kernel) =>
       [kernel.name, perStep(kernel.count / model.steps), per(kernel.gpu, decimals)])));
   }
 
@@ -109,7 +109,7 @@ function makeDetails(model, box, change, say) {
     const inside = row.children.filter((child) => child.total.wall > 0 && !child.members).slice(0, 12);
     if (!inside.length) return null;
     const decimals = decimalsFor(inside[0].total.wall / model.steps);
-    return section("Inside it", make("ul", { class: "within" }, ...inside.map((child) =>
+    return section("Modules inside", make("ul", { class: "within" }, ...inside.map((child) =>
       make("li", {}, link(child), " ", make("b", {}, per(child.total.wall, decimals))))));
   }
 

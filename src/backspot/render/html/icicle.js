@@ -1,9 +1,9 @@
-// The module tree: a block is as wide as what it costs with all inside it; its colour says what
-// most of that time is spent on, and the strip below the name says it in full.
+// The module tree: the width of a block is its total cost, with everything inside it. Its colour is
+// what most of that time is spent on, and the strip below the name shows all of it.
 
 const LEVEL = 28; // pixels
 const LEVELS = 14;
-const NARROWEST = 4; // pixels; what is narrower is drawn together with its neighbours
+const NARROWEST = 4; // pixels; narrower blocks are drawn as one
 
 function makeIcicle(model, box, note, change) {
   const known = new Map();
@@ -137,8 +137,8 @@ function makeIcicle(model, box, note, change) {
       known.get(block.row.id).tabIndex = block.row.id === focused ? 0 : -1;
     }
     if (had) known.get(focused).focus();
-    const empty = width(state.zoom) > 0 ? "" : `Nothing here takes any ${MEASURES[state.measure]} time.`;
-    note.textContent = empty || (cut ? "Deeper modules appear on zooming in." : "");
+    const empty = width(state.zoom) > 0 ? "" : `Nothing here takes ${MEASURES[state.measure]} time.`;
+    note.textContent = empty || (cut ? "Zoom in to see deeper modules." : "");
   }
 
   function beside(block, step) {

@@ -1,8 +1,8 @@
 "use strict";
-// The data of the page as modules with parents and children, and how numbers look: words.py says it
-// for all forms, and the functions here say the same.
+// The data of the page as modules with parents and children, and the formatting of numbers, which is
+// the same as in formatting.py.
 
-const KINDS = []; // what wall time can be spent on, and what people call it
+const KINDS = []; // what wall time is spent on; the names are in KIND_NAMES
 const KIND_NAMES = {};
 const MEASURES = { wall: "wall", gpu: "GPU", cpu: "CPU", ratio: "backward ÷ forward" };
 
@@ -20,11 +20,11 @@ function readModel(data) {
       name,
       cls: text(cls),
       isModule: kind !== 0,
-      members: kind > 1 ? kind - 1 : 0, // of a sum of small modules, how many
+      members: kind > 1 ? kind - 1 : 0, // number of small modules in a sum
       root: text(root),
       calls,
       own: { wall, gpu, cpu, forward, recompute, on: ns(on) },
-      spread: ns(steps.slice(0, 2)), // the least and the most of all steps
+      spread: ns(steps.slice(0, 2)), // the smallest and the largest time of all steps
       steps: ns(steps.slice(2)), // the first ones
       nodes: nodes.map(([n, count, ...spent]) => ({
         name: n < 0 ? `${-n} more` : text(n),
@@ -96,10 +96,10 @@ function addTo(sum, more) {
   sum.on = sum.on.map((value, index) => value + more.on[index]);
 }
 
-// How many names a path is made of; the root's has none.
+// Number of names in a path; the root's path has none.
 const parts = (path) => (path ? path.split(".").length : 0);
 
-// The rows of the table: what lies deeper than `depth` is added up in its ancestor there.
+// The rows of the table: modules deeper than `depth` are added up in their ancestor at that depth.
 function folded(model, depth) {
   const lines = new Map();
   for (const row of model.rows) {
@@ -134,7 +134,7 @@ function ancestor(model, row, depth) {
   return path.split(".").slice(0, parts(row.root) + depth).join(".");
 }
 
-// What a row costs by a measure; a ratio of nothing is no number.
+// The cost of a row by a measure; a ratio to no forward time is NaN.
 function measured(cost, measure) {
   if (measure !== "ratio") return cost[measure];
   return cost.forward > 0 ? cost.wall / cost.forward : NaN;
@@ -192,10 +192,10 @@ function setStyle(element, style) {
   for (const [name, value] of Object.entries(style)) element.style.setProperty(name, value);
 }
 
-// A bar in the colours of what a time is spent on; as long as `part` (0 to 1) of its room.
+// A bar coloured by what a time is spent on; `part` (0 to 1) is its length.
 function mix(on, whole, part) {
-  const told = on.reduce((sum, value) => sum + value, 0);
-  const kinds = told > 0 ? KINDS.map((kind, index) => [kind, on[index]]) : [["unknown", whole]];
+  const known = on.reduce((sum, value) => sum + value, 0);
+  const kinds = known > 0 ? KINDS.map((kind, index) => [kind, on[index]]) : [["unknown", whole]];
   return make(
     "span",
     { class: "mix", style: { "--part": part }, "aria-hidden": "true" },

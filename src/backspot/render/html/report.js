@@ -1,4 +1,4 @@
-// The page: what is chosen, and who is told when that changes.
+// The page: its state, and what is drawn again when the state changes.
 
 (() => {
   const element = (id) => document.getElementById(id);
@@ -32,11 +32,11 @@
     details.draw(state.open ? state.chosen : null);
     trail();
     legend();
-    // A sheet over the page takes the focus, and gives it back.
+    // On narrow screens the details cover the page: they take the focus and give it back.
     if (next.chosen && narrow.matches) element("details").focus();
     else if (next.open === false && narrow.matches) table.focus(state.chosen);
     element("idle").textContent = idle
-      ? `${counted(idle, "more module")} ${idle === 1 ? "costs" : "cost"} the backward nothing.` : "";
+      ? `${counted(idle, "more module")} ${idle === 1 ? "takes" : "take"} no time in the backward.` : "";
     const share = percent(spent / (model.sums.wall || Infinity));
     if ("query" in next || "depth" in next) {
       const cost = `${duration(spent / model.steps)} (${share}) of the backward`;
@@ -47,7 +47,7 @@
     else if (next.sort) say(`Sorted by ${state.sort}, ${state.descending ? "descending" : "ascending"}`);
   }
 
-  // The way from the whole to where the tree is zoomed.
+  // The path from the whole backward to the block that the tree is zoomed to.
   function trail() {
     const way = [];
     for (let row = state.zoom; row; row = model.around(row)) way.unshift(row);
@@ -104,7 +104,7 @@
     });
   }
 
-  // The places that findings name lead to their modules.
+  // Makes the places in findings links to their modules.
   function places() {
     const known = new Map();
     for (const row of model.rows) {
@@ -127,9 +127,9 @@
     if (!small) return;
     const kept = (model.modules - small).toLocaleString("en");
     element("folded").textContent =
-      `This page holds the ${kept} most expensive of ${counted(model.modules, "module")}; ` +
-      `the other ${small.toLocaleString("en")} are added up, by the module around them. ` +
-      "The report's .json form has them all.";
+      `This page shows the ${kept} most expensive of ${counted(model.modules, "module")}. ` +
+      `The other ${small.toLocaleString("en")} are added up in the modules around them. ` +
+      "The JSON report has all of them.";
   }
 
   element("explorer").hidden = false;
@@ -140,7 +140,7 @@
   change({});
 })();
 
-// Light, dark, or as the system has it until somebody chooses.
+// Light or dark; the system decides until somebody chooses.
 function themes(button) {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -152,7 +152,7 @@ function themes(button) {
   if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("backspot-theme", root.dataset.theme); } catch { /* not kept then */ }
+    try { localStorage.setItem("backspot-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
     tell();
   });
   dark.addEventListener("change", tell);

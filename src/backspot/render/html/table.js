@@ -1,4 +1,4 @@
-// The ranked table beside the tree: sorted by any column, filtered, folded at a depth.
+// The ranked table below the tree: sorted by any column, filtered, folded at a depth.
 
 const AT_ONCE = 100;
 const LEAST_SHARE = 0.005; // below this share of the backward a ratio is noise
@@ -53,7 +53,7 @@ function makeTable(model, box, change) {
     const costs = (line) => line.cost.wall || line.cost.gpu || line.cost.cpu;
     const small = all.filter((line) => line.row && line.row.members);
     const modules = all.filter((line) => line.isModule && !small.includes(line));
-    // What costs nothing is there to be found, not to be scrolled past.
+    // Modules without any cost are only shown when somebody searches for them.
     const found = modules.filter((line) =>
       (state.query ? state.hits(line.shown, line.cls) : costs(line)));
     const ranked = order(found, state, column);
@@ -70,8 +70,8 @@ function makeTable(model, box, change) {
     const table = make("table", { class: "ranked live" }, head(list, state, column));
     table.append(make("tbody", {}, ...ranked.slice(0, limit).map((line, index) => cells(line, index + 1, view))));
     const below = state.query ? [] : [
-      ["added up, for each of them is small:", small.length ? [together(small)] : []],
-      ["no module owns:", unowned],
+      ["small modules, added up:", small.length ? [together(small)] : []],
+      ["owned by no module:", unowned],
     ];
     for (const [title, lines] of below.filter(([, some]) => some.length)) {
       const heading = make("th", { scope: "rowgroup", colspan: list.length + 1 }, title);
@@ -90,7 +90,7 @@ function makeTable(model, box, change) {
     return { found: found.length, of: modules.length, spent, idle: state.query ? 0 : modules.length - found.length };
   }
 
-  // Modules too small to stand in the page by themselves, as one line.
+  // Modules too small to be in the page one by one, as one line.
   function together(lines) {
     const cost = zero();
     for (const line of lines) addTo(cost, line.cost);
@@ -152,7 +152,7 @@ function makeTable(model, box, change) {
   }
 
   function name(line, chosen) {
-    // Set from right to left, what is too long loses its start: the end tells paths apart.
+    // Set from right to left, a long path loses its start: its end identifies it.
     const text = make("code", { class: "path" }, make("bdi", { dir: "ltr" }, line.shown));
     if (!line.row || line.row.members) return make("th", { scope: "row" }, text);
     const button = make("button", {
