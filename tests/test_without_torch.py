@@ -67,8 +67,8 @@ print(backspot.compare(report, report).whole.verdict, report.wall_ns > 0)
 
 def test_a_torch_that_is_broken_tells_its_own_story(tmp_path):
     (tmp_path / "torch.py").write_text("import libcudart_of_old\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import backspot; backspot.profile"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    command = [sys.executable, "-c", "import backspot; backspot.profile"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, text=True)
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: No module named 'libcudart_of_old'"
     )

@@ -147,7 +147,6 @@ def test_a_script_without_a_main_guard_can_read_in_several_processes(tmp_path: P
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        f"sys.path.insert(0, {str(Path(backspot.__file__).parents[1])!r})\n"
         "import backspot\n"
         "from backspot.trace import parallel\n"
         "parallel._PAYS = 1\n"
@@ -182,7 +181,6 @@ def test_no_more_processes_are_started_than_pay(
     path.write_bytes(text.replace(between, b"}," + filler + b"{"))
     code = (
         "import sys\n"
-        f"sys.path.insert(0, {str(Path(backspot.__file__).parents[1])!r})\n"
         "import backspot\n"
         "started = []\n"
         "sys.addaudithook(lambda name, _: started.append(name))\n"
