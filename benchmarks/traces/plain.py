@@ -1,7 +1,7 @@
-"""A second, plain reading of a trace: loops over the JSON, nothing of Backspot's in it.
+"""A second, plain reading of a trace: loops over the JSON that share no code with Backspot.
 
-Slow and short on purpose, so that it can be checked by eye. It knows one thread that runs the
-forward, and one backward pass a profiler step.
+The reading is slow and short on purpose, so that it can be checked by eye. It knows one thread that
+runs the forward, and one backward pass a profiler step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 @dataclass
 class Plain:
-    """What belongs to whom, by path.
+    """What belongs to which module, by path.
 
     Attributes:
         gpu: nanoseconds of device work launched in backward.
@@ -110,7 +110,7 @@ def read_plain(document: dict[str, Any]) -> Plain:
 
 
 def _number(operators: list[dict[str, Any]], threads: dict[Any, _Thread]) -> None:
-    """A node's number stands on the event of its own name within it."""
+    """Take each node's sequence number from the event of the node's own name within the node."""
     for event in operators:
         if event.get("args", {}).get("Fwd thread id", 0) > 0:
             span = threads[event["tid"]].around(round(event["ts"] * 1000))
