@@ -8,8 +8,8 @@ Goes out: results that compare Backspot with something independent of it.
   come first in the list.
 - ``gpu_truth.py``: GPU time against a plain count of kernels (``traces/plain.py``), wall time
   against CUDA events between nodes (``module_clock.py``), on the models of ``truth_models.py``.
-- ``predicted_saving.py``: cost before minus cost after a remedy (``remedies.py``) against the change
-  of the step time without profiler.
+- ``predicted_saving.py``: cost before minus cost after a remedy (``remedies.py``) against the
+  change of the step time without profiler.
 - ``compare_runs.py``: what ``backspot.compare`` claims of a real change, and of none.
 
 ``steps.py`` has what the sweep and the plants share: inputs, seeds, losses, equality of bits.

@@ -13,9 +13,9 @@ The spin takes 30% of the plain backward, and at least 1.5 times what the heavie
 without it, so that the module is the slowest in truth; the table says in how many trials this made
 it longer.
 
-Two older techniques are compared with Backspot. *Label ranges*: full backward hooks write "before" and
-"after", the module whose ranges hold the most time, less what is nested in them, comes first (on
-the GPU: the most kernel time launched within them). *Node names*: ``key_averages()`` ranks the
+Two older techniques are compared with Backspot. *Label ranges*: full backward hooks write "before"
+and "after"; the module whose ranges hold the most time, less what is nested in them, comes first
+(on the GPU: the most kernel time launched within them). *Node names*: ``key_averages()`` ranks the
 nodes by name; that names a module only if a single one has nodes of the first name.
 """
 
