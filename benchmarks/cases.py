@@ -27,12 +27,32 @@ from benchmarks.workers import (
 
 __all__ = [
     "exit_code",
+    "join_ranks",
     "resumed_command_line",
     "run_cases",
     "run_resumed",
     "summarise_lines",
     "turn",
 ]
+
+
+def join_ranks(device: str) -> tuple[str, int, int]:
+    """Join the other ranks of this job, if there are any.
+
+    Returns:
+        This rank's device, the rank, and the number of ranks.
+    """
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return device, rank, world
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return device, rank, world
 
 
 @contextmanager

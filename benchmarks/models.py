@@ -238,7 +238,7 @@ class TwoStreams(nn.Module):
 
 
 class Vit(nn.Module):
-    """``tokens`` stands between the embedding and the blocks: a place to plant things."""
+    """``tokens`` is between the embedding and the blocks: a place to plant things."""
 
     def __init__(self, width: int, depth: int, side: int, patch: int) -> None:
         super().__init__()

@@ -257,7 +257,7 @@ class _Worker:
 
 
 def _rank_environments(count: int) -> list[dict[str, str]]:
-    """What tells each of ``count`` processes on this machine which rank it is."""
+    """Return the environment of each of ``count`` ranks on this machine."""
     if count == 1:
         return [{}]
     with socket.socket() as free:

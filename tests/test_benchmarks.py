@@ -74,7 +74,7 @@ def test_a_benchmark_says_what_it_does(name, capsys):
     assert "--small" in help_text
     assert "--out" in help_text
     asked = name.removesuffix(".__main__")
-    assert f"`python -m {asked}" in (FOLDER / "README.md").read_text()
+    assert f"python -m {asked}" in (FOLDER / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -6,16 +6,16 @@
 
 Each trial draws one call of one module, leaf or container, and runs its output through a node whose
 backward spins (on the host, or on the GPU), made within the module's forward. Three steps are
-profiled; a hit is a first row that names that very module. The node bears the name of the one
-before it, as a slow backward in the field is one of many of its kind.
+profiled; a hit is a first row that names exactly this module. The node has the name of the node
+before it, as a slow backward in practice is one of many of its kind.
 
 The spin takes 30% of the plain backward, and at least 1.5 times what the heaviest other row takes
 without it, so that the module is the slowest in truth; the table says in how many trials this made
 it longer.
 
-Beside Backspot stand two ways of old. *Label ranges*: full backward hooks write "before" and
-"after", the module whose ranges hold the most time, less what is nested in them, comes first (on
-the GPU: the most kernel time launched within them). *Node names*: ``key_averages()`` ranks the
+Two older techniques are compared with Backspot. *Label ranges*: full backward hooks write "before"
+and "after"; the module whose ranges hold the most time, less what is nested in them, comes first
+(on the GPU: the most kernel time launched within them). *Node names*: ``key_averages()`` ranks the
 nodes by name; that names a module only if a single one has nodes of the first name.
 """
 
@@ -121,7 +121,7 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
 
     Args:
         job: ``architecture`` and ``seed``.
-        stage: told what begins and what is known so far.
+        stage: takes what begins and what is known so far.
         device: ``cpu`` or ``cuda``.
         cycles_per_ms: of ``torch.cuda._sleep``.
     """
@@ -152,7 +152,7 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
         with backspot.instrument(trial.model):
             report = backspot.locate(trial.profile())
         record |= {"node": trial.plant.node_name, "coverage_wall": report.coverage.wall}
-        # As the list shows them: what no module owns stands below, not among the modules.
+        # As the list shows them: rows that are no module are below the modules.
         ranked = [row for row in report.top() if row.is_module]
         record["backspot"] = _verdict([row.path for row in ranked[:1]], path)
         record["rows"] = [[r.label, round(r.wall_ms_per_step, 3)] for r in ranked[:3]]

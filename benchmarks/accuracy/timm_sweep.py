@@ -7,7 +7,7 @@ Each model has random weights, the smallest input that it takes, and a batch of 
 recorded: whether loss and gradients are bit-identical with and without ``instrument`` (and plain
 against plain, for some operators have no deterministic form); whether the graph is the same; the
 report's coverage; how many backward nodes come after a marker that names their owner; tensors that
-bear no marker; hooks left after ``remove()``. Every seventh name also takes a step with
+have no marker; hooks left after ``remove()``. Every seventh name also takes a step with
 ``hooks="module"``. A run resumes where its output ends.
 """
 
@@ -37,7 +37,7 @@ def examine(job: Job, stage: Stage, device: str) -> Record:
 
     Args:
         job: ``name``, and whether to try ``module_mode``.
-        stage: told what begins and what is known so far.
+        stage: takes what begins and what is known so far.
         device: ``cpu`` or ``cuda``.
     """
     import torch
@@ -275,7 +275,7 @@ def print_summary(summary: Record) -> None:
         ],
         ["graph unchanged", f"{summary['same_graph']} of {measured}"],
         ["models with hooks left after remove()", len(summary["hooks_left"])],
-        ["models with tensors that bear no marker", len(summary["unmarked"])],
+        ["models with tensors that have no marker", len(summary["unmarked"])],
         ['hooks="module" failed', f"{mode['failed']} of {mode['tried']}"],
     ]
     for key, name in (

@@ -1,4 +1,4 @@
-"""What the findings of recorded causes are worth: found, in the right place, and nothing else."""
+"""Judging findings of recorded causes: found, in the right place, and nothing else."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def recorded_facts(folder: Path) -> dict[str, Any]:
 
 
 def _examine(data: bytes, *, shapes: bool = True) -> dict[str, Any]:
-    """Locate one trace and tell its findings."""
+    """Locate one trace and return its findings."""
     import backspot
 
     if not shapes:
@@ -133,8 +133,8 @@ def judge(
         return dict(pool.map(_examine_pair, pairs))
 
 
-def verdict(case: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Whether the expected rule fired, where, and what fired beside it for no known reason."""
+def verdict(case: Any, found: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - a Case
+    """Return whether the expected rule fired, where, and which others fired without a reason."""
     paths = [finding["path"] for finding in found["findings"] if finding["rule"] == case.rule]
     share = sum(f["share"] for f in found["findings"] if f["rule"] == case.rule)
     rules = Counter(finding["rule"] for finding in found["findings"])
@@ -199,7 +199,7 @@ def summarise(verdicts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def show_findings(name: str, found: dict[str, Any]) -> None:
-    """All that a report finds, for an expert to judge."""
+    """Print all that a report finds, for an expert to judge."""
     print(
         f"\n## {name}: step {found.get('step_ms', 0):.1f} ms, "
         f"backward {found.get('backward_ms', 0):.1f} ms"

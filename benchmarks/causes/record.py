@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.cases import join_ranks
 from benchmarks.common import (
     Budget,
     CannotRunError,
@@ -42,19 +43,9 @@ _TIMEOUT_S = 75.0
 
 def recording(arguments: argparse.Namespace, cases: Mapping[str, Case]) -> Handler:
     """Return what records one case; join the other ranks first, if there are any."""
-    import torch
-
     from benchmarks.causes.case import Context, settings
 
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = arguments.device
-    if world > 1:
-        import torch.distributed as dist
-
-        if device == "cuda":
-            device = f"cuda:{rank}"
-            torch.cuda.set_device(rank)
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    device, rank, world = join_ranks(arguments.device)
 
     def handle(job: Job, _: Stage) -> Record:
         settings()

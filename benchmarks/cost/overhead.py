@@ -3,15 +3,15 @@
     python -m benchmarks.cost.overhead [--device cuda] [--seconds 270] [--cases vit,gpt2]
     python -m benchmarks.cost.overhead --pool overhead_cuda.json overhead_cuda_2.json
 
-Every variant runs in every round, in an order drawn anew, so that whatever else the machine does
-meets all alike. In a round a variant is put on the model, takes one step to warm up, and then a few
-steps in a row between two synchronisations, as training makes them: the host may run ahead of the
-GPU. With the profiler on they have a session of their own that starts and stops outside the timed
-steps; which of host and GPU decides a step's time is asked for both, as the profiler slows the
-host. A round's number is that time by the number of steps, and compared are the numbers of one
-round: the median ratio to the plain step of the same round, with a 95% interval from resampling the
-rounds. All rounds without profiler run before the first session. Several runs can be pooled: their
-rounds are then judged as one run's.
+Every variant runs in every round, in a new random order, so that other work on the machine meets
+all variants. In a round a variant is put on the model, takes one step to warm up, and then a few
+steps in a row between two synchronisations, as in training: the host may run ahead of the GPU. With
+the profiler on, these steps have a session of their own that starts and stops outside the timed
+steps. Whether the host or the GPU decides a step's time is measured with and without profiler, as
+the profiler slows the host. A round's number is the time divided by the number of steps. Numbers of
+one round are compared: the result is the median ratio to the plain step of the same round, with a
+95% interval from resampling the rounds. All rounds without profiler run before the first session.
+Several runs can be pooled: their rounds are then judged as those of one run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SHARE_OFF = 0.35  # of a case's time: rounds without profiler are the shorter o
 # A percentage of the plain step that a variant may add, by what decides the step's time.
 _TARGETS = {"off": {"gpu": 1.0, "host": 3.0}, "on": {"gpu": 4.0, "host": 12.0}}
 _OURS = ("instrument", "instrument(depth=2)")
-# Pairs of variants of which the first should be no dearer than the second, profiler on.
+# Pairs of variants: with the profiler on, the first should cost no more than the second.
 _ORDER = (
     ("instrument", 'hooks="module"'),
     ("instrument(depth=2)", 'hooks="module"'),
@@ -177,7 +177,7 @@ def pooled(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def bound_by(training: Training, device: str, *, recorded: bool) -> tuple[str, float]:
-    """What decides a plain step's time, and the share of it that the host needs to launch it."""
+    """Return what decides a plain step's time, and the share of it that launching takes."""
     shares = []
     with session(VARIANTS[PLAIN], device, recorded):
         training.step()

@@ -102,7 +102,7 @@ class Variant:
     """One way to have a step labelled.
 
     Attributes:
-        around: what stands on the model while its steps are timed.
+        around: what is put on the model while its steps are timed.
         profiler: further arguments of ``torch.profiler.profile``.
         without_profiler: whether a step with the profiler off says anything.
     """

@@ -1,4 +1,4 @@
-"""How fast, and in how much memory, is a trace read? Backspot beside others, in one run.
+"""How fast, and in how much memory, is a trace read? Backspot beside other tools, in one run.
 
     taskset -c 0,1 python -m benchmarks.cost.read
 
@@ -8,8 +8,8 @@ runs in a process of its own, in turns. Backspot goes from the file to the ranke
 its data frames; json and orjson decode and do nothing else. What is left out is named with the
 reason. A live profile is read in place and by PyTorch's own ``key_averages()``.
 
-What two processes can gain on the machine is told by two readings that have nothing to do with each
-other. Run it in pieces with --sizes, --tools and --repeat; traces are kept in --folder if given.
+Two readings at once that have nothing to do with each other show what two processes can gain on the
+machine. Run it in pieces with --sizes, --tools and --repeat; traces are kept in --folder if given.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def ratio(a: float | None, b: float | None) -> float | None:
 
 
 def checks(cells: list[Cell]) -> list[dict[str, Any]]:
-    """The promises, each with what was measured; those that this run cannot tell are left out."""
+    """Return each promise with its measurement; a promise that was not measured is left out."""
     cell, median = partial(cell_of, cells), partial(median_of, cells)
     found: list[dict[str, Any]] = []
 

@@ -8,7 +8,7 @@ own.
 
 "live profile" records a profile of many events and reads it in place, by Backspot and by PyTorch's
 ``key_averages()``. ``key_averages()`` keeps what it made of the events, so that only its first call
-is the price of reading them; Backspot reads them anew each time, and its first is counted too.
+is the cost of reading them. Backspot reads them each time, and its first reading is counted too.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ TOOLS: dict[str, Reader] = {
 def peak() -> int:
     """The most memory that this process has held, in KiB.
 
-    Not ``ru_maxrss`` where the system tells better: that of a child begins with its parent's.
+    ``ru_maxrss`` only where there is nothing better: a child's begins with its parent's.
     """
     try:
         status = Path("/proc/self/status").read_text()

@@ -1,4 +1,4 @@
-"""Break saved reports and see that nothing but Backspot's own errors comes out.
+"""Does anything but Backspot's own errors come out of broken saved reports?
 
 Each case takes a report (of a trace in ``tests/data``, or one made by hand), changes it in a few
 random places, by its structure or by its bytes, and reads it. What can be read must also be shown,
@@ -76,7 +76,7 @@ def fuzz(
         originals: saved reports.
         seed: of all cases.
         cases: their numbers.
-        raising: whether to let an error out that none may be.
+        raising: whether to raise errors that may not happen.
     """
     found = Found()
     with tempfile.TemporaryDirectory(prefix="backspot-fuzz-") as folder:
@@ -104,7 +104,7 @@ def fuzz(
 
 
 def _use(path: Path, original: bytes) -> str:
-    """Everything that a report is for; which of it was refused."""
+    """Use a report in every way that there is; return how it ended."""
     report = Report.load(path)
     rest = path.with_name("original.json")
     rest.write_bytes(original)
@@ -243,8 +243,8 @@ def _swap(data: Any, chance: random.Random) -> None:
         one[0][one[1]], other[0][other[1]] = theirs, mine
 
 
-def _deep(data: Any, chance: random.Random) -> None:
-    """Something nested, in a place where nobody looks or in one where somebody does."""
+def _deep(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+    """Put something nested into a field that is read, or into one that is not."""
     if chance.random() < 0.5 and isinstance(data, dict):
         data["later"] = _NESTED
     elif slot := _slot(data, chance, lambda it: True):

@@ -1,4 +1,4 @@
-"""Break traces and see that nothing but Backspot's own errors, or sums that add up, come out.
+"""Does anything but Backspot's own errors, or sums that add up, come out of broken traces?
 
 Each case takes some hundred events of a trace in ``tests/data``, changes them in a few random
 places, by their fields, by their text or by their bytes, and reads them. Several processes do it; a
@@ -35,7 +35,7 @@ _LARGEST = 80_000
 _EVENTS = 700
 _SLOW = 3.0
 _SLOW_PER_BYTE = 5e-6
-"""Processor seconds that no case takes, and that none takes for each byte beside them."""
+"""Processor seconds that a case may take, and what it may take beyond that for each byte."""
 _HANGS_S = 120.0
 _MOST_NS = 1 << 61
 

@@ -1,6 +1,6 @@
 """Large traces with the structure of a recorded one: its steps, copied one after the other.
 
-Everything that tells one event from another is shifted from copy to copy (times, sequence numbers,
+What distinguishes one event from another is shifted from copy to copy (times, sequence numbers,
 correlation numbers, external ids, arrows), so that each copy attributes as the original does and a
 report of ``n`` copies is ``n`` times the report of one. Kernel names and shapes repeat, as they do
 from step to step in a recorded trace.

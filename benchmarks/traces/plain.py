@@ -1,7 +1,7 @@
-"""A second, plain reading of a trace: loops over the JSON, nothing of Backspot's in it.
+"""A second, plain reading of a trace: loops over the JSON that share no code with Backspot.
 
-Slow and short on purpose, so that it can be checked by eye. It knows one thread that runs the
-forward, and one backward pass a profiler step.
+The reading is slow and short on purpose, so that it can be checked by eye. It knows one thread that
+runs the forward, and one backward pass a profiler step.
 """
 
 from __future__ import annotations
@@ -12,41 +12,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["SYNCS", "Plain", "busy", "read_plain"]
+__all__ = ["Plain", "busy", "read_plain"]
 
 _EVALUATE = "autograd::engine::evaluate_function: "
 _LABEL = "forward: "
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-"""Runtime calls in which the host waits. A pageable ``cudaMemcpyAsync`` waits too."""
 
 
 @dataclass
 class Plain:
-    """What belongs to whom, by path.
+    """What belongs to which module, by path.
 
     Attributes:
         gpu: nanoseconds of device work launched in backward.
         nodes: number of nodes by path and name.
-        node_gpu: nanoseconds of device work by path and node name.
-        kernels: nanoseconds by path and kernel name.
-        syncs: host waits within nodes, by path and runtime call.
         intervals: start and end of all device work launched in backward, nanoseconds.
         backward: nanoseconds from each pass's first node to the end of its last node or device
             work.
         lost: pieces of device work without a launch record.
-        step: nanoseconds of each profiler step on the host.
     """
 
     gpu: Counter[str] = field(default_factory=Counter)
     nodes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    node_gpu: Counter[tuple[str, str]] = field(default_factory=Counter)
-    kernels: Counter[tuple[str, str]] = field(default_factory=Counter)
-    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
     intervals: list[tuple[int, int]] = field(default_factory=list)
     backward: int = 0
     lost: int = 0
-    step: list[int] = field(default_factory=list)
 
 
 class _Span:
@@ -114,14 +104,13 @@ def read_plain(document: dict[str, Any]) -> Plain:
         for e in events
         if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep#")
     )
-    plain.step = [end - start for start, end in steps]
     windows = _windows(nodes, [start for start, _ in steps])
     _add_work(plain, events, threads, windows)
     return plain
 
 
 def _number(operators: list[dict[str, Any]], threads: dict[Any, _Thread]) -> None:
-    """A node's number stands on the event of its own name within it."""
+    """Take each node's sequence number from the event of the node's own name within the node."""
     for event in operators:
         if event.get("args", {}).get("Fwd thread id", 0) > 0:
             span = threads[event["tid"]].around(round(event["ts"] * 1000))
@@ -198,10 +187,6 @@ def _add_work(
         if event.get("cat") in ("cuda_runtime", "cuda_driver"):
             correlation = event.get("args", {}).get("correlation", 0)
             calls.setdefault(correlation, event)
-            if event["name"] in SYNCS:
-                owner, node = _launcher(event, threads, windows)
-                if owner is not None and node:
-                    plain.syncs[owner, event["name"]] += 1
     ends = [end for _, end in windows]
     begins = [begin for begin, _ in windows]
     work = [event for event in events if event.get("cat") in _WORK]
@@ -213,17 +198,13 @@ def _add_work(
         if call is None:
             plain.lost += 1
             within = any(a <= start < b for a, b in zip(begins, ends, strict=True))
-            owner, node = ("(no launch record)" if within else None), ""
+            owner = "(no launch record)" if within else None
         else:
-            owner, node = _launcher(call, threads, windows)
+            owner = _launcher(call, threads, windows)
         if owner is None:
             continue
         plain.gpu[owner] += end - start
-        plain.node_gpu[owner, node] += end - start
-        plain.kernels[owner, event["name"]] += end - start
         plain.intervals.append((start, end))
-        if "Pageable" in event["name"]:
-            plain.syncs[owner, "pageable copy"] += 1
         if call is not None:
             number = bisect_right(begins, round(call["ts"] * 1000)) - 1
             ends[number] = max(ends[number], end)
@@ -232,20 +213,18 @@ def _add_work(
 
 def _launcher(
     call: dict[str, Any], threads: dict[Any, _Thread], windows: list[tuple[int, int]]
-) -> tuple[str | None, str]:
-    """Who launched it in backward: path and node; ``None`` for what backward did not launch."""
+) -> str | None:
+    """Return the path that launched it in backward; ``None`` for what backward did not launch."""
     thread = threads.get(call["tid"])
     if thread is None:
-        return None, ""
+        return None
     time = round(call["ts"] * 1000)
     span = thread.around(time)
     if span is not None:
-        if not span.in_backward:
-            return None, ""
-        return span.owner, span.node_name if span.is_node else "(recompute)"
+        return span.owner if span.in_backward else None
     ran_nodes = any(s.is_node for s in thread.spans)
     within = any(begin <= time < end for begin, end in windows)
-    return ("(autograd engine)", "") if ran_nodes and within else (None, "")
+    return "(autograd engine)" if ran_nodes and within else None
 
 
 def busy(intervals: Iterable[tuple[int, int]]) -> int:

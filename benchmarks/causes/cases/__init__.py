@@ -1,7 +1,7 @@
 """The cases, by where their cause is: importing this package registers all of them.
 
-``plant`` registers a cause that a rule must find, ``control`` the same thing done well. What
-differs from a well-built model stands in the case's function; the models are in
+``plant`` registers a cause that a rule must find, ``control`` the same thing done well. A
+case's function holds what differs from a well-built model; the models are in
 ``benchmarks/models.py`` and their training steps in ``benchmarks/causes/training.py``.
 
 - ``data``: between host and GPU: copies, and batches that come late.
