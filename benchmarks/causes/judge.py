@@ -133,7 +133,7 @@ def judge(
         return dict(pool.map(_examine_pair, pairs))
 
 
-def verdict(case: Any, found: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - a Case
+def verdict(case: Any, found: dict[str, Any]) -> dict[str, Any]:
     """Return whether the expected rule fired, where, and which others fired without a reason."""
     paths = [finding["path"] for finding in found["findings"] if finding["rule"] == case.rule]
     share = sum(f["share"] for f in found["findings"] if f["rule"] == case.rule)

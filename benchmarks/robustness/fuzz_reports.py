@@ -243,7 +243,7 @@ def _swap(data: Any, chance: random.Random) -> None:
         one[0][one[1]], other[0][other[1]] = theirs, mine
 
 
-def _deep(data: Any, chance: random.Random) -> None:  # noqa: ANN401
+def _deep(data: Any, chance: random.Random) -> None:
     """Put something nested into a field that is read, or into one that is not."""
     if chance.random() < 0.5 and isinstance(data, dict):
         data["later"] = _NESTED

@@ -121,7 +121,7 @@ def trace_file(source: str | os.PathLike[str]) -> Path:
 
 
 def locate_export(
-    profiler: Any,  # noqa: ANN401 - a torch profiler, which is not imported for its type
+    profiler: Any,
     named: str,
     *,
     depth: int | None = None,

@@ -95,7 +95,7 @@ class Thread:
         for call in self.calls:
             sessions.put_aside(call)
 
-    def enter(self, owner: Owner, module: Any, kwargs: Any) -> int:  # noqa: ANN401
+    def enter(self, owner: Owner, module: Any, kwargs: Any) -> int:
         """A module call begins, and a profiler records; gives the next node's number.
 
         The call is listed before its range is opened: whatever interrupts this, the range has an
@@ -140,7 +140,7 @@ class Thread:
         count = self.counts[owner] = self.counts[owner] + 1
         return owner.repeated(count)
 
-    def find(self, owner: Owner, kwargs: Any, failed: bool) -> Call | None:  # noqa: ANN401
+    def find(self, owner: Owner, kwargs: Any, failed: bool) -> Call | None:
         """The call that is ending; ``None`` if its beginning was not recorded."""
         kwargs_id = id(kwargs)
         for call in reversed(self.calls):
@@ -193,7 +193,7 @@ class Thread:
         """A session began, or somebody set the number back: the old intervals mean nothing."""
         self._made[:] = [(-1, None)]
 
-    def repair(self, entering: Any) -> None:  # noqa: ANN401 - a torch module
+    def repair(self, entering: Any) -> None:
         """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
 
         Args:
@@ -232,7 +232,7 @@ class Thread:
             self._made[-1] = last, None
             self._made.append((max(_next_number(), last), kept[-1].owner if kept else None))
 
-    def _follow_lines(self, call: Call, module: Any) -> None:  # noqa: ANN401
+    def _follow_lines(self, call: Call, module: Any) -> None:
         """Have the source line of each node noted while this call runs."""
         recorder = self._recorder
         if self._follower is None:
@@ -269,13 +269,13 @@ class Thread:
         recorder.settle()
 
 
-def _is_of_torch(module: Any) -> bool:  # noqa: ANN401
+def _is_of_torch(module: Any) -> bool:
     """Whether all that a module does on its own is done by the line that calls it."""
     home = type(module).__module__
     return home.startswith("torch.") and not home.endswith(".container")
 
 
-def _running_modules(entering: Any) -> Counter[int]:  # noqa: ANN401 - a torch module
+def _running_modules(entering: Any) -> Counter[int]:
     """How often each module is being called on this thread's Python stack, by ``id``.
 
     Args:

@@ -20,7 +20,7 @@ _classes: dict[Any, tuple[type, ...]] = {}  # of each user: whose instances are 
 _installed: dict[type, Callable[[Any], Any]] = {}
 
 
-def keep_copies_plain(user: Any, flagged: Iterable[type]) -> None:  # noqa: ANN401
+def keep_copies_plain(user: Any, flagged: Iterable[type]) -> None:
     """Leave our hooks out of copies until ``end_plain_copies(user)``.
 
     Args:
@@ -31,7 +31,7 @@ def keep_copies_plain(user: Any, flagged: Iterable[type]) -> None:  # noqa: ANN4
     _install()
 
 
-def end_plain_copies(user: Any) -> None:  # noqa: ANN401
+def end_plain_copies(user: Any) -> None:
     """Undo it for this user; a second call does nothing."""
     _classes.pop(user, None)
     _install()
@@ -51,7 +51,7 @@ def _install() -> None:
         del _installed[cls]
 
 
-def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> Any:  # noqa: ANN401 - of __reduce_ex__
+def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> Any:
     if KEY not in dictionary or not _is_ours(dictionary[KEY]):
         return dictionary.__reduce_ex__(4)
     plain = OrderedDict((key, value) for key, value in dictionary.items() if key != KEY)
@@ -64,7 +64,7 @@ def _is_ours(value: object) -> bool:
     return value is True or hook_of(value) is not None
 
 
-def _reduce_module(module: Any) -> Any:  # noqa: ANN401 - what __reduce_ex__ returns: str or tuple
+def _reduce_module(module: Any) -> Any:
     reduced = module.__reduce_ex__(4)
     if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
         state = dict(reduced[2])

@@ -42,28 +42,28 @@ _AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always
 _BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
 
 
-def put_before(module: Any, hook: Any) -> None:  # noqa: ANN401 - torch is not typed here
+def put_before(module: Any, hook: Any) -> None:
     """Run this hook before all others of the module's."""
     module._forward_pre_hooks_with_kwargs[KEY] = True
     module._forward_pre_hooks[KEY] = hook
     module._forward_pre_hooks.move_to_end(KEY, last=False)
 
 
-def put_after(module: Any, hook: Any) -> None:  # noqa: ANN401
+def put_after(module: Any, hook: Any) -> None:
     """Run this hook after all others of the module's that there are, errors or not."""
     module._forward_hooks_with_kwargs[KEY] = True
     module._forward_hooks_always_called[KEY] = True
     module._forward_hooks[KEY] = hook
 
 
-def put_around_backward(module: Any, before: Any, after: Any) -> None:  # noqa: ANN401
+def put_around_backward(module: Any, before: Any, after: Any) -> None:
     """Add a full backward pre-hook and a full backward hook."""
     module._backward_pre_hooks[KEY] = before
     module._is_full_backward_hook = True
     module._backward_hooks[KEY] = after
 
 
-def take_away(module: Any, *, only_after: bool = False, keep_after: bool = False) -> None:  # noqa: ANN401
+def take_away(module: Any, *, only_after: bool = False, keep_after: bool = False) -> None:
     """Take our hooks away; a module without any is left as it is.
 
     Args:
@@ -116,7 +116,7 @@ class Enter(Hook):
 
     def __call__(
         self,
-        module: Any,  # noqa: ANN401
+        module: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -158,10 +158,10 @@ class Leave(Hook):
 
     def __call__(
         self,
-        module: Any,  # noqa: ANN401
+        module: Any,
         args: tuple[Any, ...],
-        kwargs: Any = None,  # noqa: ANN401 - the output, where that is not given
-        output: Any = None,  # noqa: ANN401
+        kwargs: Any = None,
+        output: Any = None,
     ) -> None:
         """Do nothing unless a call of this module is open; never raises."""
         if _is_dynamo_compiling():
@@ -193,7 +193,7 @@ class Leave(Hook):
         except Exception:
             return
 
-    def _retire(self, module: Any, output: Any) -> None:  # noqa: ANN401
+    def _retire(self, module: Any, output: Any) -> None:
         """Go, if removal had to leave this hook behind while PyTorch went through an error's hooks.
 
         After a call that succeeds PyTorch goes through a copy.
@@ -209,10 +209,10 @@ class LeaveAndExplain(Leave):
 
     def __call__(
         self,
-        module: Any,  # noqa: ANN401
+        module: Any,
         args: tuple[Any, ...],
-        kwargs: Any = None,  # noqa: ANN401 - the output, where that is not given
-        output: Any = None,  # noqa: ANN401
+        kwargs: Any = None,
+        output: Any = None,
     ) -> None:
         """Close the label; to an in-place error of PyTorch's backward hooks, add the way out."""
         if _is_dynamo_compiling():
@@ -251,7 +251,7 @@ class BackwardEnd(Hook):
         self._marker()
 
 
-def hook_of(registered: Any) -> Hook | None:  # noqa: ANN401 - whatever stands among the hooks
+def hook_of(registered: Any) -> Hook | None:
     """The hook of ours that this is; ``None`` for others'.
 
     What is registered is ``hook.__call__``: Python calls a bound method faster than an object.

@@ -148,7 +148,7 @@ class Instrumentation:
 
 
 def instrument(
-    model: Any,  # noqa: ANN401 - a torch.nn.Module; anything else is refused
+    model: Any,
     *,
     depth: int | None = None,
     name: str = "",
@@ -217,7 +217,7 @@ def instrument(
 
 
 def _instrumentation_of(
-    model: Any,  # noqa: ANN401 - a torch module
+    model: Any,
     *,
     depth: int | None,
     name: str,
@@ -278,7 +278,7 @@ def _check_arguments(
         raise UsageError(f"lines must be True or False, not {lines!r}")
 
 
-def _check_plain(model: Any) -> None:  # noqa: ANN401 - a torch module
+def _check_plain(model: Any) -> None:
     for path, module, _ in find_modules(model):
         # A scripted module may keep its hooks elsewhere; it cannot bear one of ours.
         for registered in vars(module).get("_forward_pre_hooks", {}).values():
@@ -304,7 +304,7 @@ def _check_paths(paths: tuple[str, ...], model: object) -> None:
             )
 
 
-def _passes_on(module: Any) -> bool:  # noqa: ANN401 - a torch module
+def _passes_on(module: Any) -> bool:
     """Whether nothing can come of its calls: a third of the modules of many a model is so."""
     return type(module) is torch.nn.Identity and not (
         module._forward_pre_hooks
@@ -314,7 +314,7 @@ def _passes_on(module: Any) -> bool:  # noqa: ANN401 - a torch module
     )
 
 
-def _refusal(module: Any, hooks: str) -> str:  # noqa: ANN401 - a torch module
+def _refusal(module: Any, hooks: str) -> str:
     """Why this module cannot bear the hooks; empty if it can."""
     if isinstance(module, torch.jit.ScriptModule):
         return "scripted modules take no hooks"

@@ -42,7 +42,7 @@ def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following
         _mark_all(thread, caller, values, following)
 
 
-def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> None:  # noqa: ANN401
+def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> None:
     """The same for what a call returns, which is one tensor most often."""
     if type(output) is _Tensor and not _mode_enabled():
         _mark(thread, caller, output, following)
@@ -67,7 +67,7 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
                     continue
 
 
-def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:  # noqa: ANN401
+def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:
     thread.seen_id = id(tensor)
     thread.seen_at = following
     node = None
@@ -112,7 +112,7 @@ _PLAIN = frozenset(
 )
 
 
-def _tensors_in(value: Any) -> list[Any]:  # noqa: ANN401 - whatever a module takes or returns
+def _tensors_in(value: Any) -> list[Any]:
     """The tensors in nested tuples, lists, dicts (``ModelOutput`` too) and dataclasses."""
     found: list[Any] = []
     visits = _VISITS

@@ -21,7 +21,7 @@ _WRAPPERS = {
 }
 
 
-def unwrap(module: Any) -> Any:  # noqa: ANN401 - torch is not typed here
+def unwrap(module: Any) -> Any:
     """The module within the wrappers around it; a module that is none is returned as it is."""
     while True:
         inner = _wrapped(module)
@@ -30,7 +30,7 @@ def unwrap(module: Any) -> Any:  # noqa: ANN401 - torch is not typed here
         module = inner
 
 
-def _wrapped(module: Any) -> Any:  # noqa: ANN401
+def _wrapped(module: Any) -> Any:
     for ancestor in type(module).__mro__:
         child = _WRAPPERS.get(ancestor.__name__)
         if child is not None:
@@ -40,7 +40,7 @@ def _wrapped(module: Any) -> Any:  # noqa: ANN401
     return None
 
 
-def class_name(module: Any) -> str:  # noqa: ANN401
+def class_name(module: Any) -> str:
     """The name of a module's class as its author knows it.
 
     Sharding and parametrization put a class of their own in its place (``FSDPLinear``,
@@ -56,13 +56,13 @@ def class_name(module: Any) -> str:  # noqa: ANN401
             return str(cls.__name__)
 
 
-def _children(module: Any) -> dict[str, Any]:  # noqa: ANN401
+def _children(module: Any) -> dict[str, Any]:
     # Past __getattr__, which wrappers forward to what they wrap.
     children = vars(module).get("_modules")
     return children if isinstance(children, dict) else {}
 
 
-def find_modules(model: Any) -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
+def find_modules(model: Any) -> Iterator[tuple[str, Any, Any]]:
     """Every module once, under its first path, with its path, parent first.
 
     Yields:

@@ -44,7 +44,7 @@ class OptimizerWatch:
             self._handle = None
         self._known.clear()
 
-    def _after_step(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401 - torch's optimizer
+    def _after_step(self, optimizer: Any, *_: object) -> None:
         if torch_internals.is_dynamo_compiling():
             return
         try:
@@ -54,7 +54,7 @@ class OptimizerWatch:
         except Exception:
             return  # a label is never worth a failed step
 
-    def _label_unused(self, stepped: Any) -> None:  # noqa: ANN401 - torch's optimizer
+    def _label_unused(self, stepped: Any) -> None:
         mine = {id(p) for group in stepped.param_groups for p in group["params"]}
         held = {
             id(parameter)
@@ -73,7 +73,7 @@ class OptimizerWatch:
                     torch_internals.emit(owner.unused)
 
 
-def _is_unused(module: Any, held: set[int], mine: set[int]) -> bool:  # noqa: ANN401 - a torch module
+def _is_unused(module: Any, held: set[int], mine: set[int]) -> bool:
     """Whether a gradient of the module's own goes nowhere.
 
     It has one that no optimizer holds; or none is left of those that the optimizer just asked for,

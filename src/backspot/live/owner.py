@@ -34,7 +34,7 @@ class Scope:
 
     def __init__(
         self,
-        model: Any,  # noqa: ANN401 - a torch module
+        model: Any,
         paths: frozenset[str],
         marks_nodes: bool,
         lines: bool = False,
@@ -106,7 +106,7 @@ class Owner:
         self._carrier: Any = None
         self._repeated: dict[int, str] = {}
 
-    def hook(self, node: Any) -> None:  # noqa: ANN401 - an autograd node
+    def hook(self, node: Any) -> None:
         """Have autograd call ``on_node`` before the node."""
         carrier = self._carrier
         if carrier is None:

@@ -32,7 +32,7 @@ _NEXT_BATCH = "enumerate(DataLoader)#backspot.profile.__next__"
 
 def profile(
     step: Callable[..., Any],
-    model: Any,  # noqa: ANN401 - a torch.nn.Module or a mapping of such; the rest is refused
+    model: Any,
     *,
     data: Iterable[Any] | None = None,
     steps: int = 3,

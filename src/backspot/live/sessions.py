@@ -114,12 +114,12 @@ class Sessions:
         for watch in self._watches:
             watch.end()
 
-    def _starting(self, original: Callable[..., Any]) -> Any:  # noqa: ANN401 - passed through
+    def _starting(self, original: Callable[..., Any]) -> Any:
         self.number += 1
         self.dispose()  # the last moment at which nothing records
         return original()
 
-    def _stopping(self, original: Callable[..., Any]) -> Any:  # noqa: ANN401 - passed through
+    def _stopping(self, original: Callable[..., Any]) -> Any:
         form = None
         with suppress(Exception):  # a trace without lines, and nothing worse
             form = book.write()
@@ -132,7 +132,7 @@ class Sessions:
                 self._unwatch()
         return results
 
-    def _stopped(self, original: Callable[[], Any]) -> Any:  # noqa: ANN401 - passed through
+    def _stopped(self, original: Callable[[], Any]) -> Any:
         result = original()  # from here on nothing records
         with suppress(Exception):  # a hook too many does no harm
             if self.when_stopped is not None and not torch_internals.recording():
@@ -159,7 +159,7 @@ class _Watch:
             return
         if current is not self._wrapper:
 
-            def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
                 return self._around(partial(current, *args, **kwargs))
 
             self._original, self._wrapper = current, wrapper

@@ -85,7 +85,7 @@ class Recorder:
         keep = self._nodes.extend
         ids, beneath, frame_at = self._ids, _beneath, sys._getframe
 
-        def made(node: Any) -> None:  # noqa: ANN401 - an autograd node
+        def made(node: Any) -> None:
             # Whatever this raised or returned would kill the user's forward.
             try:
                 number = node._sequence_nr()
@@ -302,7 +302,7 @@ class Book:
         torch_internals.add_metadata(KEY, form)
         return form
 
-    def keep(self, results: Any, form: str) -> None:  # noqa: ANN401 - torch's own class
+    def keep(self, results: Any, form: str) -> None:
         """Remember a stopped profile's table for as long as its results live."""
         live_tables[results] = form
 
@@ -363,7 +363,7 @@ def _short(file: str) -> str:
     return file.removeprefix(f".{os.sep}")
 
 
-def _cell_number(file: str) -> Any:  # noqa: ANN401 - an int or None
+def _cell_number(file: str) -> Any:
     """The number in brackets before the cell, if IPython tells it."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", None)

@@ -46,7 +46,7 @@ def is_call(code: CodeType) -> bool:
     return code.co_name == "_call_impl" and code.co_filename == _module_file
 
 
-def _find(*path: str) -> Any:  # noqa: ANN401 - a private part of torch, of whatever type it is
+def _find(*path: str) -> Any:
     found = torch
     for name in path:
         found = getattr(found, name, None)
@@ -158,7 +158,7 @@ _dispatch_modes: Callable[[], int] = _find("_C", "_len_torch_dispatch_stack") or
 _empty = torch.empty(0, device="cpu")
 
 
-def carrier_of(hook: Callable[..., None]) -> Any:  # noqa: ANN401 - a tensor, or None
+def carrier_of(hook: Callable[..., None]) -> Any:
     """A tensor that bears a hook, for ``node._register_hook_dict``; ``None`` if it has to wait.
 
     This is how ``Tensor.register_hook`` hooks a node: it hands over the tensor's dictionary, in C.
@@ -172,7 +172,7 @@ def carrier_of(hook: Callable[..., None]) -> Any:  # noqa: ANN401 - a tensor, or
     return carrier
 
 
-def keep_from_dynamo(*functions: Any) -> None:  # noqa: ANN401 - functions have no common type
+def keep_from_dynamo(*functions: Any) -> None:
     """Have Dynamo run these frames as they are.
 
     On a compiled root it would compile a hook as a frame of its own, in which ``is_compiling()`` is

@@ -33,7 +33,7 @@ LIVE = "the live profile"
 """The name of a live profiler as the source of a report."""
 
 
-def is_profiler(source: Any) -> bool:  # noqa: ANN401
+def is_profiler(source: Any) -> bool:
     """Whether ``source`` is ``torch.profiler.profile`` or ``torch.autograd.profiler.profile``."""
     home = type(source).__module__ or ""
     base_homes = {base.__module__ for base in type(source).__mro__}
@@ -42,7 +42,7 @@ def is_profiler(source: Any) -> bool:  # noqa: ANN401
     )
 
 
-def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
+def read_profiler(profiler: Any) -> Events:
     """Read the events of a profiler that has stopped.
 
     Raises:
@@ -62,7 +62,7 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
 
 
 @contextmanager
-def exported(profiler: Any) -> Iterator[Path]:  # noqa: ANN401
+def exported(profiler: Any) -> Iterator[Path]:
     """Yield the profiler's trace as a temporary file; this is its one export.
 
     Raises:
@@ -83,7 +83,7 @@ def exported(profiler: Any) -> Iterator[Path]:  # noqa: ANN401
         yield path
 
 
-def _results(profiler: Any) -> Any:  # noqa: ANN401
+def _results(profiler: Any) -> Any:
     """Return the results of a profiler that has stopped."""
     inner = profiler if hasattr(profiler, "kineto_results") else profiler.profiler
     if inner is None:
@@ -164,7 +164,7 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
 
 
 def _numbers(
-    event_type: Any,  # noqa: ANN401
+    event_type: Any,
     events: list[Any],
     having: np.ndarray,
     *names: str,
@@ -180,7 +180,7 @@ def _numbers(
     return columns
 
 
-def _lines(results: Any) -> LineTable:  # noqa: ANN401
+def _lines(results: Any) -> LineTable:
     """Return the source lines that the live half recorded for this profile."""
     try:
         table = live_tables.get(results)
@@ -189,7 +189,7 @@ def _lines(results: Any) -> LineTable:  # noqa: ANN401
     return (table and find_lines(f'"{KEY}":{table}'.encode())) or LineTable()
 
 
-def _guess(event: Any) -> Category | None:  # noqa: ANN401
+def _guess(event: Any) -> Category | None:
     """Infer a category from device and name: before torch 2.12 an event has no type."""
     name = event.name()
     if event.device_type().name == "CPU":
@@ -210,7 +210,7 @@ def _guess(event: Any) -> Category | None:  # noqa: ANN401
 _USER_SCOPE = 7  # torch's RecordScope.USER_SCOPE: what record_function opens
 
 
-def _is_annotation(event: Any) -> bool:  # noqa: ANN401
+def _is_annotation(event: Any) -> bool:
     if hasattr(event, "is_user_annotation"):
         return bool(event.is_user_annotation())
     return bool(event.scope() == _USER_SCOPE)

@@ -37,7 +37,7 @@ _REPORT = re.compile(rb'\{\s*"modules"\s*:')
 
 
 def read_events(
-    source: Any,  # noqa: ANN401 - a path, a stream or a profiler
+    source: Any,
     *,
     progress: Progress | None = None,
     jobs: int | None = None,
