@@ -1,4 +1,4 @@
-"""Sixty and more small architectures, from timm by name and from transformers by config."""
+"""94 small architectures, from timm by name and from transformers by configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``backspot.compare`` says of a real change, and of the same thing recorded twice.
+"""Does ``backspot.compare`` tell a real change from the same thing recorded twice?
 
     python -m benchmarks.accuracy.compare_runs
 

@@ -1,4 +1,4 @@
-"""Are Backspot's numbers true? Two independent counts say so.
+"""Are Backspot's numbers true? Compares them with two independent measurements.
 
     python -m benchmarks.accuracy.gpu_truth
 

@@ -24,7 +24,7 @@ __all__ = ["Tracker", "fold", "time_modules"]
 
 
 class Tracker:
-    """Which module made a node, by autograd's running number: a benchmark's own bookkeeping."""
+    """Finds the module that made a node by autograd's sequence number, without Backspot."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.active = False

@@ -135,7 +135,7 @@ def names_of_nodes(loss: torch.Tensor) -> Counter[str]:
 
 
 def same_bits(one: list[torch.Tensor | None], other: list[torch.Tensor | None]) -> bool:
-    """Whether tensors are equal bit for bit, not-a-numbers too."""
+    """Return whether tensors are equal bit for bit, NaNs too."""
     kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
     differs = []
     for a, b in zip(one, other, strict=True):
@@ -149,7 +149,7 @@ def same_bits(one: list[torch.Tensor | None], other: list[torch.Tensor | None]) 
 
 
 def hooks_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
-    """What hooks each module has, and whether it takes others."""
+    """Return the hooks of each module, and whether it takes others."""
     return [
         (
             getattr(module, "_is_full_backward_hook", None),

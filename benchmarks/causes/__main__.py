@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.verb == "record":
         if arguments.out is None or arguments.out.suffix:
             raise UsageError("record needs a folder for the traces: -o FOLDER")
-        return 0 if record(arguments, cases, _groups(names, cases, arguments.gpus)) else 3
+        return record(arguments, cases, _groups(names, cases, arguments.gpus))
     if arguments.verb == "judge":
         if arguments.folder is None:
             raise UsageError("judge needs the folder of the traces")
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError("say record, judge or --small")
     with tempfile.TemporaryDirectory() as folder:
         recording_there = argparse.Namespace(**{**vars(arguments), "out": Path(folder)})
-        complete = record(recording_there, cases, {1: names})
-        return _judge(arguments, Path(folder), cases, names) or (0 if complete else 3)
+        code = record(recording_there, cases, {1: names})
+        return _judge(arguments, Path(folder), cases, names) or code
 
 
 def _about(case: Case) -> str:

@@ -1,4 +1,4 @@
-"""What a planted cause is: a training step, what is wrong with it, and where."""
+"""A planted cause: a training step, the fault in it, and the place of the fault."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Case:
         rule: the rule that must find it; of a control, the one that must not.
         planted: whether it is a cause; else it is a control.
         at: patterns of paths (``blocks.*.attn``), one of which the finding's first place must
-            match; ``None`` where no place is righter than another.
-        also: other rules that rightly fire here, each with the reason.
+            match; ``None`` where any place is right.
+        also: other rules that fire here for a reason, each with the reason.
         gpus: how many it needs.
         ranks: processes that train together.
         build: makes it.

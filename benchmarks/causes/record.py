@@ -7,13 +7,13 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cases import join_ranks
+from benchmarks.cases import exit_code, join_ranks
 from benchmarks.common import (
     Budget,
     CannotRunError,
@@ -24,7 +24,7 @@ from benchmarks.common import (
     write_json,
 )
 from benchmarks.traces.trim import SUFFIX, trim_file
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, worker_command
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, short, worker_command
 
 if TYPE_CHECKING:
     from benchmarks.causes.case import Case
@@ -109,8 +109,8 @@ def _record_case(case: Case, context: Any, path: Path) -> Record:
 
 def record(
     arguments: argparse.Namespace, cases: Mapping[str, Case], groups: Mapping[int, Sequence[str]]
-) -> bool:
-    """Record the cases of ``groups``, named by the number of ranks; whether all were recorded."""
+) -> int:
+    """Record the cases of ``groups``, named by the number of ranks; return the exit code."""
     folder: Path = arguments.out
     (folder / "raw").mkdir(parents=True, exist_ok=True)
     budget, began = Budget(arguments.seconds), time.monotonic()
@@ -120,51 +120,59 @@ def record(
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
 
         def ended(job: Job, record: Record) -> None:
+            name = job["name"]
+            results[name] = record
             if record["end"] == "done":
-                name = job["name"]
-                target = folder / f"{name}{SUFFIX}"
+                paths = _raw(folder, name), folder / f"{name}{SUFFIX}"
                 if arguments.jobs:
-                    trimming[name] = pool.submit(trim_file, _raw(folder, name), target)
+                    trimming[name] = pool.submit(trim_file, *paths)
                 else:
-                    events, size = trim_file(_raw(folder, name), target)
-                    record |= {"events": events, "bytes": size}
+                    record |= _trimmed(lambda: trim_file(*paths))
 
-        for ranks, names in groups.items():
-            if ranks > 1 and not arguments.jobs:
-                raise CannotRunError(f"cases of {ranks} ranks need worker processes: --jobs 1")
-            options = ["--set", arguments.set]
-            records = run(
-                [{"name": name, "folder": str(folder)} for name in names],
-                worker_command("benchmarks.causes", arguments, *options),
-                lambda: recording(arguments, cases),
-                [Phase(min(1, arguments.jobs), _TIMEOUT_S)],
-                seconds=budget.left,
-                ranks=ranks,
-                ended=ended,
-            )
-            results |= dict(zip(names, records, strict=True))
-        for name, future in trimming.items():
-            events, size = future.result(120)
-            results[name] |= {"events": events, "bytes": size}
-    facts = {name: _facts(found) for name, found in results.items()}
-    _write_facts(folder, facts, arguments.device)
-    for raw in (folder / "raw").iterdir():
-        raw.unlink()
-    good = sum(found["status"] == "recorded" for found in facts.values())
-    size = sum(found.get("bytes", 0) for found in facts.values())
+        try:
+            for ranks, names in groups.items():
+                if ranks > 1 and not arguments.jobs:
+                    raise CannotRunError(f"cases of {ranks} ranks need worker processes: --jobs 1")
+                records = run(
+                    [{"name": name, "folder": str(folder)} for name in names],
+                    worker_command("benchmarks.causes", arguments, "--set", arguments.set),
+                    lambda: recording(arguments, cases),
+                    [Phase(min(1, arguments.jobs), _TIMEOUT_S)],
+                    seconds=budget.left,
+                    ranks=ranks,
+                    ended=ended,
+                )
+                results |= dict(zip(names, records, strict=True))
+        finally:  # a run that is interrupted keeps what it has
+            for name, future in trimming.items():
+                results[name] |= _trimmed(lambda future=future: future.result(120))
+            _write_facts(folder, results, arguments.device)
+            for raw in (folder / "raw").iterdir():
+                raw.unlink()
+    good = sum(found["end"] == "done" for found in results.values())
+    size = sum(found.get("bytes", 0) for found in results.values())
     spent = time.monotonic() - began
-    print(f"{good} of {len(facts)} recorded in {spent:.0f} s, {size / 1e6:.1f} MB")
+    print(f"{good} of {len(results)} recorded in {spent:.0f} s, {size / 1e6:.1f} MB")
     if arguments.tar:
         _pack(folder, arguments.tar)
-    return good == len(facts)
+    return exit_code(results.values())
 
 
-def _facts(found: Record) -> Record:
-    end = found.pop("end")
-    return {"status": {"done": "recorded"}.get(end, end), **found}
+def _trimmed(trim: Callable[[], tuple[int, int]]) -> Record:
+    """What trimming a trace adds to a record."""
+    try:
+        events, size = trim()
+    except Exception as error:
+        return {"end": "error", "error": f"trimming: {short(error)}"}
+    return {"events": events, "bytes": size}
 
 
-def _write_facts(folder: Path, facts: dict[str, Record], device: str) -> None:
+def _write_facts(folder: Path, results: Mapping[str, Record], device: str) -> None:
+    """Write what is known of each case, beside what earlier runs wrote."""
+    facts = {}
+    for name, record in results.items():
+        end = "recorded" if record["end"] == "done" else record["end"]
+        facts[name] = {"status": end, **{k: v for k, v in record.items() if k != "end"}}
     known = folder / "recorded.json"
     before = json.loads(known.read_text())["cases"] if known.exists() else {}
     write_json(known, {"hardware": machine(device), "cases": {**before, **facts}})

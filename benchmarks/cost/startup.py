@@ -1,10 +1,10 @@
-"""How long does one wait before Backspot does anything?
+"""How long does a command take before it does anything?
 
     taskset -c 0,1 python -m benchmarks.cost.startup
 
-Each command in a process of its own, the interpreter's start included: the median of ten warm runs;
-then one with Python's compiled files missing, and one for which the system has let go of all files
-too, as after a reboot.
+Each command runs in a process of its own, and the interpreter's start is included: ten warm runs,
+then one without Python's compiled files, and one after the system was asked to drop all files from
+memory, as after a reboot.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def files_of(arguments: Sequence[str]) -> list[Path]:
 
 
 def forget(files: Sequence[Path]) -> int:
-    """Ask the system to let go of what it keeps of these files; how many it was asked about."""
+    """Ask the system to drop these files from memory; return how many it was asked about."""
     if not hasattr(os, "posix_fadvise"):
         return 0
     for path in files:

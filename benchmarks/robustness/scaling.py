@@ -3,8 +3,8 @@
     python -m benchmarks.robustness.scaling [--cases 'steps with marks'] [--base 4]
 
 Makes each trace of ``scaling_traces.py`` once and ten times as large, and compares the processor
-time of ``locate``. A ratio that is more than twice that of the sizes is measured again, and where
-it stays so the exit code is 1. Times of a busy machine vary: half as much again says nothing.
+time of ``locate``. A ratio of more than twice that of the sizes is measured again; if it remains,
+the exit code is 1. Times on a busy machine vary: a difference of a half says nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMES = 10
 _BEYOND = 2.0
 """How many times the growth of the text the growth of the time may be."""
 _LEAST = 0.02
-"""Seconds, below which a time says nothing of how it grows."""
+"""Seconds; a shorter time does not show how it grows."""
 
 
 @script

@@ -1,4 +1,4 @@
-"""Ten times as much of a report takes about ten times as long in every form.
+"""Does any output form take more than linear time?
 
     python -m benchmarks.robustness.scaling_forms
     python -m benchmarks.robustness.scaling_forms --cases rows,depth --forms text,.html
@@ -41,7 +41,7 @@ sys.path.insert(0, str(TEST_DATA.parent))
 from support.report_parts import line, node, report, row
 
 _STEEP = 25.0
-"""Caches, and collecting garbage, make ten times as much take up to twice that."""
+"""With caches and garbage collection, ten times as much takes up to twenty times as long."""
 _SHORT = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Traces in which one thing grows and all else stays: what ``scaling.py`` reads.
+"""The traces that ``scaling.py`` reads: in each, one thing grows and all else stays.
 
 Each maker takes a scale and gives a text that is about as many times as long as at scale 1.
 """

@@ -1,4 +1,4 @@
-"""Ways in which a trace can be broken, each a function of its events or its bytes and of chance."""
+"""Ways to break a trace: each is a function of events or bytes, and of a random generator."""
 
 from __future__ import annotations
 
