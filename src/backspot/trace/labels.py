@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from urllib.parse import unquote
 
 __all__ = ["Kind", "Label", "escape", "format_label", "parse_label"]
@@ -79,7 +78,6 @@ def format_label(label: Label) -> str:
     return f"{label.kind.value}: {path}({escape(label.class_name)}){call}"
 
 
-@lru_cache(maxsize=65536)
 def parse_label(text: str) -> Label | None:
     """Return the label that ``text`` is; ``None`` if it is none."""
     match = _PATTERN.match(text)
