@@ -94,12 +94,14 @@ class Nesting:
 
 
 def innermost(start: Ints, end: Ints, *, tolerance: int = 0) -> Nesting:
-    """Nest spans as a call stack does: at each moment the span that was entered last holds::
+    """Nest spans as a call stack does.
+
+    At each moment the span that was entered last holds::
 
         a  |-----------------------|
         b      |---------|   |---|  d
         c         |---|
-           aaaabbbcccccbbbaaaadddda
+           aaaabbbcccccbbbaaadddddaa
 
     The parent of ``c`` is ``b``; those of ``b`` and ``d`` are ``a``. The lengths that a span holds
     and those that its descendants hold sum to its duration.
@@ -205,12 +207,14 @@ def _timeline(edges: list[int], values: list[int]) -> Timeline:
 
 
 def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
-    """Make a timeline in which, of spans that overlap, the one that started first holds::
+    """Make a timeline in which the span that started first holds until it ends.
 
-    a  |---------|
-    b      |---------|
-    c        |---|
-       aaaaaaaaaabbbbb
+    Later spans hold what the earlier ones leave of them::
+
+        a  |---------|
+        b      |---------|
+        c        |---|
+           aaaaaaaaaaabbbb
     """
     if not _in_order(start, end):
         order = np.lexsort((end, start))
