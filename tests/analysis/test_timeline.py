@@ -7,11 +7,15 @@ from hypothesis import strategies as st
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
+    _nested,
+    _unwound,
     first_started,
+    grouped,
     innermost,
     layered,
     numbered,
     pieces,
+    take,
 )
 
 LENGTH = 40
@@ -64,6 +68,36 @@ def test_nesting_gives_each_moment_to_the_innermost_span(tree: list[tuple[int, i
             shortest = min(tree[i][1] - tree[i][0] for i in running)
             assert value in running
             assert tree[value][1] - tree[value][0] == shortest
+
+
+@given(trees())
+def test_nesting_all_at_once_gives_the_same_as_one_by_one(tree: list[tuple[int, int]]) -> None:
+    start, end = columns(tree)
+    order = np.lexsort((-end, start))
+    at_once = _nested(start, end, order)
+    one_by_one = _unwound(start.tolist(), end.tolist(), order.tolist(), 0)
+    assert at_once is not None
+    assert at_once.parent.tolist() == one_by_one.parent.tolist()
+    assert sampled(at_once.timeline) == sampled(one_by_one.timeline)
+
+
+@given(st.lists(st.integers(0, 30)), st.data())
+def test_grouping_splits_indices_by_value(column: list[int], data: st.DataObject) -> None:
+    places = st.lists(st.sampled_from(range(len(column)))) if column else st.just([])
+    index = data.draw(places)
+    groups = list(grouped(np.array(column, np.int64), np.array(index, np.int64)))
+    assert [value for value, _ in groups] == sorted({column[at] for at in index})
+    for value, mine in groups:
+        assert mine.tolist() == [at for at in index if column[at] == value]
+
+
+@given(st.lists(st.integers(0, 9)), st.data())
+def test_taking_gives_the_default_for_indices_below_zero(
+    column: list[int], data: st.DataObject
+) -> None:
+    index = data.draw(st.lists(st.integers(-3, len(column) - 1)))
+    found = take(np.array(column, np.int64), np.array(index, np.int64), 77)
+    assert found.tolist() == [column[at] if at >= 0 else 77 for at in index]
 
 
 @given(trees())

@@ -1,8 +1,10 @@
-"""Functions of time that are constant piece by piece: who owns which nanosecond.
+"""Timelines: piecewise constant functions of time, which say what holds each nanosecond.
 
-A ``Timeline`` says for every moment which one thing (an index, or -1 for nothing) holds it. Spans
-become timelines by a rule for their overlaps; timelines are laid over each other; and the lengths
-of what is left are counted. Every step keeps the line whole, so that sums come out exact.
+What holds a moment is an index, or -1 for nothing. Spans that overlap become a timeline by a rule:
+``innermost`` or ``first_started``. ``layered`` lays timelines over each other, and ``pieces`` cuts
+them along windows. No step loses a nanosecond or counts one twice, so all sums are exact.
+
+The functions at the end group and look up values in arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ __all__ = [
 ]
 
 NOTHING = -1
-_FEW = 16  # so often all of an array is looked through sooner than it is sorted
+_FEW = 16  # an array is scanned this many times in less time than it is sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,16 @@ class Timeline:
     """``values[i]`` holds from ``edges[i]`` until ``edges[i + 1]``; before the first, nothing does.
 
     Attributes:
-        edges: nanoseconds, strictly increasing; the last value holds for ever (it is ``NOTHING`` in
-            every timeline made of spans).
-        values: what holds, ``NOTHING`` for nothing.
+        edges: nanoseconds, strictly increasing.
+        values: what holds from each edge on, ``NOTHING`` for nothing. The last value holds for
+            ever; in a timeline made of spans it is ``NOTHING``.
     """
 
     edges: Ints
     values: Ints
 
     def at(self, times: Ints) -> Ints:
-        """What holds at each of ``times``."""
+        """Return what holds at each of ``times``."""
         if not len(self.edges):
             return np.full(len(times), NOTHING, np.int64)
         index = np.searchsorted(self.edges, times, side="right") - 1
@@ -57,13 +59,13 @@ class Timeline:
         return held
 
     def over(self, times: Ints) -> Ints:
-        """What holds at each of ``times``, which are sorted; quicker than ``at`` for many."""
+        """Return what holds at each of ``times``, which are sorted; faster than ``at`` for many."""
         first = np.searchsorted(times, self.edges, side="left")
         lasting = np.diff(np.concatenate([[0], first, [len(times)]]))
         return np.repeat(np.append(NOTHING, self.values), lasting)
 
     def cut(self, times: Ints) -> Timeline:
-        """The same timeline with edges at ``times`` too, which are few, sorted, and each once."""
+        """Return the timeline with edges at ``times``, too, which are few, sorted and distinct."""
         at = np.searchsorted(self.edges, times, side="left")
         new = np.append(self.edges, times[-1:] + 1)[at] != times
         at, times = at[new], times[new]
@@ -73,27 +75,45 @@ class Timeline:
         return Timeline(np.insert(self.edges, at, times), np.insert(self.values, at, held))
 
     def where(self, keep: Mask) -> Timeline:
-        """The same timeline with only those values for which ``keep[value]`` is true."""
+        """Return the timeline with only those values for which ``keep[value]`` is true."""
         kept = np.where(take(keep, self.values, False), self.values, NOTHING)
         return Timeline(self.edges, kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
-    """Spans of one thread as a timeline, and each span's parent (an index, or ``NOTHING``)."""
+    """The call stack of one thread.
+
+    Attributes:
+        timeline: the span that is on top of the stack at each moment.
+        parent: the span directly around each span, ``NOTHING`` for none.
+    """
 
     timeline: Timeline
     parent: Ints
 
 
 def innermost(start: Ints, end: Ints, *, tolerance: int = 0) -> Nesting:
-    """Nest spans as a call stack does: at each moment the one that was entered last holds.
+    """Nest spans as a call stack does.
+
+    At each moment the span that was entered last holds::
+
+        a  |-----------------------|
+        b      |---------|   |---|  d
+        c         |---|
+           aaaabbbcccccbbbaaadddddaa
+
+    The parent of ``c`` is ``b``; those of ``b`` and ``d`` are ``a``. The lengths that a span holds
+    and those that its descendants hold sum to its duration.
+
+    Nearly all threads nest as in the picture: each span ends within its parent. These are nested
+    all at once, and all others one by one. Both ways give the same for spans that nest.
 
     Args:
         start: nanoseconds.
         end: nanoseconds, not before ``start``.
-        tolerance: by how much (nanoseconds) a clock that was rounded may make a span stick out of
-            its parent, or reach into its next sibling.
+        tolerance: by how many nanoseconds a rounded clock may let a span end after its parent, or
+            after the start of its next sibling.
     """
     order = np.lexsort((-end, start))
     nesting = _nested(start, end, order)
@@ -101,16 +121,22 @@ def innermost(start: Ints, end: Ints, *, tolerance: int = 0) -> Nesting:
 
 
 def _nested(start: Ints, end: Ints, order: Ints) -> Nesting | None:
-    """All at once where every span ends within the one around it, as nearly all do; else nothing.
+    """Nest all spans at once; ``None`` if a span ends after the one around it.
 
-    A span that starts after ``n`` others, of which ``m`` have ended, lies in ``n - m``.
+    A span that starts after ``n`` others, of which ``m`` have ended, lies in ``n - m`` spans: this
+    is its depth.
+
+    Args:
+        start: nanoseconds.
+        end: nanoseconds.
+        order: the spans by start; of equal starts, the longest first.
     """
     lasting = order[end[order] > start[order]]
     begin, finish = start[lasting], end[lasting]
     count = len(lasting)
     place = np.arange(count)
     depth = place - np.searchsorted(np.sort(finish), begin, side="right")
-    # The one around is the last before of one depth less.
+    # The span around is the last one before with a depth of one less.
     levels = depth * count + place
     by_level = np.argsort(depth, kind="stable")
     at = np.searchsorted(levels[by_level], levels - count) - 1
@@ -118,7 +144,8 @@ def _nested(start: Ints, end: Ints, order: Ints) -> Nesting | None:
     inside = depth > 0
     if (finish[inside] > finish[around[inside]]).any():
         return None
-    # Of what happens at one moment the last counts: inner ends, outer ends, outer starts, inner.
+    # At one moment, inner spans end first, then outer ones; then outer spans start, then inner
+    # ones. What happens last decides what holds.
     times = np.concatenate([finish, begin])
     happens = np.lexsort((np.concatenate([-1 - depth, place]), times))
     times = times[happens]
@@ -134,7 +161,7 @@ def _nested(start: Ints, end: Ints, order: Ints) -> Nesting | None:
 
 
 def _unwound(starts: list[int], ends: list[int], order: list[int], tolerance: int) -> Nesting:
-    """One by one, as a call stack grows and unwinds."""
+    """Nest spans one by one, as a call stack grows and unwinds; arguments as in ``_nested``."""
     parent = np.full(len(starts), NOTHING, np.int64)
     edges: list[int] = []
     values: list[int] = []
@@ -158,7 +185,7 @@ def _unwound(starts: list[int], ends: list[int], order: list[int], tolerance: in
     for index in order:
         begin, finish = starts[index], ends[index]
         unwind(begin)
-        # The one before reaches into this one by no more than rounding: it ends here.
+        # The sibling before ends after this start by no more than rounding: it ends here.
         while stack and ends[stack[-1]] - begin <= tolerance and finish > ends[stack[-1]]:
             ends[stack.pop()] = begin
             hold(begin, stack[-1] if stack else NOTHING)
@@ -180,10 +207,14 @@ def _timeline(edges: list[int], values: list[int]) -> Timeline:
 
 
 def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
-    """Of the spans that overlap, the one that started first holds until it ends.
+    """Make a timeline in which the span that started first holds until it ends.
 
-    A span holds from the latest end among those that started before it: as long as any of these
-    runs, it is the earlier one's time.
+    Later spans hold what the earlier ones leave of them::
+
+        a  |---------|
+        b      |---------|
+        c        |---|
+           aaaaaaaaaaabbbb
     """
     if not _in_order(start, end):
         order = np.lexsort((end, start))
@@ -196,24 +227,24 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
     edges = np.empty(2 * len(begin), np.int64)
     values = np.full(2 * len(begin), NOTHING, np.int64)
     edges[0::2], edges[1::2], values[0::2] = begin, end, value
-    # Where one span ends as the next begins, the beginning counts.
+    # If one span ends as the next begins, the beginning counts.
     last = np.append(edges[1:] > edges[:-1], True) if len(edges) else np.empty(0, bool)
     return Timeline(edges[last], values[last])
 
 
 def _in_order(first: Ints, second: Ints) -> bool:
-    """Whether these are sorted by the first, and where that is equal by the second."""
+    """Whether pairs are sorted."""
     if (first[1:] < first[:-1]).any():
         return False
     return not ((first[1:] == first[:-1]) & (second[1:] < second[:-1])).any()
 
 
 def layered(*timelines: Timeline) -> Timeline:
-    """Lay timelines over each other: the first that holds anything at a moment decides."""
+    """Lay timelines over each other: at each moment, the first that holds anything decides."""
     some = [timeline for timeline in timelines if len(timeline.edges)]
     if len(some) == 1:
         return some[0]
-    if len(some) > _FEW:  # each is then gone through a few times, not once for every other
+    if len(some) > _FEW:  # pairwise, so that the time does not grow with their number squared
         half = len(some) // 2
         some = [layered(*some[:half]), layered(*some[half:])]
     edges = merged(*(timeline.edges for timeline in some))
@@ -227,8 +258,8 @@ def pieces(timeline: Timeline, windows: Timeline) -> tuple[Ints, Ints, Ints]:
     """Cut ``timeline`` along ``windows``, which are few.
 
     Returns:
-        For each piece that lies in a window: the window's value, the timeline's value (``NOTHING``
-        too) and the length. The lengths of a window's pieces sum to its own.
+        For each piece in a window: the window's value, the timeline's value, which may be
+        ``NOTHING``, and the length. The lengths of a window's pieces sum to the window's length.
     """
     line = timeline.cut(windows.edges)
     window = windows.over(line.edges[:-1])
@@ -237,9 +268,9 @@ def pieces(timeline: Timeline, windows: Timeline) -> tuple[Ints, Ints, Ints]:
 
 
 def merged(*edges: Ints) -> Ints:
-    """All edges, sorted, each once; ``np.unique`` hashes first, which takes ten times as long."""
+    """Return all edges, sorted and distinct; ten times as fast as ``np.unique``, which hashes."""
     merged = np.concatenate([np.empty(0, np.int64), *edges])
-    merged.sort(kind="stable")  # made for what is sorted in stretches
+    merged.sort(kind="stable")  # fast for arrays that are sorted in parts
     first: Ints = merged[np.append(True, merged[1:] > merged[:-1])] if len(merged) else merged
     return first
 
@@ -262,7 +293,7 @@ def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> np.ndarray:
 
 
 def distinct(values: Ints) -> list[int]:
-    """The values that occur, sorted; quick where they come in runs, as threads of events do."""
+    """Return the distinct values, sorted; fast if equal values come in runs, as threads do."""
     if not len(values):
         return []
     runs = np.sort(values[np.append(True, values[1:] != values[:-1])])
@@ -299,9 +330,12 @@ def _places(values: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def numbered(values: Ints) -> tuple[Ints, Ints]:
-    """The values that occur, none negative, sorted; and which of these each one is.
+    """Return the distinct values, sorted, and the position of each value among these.
 
-    As ``np.unique`` with its inverse, by a table instead of a sort where it need not be large.
+    As ``np.unique`` with ``return_inverse``, but by a table, unless the table would be large.
+
+    Args:
+        values: integers, none negative.
     """
     most = int(values.max(initial=-1)) + 1
     if most > 4 * len(values) + 1024:

@@ -1,1 +1,16 @@
-"""How much: the clock's time, dealt out to modules and to the phases of a step."""
+"""How much: the clock time of the backward by owner, and of the whole step by phase.
+
+What comes in is ``Ownership``; what goes out are the rows, passes and phases of a report. All sums
+are exact: each nanosecond of a window belongs to one owner, and each of a step to one phase.
+
+1. ``clock`` decides who holds each moment: a piece of device work that runs or is queued, or else
+   a span that the host executes. A ``Clock`` is made once and shared by all that follow.
+2. ``rows`` cuts the clock along the windows of the passes and sums up the pieces by owner, node
+   and source line; ``pieces`` has the pieces and their sums.
+3. ``steps`` finds when each step begins and ends on the clock.
+4. ``activity`` classifies the host's time into phases such as data loading and forward.
+5. ``phases`` deals out the clock time of the steps to the phases.
+
+Terms: a *holder* is the index of a span, or the number of spans plus the index of a piece of device
+work. A *tier* ranks device work that overlaps: compute, copies, communication.
+"""

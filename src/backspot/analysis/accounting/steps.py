@@ -1,4 +1,12 @@
-"""When each step begins and ends on the clock."""
+"""When each step begins and ends on the clock.
+
+A step ends when all that it launched is done. The next step begins at that moment, although the
+host may be far ahead::
+
+    host     |-- step 1 --|-- step 2 --|
+    device       |----- work of 1 -----|---- work of 2 ----|
+    windows  |--------- step 1 --------|------ step 2 -----|
+"""
 
 from __future__ import annotations
 
@@ -11,10 +19,12 @@ from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 from backspot.trace.names import OPTIMIZER_STEP
 
 __all__ = ["StepWindows", "step_windows"]
+
+_FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +41,41 @@ class StepWindows:
 
 
 def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWindows | None:
-    """Tell when each step began and ended.
+    """Find when each step begins and ends.
 
-    A step ends when all that it launched is done; the next begins at that moment, though the host
-    may be far ahead. The first begins with its mark, or with the first thing recorded. Where
-    neither a mark nor an optimizer tells of steps, a pass with its forward is one.
+    Args:
+        events: the trace.
+        ownership: its owners.
+        clock: its clock.
 
     Returns:
-        The steps on the clock; ``None`` where the trace tells of backward passes only.
+        The steps on the clock; ``None`` where the trace has backward passes only.
     """
-    steps, passes, work = ownership.steps, ownership.passes, ownership.work
-    first, last = np.full(steps.count, np.iinfo(np.int64).max), np.zeros(steps.count, np.int64)
+    host = _host_steps(events, ownership)
+    if host is None:
+        return None
+    begins, ends = host
+    work = ownership.work
+    launched = np.where(work.launch >= 0, work.launch, work.start)
+    launched[_left_over(work, int(ownership.passes.start.min()))] = -1
+    end = np.maximum.accumulate(_drained(launched, work.end, ends))
+    start = _drained(launched, work.end, begins)
+    start = np.minimum(start, _first_of_pass(ownership, clock, launched, begins, start))
+    start = np.maximum(start, np.append(0, end[:-1]))  # steps do not overlap
+    return StepWindows(np.minimum(start, end), end)
+
+
+# Steps on the host -------------------------------------------------------------------------------
+
+
+def _host_steps(events: Events, ownership: Ownership) -> tuple[Ints, Ints] | None:
+    """Find when the host begins and ends each step.
+
+    The profiler's marks decide, or the optimizer's steps. Without either, a pass and its forward
+    are one step; ``None`` if no forward is recorded.
+    """
+    steps, passes = ownership.steps, ownership.passes
+    first, last = np.full(steps.count, _FAR), np.zeros(steps.count, np.int64)
     np.minimum.at(first, steps.of_pass, passes.start)
     np.maximum.at(last, steps.of_pass, passes.end)
     if len(steps.start):
@@ -52,75 +86,27 @@ def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWind
         begins, ends = _forwards(events, ownership), last
         if (begins >= first).all():
             return None
-    # A pass that no mark stands around is its step's all the same.
-    begins, ends = np.minimum(begins, first), np.maximum(ends, last)
-    launched = np.where(work.launch >= 0, work.launch, work.start)
-    launched[_left_over(work, int(passes.start.min()))] = -1
-    end = np.maximum.accumulate(_drained(launched, work.end, ends))
-    start = _drained(launched, work.end, begins)
-    start = np.minimum(start, _at_work(ownership, clock, launched, begins, start))
-    start = np.maximum(start, np.append(0, end[:-1]))
-    return StepWindows(np.minimum(start, end), end)
-
-
-def _drained(launched: Ints, ended: Ints, times: Ints) -> Ints:
-    """When all work that was launched before each time has ended; no earlier than that time."""
-    order = np.argsort(launched, kind="stable")
-    done = np.maximum.accumulate(np.append(0, ended[order]))
-    before = np.searchsorted(launched[order], times, side="left")
-    return np.maximum(times, done[before])
-
-
-def _at_work(ownership: Ownership, clock: Clock, launched: Ints, begins: Ints, start: Ints) -> Ints:
-    """When a pass of each step has the clock, though work of before still runs beside it.
-
-    Args:
-        ownership: the passes.
-        clock: who holds each moment of these.
-        launched: when each piece of device work was.
-        begins: when each step does on the host: what was launched earlier is of before.
-        start: when all of that is done, which is the answer where no pass is earlier.
-    """
-    windows, step = ownership.windows, ownership.steps.of_pass
-    early = windows.start < start[step]
-    found: Ints = start.copy()
-    for device, mine in grouped(windows.device, np.flatnonzero(early)):
-        runs = first_started(windows.start[mine], windows.end[mine], mine)
-        line = clock.of_passes(device).cut(runs.edges)
-        at, run = line.edges[:-1], runs.over(line.edges[:-1])
-        inside = run >= 0
-        at, run, item = at[inside], run[inside], line.values[:-1][inside]
-        item = np.maximum(item - len(ownership.spans.start), NOTHING)
-        before = (item >= 0) & (take(launched, item) < begins[step[run]])
-        np.minimum.at(found, step[run[~before]], at[~before])
-    return found
-
-
-def _left_over(work: DeviceWork, first_pass: int) -> np.ndarray:
-    """What was launched before the recording and ran into it, by its place in its queue.
-
-    Where nothing in the queue tells, or a pass may have launched it, it is not known to be that.
-    """
-    known = work.thread >= 0
-    never = np.iinfo(np.int64).max
-    begun = np.full(int(work.queue.max(initial=-1)) + 1, never)
-    np.minimum.at(begun, work.queue[known], work.start[known])
-    begun[begun == never] = 0
-    early: np.ndarray = ~known & (work.start < begun[work.queue])
-    return early & ((work.launch >= 0) | (work.start < first_pass))
+    # A pass outside of all marks belongs to a step, too.
+    return np.minimum(begins, first), np.maximum(ends, last)
 
 
 def _between_updates(events: Events, first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Steps end with their optimizer's last step before the next pass, and begin with that end."""
+    """End each step with the last optimizer step before the next pass, and begin the next there.
+
+    Args:
+        events: the trace.
+        first: when the first pass of each step starts.
+        last: when the last pass of each step ends.
+    """
     updates = np.sort(events.end[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
-    before = np.searchsorted(updates, np.append(first[1:], np.iinfo(np.int64).max), side="right")
-    ends = np.maximum(last, np.append(-1, updates)[before])
+    before = np.searchsorted(updates, np.append(first[1:], _FAR), side="right") - 1
+    ends = np.maximum(last, take(updates, before))
     host = events.of(Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME)
     return np.append(int(events.start[host].min()), ends[:-1]), ends
 
 
 def _forwards(events: Events, ownership: Ownership) -> Ints:
-    """When each pass's forward begins: a module's call, else an operator that autograd numbers.
+    """Return when each pass's forward begins: a module's call, or an operator with a number.
 
     A pass that follows another without either begins with its first node.
     """
@@ -131,7 +117,59 @@ def _forwards(events: Events, ownership: Ownership) -> Ints:
     ended = np.append(-1, np.maximum.accumulate(passes.end)[:-1])
     start: Ints = passes.start.copy()
     for times in (spans.start[called], events.start[operators[made]]):
-        after = np.searchsorted(np.sort(times), ended, side="left")
-        found = np.append(np.sort(times), np.iinfo(np.int64).max)[after]
+        times = np.sort(times)
+        found = np.append(times, _FAR)[np.searchsorted(times, ended, side="left")]
         start = np.where(start < passes.start, start, np.minimum(found, passes.start))
     return start
+
+
+# Their work on the devices -----------------------------------------------------------------------
+
+
+def _left_over(work: DeviceWork, first_pass: int) -> Mask:
+    """Whether device work was launched before the recording began.
+
+    Such work has no launch record, and comes before all work in its queue that has one. If its
+    queue has no such work, only work that starts before the first pass is known to be left over.
+    """
+    known = work.thread >= 0
+    begun = np.full(int(work.queue.max(initial=-1)) + 1, _FAR)
+    np.minimum.at(begun, work.queue[known], work.start[known])
+    begun[begun == _FAR] = 0
+    early: Mask = ~known & (work.start < begun[work.queue])
+    return early & ((work.launch >= 0) | (work.start < first_pass))
+
+
+def _drained(launched: Ints, ended: Ints, times: Ints) -> Ints:
+    """Return when all work launched before each time has ended; not earlier than that time."""
+    order = np.argsort(launched, kind="stable")
+    done = np.maximum.accumulate(np.append(0, ended[order]))
+    before = np.searchsorted(launched[order], times, side="left")
+    return np.maximum(times, done[before])
+
+
+def _first_of_pass(
+    ownership: Ownership, clock: Clock, launched: Ints, begins: Ints, start: Ints
+) -> Ints:
+    """Return when a pass of each step first has the clock, while earlier work still runs.
+
+    Args:
+        ownership: the passes.
+        clock: who holds each moment of the passes.
+        launched: when each piece of device work was launched.
+        begins: when the host begins each step; work launched before is earlier work.
+        start: when all earlier work is done; the answer where no pass has the clock before.
+    """
+    windows, step = ownership.windows, ownership.steps.of_pass
+    early = np.flatnonzero(windows.start < start[step])
+    found: Ints = start.copy()
+    for device, mine in grouped(windows.device, early):
+        runs = first_started(windows.start[mine], windows.end[mine], mine)
+        line = clock.of_passes(device).cut(runs.edges)
+        at, run = line.edges[:-1], runs.over(line.edges[:-1])
+        inside = run >= 0
+        at, run, item = at[inside], run[inside], line.values[:-1][inside]
+        item = np.maximum(item - len(ownership.spans.start), NOTHING)
+        earlier = (item >= 0) & (take(launched, item) < begins[step[run]])
+        np.minimum.at(found, step[run[~earlier]], at[~earlier])
+    return found

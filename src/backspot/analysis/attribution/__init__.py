@@ -1,1 +1,21 @@
-"""Whose: the module that owns each autograd node and each piece of device work."""
+"""Who owns what: the owner of every node, kernel, copy and wait of the backward.
+
+``attribute`` in ``ownership`` takes the events of a trace and returns ``Ownership``. It works in
+this order:
+
+1. ``spans`` finds module calls and autograd nodes on the host's threads by their names.
+   ``recompute`` adds spans for code that activation checkpointing runs again.
+2. ``join`` matches each node with the forward operator that made it, by autograd's sequence
+   numbers. ``unseen`` handles nodes that no recorded operator made.
+3. ``passes`` splits the nodes into backward passes, and passes into steps.
+4. ``launches`` finds the work of the devices and the span that launched each piece; ``loading``
+   recognises launches that load code.
+5. ``ownership`` gives each span its owner: the module call around the forward operator of a node.
+   ``wrapping`` corrects the nodes of full backward hooks, which run outside of their module's call.
+
+``tracks`` turns ownership into nested spans for the labelled copy of a trace. ``transforms``
+recognises ``torch.func``, under which no labels are written; a caveat says so.
+
+Terms: a *logical thread* is autograd's own number of a thread, a *recorded thread* one of the
+trace. A *root* is a node in no other node. ``NOTHING`` (-1) as an index means that there is none.
+"""
