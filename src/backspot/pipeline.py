@@ -233,7 +233,7 @@ def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Repor
     if events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return report
-    return replace(report, findings=find_all(Evidence(events, ownership, clock, report, windows)))
+    return replace(report, findings=find_all(Evidence(events, ownership, clock, report, steps)))
 
 
 def _are_passes_of(report: Report, ownership: Ownership) -> bool:

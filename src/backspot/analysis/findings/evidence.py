@@ -10,7 +10,7 @@ import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.steps import StepWindows
-from backspot.analysis.attribution.launches import DeviceWork
+from backspot.analysis.attribution.launches import DeviceWork, Windows
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs
@@ -35,14 +35,14 @@ class Evidence:
         ownership: its owners.
         clock: who holds each moment.
         report: its costs at all depths, without findings.
-        windows: the clock time of its steps; ``None`` where the trace has backward passes only.
+        windows: the clock time of its steps, or of its passes where the trace has nothing else.
     """
 
     events: Events
     ownership: Ownership
     clock: Clock
     report: Report
-    windows: StepWindows | None
+    windows: StepWindows | Windows
 
     @property
     def spans(self) -> Spans:
@@ -62,8 +62,7 @@ class Evidence:
     @cached_property
     def costs(self) -> Costs:
         """The clock time of spans and device work."""
-        windows = self.windows or self.ownership.windows
-        return Costs(self.ownership, self.clock, windows, self.events.names)
+        return Costs(self.ownership, self.clock, self.windows, self.events.names)
 
     @cached_property
     def wording(self) -> Wording:
@@ -111,7 +110,7 @@ class Evidence:
     @cached_property
     def recorded(self) -> Mask:
         """Whether each piece of device work runs in the steps, not only before or between them."""
-        steps, work = self.windows or self.ownership.windows, self.work
+        steps, work = self.windows, self.work
         at = np.searchsorted(steps.end, work.start, side="right")
         begins = np.append(steps.start, np.iinfo(np.int64).max)[at]
         kept: Mask = (begins < work.end) | (begins == work.start)
