@@ -1,11 +1,38 @@
-"""The live half: labels in whatever trace ``torch.profiler`` is recording, or in one of its own."""
+"""The live half: label the modules of a model in the trace that ``torch.profiler`` records.
+
+In comes a ``torch.nn.Module`` that trains. Out go labels in the trace and, from ``profile``, a
+report. This is the only room that imports torch. It never changes the model: no hook raises, keeps
+a tensor alive or changes the autograd graph, and after removal nothing is left.
+
+An instrumentation is set up and removed by:
+
+- ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
+  paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
+- ``profiling.py``: ``profile`` runs the steps, shows ``progress.py`` and calls the pipeline.
+
+A module call that a profiler records goes through:
+
+1. ``hooks.py``: the *hooks* on the module, which ask first whether a profiler records.
+2. ``calls.py``: the running *calls* of each thread. A call opens the *range* of its forward label
+   and ends the range when the call returns.
+3. ``intervals.py``: autograd numbers the nodes that a thread makes; the calls cut these sequence
+   numbers into *intervals*, so that a node's number gives its owner.
+4. ``markers.py``: the *boundary nodes*, which made the inputs and outputs of calls, get a *marker*:
+   a prehook that writes the backward label.
+5. ``source_lines.py``, with ``line_names.py``: the line of source that made each node.
+
+``owner.py`` has what all of these share. An *owner* is a module by its names and labels, a *scope*
+is one instrumentation; both refer to modules weakly. ``sessions.py`` counts the profiler's
+*sessions*, so that no range ends in a later session than its own. ``optimizers.py`` labels modules
+with gradients that no optimizer uses. ``torch_internals.py`` has every private name of PyTorch.
+"""
 
 from __future__ import annotations
 
 from backspot.errors import MissingDependencyError
 
 try:
-    import torch as _torch  # noqa: F401 - a torch that is there but broken tells its own story
+    import torch as _torch  # noqa: F401 - a torch that is installed but broken raises its own error
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise

@@ -1,8 +1,8 @@
 """Copies of an instrumented model are plain models.
 
 PyTorch keeps a module's hooks in ordered dictionaries. While a model is instrumented, ``copy`` and
-``pickle`` reduce such a dictionary by a function of ours, which leaves our hooks out. It does not
-matter then which class a module has: lazy, parametrized and sharded modules change theirs.
+``pickle`` reduce these dictionaries with a function that leaves Backspot's hooks out. So the class
+of a module does not matter: lazy, parametrized and sharded modules change theirs.
 """
 
 from __future__ import annotations
@@ -12,46 +12,50 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from backspot.live.hooks import KEY, hook_of
+import torch
+
+from backspot.live.hooks import hook_of
+from backspot.live.owner import Scope
+from backspot.live.torch_internals import KEY, without_backward_flag
 
 __all__ = ["end_plain_copies", "keep_copies_plain"]
 
-_classes: dict[Any, tuple[type, ...]] = {}  # of each user: whose instances are reduced by us
+_classes: dict[Scope, tuple[type, ...]] = {}  # the classes that an instrumentation needs reduced
 _installed: dict[type, Callable[[Any], Any]] = {}
 
 
-def keep_copies_plain(user: Any, flagged: Iterable[type]) -> None:
-    """Leave our hooks out of copies until ``end_plain_copies(user)``.
+def keep_copies_plain(scope: Scope, flagged: Iterable[type]) -> None:
+    """Leave Backspot's hooks out of copies until ``end_plain_copies(scope)``.
 
     Args:
-        user: on behalf of whom, anything hashable.
-        flagged: classes of modules that have full backward hooks, and a flag that says so.
+        scope: the instrumentation that needs it.
+        flagged: the classes of modules with full backward hooks, which set a flag on the module.
     """
-    _classes[user] = (OrderedDict, *flagged)
+    _classes[scope] = (OrderedDict, *flagged)
     _install()
 
 
-def end_plain_copies(user: Any) -> None:
-    """Undo it for this user; a second call does nothing."""
-    _classes.pop(user, None)
+def end_plain_copies(scope: Scope) -> None:
+    """Undo ``keep_copies_plain``; a second call does nothing."""
+    _classes.pop(scope, None)
     _install()
 
 
 def _install() -> None:
-    """Make ``copyreg`` agree with ``_classes``. Whatever interrupts this, the next call repairs."""
+    """Make ``copyreg`` agree with ``_classes``; after an interrupt the next call completes it."""
     wanted = {cls for classes in _classes.values() for cls in classes}
     for cls in wanted:
         reducer = _installed.setdefault(
             cls, _reduce_hooks if cls is OrderedDict else _reduce_module
         )
-        copyreg.dispatch_table.setdefault(cls, reducer)  # a class with one of its own keeps it
+        copyreg.dispatch_table.setdefault(cls, reducer)  # a class with its own reducer keeps it
     for cls in _installed.keys() - wanted:
         if copyreg.dispatch_table.get(cls) is _installed[cls]:
             del copyreg.dispatch_table[cls]
         del _installed[cls]
 
 
-def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> Any:
+def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> str | tuple[Any, ...]:
     if KEY not in dictionary or not _is_ours(dictionary[KEY]):
         return dictionary.__reduce_ex__(4)
     plain = OrderedDict((key, value) for key, value in dictionary.items() if key != KEY)
@@ -60,15 +64,12 @@ def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> Any:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether it is a hook of ours, or a flag of one."""
+    """Return whether this is a hook of Backspot, or the flag of one."""
     return value is True or hook_of(value) is not None
 
 
-def _reduce_module(module: Any) -> Any:
-    reduced = module.__reduce_ex__(4)
+def _reduce_module(module: torch.nn.Module) -> str | tuple[Any, ...]:
+    reduced: str | tuple[Any, ...] = module.__reduce_ex__(4)
     if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
-        state = dict(reduced[2])
-        if KEY in state.get("_backward_hooks", ()) and len(state["_backward_hooks"]) == 1:
-            state["_is_full_backward_hook"] = None
-        return (*reduced[:2], state, *reduced[3:])
+        return (*reduced[:2], without_backward_flag(reduced[2]), *reduced[3:])
     return reduced

@@ -1,4 +1,4 @@
-"""``instrument``: what it takes, what it refuses, and the handle that undoes it."""
+"""``instrument``: label the modules of a model, and the handle that removes the labels."""
 
 from __future__ import annotations
 
@@ -20,33 +20,53 @@ from backspot.live.hooks import (
     Leave,
     LeaveAndExplain,
     hook_of,
-    put_after,
-    put_around_backward,
-    put_before,
-    take_away,
 )
 from backspot.live.modules import class_name, find_modules, unwrap
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
+from backspot.live.torch_internals import (
+    forward_pre_hooks_of,
+    full_backward_flag,
+    has_hooks,
+    put_after,
+    put_around_backward,
+    put_before,
+    take_away,
+    unset_full_backward_flag,
+)
 
 __all__ = ["NO_FUNCTION", "Instrumentation", "instrument"]
 
-NO_FUNCTION = ": a function bears no labels; nn.CrossEntropyLoss() and its like do"
-"""What to say to whoever gives a function where a module is wanted."""
+NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLoss() do"
+"""The end of an error message when a function is given instead of a module."""
 
 _MODES = ("node", "module")
 
 
 class Instrumentation:
-    """The hooks that ``instrument`` put on a model; a context manager that takes them off again.
+    """A labelled model, as ``instrument`` returns it; a context manager that removes the labels.
+
+    It does not keep the model alive. Copies and pickles of the model have no labels. Entering the
+    context manager does nothing; leaving it calls ``remove``.
 
     Attributes:
-        name: the name that its paths begin with.
-        depth: how many parts a labelled path has at most, or ``None``.
+        name: the first part of all its paths; ``""`` for none.
+        depth: the largest number of parts of a labelled path within the model; ``None`` for no
+            limit.
         hooks: ``"node"`` or ``"module"``.
         lines: whether the source line of each node is recorded.
-        paths: the labelled module paths, parents first.
-        skipped: the paths that could not be labelled, with the reason.
+        paths: the labelled module paths, parents first; ``""`` is the model without a name.
+        skipped: the paths that could not be labelled, each with the reason.
+
+    Example:
+        >>> import backspot, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        >>> instrumentation = backspot.instrument(model, name="net")
+        >>> instrumentation.paths
+        ('net', 'net.0', 'net.1')
+        >>> instrumentation.remove()
+        >>> instrumentation.active
+        False
     """
 
     def __init__(
@@ -69,31 +89,31 @@ class Instrumentation:
         self._scope = scope
         self._removed = False
         self._model_gone: weakref.finalize[..., Any] | None = None
-        # Modules with a flag that a full backward hook sets and its removal does not unset.
-        self._flagged: list[weakref.ref[Any]] = []
+        # Modules with a flag that a full backward hook sets and its removal does not reset.
+        self._flagged: list[weakref.ref[torch.nn.Module]] = []
 
     @property
     def active(self) -> bool:
-        """Whether the hooks are on the model still."""
+        """Whether the model is labelled: true until ``remove``."""
         return self._scope.active
 
     def remove(self) -> None:
-        """Take every hook off the model; it is then as it was. A second call does nothing.
+        """Remove every hook from the model, which is then as before. A second call does nothing.
 
-        Works at any time, between a forward and its backward too: what graphs still hold of
-        Backspot does nothing from now on.
+        This works at any time, also while a profiler records and between a forward and its
+        backward: hooks that are still on the nodes of a graph do nothing from then on.
         """
         if self._removed:
             return
-        # Each part can be repeated: a call that was interrupted is finished by the next one.
+        # Each part can be repeated: after an interrupt the next call completes the removal.
         self._scope.active = False
         failing = calls_that_fail()
         for _, module in self._scope.live_modules():
             take_away(module, keep_after=id(module) in failing)
         for reference in self._flagged:
             module = reference()
-            if module is not None and not module._backward_hooks:
-                module._is_full_backward_hook = None
+            if module is not None:
+                unset_full_backward_flag(module)
         current_thread().drop(self._scope)
         end_plain_copies(self._scope)
         if self._model_gone is not None:
@@ -102,11 +122,17 @@ class Instrumentation:
         self._removed = True
 
     def __enter__(self) -> Instrumentation:
+        """Return the handle itself.
+
+        Raises:
+            UsageError: If the labels were removed.
+        """
         if not self._scope.active:
             raise UsageError("this instrumentation was removed; call instrument(model) again")
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """Call ``remove``."""
         self.remove()
 
     def __repr__(self) -> str:
@@ -126,20 +152,21 @@ class Instrumentation:
     def _put_hooks(self) -> None:
         for owner, module in self._scope.live_modules():
             if self.hooks == "module":
-                if module._is_full_backward_hook is None:
+                if full_backward_flag(module) is None:
                     self._flagged.append(weakref.ref(module))
                 put_around_backward(
                     module, BackwardStart(owner).__call__, BackwardEnd(owner).__call__
                 )
-                put_after(module, LeaveAndExplain(owner).__call__)
-                put_before(module, Enter(owner).__call__)
+                leave = LeaveAndExplain(owner)
+                put_after(module, leave.__call__)
+                put_before(module, Enter(owner, leave).__call__)
             else:
                 put_before(module, Enter(owner, Leave(owner)).__call__)
 
     def _begin(self) -> None:
-        """Put the hooks on. Whatever ends this early, ``remove`` undoes what was done."""
+        """Register the hooks. If this is interrupted, ``remove`` undoes what was done."""
         scope = self._scope
-        sessions.join(scope)  # first: no range may be opened while sessions are not counted
+        sessions.join(scope)  # first: a range may be opened only while sessions are counted
         classes = {type(module) for _, module in scope.live_modules()}
         flagged = classes if self.hooks == "module" else ()
         self._model_gone = weakref.finalize(scope.model(), end_plain_copies, scope)
@@ -148,76 +175,86 @@ class Instrumentation:
 
 
 def instrument(
-    model: Any,
+    model: torch.nn.Module,
     *,
     depth: int | None = None,
     name: str = "",
     hooks: Literal["node", "module"] = "node",
     lines: bool = False,
 ) -> Instrumentation:
-    """Have every module of a model label its forward and its backward in a profiler's trace.
+    """Label the forward and the backward of every module of a model in a profiler's trace.
 
-    The labels read ``forward: blocks.3.attn (Attention)`` and
-    ``backward: blocks.3.attn (Attention)``. They are written while a profiler records, and at no
-    other time does a hook do more than ask whether one does. Loss and gradients are the same, bit
-    for bit, with labels and without.
+    The labels are ``forward: blocks.3.attn (Attention)`` and
+    ``backward: blocks.3.attn (Attention)``. They are written only while a profiler records; at all
+    other times a hook asks whether one does, and returns. Loss and gradients are bit for bit the
+    same as without labels. ``instrument`` starts no profiler and writes no file: record with
+    ``torch.profiler`` and give the profiler, or its trace, to ``backspot.locate``.
 
     With ``hooks="node"`` the autograd graph stays as it is: a backward label is a marker at the
-    moment when autograd turns to nodes of that module. A view of memory that was changed in place
-    bears no marker, for it is not safe to ask for its node; ``unmarked: …`` counts these. What a
-    marker leaves out costs nothing in the report, which goes by autograd's own sequence numbers.
+    moment when autograd begins with nodes of that module. A view of memory that was changed in
+    place gets no marker, as reading its node is not safe; labels ``unmarked: …`` count these views.
+    The report is complete without these markers, as it uses autograd's own sequence numbers.
 
     With ``hooks="module"`` the markers come from ``register_full_backward_pre_hook`` and
-    ``register_full_backward_hook``, as is the widely published technique. These wrap what goes into
-    and comes out of each module in nodes of their own, so that the graph is another one, in-place
-    operations on such tensors fail (``ReLU(inplace=True)``, ``x += shortcut``), outputs in dicts or
-    dataclasses bear no marker, and a compiled model's graph breaks. It is there for comparison.
+    ``register_full_backward_hook``, which is the widely published technique. These hooks wrap the
+    inputs and outputs of each module in nodes of their own. So the graph is different, in-place
+    operations on these tensors fail (``ReLU(inplace=True)``, ``x += shortcut``), outputs in dicts
+    or dataclasses get no marker, and a compiled model's graph breaks. This mode is for comparison.
 
-    With ``lines=True`` the trace also tells which line of source made each node, and the report
-    names it beside the node. From torch 2.14 on this is the line itself, for about 3 µs a node
-    while a profiler records; before, it is the line that called the module, for modules of
+    With ``lines=True`` the trace also has the line of source that made each node, and the report
+    shows the line beside the node. From torch 2.14 on it is exactly that line, at about 3 µs a node
+    while a profiler records. Before, it is the line that called the module, for modules of
     PyTorch's own.
 
-    ``torch.jit.script`` refuses a model while it is instrumented: ``remove()`` before scripting.
-
-    A traced call of a shared module bears its first path. Paths leave out the parts that wrappers
-    add (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` on
-    which no hook stands makes no node and launches nothing: it bears no label, which saves its
-    cost.
+    A shared module has the first of its paths. Paths leave out the parts that wrappers add
+    (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
+    hooks gets no label, as it makes no node and launches nothing. Modules that are added later get
+    none. ``torch.jit.script`` refuses an instrumented model: call ``remove()`` before.
 
     Args:
-        model: the model, or any ``torch.nn.Module``, a loss function too.
-        depth: how many parts a path may have, counted within ``model``; 0 labels the model alone,
-            ``None`` labels every module.
-        name: what the paths begin with; tells several instrumented modules apart.
-        hooks: ``"node"`` or ``"module"``.
-        lines: whether to record the source line of each node.
+        model: the model, or any other ``torch.nn.Module``, such as a loss function.
+        depth: the largest number of parts of a path within ``model``; 0 labels the model alone.
+            ``None`` (default) labels every module.
+        name: the first part of all paths, which distinguishes several instrumented modules.
+            ``""`` (default) adds no part.
+        hooks: ``"node"`` (default) or ``"module"``.
+        lines: whether to record the source line of each node. Default false.
 
     Returns:
-        A handle with ``remove()``, and a context manager that calls it.
+        A handle with ``remove()``, which is also a context manager that calls ``remove()``.
 
     Raises:
-        UsageError: an argument that cannot be meant, or a path that another instrumented model has.
-        AlreadyInstrumentedError: the model, or a part of it, is instrumented already.
+        UsageError: If an argument is invalid, or if another instrumented model has one of the
+            paths.
+        AlreadyInstrumentedError: If the model or a part of it is instrumented already.
+
+    Example:
+        >>> import backspot, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 8))
+        >>> with backspot.instrument(model), torch.profiler.profile() as profiler:
+        ...     model(torch.randn(32, 64)).sum().backward()
+        >>> report = backspot.locate(profiler)
+        >>> report["1"].row.class_name
+        'Linear'
     """
     _check_arguments(model, depth, name, hooks, lines)
     instrumentation = None
     try:
-        # Half of the time that a model of 50,000 modules takes would be the collector's.
+        # At 50,000 modules the garbage collector would take half of the time.
         with _without_collecting():
             instrumentation = _instrumentation_of(
                 model, depth=depth, name=name, hooks=hooks, lines=lines
             )
             instrumentation._begin()
-        return instrumentation  # noqa: TRY300 - an interrupt may come before it
-    except BaseException:  # an interrupt too: all of the hooks, or none
+        return instrumentation  # noqa: TRY300 - an interrupt can come before it
+    except BaseException:  # an interrupt too: all hooks are registered, or none
         if instrumentation is not None:
             instrumentation.remove()
         raise
 
 
 def _instrumentation_of(
-    model: Any,
+    model: torch.nn.Module,
     *,
     depth: int | None,
     name: str,
@@ -225,7 +262,7 @@ def _instrumentation_of(
     lines: bool,
 ) -> Instrumentation:
     _check_plain(model)
-    found: list[tuple[str, Any, Any]] = []
+    found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
     skipped: dict[str, str] = {}
     for inner_path, module, parent in find_modules(model):
         parts = inner_path.count(".") + 1 if inner_path else 0
@@ -278,10 +315,10 @@ def _check_arguments(
         raise UsageError(f"lines must be True or False, not {lines!r}")
 
 
-def _check_plain(model: Any) -> None:
+def _check_plain(model: torch.nn.Module) -> None:
     for path, module, _ in find_modules(model):
-        # A scripted module may keep its hooks elsewhere; it cannot bear one of ours.
-        for registered in vars(module).get("_forward_pre_hooks", {}).values():
+        # A scripted module can keep its hooks elsewhere, but none of Backspot's.
+        for registered in forward_pre_hooks_of(module):
             hook = hook_of(registered)
             if hook is not None and hook.owner.scope.active:
                 where = f"its module {path!r}" if path else "it"
@@ -304,28 +341,23 @@ def _check_paths(paths: tuple[str, ...], model: object) -> None:
             )
 
 
-def _passes_on(module: Any) -> bool:
-    """Whether nothing can come of its calls: a third of the modules of many a model is so."""
-    return type(module) is torch.nn.Identity and not (
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_pre_hooks
-        or module._backward_hooks
-    )
+def _passes_on(module: torch.nn.Module) -> bool:
+    """Return whether calls of the module do nothing: a third of the modules of some models."""
+    return type(module) is torch.nn.Identity and not has_hooks(module)
 
 
-def _refusal(module: Any, hooks: str) -> str:
-    """Why this module cannot bear the hooks; empty if it can."""
+def _refusal(module: torch.nn.Module, hooks: str) -> str:
+    """Return why a module cannot have the hooks; empty if it can."""
     if isinstance(module, torch.jit.ScriptModule):
         return "scripted modules take no hooks"
-    if hooks == "module" and getattr(module, "_is_full_backward_hook", None) is False:
+    if hooks == "module" and full_backward_flag(module) is False:
         return "it has a backward hook of the old kind, which excludes full backward hooks"
     return ""
 
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Switch the collector off for a while: it would walk each new generation in vain."""
+    """Disable garbage collection inside the block, as nothing that is made there is garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

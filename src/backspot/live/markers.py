@@ -1,8 +1,8 @@
-"""Markers on boundary nodes: the ``grad_fn`` of what goes into a module call and what comes out.
+"""Markers on boundary nodes: the ``grad_fn`` of the inputs and outputs of module calls.
 
-The autograd graph stays as it is. Reading ``.grad_fn`` is not always harmless: on a view whose base
-was changed in place afterwards it raises, or builds a node. PyTorch does not tell whether a view is
-older than the last change, so every view of changed memory is left alone, and counted.
+The autograd graph stays as it is. Reading ``.grad_fn`` is not always safe: on a view of memory that
+was changed in place later it raises, or builds a node. PyTorch has no way to ask whether a view is
+older than the last change, so every view of changed memory gets no marker, and is counted.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from backspot.live.owner import Owner
 
 __all__ = ["mark_nodes", "mark_output"]
 
-_KEY = "backspot"  # in node.metadata: this node was looked at
-_DEPTH = 6  # how deep containers are looked into
-_JOINS = frozenset({"CatBackward0", "StackBackward0"})
-_VISITS = 256  # how many things are looked at in one call's inputs or outputs
+_KEY = "backspot"  # in node.metadata: this node was checked
+_DEPTH = 6  # levels of nested containers that are searched
+_VISITS = 256  # objects that are searched in one call's inputs or outputs
 
 _Tensor = torch.Tensor
 _mode_enabled = torch_internals.torch_function_mode_enabled
+_version_of, _is_view = torch_internals.version_of, torch_internals.is_view
+_number_of, _JOINS = torch_internals.number_of, torch_internals.JOINS
 
 
 def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
-    """Give each tensor's node the marker of the module that made it.
+    """Give each tensor's node the marker of the module that made the node.
 
     Args:
         thread: the calling thread.
-        caller: whose call the values go into or come out of.
-        values: tensors, or what holds them; anything else is ignored.
-        following: the number of the thread's next node.
+        caller: the owner of the call, of which the values are the inputs or the output.
+        values: tensors, or containers of tensors; anything else is ignored.
+        following: the sequence number of the thread's next node.
     """
     if _mode_enabled():
         with torch_internals.ignore_torch_function():
@@ -43,7 +44,7 @@ def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following
 
 
 def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> None:
-    """The same for what a call returns, which is one tensor most often."""
+    """Do the same for what a call returns, which usually is one tensor."""
     if type(output) is _Tensor and not _mode_enabled():
         _mark(thread, caller, output, following)
     else:
@@ -67,54 +68,57 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
                     continue
 
 
-def _mark(thread: Thread, caller: Owner, tensor: Any, following: int) -> None:
+def _mark(thread: Thread, caller: Owner, tensor: torch.Tensor, following: int) -> None:
     thread.seen_id = id(tensor)
     thread.seen_at = following
-    node = None
-    if not (tensor._version and tensor._is_view()):
-        try:
-            node = tensor.grad_fn
-        except RuntimeError:
-            pass
-        else:
-            if node is None:  # a leaf, or without gradient
-                return
-    if node is None:
-        if not tensor.requires_grad:
-            return
-        if id(tensor) not in thread.unmarked:
-            thread.unmarked.add(id(tensor))
-            torch_internals.emit(caller.unmarked)
+    if _version_of(tensor) and _is_view(tensor):
+        _count_unmarked(thread, caller, tensor)
+        return
+    try:
+        node = tensor.grad_fn
+    except RuntimeError:
+        _count_unmarked(thread, caller, tensor)
+        return
+    if node is None:  # a leaf, or without gradient
         return
     metadata = node.metadata
     if _KEY in metadata:  # most inputs: they are the output of the call before
         return
-    # Kept also where the owner can't be told, lest another thread, on which the number means
-    # something else, takes the node for its own later on.
+    # Set even if the owner is unknown. Otherwise another thread, where the number means something
+    # else, could later take the node for its own.
     metadata[_KEY] = True
-    owner = thread.owner_of(node._sequence_nr(), following)
+    owner = thread.intervals.owner_of(_number_of(node), following)
     if owner is None:
         return
     owner.hook(node)
-    if type(node).__name__ in _JOINS:
-        # The work lies in what was joined: there, too, people look for the module's name.
+    if type(node) in _JOINS:
+        # The work is in what was joined, so readers look for the module's name there too.
         for joined, _ in node.next_functions:
-            if joined is not None and thread.owner_of(joined._sequence_nr(), following) is owner:
+            if (
+                joined is not None
+                and thread.intervals.owner_of(_number_of(joined), following) is owner
+            ):
                 metadata = joined.metadata
                 if _KEY not in metadata:
                     metadata[_KEY] = True
                     owner.hook(joined)
 
 
-# Not worth a look: they hold no tensor, or a leaf.
+def _count_unmarked(thread: Thread, caller: Owner, tensor: torch.Tensor) -> None:
+    if tensor.requires_grad and id(tensor) not in thread.unmarked:
+        thread.unmarked.add(id(tensor))
+        torch_internals.emit(caller.unmarked)
+
+
+# Skipped, as they hold no tensor or are leaves.
 _PLAIN = frozenset(
     {int, float, bool, str, bytes, torch.Size, torch.dtype, torch.device, torch.nn.Parameter}
 )
 
 
-def _tensors_in(value: Any) -> list[Any]:
-    """The tensors in nested tuples, lists, dicts (``ModelOutput`` too) and dataclasses."""
-    found: list[Any] = []
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested tuples, lists, dicts (``ModelOutput`` too) and dataclasses."""
+    found: list[torch.Tensor] = []
     visits = _VISITS
     level = [value]
     for _ in range(_DEPTH):
@@ -125,7 +129,7 @@ def _tensors_in(value: Any) -> list[Any]:
                 return found
             if isinstance(item, _Tensor):
                 found.append(item)
-            # The base classes' own iterators: a subclass may compute, or complain, in its own.
+            # The iterators of the base classes: a subclass may compute or raise in its own.
             elif isinstance(item, tuple):
                 deeper.extend(tuple.__iter__(item))
             elif isinstance(item, list):

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
+from backspot.live.torch_internals import WRAPPED_CHILD, children_of
+
 __all__ = ["class_name", "find_modules", "unwrap"]
 
-# Wrappers by the name of a class in their ancestry, so that none of them need be imported, and the
-# child that they wrap. They add a part to every path and nothing to the work.
-_WRAPPERS = {
-    "OptimizedModule": "_orig_mod",
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "ActivationWrapper": "_checkpoint_wrapped_module",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-}
 
-
-def unwrap(module: Any) -> Any:
-    """The module within the wrappers around it; a module that is none is returned as it is."""
+def unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside its wrappers; a module without wrappers is returned as it is."""
     while True:
         inner = _wrapped(module)
         if inner is None:
@@ -30,21 +20,21 @@ def unwrap(module: Any) -> Any:
         module = inner
 
 
-def _wrapped(module: Any) -> Any:
+def _wrapped(module: torch.nn.Module) -> torch.nn.Module | None:
     for ancestor in type(module).__mro__:
-        child = _WRAPPERS.get(ancestor.__name__)
+        child = WRAPPED_CHILD.get(ancestor.__name__)
         if child is not None:
-            inner = _children(module).get(child)
+            inner = children_of(module).get(child)
             if isinstance(inner, torch.nn.Module):
                 return inner
     return None
 
 
-def class_name(module: Any) -> str:
-    """The name of a module's class as its author knows it.
+def class_name(module: torch.nn.Module) -> str:
+    """Return the name of a module's class as its author wrote it.
 
-    Sharding and parametrization put a class of their own in its place (``FSDPLinear``,
-    ``ParametrizedLinear``), and a lazy module is the other class from its first call on.
+    Sharding and parametrization replace the class by a subclass (``FSDPLinear``,
+    ``ParametrizedLinear``), and a lazy module changes its class with its first call.
     """
     cls = getattr(module, "cls_to_become", None) or type(module)
     while True:
@@ -56,21 +46,17 @@ def class_name(module: Any) -> str:
             return str(cls.__name__)
 
 
-def _children(module: Any) -> dict[str, Any]:
-    # Past __getattr__, which wrappers forward to what they wrap.
-    children = vars(module).get("_modules")
-    return children if isinstance(children, dict) else {}
-
-
-def find_modules(model: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Every module once, under its first path, with its path, parent first.
+def find_modules(
+    model: torch.nn.Module,
+) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module | None]]:
+    """Iterate over the modules of a model, parents first, each once and under its first path.
 
     Yields:
-        the path without any wrapper's part, the module, and the module around it (at first
-        ``None``).
+        The path without the parts that wrappers add, the module, and the module around it (``None``
+        for the model itself).
     """
     seen: set[int] = set()
-    pending: list[tuple[str, Any, Any]] = [("", model, None)]
+    pending: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = [("", model, None)]
     while pending:
         path, module, parent = pending.pop()
         module = unwrap(module)
@@ -79,9 +65,9 @@ def find_modules(model: Any) -> Iterator[tuple[str, Any, Any]]:
         seen.add(id(module))
         yield path, module, parent
         if isinstance(module, torch.jit.ScriptModule):
-            continue  # what is in it is compiled too
+            continue  # its children are compiled too
         pending.extend(
             (f"{path}.{name}" if path else name, child, module)
-            for name, child in reversed(_children(module).items())
+            for name, child in reversed(children_of(module).items())
             if child is not None
         )

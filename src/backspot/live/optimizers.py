@@ -1,8 +1,8 @@
 """Which parameters no optimizer updates: their gradients are computed for nothing.
 
-A trace does not tell which parameters an optimizer holds. So after each step that a profiler
-records, modules whose parameters have gradients and stand in no optimizer that took a step get a
-label. So do modules whose gradients are gone by the time that their optimizer takes its step.
+A trace does not say which parameters an optimizer holds. So after each recorded optimizer step, a
+module gets a label if a parameter of its own has a gradient and belongs to no optimizer that took a
+step so far. A module also gets one if all its gradients are gone when its optimizer takes a step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim import optimizer as _optimizer
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.live import torch_internals
 from backspot.live.owner import Scope
@@ -20,31 +21,30 @@ __all__ = ["OptimizerWatch"]
 
 
 class OptimizerWatch:
-    """Sees every optimizer of the process take its steps.
+    """Observes the steps of every optimizer of the process.
 
     Args:
-        scopes: gives the instrumentations at work.
+        scopes: returns the active instrumentations.
     """
 
     def __init__(self, scopes: Callable[[], list[Scope]]) -> None:
         self._scopes = scopes
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._handle: Any = None
 
     def start(self) -> None:
-        """Begin to watch."""
-        register = getattr(_optimizer, "register_optimizer_step_post_hook", None)
-        if register is not None and self._handle is None:
-            self._handle = register(self._after_step)
+        """Start observing."""
+        if self._handle is None:
+            self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
-        """End it, and forget the optimizers seen."""
+        """Stop observing, and forget the optimizers."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
         self._known.clear()
 
-    def _after_step(self, optimizer: Any, *_: object) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch_internals.is_dynamo_compiling():
             return
         try:
@@ -54,7 +54,7 @@ class OptimizerWatch:
         except Exception:
             return  # a label is never worth a failed step
 
-    def _label_unused(self, stepped: Any) -> None:
+    def _label_unused(self, stepped: torch.optim.Optimizer) -> None:
         mine = {id(p) for group in stepped.param_groups for p in group["params"]}
         held = {
             id(parameter)
@@ -64,22 +64,28 @@ class OptimizerWatch:
         }
         for scope in self._scopes():
             model = scope.model()
-            # An optimizer may hold copies of its own (of another precision): that tells nothing.
+            # An optimizer that holds its own copies (in another precision) says nothing.
             if model is None or not any(id(p) in held for p in model.parameters()):
                 continue
-            # Asked for anew after each step: parameters come and go and are frozen.
+            # After each step, as parameters can be added, removed and frozen.
             for owner, module in scope.live_modules():
                 if _is_unused(module, held, mine):
                     torch_internals.emit(owner.unused)
 
 
-def _is_unused(module: Any, held: set[int], mine: set[int]) -> bool:
-    """Whether a gradient of the module's own goes nowhere.
+def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:
+    """Return whether no optimizer uses a gradient of the module's own parameters.
 
-    It has one that no optimizer holds; or none is left of those that the optimizer just asked for,
-    which tells something only where the trace shows that they were computed.
+    Either a parameter with a gradient is in no optimizer, or all parameters of the optimizer that
+    took a step have lost theirs. The latter counts only if the trace shows that gradients were
+    computed, which the offline half checks.
+
+    Args:
+        module: the module.
+        held: ids of the parameters of all known optimizers.
+        mine: ids of the parameters of the optimizer that took a step.
     """
-    parameters = [p for p in module._parameters.values() if p is not None]
+    parameters = torch_internals.parameters_of(module)
     if any(p.grad is not None and id(p) not in held for p in parameters):
         return True
     asked = [p for p in parameters if id(p) in mine and p.requires_grad]

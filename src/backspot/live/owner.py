@@ -1,13 +1,14 @@
-"""What hooks and graph nodes hold on to: who a module is, and whether its labels are still wanted.
+"""What hooks and autograd nodes refer to: the names of a module, and whether to label it.
 
-Nothing here refers to a module, a tensor or a node, so that nothing is kept alive by a label.
+Nothing here refers strongly to a module, a tensor or a node, so that a label keeps nothing alive.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+
+import torch
 
 from backspot.live import torch_internals
 from backspot.trace.labels import Kind, Label, format_label
@@ -16,15 +17,17 @@ __all__ = ["Owner", "Scope", "marker"]
 
 _is_dynamo_compiling, _recording = torch_internals.is_dynamo_compiling, torch_internals.recording
 _new_range = torch_internals.new_range
+_MOST_REPEATED = 1024  # labels kept for each module; an RNN cell can be called any number of times
 
 
 class Scope:
     """One instrumentation, as its hooks see it.
 
     Attributes:
-        active: false once it was removed; hooks that live graphs still hold then do nothing.
-        lines: whether the source line of each node is wanted.
-        marks_nodes: whether boundary nodes bear the backward markers (``hooks="node"``).
+        active: false once it was removed: hooks that are still on the nodes of a graph then do
+            nothing.
+        lines: whether to record the source line of each node.
+        marks_nodes: whether backward markers are on boundary nodes (``hooks="node"``).
         paths: the module paths that it labels.
         model: a weak reference to the model.
         modules: each labelled module's owner, and a weak reference to it.
@@ -34,7 +37,7 @@ class Scope:
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         paths: frozenset[str],
         marks_nodes: bool,
         lines: bool = False,
@@ -44,10 +47,10 @@ class Scope:
         self.marks_nodes = marks_nodes
         self.paths = paths
         self.model = weakref.ref(model)
-        self.modules: list[tuple[Owner, weakref.ref[Any]]] = []
+        self.modules: list[tuple[Owner, weakref.ref[torch.nn.Module]]] = []
 
-    def live_modules(self) -> Iterator[tuple[Owner, Any]]:
-        """The labelled modules that are not gone, with their owners."""
+    def live_modules(self) -> Iterator[tuple[Owner, torch.nn.Module]]:
+        """Iterate over the labelled modules that still exist, with their owners."""
         for owner, reference in self.modules:
             module = reference()
             if module is not None:
@@ -55,10 +58,10 @@ class Scope:
 
 
 def marker(scope: Scope, label: str) -> Callable[..., None]:
-    """The prehook of boundary nodes: from here on the engine works for one module."""
+    """Return the prehook of boundary nodes: from here on the engine works for one module."""
 
     def mark(*_: object) -> None:
-        # Never raises, and returns nothing so that gradients stay as they are.
+        # Never raises, and returns None so that gradients stay as they are.
         if _is_dynamo_compiling():  # compiled autograd traces prehooks
             return
         if scope.active and _recording():
@@ -72,19 +75,20 @@ def marker(scope: Scope, label: str) -> Callable[..., None]:
 
 
 class Owner:
-    """One instrumented module by its names, with its labels written beforehand.
+    """One instrumented module: its names, and its labels, which are formatted once.
 
     Attributes:
         ancestors: the owners of the modules around it.
         on_node: the prehook of its boundary nodes.
+        hook: registers ``on_node`` on a node.
     """
 
     __slots__ = (
-        "_carrier",
         "_repeated",
         "ancestors",
         "class_name",
         "forward",
+        "hook",
         "on_node",
         "path",
         "scope",
@@ -103,29 +107,18 @@ class Owner:
         self.unmarked = self.label(Kind.UNMARKED)
         self.unused = self.label(Kind.UNUSED)
         self.on_node = marker(scope, self.label(Kind.BACKWARD))
-        self._carrier: Any = None
+        self.hook = torch_internals.node_hooker(self.on_node)
         self._repeated: dict[int, str] = {}
 
-    def hook(self, node: Any) -> None:
-        """Have autograd call ``on_node`` before the node."""
-        carrier = self._carrier
-        if carrier is None:
-            carrier = self._carrier = torch_internals.carrier_of(self.on_node)
-        if carrier is None:
-            node.register_prehook(self.on_node)
-        else:
-            node._register_hook_dict(carrier)
-
     def label(self, kind: Kind, call: int = 1) -> str:
-        """The label of this kind, as it stands in a trace."""
+        """Return the label of a kind, as it is written into a trace."""
         return format_label(Label(kind, self.path, self.class_name, call))
 
     def repeated(self, call: int) -> str:
-        """The forward label of the second and every later call within one outermost forward."""
+        """Return the forward label of a call after the first within one outermost forward."""
         label = self._repeated.get(call)
         if label is None:
             label = self.label(Kind.FORWARD, call)
-            # An RNN cell can be called as often as it likes: what is kept has a bound.
-            if len(self._repeated) < 1024:
+            if len(self._repeated) < _MOST_REPEATED:
                 self._repeated[call] = label
         return label

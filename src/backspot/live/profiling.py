@@ -1,4 +1,4 @@
-"""``profile``: a step function in, a report out."""
+"""``profile``: run a training step under the profiler and return a report."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report
+from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 
 __all__ = ["profile"]
 
-# The words with which torch.profiler and torch's DataLoader mark these in a trace.
-_STEP = "ProfilerStep#"
-_NEXT_BATCH = "enumerate(DataLoader)#backspot.profile.__next__"
+_FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 
 def profile(
     step: Callable[..., Any],
-    model: Any,
+    model: torch.nn.Module | Mapping[str, torch.nn.Module],
     *,
     data: Iterable[Any] | None = None,
     steps: int = 3,
@@ -43,42 +42,64 @@ def profile(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
-    """Run a training step a few times under the profiler and say which modules make it slow.
+    """Run a training step a few times under the profiler and find the modules that make it slow.
 
-    Warms up, labels the modules, profiles with ``torch.profiler`` on the host and on each kind of
-    device that is in use, takes the labels off again and locates. The steps are real ones: they
-    train the model as they would without Backspot, ``warmup + steps`` times. On a terminal and in a
-    notebook, standard error shows how far it is if it takes long.
+    The steps are real: they train the model as they would without Backspot, ``warmup + steps``
+    times. The modules are labelled and the last ``steps`` of these steps are recorded with
+    ``torch.profiler``, on the host and on each kind of device that is in use. Then the labels are
+    removed, and the recording is analysed as ``locate`` does. On a terminal and in a notebook a
+    progress bar is shown on standard error if it takes more than a second.
+
+    The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
+    written to disk. Only the calling process is profiled: no other ranks, no workers of a
+    ``DataLoader``.
 
     Args:
-        step: one training step, backward included: ``step()``, or ``step(batch)`` with ``data``.
-            What it returns is not looked at.
-        model: the module to find slow parts of; or several by name, a loss function with
-            parameters or without among them: ``{"": model, "loss": loss_fn}`` gives the paths
-            ``blocks.3`` and ``loss``.
-        data: where batches come from, usually a ``DataLoader``; waiting for the next one counts as
-            part of the step. What ends too early is begun again.
-        steps: how many steps to record.
-        warmup: how many steps to run before that; the profiler runs idle in the last of them, as
-            it too is slow at first.
-        depth: how many parts a labelled path may have, as in ``instrument``.
-        hooks: as in ``instrument``.
-        lines: whether to record which line of source made each node, as in ``instrument``.
-        trace: where to write the labelled trace (``.json`` or ``.json.gz``) for a trace viewer:
-            the recording itself, and tracks of nested spans ``backward: …``.
-        force: overwrite what is at ``trace``.
+        step: one training step, backward included: called as ``step()``, or as ``step(batch)`` with
+            ``data``. What it returns is ignored.
+        model: the module to examine, or several by name, which can include loss functions:
+            ``{"": model, "loss": loss_fn}`` gives paths such as ``blocks.3`` and ``loss``.
+        data: the source of batches, usually a ``DataLoader``; waiting for the next batch is part of
+            the step. If it ends too early it is iterated again. ``None`` (default): ``step`` gets
+            its own.
+        steps: how many steps to record, at least 1. Default 3.
+        warmup: how many steps to run before that, at least 0. Default 3. In the last of them the
+            profiler is prepared but does not record, as its own first moments are slow.
+        depth: the largest number of parts of a labelled path, as in ``instrument``. ``None``
+            (default) labels every module.
+        hooks: ``"node"`` (default) or ``"module"``, as in ``instrument``.
+        lines: whether to record which line of source made each node, as in ``instrument``. Default
+            true.
+        trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
+            tracks of nested spans ``backward: …``. ``None`` (default) writes none.
+        force: whether to overwrite a file at ``trace``. Default false.
 
     Returns:
-        The report. A model that the step never called is named among its warnings.
+        The report; times in it are in nanoseconds, over all recorded steps. It has a warning for
+        each model that the step never called.
 
     Raises:
-        UsageError: an argument that cannot be meant, a profiler that runs already, or ``data`` that
-            ends too early and cannot be begun again.
-        AlreadyInstrumentedError: the model, or a part of it, is instrumented already.
-        NoBackwardError: where the step ran no backward.
-        OutputExistsError: where ``trace`` exists and ``force`` is false; before any step runs.
+        UsageError: If an argument is invalid, if a profiler is running already, or if ``data`` ends
+            too early and cannot be iterated again.
+        AlreadyInstrumentedError: If the model or a part of it is instrumented already.
+        NoBackwardError: If the step runs no backward.
+        OutputExistsError: If ``trace`` exists and ``force`` is false; before any step runs.
 
-    What the step raises passes through; the model bears no hooks then.
+    An exception of ``step`` is passed on. The model has no hooks of Backspot's then.
+
+    Example:
+        >>> import backspot, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 8))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def step():
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(32, 64)).square().mean().backward()
+        ...     optimizer.step()
+        >>> report = backspot.profile(step, model, steps=2, warmup=1)
+        >>> report["1"].row.class_name
+        'Linear'
+        >>> report["0"].row.calls
+        2
     """
     _check_arguments(step, model, data, steps, warmup)
     if trace is not None:
@@ -105,7 +126,7 @@ def profile(
         passed_over = torch_internals.PassedOver.calls
         with _recording(profiler):
             for number in range(steps):
-                with torch_internals.new_range(f"{_STEP}{number}"):
+                with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
                     take()
                 tick()
             _synchronize(models)
@@ -150,7 +171,7 @@ def _check_arguments(
 
 
 def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable[[], Any]:
-    """The step as a function of nothing; waiting for its batch bears a label."""
+    """Return the step as a function without arguments; a label is around fetching its batch."""
     if data is None:
         return step
     batches = iter(data)
@@ -158,7 +179,7 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
 
     def take() -> None:
         nonlocal batches, taken
-        with torch_internals.new_range(_NEXT_BATCH):
+        with torch_internals.new_range(_FETCH):
             try:
                 batch = next(batches)
             except StopIteration:
@@ -180,14 +201,14 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
 
 
 def _kind(activity: ProfilerActivity) -> str:
-    """The kind of device whose work an activity records, as ``torch.device.type`` calls it."""
+    """Return the ``torch.device.type`` of the devices that an activity records."""
     if activity.name == "PrivateUse1":
-        return str(torch._C._get_privateuse1_backend_name())
+        return torch_internals.privateuse1_name()
     return str(activity.name).lower()
 
 
-def _devices(models: Mapping[str, Any]) -> set[torch.device]:
-    """The devices in use, but the host: those of the models, and what else the process began."""
+def _devices(models: Mapping[str, torch.nn.Module]) -> set[torch.device]:
+    """Return the devices in use except the host: the models' and all that are initialized."""
     found = {
         tensor.device
         for part in models.values()
@@ -200,12 +221,12 @@ def _devices(models: Mapping[str, Any]) -> set[torch.device]:
     return {device for device in found if device.type not in ("cpu", "meta")}
 
 
-def _activities(models: Mapping[str, Any]) -> list[ProfilerActivity]:
+def _activities(models: Mapping[str, torch.nn.Module]) -> list[ProfilerActivity]:
     kinds = {"cpu", *(device.type for device in _devices(models))}
     return [activity for activity in supported_activities() if _kind(activity) in kinds]
 
 
-def _synchronize(models: Mapping[str, Any]) -> None:
+def _synchronize(models: Mapping[str, torch.nn.Module]) -> None:
     for device in _devices(models):
         wait = getattr(getattr(torch, device.type, None), "synchronize", None)
         if device.type == "mps":
@@ -220,13 +241,13 @@ def _synchronize(models: Mapping[str, Any]) -> None:
 @contextmanager
 def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
     with warnings.catch_warnings():
-        # torch 2.8 to 2.11 say at every profile that events of earlier cycles are gone.
+        # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
         warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
         profiler.prepare_trace()
     try:
         yield
     except BaseException:
-        # There is no other way back from here.
+        # A prepared profiler can only be ended by starting and stopping it.
         profiler.start_trace()
         profiler.stop_trace()
         raise
@@ -238,23 +259,23 @@ def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
         profiler.start_trace()
         yield
     finally:
-        if torch_internals.recording():  # else an interrupt came before the start
+        if torch_internals.recording():  # unless an interrupt came before the start
             profiler.stop_trace()
 
 
-# What is told of it ------------------------------------------------------------------------------
+# Warnings ----------------------------------------------------------------------------------------
 
 
 def _with_unused(
     report: Report,
-    models: Mapping[str, Any],
+    models: Mapping[str, torch.nn.Module],
     instrumented: list[Instrumentation],
     *,
     transformed: bool,
 ) -> Report:
-    """The report with a warning for each model of which the step called no part.
+    """Return the report with a warning for each model of which the step called no module.
 
-    In a transform of ``torch.func`` it may have, unlabelled.
+    Calls inside a transform of ``torch.func`` have no labels, so the warning is another then.
     """
     called = {row.path for row in report.modules if row.is_module and row.calls}
     unused = [
@@ -262,19 +283,19 @@ def _with_unused(
         for (name, part), hooked in zip(models.items(), instrumented, strict=True)
         if called.isdisjoint(hooked.paths)
     ]
-    # A compiled region may be any of them, its labels compiled away: another warning tells.
+    # A compiled region can be any of them, without labels: the report has a warning for that.
     compiled = any(row.calls for row in report.modules if not row.is_module)
     if not unused or compiled:
         return report
     others = tuple(w for w in report.warnings if w not in (NO_LABELS, TRANSFORMED))
     if transformed:
         return replace(report, warnings=(TRANSFORMED, *others))
-    told = tuple(
+    said = tuple(
         f"No call of {who} was recorded: hand over the object that the step calls, no copy of it "
         "(or it was compiled as a whole, which takes the labels out)."
         for who in unused
     )
-    return replace(report, warnings=told + others)
+    return replace(report, warnings=said + others)
 
 
 def _way_out(part: object) -> str:

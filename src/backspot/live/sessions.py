@@ -1,8 +1,9 @@
-"""Profiler sessions told apart, so that no range ends in a later session than its own.
+"""The profiler's sessions by number, so that no range ends in a later session than its own.
 
 Ending or freeing a range while a later session records corrupts the heap: the range writes its end
-into an event that went with its session. So a range is ended in its own session, or put aside and
-freed while no profiler records. ``docs/how-it-works.md`` argues why no interrupt gets around this.
+into an event that was freed with its session. So a range is ended in its own session, or put aside
+and freed while no profiler records. ``docs/how-it-works.md`` shows that this holds for interrupts
+at any point.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ __all__ = ["Holder", "Sessions", "sessions"]
 
 
 class Holder(Protocol):
-    """What holds a range. Python frames hold the holder and never the range itself.
+    """An object that holds a range. Variables of Python frames hold it, and never the range.
 
-    A traceback keeps the frames of an interrupt alive, for as long as somebody keeps the exception.
-    The range can be taken out of the holder all the same.
+    A traceback keeps the frames of an interrupt alive for as long as the exception is kept. The
+    range can still be taken out of the holder.
     """
 
     opened: Any
 
 
 class Sessions:
-    """The process's profiler sessions by number, and the ranges that outlived theirs.
+    """The process's profiler sessions, and the ranges that outlived theirs.
 
     Attributes:
-        number: changes whenever a profiler starts or stops, while an instrumentation lives. A range
+        number: changes whenever a profiler starts or stops while a model is instrumented. A range
             that was opened under this number can be ended.
-        when_stopped: called for each instrumentation at work after a profiler stopped.
+        when_stopped: called with each active instrumentation after a profiler stopped.
     """
 
     when_stopped: Callable[[Scope], None] | None = None
@@ -49,38 +50,38 @@ class Sessions:
         self._scopes: list[Scope] = []
         self._aside: list[Holder] = []
         self._watches = (
-            _Watch("_run_on_profiler_start", self._starting),
-            _Watch("_disable_profiler", self._stopping),
-            _Watch("_run_on_profiler_stop", self._stopped),
+            _Watch(torch_internals.PROFILER_START, self._starting),
+            _Watch(torch_internals.PROFILER_STOP, self._stopping),
+            _Watch(torch_internals.PROFILER_STOPPED, self._stopped),
         )
         self._optimizers = OptimizerWatch(self.live_scopes)
         self._stack_room = _StackRoom()
 
     def live_scopes(self) -> list[Scope]:
-        """The instrumentations at work: not removed, and their model not gone."""
+        """Return the active instrumentations: not removed, and with a model that still exists."""
         self._scopes = [
             scope for scope in self._scopes if scope.active and scope.model() is not None
         ]
         return self._scopes
 
     def join(self, scope: Scope) -> None:
-        """Watch the profiler for this instrumentation too."""
+        """Add an instrumentation; with the first one, start to watch the profiler."""
         if not self.live_scopes():
             self._watch()
         self._scopes.append(scope)
         self.dispose()
 
     def depart(self, scope: Scope) -> None:
-        """This instrumentation was removed; with the last one the watch ends."""
+        """Remove an instrumentation; with the last one, stop watching the profiler."""
         scope.active = False
         if not self.live_scopes():
             self._unwatch()
         self.dispose()
 
     def end(self, holder: Holder, number: int) -> None:
-        """End a range that was opened under this number, or put it aside."""
+        """End a range that was opened under a number, or put it aside."""
         if number == self.number:
-            # After an interrupt it may have ended already, or never have begun.
+            # After an interrupt the range may have ended already, or may never have begun.
             with suppress(Exception):
                 holder.opened.__exit__(None, None, None)
         else:
@@ -92,7 +93,7 @@ class Sessions:
         self.dispose()
 
     def dispose(self) -> None:
-        """Free what was put aside, while no profiler records, on this thread or another."""
+        """Free the ranges that were put aside, unless a profiler records on any thread."""
         while self._aside and not torch_internals.recording():
             self._aside[-1].opened = None
             self._aside.pop()
@@ -106,27 +107,27 @@ class Sessions:
         self._stack_room.give()
 
     def _unwatch(self) -> None:
-        self.number += 1  # from here on nobody counts
+        self.number += 1  # from here on sessions are not counted
         self._stack_room.take()
         self._optimizers.stop()
-        if book.is_open:  # lines wait for their trace; its end ends the watch too
+        if book.is_open:  # lines wait for the end of their trace, and the watch ends then
             return
         for watch in self._watches:
             watch.end()
 
-    def _starting(self, original: Callable[..., Any]) -> Any:
+    def _starting(self, original: Callable[[], Any]) -> Any:
         self.number += 1
         self.dispose()  # the last moment at which nothing records
         return original()
 
-    def _stopping(self, original: Callable[..., Any]) -> Any:
+    def _stopping(self, original: Callable[[], Any]) -> Any:
         form = None
-        with suppress(Exception):  # a trace without lines, and nothing worse
+        with suppress(Exception):  # at worst the trace has no lines
             form = book.write()
-        self.number += 1  # before the session ends: what is still open no longer ends in it
+        self.number += 1  # before the session ends: open ranges must not end in it any more
         results = original()
         if form is not None:
-            with suppress(TypeError):  # of what cannot be referred to weakly
+            with suppress(TypeError):  # results that take no weak reference
                 book.keep(results, form)
             if not self.live_scopes():
                 self._unwatch()
@@ -134,7 +135,7 @@ class Sessions:
 
     def _stopped(self, original: Callable[[], Any]) -> Any:
         result = original()  # from here on nothing records
-        with suppress(Exception):  # a hook too many does no harm
+        with suppress(Exception):  # a hook that stays does no harm
             if self.when_stopped is not None and not torch_internals.recording():
                 for scope in self.live_scopes():
                     self.when_stopped(scope)
@@ -143,9 +144,14 @@ class Sessions:
 
 
 class _Watch:
-    """A function of PyTorch's profiler that runs within one of ours, for a while."""
+    """A function of PyTorch's profiler, wrapped for a while.
 
-    def __init__(self, name: str, around: Callable[[Callable[..., Any]], Any]) -> None:
+    Args:
+        name: the name of the function in ``torch.autograd.profiler``.
+        around: called in its place, with the call to make.
+    """
+
+    def __init__(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
         self._name = name
         self._around = around
         self._original: Any = None
@@ -153,7 +159,7 @@ class _Watch:
         self._installed = False
 
     def begin(self) -> None:
-        """Install the wrapper. An interrupt in here or in ``end`` leaves nothing half done."""
+        """Install the wrapper. Both this and ``end`` can be repeated after an interrupt."""
         current = getattr(profiler, self._name, None)
         if current is None or self._installed:
             return
@@ -167,7 +173,7 @@ class _Watch:
         self._installed = True
 
     def end(self) -> None:
-        """Take the wrapper off, unless someone has wrapped it since: then it stays and counts."""
+        """Remove the wrapper. If other code has wrapped it since, it stays and goes on counting."""
         if getattr(profiler, self._name, None) is self._wrapper is not None:
             self._installed = False
             setattr(profiler, self._name, self._original)
@@ -177,8 +183,8 @@ class _Watch:
 class _StackRoom:
     """A higher recursion limit while a model is instrumented.
 
-    PyTorch calls a module that has a hook through one frame more, so that a model as deep as
-    Python's limit allows would fail because it is instrumented.
+    PyTorch calls a module with a hook through one more frame. Without this, a model as deep as
+    Python's limit allows would fail when it is instrumented.
     """
 
     _HOOKS = 64  # frames that a hook may need at the very bottom
@@ -189,15 +195,15 @@ class _StackRoom:
     def give(self) -> None:
         if self._given is None:
             limit = sys.getrecursionlimit()
-            # A call takes three frames of Python at least: one more is a third.
+            # A call takes at least three frames of Python, so one more is at most a third.
             self._given = (limit, limit + limit // 2 + self._HOOKS)
             sys.setrecursionlimit(self._given[1])
 
     def take(self) -> None:
         if self._given is not None:
             before, given = self._given
-            if sys.getrecursionlimit() == given:  # else somebody has set another one
-                with suppress(RecursionError):  # the stack is deeper than that right now
+            if sys.getrecursionlimit() == given:  # else other code has set another limit
+                with suppress(RecursionError):  # the stack is deeper than that at this moment
                     sys.setrecursionlimit(before)
             self._given = None
 

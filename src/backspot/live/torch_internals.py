@@ -1,12 +1,26 @@
-"""What Backspot leans on in PyTorch, each private part looked for and replaceable.
+"""PyTorch internals that Backspot depends on: no other file uses a private name of PyTorch.
 
-The gates are asked on every module call, so they are bound here once and called without a look-up.
+The policy of this file:
+
+- Each private name is looked up once, at import, and bound to a global of this file. Other files
+  bind these globals again, so that they cost no attribute lookup on the path of a module call.
+- Each name has a comment that says what Backspot uses the name for, and what happens without it. A
+  missing name costs a label, a line or some speed. It never causes an error.
+- The hook dictionaries of ``torch.nn.Module`` and a few attributes of tensors and autograd nodes
+  have no fallback: every supported version has them, and PyTorch cannot work without them. Other
+  files use the functions of this file.
+- What differs between versions is decided here. The other files ask for a capability
+  (``push_node_hook is None``) and never for a version.
+
+The public API of PyTorch is used everywhere in ``live``, directly.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from operator import attrgetter
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -15,38 +29,48 @@ from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
 __all__ = [
+    "JOINS",
+    "KEY",
+    "PROFILER_START",
+    "PROFILER_STOP",
+    "PROFILER_STOPPED",
+    "WRAPPED_CHILD",
     "PassedOver",
     "add_metadata",
-    "carrier_of",
+    "children_of",
     "emit",
+    "forward_hooks_of",
+    "forward_pre_hooks_of",
+    "full_backward_flag",
+    "has_hooks",
     "ignore_torch_function",
     "is_call",
     "is_dynamo_compiling",
+    "is_view",
     "keep_from_dynamo",
     "labelling",
     "new_range",
+    "node_hooker",
+    "number_of",
+    "parameters_of",
     "pop_node_hook",
+    "privateuse1_name",
     "push_node_hook",
+    "put_after",
+    "put_around_backward",
+    "put_before",
     "recording",
     "sequence_number",
+    "take_away",
     "torch_function_mode_enabled",
+    "unset_full_backward_flag",
+    "version_of",
+    "without_backward_flag",
 ]
-
-# Dynamo knows it by identity and folds it to True while it traces; else a plain ``return False``.
-is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-
-_module_file: str = sys.modules[torch.nn.Module.__module__].__file__ or ""
-
-
-def is_call(code: CodeType) -> bool:
-    """Whether this is the code of a module call, by whose frames running calls are told from stale.
-
-    Asked by name, for others replace ``Module._call_impl`` by wrappers of theirs.
-    """
-    return code.co_name == "_call_impl" and code.co_filename == _module_file
 
 
 def _find(*path: str) -> Any:
+    """Return the part of torch at this path, ``None`` if there is none."""
     found = torch
     for name in path:
         found = getattr(found, name, None)
@@ -59,9 +83,19 @@ def _no() -> bool:
     return False
 
 
-# PyTorch's own gate says no on all threads where all are profiled (``profile_all_threads``). Its
-# Python flag is the process's: on a thread that takes no part, a label is then written for nothing.
+def _nothing() -> None:
+    return None
+
+
+# The profiler ------------------------------------------------------------------------------------
+
+# Whether a profiler records on this thread. Where all threads are profiled
+# (``profile_all_threads``) PyTorch answers no on every one of them, so both this and the flag below
+# are needed. Without it only the flag counts.
 _enabled_here: Callable[[], bool] = _find("autograd", "_profiler_enabled") or _no
+
+# Python's flag for the whole process: reading it costs no call. A thread that the profiler does not
+# record writes labels for nothing. Without it only ``_enabled_here`` counts.
 _profiling: Any = (
     _profiler
     if hasattr(_profiler, "_is_profiler_enabled")
@@ -70,20 +104,31 @@ _profiling: Any = (
 
 
 def recording() -> bool:
-    """Whether a profiler records: on this thread, or on every one."""
+    """Return whether a profiler records, on this thread or on all threads."""
     return _profiling._is_profiler_enabled or _enabled_here()  # the flag first: it costs no call
 
 
-# The number that this thread's next autograd node gets; -1 where PyTorch does not tell.
-sequence_number: Callable[[], int] = _find("_C", "_autograd", "_get_sequence_nr") or (lambda: -1)
+# Functions of ``torch.autograd.profiler``: ``sessions`` wraps them to hear when a profiler starts,
+# is about to stop, and has stopped. A missing one is not wrapped: ranges that outlive their session
+# are then not noticed at that moment.
+PROFILER_START = "_run_on_profiler_start"
+PROFILER_STOP = "_disable_profiler"
+PROFILER_STOPPED = "_run_on_profiler_stop"
 
-# From torch 2.14 on autograd calls back for each node that a thread makes; None before.
-push_node_hook: Callable[[Any], None] | None = _find("_C", "_autograd", "_push_node_creation_hook")
-pop_node_hook: Callable[[], None] = _find("_C", "_autograd", "_pop_node_creation_hook") or (
-    lambda: None
-)
+# A range, opened by ``__enter__`` and closed by ``__exit__``, at a tenth of the cost of the public
+# ``record_function``, which is used without it.
+new_range: Callable[[str], Any] = _find("_C", "_profiler", "_RecordFunctionFast") or record_function
 
+
+def emit(label: str) -> None:
+    """Write a marker: a range that is closed at once, so that none can be left open."""
+    with new_range(label):
+        pass
+
+
+# Adds a key to the trace: the table of source lines. Without it the exported trace has no lines.
 _add_metadata = _find("autograd", "_add_metadata_json")
+# The kind of profiler. NVTX and ITT write no trace, and warn about metadata. Without it, they warn.
 _profiler_type = _find("_C", "_autograd", "_profiler_type")
 
 
@@ -91,34 +136,33 @@ def add_metadata(key: str, value: str) -> None:
     """Put JSON under a key of the trace that is being recorded."""
     if _add_metadata is None:
         return
-    # The kinds that write no trace (NVTX, ITT) would complain.
     if _profiler_type is None or "KINETO" in _profiler_type().name:
         _add_metadata(key, value)
 
 
-torch_function_mode_enabled: Callable[[], bool] = (
-    _find("_C", "_is_torch_function_mode_enabled") or _no
-)
-# A context without ``__torch_function__``: the user's need not hear that ``.grad_fn`` is read.
-ignore_torch_function: Callable[[], Any] = torch._C.DisableTorchFunction
+# Compilers and transforms ------------------------------------------------------------------------
 
-# Which of ``torch.func.grad``, ``vmap`` and their like is at work on this thread, or None.
-_transform: Callable[[], Any] = _find("_C", "_functorch", "peek_interpreter_stack") or (
-    lambda: None
-)
+# Public, but chosen with care: Dynamo knows this function by identity and folds it to True while it
+# traces. Elsewhere it is a plain ``return False``.
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
-# ``is_compiling()`` returns its flag, and asks another function first.
+# The flag that the public ``is_compiling()`` returns after it has called another function. Without
+# it non-strict export is labelled.
 _compiler: Any = (
     torch.compiler
     if hasattr(torch.compiler, "_is_compiling_flag")
     else SimpleNamespace(_is_compiling_flag=False)
 )
 
+# The innermost of ``torch.func.grad``, ``vmap`` and the like that is at work on this thread, or
+# None. Without it their calls are labelled, with owners that can be wrong.
+_transform: Callable[[], Any] = _find("_C", "_functorch", "peek_interpreter_stack") or _nothing
+
 
 def labelling() -> bool:
-    """Whether a profiler records, and tensors are what they seem to be.
+    """Return whether a profiler records and tensors are what they seem to be.
 
-    They are not under non-strict export and in ``torch.func``'s transforms.
+    They are not during non-strict export and in the transforms of ``torch.func``.
     """
     return (
         (_profiling._is_profiler_enabled or _enabled_here())  # recording(), without the call
@@ -128,10 +172,10 @@ def labelling() -> bool:
 
 
 class PassedOver:
-    """What a transform kept from being labelled.
+    """What was not labelled because of a transform.
 
     Attributes:
-        calls: how many calls of modules.
+        calls: how many module calls, in this process so far.
     """
 
     calls = 0
@@ -142,45 +186,16 @@ def _pass_over() -> bool:
     return False
 
 
-# A range, which its ``__enter__`` opens and its ``__exit__`` closes. The fast kind costs a tenth of
-# ``record_function`` and is all that a label needs.
-new_range: Callable[[str], Any] = _find("_C", "_profiler", "_RecordFunctionFast") or record_function
+def keep_from_dynamo(*functions: Callable[..., Any]) -> None:
+    """Have Dynamo run the frames of these functions as they are.
 
-
-def emit(label: str) -> None:
-    """Write a marker: a range that is closed at once, so that nothing can be left open."""
-    with new_range(label):
-        pass
-
-
-_by_dictionary = hasattr(_find("_C", "_FunctionBase"), "_register_hook_dict")
-_dispatch_modes: Callable[[], int] = _find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
-_empty = torch.empty(0, device="cpu")
-
-
-def carrier_of(hook: Callable[..., None]) -> Any:
-    """A tensor that bears a hook, for ``node._register_hook_dict``; ``None`` if it has to wait.
-
-    This is how ``Tensor.register_hook`` hooks a node: it hands over the tensor's dictionary, in C.
-    ``Node.register_prehook`` makes a dictionary and a handle of its own for each node, in Python,
-    at ten times the cost.
-    """
-    if not _by_dictionary or _dispatch_modes():  # a mode of the user's would hear of the tensor
-        return None
-    carrier: Any = _empty.data  # no operator, which the profiler would record
-    carrier._backward_hooks = {0: hook}
-    return carrier
-
-
-def keep_from_dynamo(*functions: Any) -> None:
-    """Have Dynamo run these frames as they are.
-
-    On a compiled root it would compile a hook as a frame of its own, in which ``is_compiling()`` is
-    true, and the label would vanish. Does not import ``torch._dynamo``, which takes seconds.
+    On a compiled root, Dynamo would compile a hook as a frame of its own, in which
+    ``is_dynamo_compiling()`` is true, and the label would vanish. Without the private names used
+    here that happens. ``torch._dynamo`` is not imported, as that takes seconds.
     """
     frames = _find("_C", "_dynamo", "eval_frame")
     strategy = getattr(frames, "set_code_exec_strategy", None)
-    skip_code = getattr(frames, "skip_code", None)
+    skip_code = getattr(frames, "skip_code", None)  # of older versions
     try:
         if strategy is not None:
             action = frames._FrameAction
@@ -190,5 +205,224 @@ def keep_from_dynamo(*functions: Any) -> None:
         elif skip_code is not None:
             for function in functions:
                 skip_code(function.__code__)
-    except Exception:  # noqa: S110 - a label less on a compiled root, and nothing worse
+    except Exception:  # noqa: S110 - one label less on a compiled root
         pass
+
+
+# Whether a ``__torch_function__`` mode of the user's is at work. Without it the mode sees that
+# Backspot reads ``.grad_fn``.
+torch_function_mode_enabled: Callable[[], bool] = (
+    _find("_C", "_is_torch_function_mode_enabled") or _no
+)
+
+# A context in which no ``__torch_function__`` runs: a user's mode or tensor subclass does not see
+# that Backspot reads ``.grad_fn``. Public only by name; every supported version has it.
+ignore_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+
+
+# Tensors and autograd nodes ----------------------------------------------------------------------
+
+# The sequence number of the next node that this thread makes. -1 without it: no marker is written,
+# and the report relies on the sequence numbers in the trace.
+sequence_number: Callable[[], int] = _find("_C", "_autograd", "_get_sequence_nr") or (lambda: -1)
+
+
+def number_of(node: torch.autograd.graph.Node) -> int:
+    """Return the sequence number of an autograd node."""
+    return node._sequence_nr()  # type: ignore[no-any-return]  # each class of nodes has its own
+
+
+# From torch 2.14 on autograd calls a hook with each node that a thread makes. None before: then the
+# line of a node is the line that called the module.
+push_node_hook: Callable[[Callable[..., None]], None] | None = _find(
+    "_C", "_autograd", "_push_node_creation_hook"
+)
+pop_node_hook: Callable[[], None] = _find("_C", "_autograd", "_pop_node_creation_hook") or _nothing
+
+# How often a tensor's memory was changed in place, and whether the tensor is a view of another's
+# memory: reading ``.grad_fn`` of a changed view can raise, or make a node.
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
+
+# The classes of nodes that join tensors. Without them what is joined has no marker of its own.
+JOINS: frozenset[type] = frozenset(
+    cls
+    for cls in (
+        _find("_C", "_functions", "CatBackward0"),
+        _find("_C", "_functions", "StackBackward0"),
+    )
+    if cls is not None
+)
+
+# Whether ``Node._register_hook_dict`` is there. Without it ``Node.register_prehook`` is used, which
+# makes a dictionary and a handle for each node, in Python, at ten times the cost.
+_takes_dictionaries = hasattr(_find("_C", "_FunctionBase"), "_register_hook_dict")
+# How many ``__torch_dispatch__`` modes are at work. Without it they see one operator of Backspot.
+_dispatch_modes: Callable[[], int] = _find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
+_empty = torch.empty(0, device="cpu")
+
+
+def node_hooker(hook: Callable[..., None]) -> Callable[[torch.autograd.graph.Node], None]:
+    """Return a function that makes autograd call ``hook`` before a node.
+
+    ``Tensor.register_hook`` hooks a node by handing over the dictionary of the tensor's hooks, in
+    C. The function does the same: a tensor that it makes once carries the hook for all nodes.
+    """
+    carrier: Any = None
+
+    def put(node: torch.autograd.graph.Node) -> None:
+        nonlocal carrier
+        if carrier is None:
+            carrier = _carrier_of(hook)
+            if carrier is None:
+                node.register_prehook(hook)
+                return
+        node._register_hook_dict(carrier)
+
+    return put
+
+
+def _carrier_of(hook: Callable[..., None]) -> torch.Tensor | None:
+    """Return a tensor that carries a hook; ``None`` if none can be made here."""
+    if not _takes_dictionaries or _dispatch_modes():  # a mode of the user's would see the tensor
+        return None
+    carrier: Any = _empty.data  # no operator, which the profiler would record
+    carrier._backward_hooks = {0: hook}
+    return carrier
+
+
+# Modules -----------------------------------------------------------------------------------------
+
+# PyTorch would number each hook, and Dynamo's guards for a block check the numbers of the block's
+# hooks. No block could then use the code that was compiled for an equal block, and a model compiled
+# block by block would run into the recompile limit. One key also makes removal safe: whatever
+# interrupts the registration, there is no handle to lose.
+KEY = -0xBAC5
+
+# A hook is registered after its flags and removed before them: PyTorch asks for the flags of the
+# hooks that it finds.
+_BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+_AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+
+# The dictionary of a module's forward hooks, by key.
+forward_hooks_of: Callable[[torch.nn.Module], dict[int, Any]] = attrgetter("_forward_hooks")
+
+
+def put_before(module: torch.nn.Module, hook: Callable[..., None]) -> None:
+    """Register a forward pre-hook that runs before all others of the module."""
+    module._forward_pre_hooks_with_kwargs[KEY] = True
+    module._forward_pre_hooks[KEY] = hook
+    module._forward_pre_hooks.move_to_end(KEY, last=False)
+
+
+def put_after(module: torch.nn.Module, hook: Callable[..., None]) -> None:
+    """Register a forward hook that runs after all others of the module, even after an error."""
+    module._forward_hooks_with_kwargs[KEY] = True
+    module._forward_hooks_always_called[KEY] = True
+    module._forward_hooks[KEY] = hook
+
+
+def put_around_backward(
+    module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]
+) -> None:
+    """Register a full backward pre-hook and a full backward hook."""
+    module._backward_pre_hooks[KEY] = before
+    module._is_full_backward_hook = True
+    module._backward_hooks[KEY] = after
+
+
+def take_away(
+    module: torch.nn.Module, *, only_after: bool = False, keep_after: bool = False
+) -> None:
+    """Remove Backspot's hooks from a module; without any, do nothing.
+
+    Args:
+        module: any module.
+        only_after: remove only the forward hook.
+        keep_after: keep the forward hook, as PyTorch may be iterating over its dictionary.
+    """
+    after = () if keep_after else _AFTER
+    for name in after if only_after else (*_BEFORE, *_BACKWARD, *after):
+        getattr(module, name, {}).pop(KEY, None)
+
+
+def forward_pre_hooks_of(module: torch.nn.Module) -> list[Any]:
+    """Return the forward pre-hooks of a module; a scripted module may have none here."""
+    return list(vars(module).get("_forward_pre_hooks", {}).values())
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a module has a hook of any kind."""
+    return bool(
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+    )
+
+
+def full_backward_flag(module: torch.nn.Module) -> bool | None:
+    """Return the flag for backward hooks: True for full ones, False for old ones, or None.
+
+    A module takes one of the two kinds. PyTorch never resets the flag.
+    """
+    return getattr(module, "_is_full_backward_hook", None)
+
+
+def unset_full_backward_flag(module: torch.nn.Module) -> None:
+    """Reset the flag of a module that has no backward hook left."""
+    if not module._backward_hooks:
+        module._is_full_backward_hook = None
+
+
+def without_backward_flag(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a module, with the flag reset if only Backspot's hook set the flag."""
+    hooks = state.get("_backward_hooks", ())
+    return {**state, "_is_full_backward_hook": None} if list(hooks) == [KEY] else state
+
+
+def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """Return the direct children of a module by name.
+
+    Not by attribute: wrappers forward ``__getattr__`` to the module that they wrap.
+    """
+    children = vars(module).get("_modules")
+    return children if isinstance(children, dict) else {}
+
+
+def parameters_of(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return a module's own parameters, without a method that a wrapper may override."""
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
+
+
+# Wrappers by the name of a class among their base classes, so that none has to be imported, and the
+# name of the child that they wrap. A wrapper that is not listed adds a part to each path.
+WRAPPED_CHILD = {
+    "OptimizedModule": "_orig_mod",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "ActivationWrapper": "_checkpoint_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+
+_module_file: str = sys.modules[torch.nn.Module.__module__].__file__ or ""
+
+
+def is_call(code: CodeType) -> bool:
+    """Return whether this is the code of ``Module._call_impl``, which runs every module call.
+
+    The stack is searched for its frames to tell running calls from stale ones. Compared by name, as
+    libraries replace the method by wrappers. Without it any method of the module counts.
+    """
+    return code.co_name == "_call_impl" and code.co_filename == _module_file
+
+
+# Devices -----------------------------------------------------------------------------------------
+
+# The name that a backend from outside of PyTorch has given to its device. Without it: PyTorch's
+# name for a device without one.
+privateuse1_name: Callable[[], str] = _find("_C", "_get_privateuse1_backend_name") or (
+    lambda: "privateuseone"
+)
