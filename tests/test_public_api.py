@@ -155,9 +155,9 @@ def test_importing_backspot_loads_none_of_what_the_names_need():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", [*CLASSES, "Instrumentation"])
 def test_a_public_class_names_backspot_as_its_home(name):
-    cls = getattr(backspot, name)
+    cls = public_object(name)
     assert (cls.__module__, cls.__qualname__) == ("backspot", name)
     assert repr(cls) == f"<class 'backspot.{name}'>"
 

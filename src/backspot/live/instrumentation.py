@@ -49,6 +49,8 @@ class Instrumentation:
         skipped: the paths that could not be labelled, with the reason.
     """
 
+    __module__ = "backspot"
+
     def __init__(
         self,
         scope: Scope,

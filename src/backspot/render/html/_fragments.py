@@ -83,7 +83,7 @@ def phases_bar(report: Report) -> str:
         f'<span class="muted">{share}{_busy(report, phase.utilisation)}</span></li>'
         for phase, (name, time, share) in zip(phases, texts, strict=True)
     )
-    per = "backward pass" if report.step_unit == "backward pass" else "step"
+    per = "backward pass" if report.per == "pass" else "step"
     whole = duration(sum(phase.wall_ns for phase in phases) / report.steps)
     return (
         f'<section class="phases"><h2>Where the {per} goes <span class="muted">{whole}</span></h2>'
