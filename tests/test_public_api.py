@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import doctest
+import importlib.util
 import inspect
 import pickle
 import shutil
@@ -155,9 +156,9 @@ def test_importing_backspot_loads_none_of_what_the_names_need():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", [*CLASSES, "Instrumentation"])
 def test_a_public_class_names_backspot_as_its_home(name):
-    cls = getattr(backspot, name)
+    cls = public_object(name)
     assert (cls.__module__, cls.__qualname__) == ("backspot", name)
     assert repr(cls) == f"<class 'backspot.{name}'>"
 
@@ -279,6 +280,18 @@ def test_no_public_function_is_left_out_of_the_demands():
         if not isinstance(public_object(name), (type, property)) and name not in LIVE
     }
     assert methods - NEEDS_RETURNS == set() or methods - NEEDS_RETURNS <= {"Instrumentation.remove"}
+
+
+def test_the_published_reference_is_current_and_has_every_name():
+    """``python docs/make_api.py`` makes it so."""
+    pytest.importorskip("torch")
+    script = Path(__file__).parents[1] / "docs" / "make_api.py"
+    spec = importlib.util.spec_from_file_location("make_api", script)
+    make_api = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_api)
+    named = {name for names in make_api.GROUPS.values() for name in names}
+    assert named == {*backspot.__all__} - {"__version__"}
+    assert script.with_name("api.md").read_text("utf-8") == make_api.made()
 
 
 # Examples.

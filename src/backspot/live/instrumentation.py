@@ -69,6 +69,8 @@ class Instrumentation:
         False
     """
 
+    __module__ = "backspot"
+
     def __init__(
         self,
         scope: Scope,

@@ -12,15 +12,8 @@ from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
 from backspot.render._sentences import Part, made_by
-from backspot.render.view import (
-    Cost,
-    View,
-    heaviest,
-    heaviest_line,
-    share_of,
-    time_of,
-)
-from backspot.results.report import OperatorCost, Report, Row, Sort
+from backspot.render.view import Cost, View, heaviest, heaviest_line, share_of
+from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
 __all__ = [

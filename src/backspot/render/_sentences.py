@@ -18,11 +18,8 @@ from backspot.render.view import (
     heaviest,
     only_nodes,
     operators_by,
-    per,
     select,
     share_of,
-    time_of,
-    whole_of,
 )
 from backspot.results.report import (
     Finding,
@@ -34,6 +31,7 @@ from backspot.results.report import (
     Report,
     Row,
     Sort,
+    time_of,
 )
 from backspot.trace.names import short_node_name
 
@@ -127,7 +125,7 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
         else "No module owns any of the backward"
     )
     ranked = operators_by(report, sort)
-    if not ranked or not whole_of(report, sort) or not time_of(ranked[0], sort):
+    if not ranked or not time_of(report, sort) or not time_of(ranked[0], sort):
         return [("text", f"{reason}, and no autograd node takes any time.")]
     time = time_of(ranked[0], sort)
     said = _SAID.get(ranked[0].name)
@@ -225,10 +223,10 @@ def setting(report: Report) -> list[str]:
     """What was measured, as a list of facts: the times, the number of steps and the labels."""
     steps = report.steps
     wall = duration(report.wall_ns / steps)
-    facts = [f"backward {wall} per {per(report)}{_spread(report)}"]
+    facts = [f"backward {wall} per {report.per}{_spread(report)}"]
     unit = counted(steps, *_UNITS[report.step_unit])
     whole = sum(report.step_ns)
-    if report.step_unit != "backward pass" and whole > 1.001 * report.wall_ns:
+    if report.per == "step" and whole > 1.001 * report.wall_ns:
         unit += f" of {duration(whole / steps)}"
     if len(report.passes) > steps:
         unit += f" with {counted(len(report.passes), 'pass', 'passes')}"
@@ -342,7 +340,7 @@ def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     whole = report.whole_ns
-    step = "backward" if per(report) == "pass" else "step"
+    step = "backward" if report.per == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
     return duration(finding.wall_ns / report.steps), f"{share} of the {step}"
 

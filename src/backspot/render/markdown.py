@@ -23,7 +23,7 @@ from backspot.render._sentences import (
     worth,
 )
 from backspot.render.formats import Format
-from backspot.render.view import View, only_nodes, operators_by, per, select
+from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.report import Report
 
 __all__ = ["FORMATS", "comparison_to_markdown", "to_markdown"]
@@ -40,11 +40,11 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     """
     view = view or View(top=_TOP)
     chosen = select(report, view)
-    facts = "; ".join([*setting(report), f"times in ms per {per(report)}"])
+    facts = "; ".join([*setting(report), f"times in ms per {report.per}"])
     lines = [f"**{_sentence(answer(report, view))}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
-        lines += [_text(f"Time in a {per(report)}: {goes}."), ""]
+        lines += [_text(f"Time in a {report.per}: {goes}."), ""]
     if warnings := remedies(report):
         lines += [*(f"- Warning: {_text(text)}" for text in warnings), ""]
     if only_nodes(report):

@@ -8,8 +8,8 @@ from backspot.errors import MissingDependencyError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.render._sentences import KINDS
 from backspot.render._terminal import keep_end
-from backspot.render.view import View, only_nodes, operators_by, per, select, time_of
-from backspot.results.report import By, Report, Row, Sort
+from backspot.render.view import View, only_nodes, operators_by, select
+from backspot.results.report import By, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plot(
     shown = [keep_end(visible(name), _LONGEST).replace("$", r"\$") for name in names]
     ax.set_yticks(places, labels=shown)
     ax.invert_yaxis()
-    ax.set_xlabel(f"{_TITLES[sort]} in the backward, ms per {per(report)}")
+    ax.set_xlabel(f"{_TITLES[sort]} in the backward, ms per {report.per}")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
     return ax

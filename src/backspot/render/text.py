@@ -47,7 +47,6 @@ from backspot.render.view import (
     heaviest_line,
     only_nodes,
     operators_by,
-    per,
     select,
 )
 from backspot.results.report import LineCost, Report, Row, Sort, Subtree
@@ -86,9 +85,9 @@ def render_text(
     row = answered(report, view)
     if row is not None:
         lines += _line_of_answer(row, view.sort, width)
-    lines += fact_lines([*setting(report), f"times in ms per {per(report)}"], width)
+    lines += fact_lines([*setting(report), f"times in ms per {report.per}"], width)
     if phases := phase_facts(report):
-        lines += fact_lines([f"{per(report)}: {phases[0]}", *phases[1:]], width)
+        lines += fact_lines([f"{report.per}: {phases[0]}", *phases[1:]], width)
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
     lines.append(Text())
     if only_nodes(report):

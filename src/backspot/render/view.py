@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from backspot.results.report import By, LineCost, NodeCost, OperatorCost, Report, Row, Sort
+from backspot.results.report import (
+    By,
+    LineCost,
+    NodeCost,
+    OperatorCost,
+    Report,
+    Row,
+    Sort,
+    time_of,
+)
 
 __all__ = [
     "DEFAULT_VIEW",
@@ -17,11 +26,8 @@ __all__ = [
     "heaviest_line",
     "only_nodes",
     "operators_by",
-    "per",
     "select",
     "share_of",
-    "time_of",
-    "whole_of",
 ]
 
 Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
@@ -107,19 +113,9 @@ def operators_by(report: Report, sort: Sort) -> list[OperatorCost]:
     return sorted(report.operators, key=lambda op: (-time_of(op, sort), -op.wall_ns, op.name))
 
 
-def time_of(cost: Cost, sort: Sort) -> int:
-    """The time to rank by, in nanoseconds over all steps."""
-    return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
-
-
-def whole_of(report: Report, sort: Sort) -> int:
-    """The backward's wall, GPU or CPU time, in nanoseconds over all steps."""
-    return {"wall": report.wall_ns, "gpu": report.gpu_ns, "cpu": report.cpu_ns}[sort]
-
-
 def share_of(report: Report, cost: Cost, sort: Sort) -> float:
     """The part (0 to 1) of the backward's time that a cost takes."""
-    whole = whole_of(report, sort)
+    whole = time_of(report, sort)
     return time_of(cost, sort) / whole if whole else 0.0
 
 
@@ -133,8 +129,3 @@ def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
     node = heaviest(row, sort)
     made = [line for line in row.lines if node is not None and line.node == node.name]
     return max(made, key=lambda line: time_of(line, sort), default=None)
-
-
-def per(report: Report) -> str:
-    """What times are given per: ``step``, or ``pass`` if each backward pass counts as a step."""
-    return "pass" if report.step_unit == "backward pass" else "step"

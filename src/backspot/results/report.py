@@ -362,7 +362,7 @@ class Report(Presented):
         """Return the rows as a ``pandas.DataFrame``.
 
         Returns:
-            One row per module, the columns of the CSV form, times in nanoseconds.
+            One row per row of ``modules``, the columns of the CSV form, times in nanoseconds.
 
         Raises:
             MissingDependencyError: If pandas is not installed.

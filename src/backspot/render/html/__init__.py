@@ -45,7 +45,7 @@ from backspot.render.html._fragments import (
     warnings_list,
 )
 from backspot.render.html._page_data import page_data
-from backspot.render.view import View, only_nodes, per, select
+from backspot.render.view import View, only_nodes, select
 from backspot.results.report import Report
 
 __all__ = ["FORMATS", "asset", "to_html"]
@@ -69,7 +69,7 @@ def to_html(report: Report) -> bytes:
     table, notes = _operators(report) if plain else _modules(report)
     page = Template(asset("template.html")).substitute(
         version=__version__,
-        per=per(report),
+        per=report.per,
         title=shown(_title(said)),
         trace=shown(report.trace),
         style=asset("report.css"),

@@ -22,7 +22,7 @@ from backspot.render._sentences import (
     phase_text,
     worth,
 )
-from backspot.render.view import DEFAULT_VIEW, Selection, operators_by, per
+from backspot.render.view import DEFAULT_VIEW, Selection, operators_by
 from backspot.results.report import Finding, LineCost, OperatorCost, Report, Row, WallKinds
 
 __all__ = [
@@ -83,7 +83,7 @@ def phases_bar(report: Report) -> str:
         f'<span class="muted">{share}{_busy(report, phase.utilisation)}</span></li>'
         for phase, (name, time, share) in zip(phases, texts, strict=True)
     )
-    unit = "backward pass" if per(report) == "pass" else "step"
+    unit = "backward pass" if report.per == "pass" else "step"
     whole = duration(sum(phase.wall_ns for phase in phases) / report.steps)
     return (
         f'<section class="phases"><h2>Time in a {unit} <span class="muted">{whole}</span></h2>'

@@ -14,7 +14,6 @@ from typing import Any
 
 from backspot.formatting import visible
 from backspot.render._sentences import KINDS
-from backspot.render.view import per
 from backspot.results.grouping import parents_of
 from backspot.results.report import KernelCost, LineCost, NodeCost, Report, Row
 from backspot.trace.labels import Kind, Label, format_label
@@ -106,7 +105,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     return {
         "unit": unit,
         "steps": report.steps,
-        "per": per(report),
+        "per": report.per,
         "gpu": report.has_gpu,
         "kinds": KINDS,
         "labelled": report.source == "backspot",

@@ -1,0 +1,232 @@
+"""Write api.md: the reference of all public names, made from their signatures and docstrings.
+
+Usage: python docs/make_api.py   (needs torch, because ``profile`` and ``instrument`` do)
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import backspot
+from backspot.comparison import changes
+from backspot.results import report
+from backspot.trace import source
+
+GROUPS = {
+    "Entry points": ("profile", "instrument", "Instrumentation", "locate", "compare", "Source"),
+    "Results": (
+        "Report",
+        "Row",
+        "Subtree",
+        "NodeCost",
+        "OperatorCost",
+        "KernelCost",
+        "LineCost",
+        "WallKinds",
+        "Phase",
+        "Pass",
+        "DeviceCost",
+        "Coverage",
+        "Finding",
+        "Place",
+    ),
+    "Comparisons": ("Comparison", "Change", "Move", "Side"),
+    "Errors": (
+        "BackspotError",
+        "UsageError",
+        "AlreadyInstrumentedError",
+        "SourceNotFoundError",
+        "NotATraceError",
+        "NoBackwardError",
+        "OutputExistsError",
+        "MissingDependencyError",
+    ),
+}
+ALIASES = {
+    **{
+        alias: str(getattr(report, alias)).removeprefix("typing.")
+        for alias in ("By", "LabelSource", "PhaseName", "Sort", "StepUnit")
+    },
+    **{
+        alias: str(getattr(changes, alias)).removeprefix("typing.")
+        for alias in ("ChangeKind", "Verdict")
+    },
+    "Progress": "Callable[[int, int | None], None]",
+}
+"""Types that are written out, because users cannot import their names."""
+HEAD = """\
+# The Python API
+
+All public names are imported from `backspot`. `import backspot` loads neither torch nor numpy;
+`profile` and `instrument` need torch, everything else does not. The examples use a `report` of a
+small trace and a `comparison` of two others; tests run them.
+
+Made from the docstrings by `python docs/make_api.py`.
+"""
+_SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
+_TITLES = {"Args": "Arguments"}
+
+
+def main() -> None:
+    """Write the file beside this script."""
+    Path(__file__).with_name("api.md").write_text(made(), encoding="utf-8")
+
+
+def made() -> str:
+    """Return the whole page."""
+    parts = [HEAD]
+    for title, names in GROUPS.items():
+        links = " · ".join(f"[`{name}`](#{name.lower()})" for name in names)
+        parts.append(f"{title}: {links}\n")
+    for title, names in GROUPS.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            parts += _section(name)
+    return "\n".join(parts)
+
+
+def _section(name: str) -> Iterator[str]:
+    yield f"### {name}\n"
+    if name == "Source":
+        # The text below an alias is no docstring that Python keeps.
+        *_, text = ast.parse(inspect.getsource(source)).body
+        yield f"{_markdown(ast.literal_eval(ast.unparse(text)).strip())}\n"
+        return
+    value = getattr(backspot, name)
+    if not isinstance(value, type):
+        yield _code(_signature(name, value))
+        yield from _body(value)
+        return
+    if issubclass(value, BaseException):
+        bases = (base.__name__ for base in value.__bases__)
+        yield f"Bases: {', '.join(f'`{base}`' for base in bases)}\n"
+    yield from _body(value)
+    members = {
+        member: found
+        for member, found in vars(value).items()
+        if not member.startswith("_") or member == "__getitem__"
+    }
+    properties = {key: found for key, found in members.items() if isinstance(found, property)}
+    if properties:
+        yield "**Properties**\n"
+        yield "\n".join(_property(key, found) for key, found in properties.items()) + "\n"
+    for member, found in members.items():
+        if isinstance(found, classmethod) or inspect.isfunction(found):
+            yield f"#### {name}.{member}\n"
+            yield _code(_signature(f"{name}.{member}", getattr(value, member)))
+            yield from _body(found)
+
+
+def _property(name: str, value: property) -> str:
+    kind = _type(inspect.signature(value.fget).return_annotation) if value.fget else ""
+    return f"- `{name}` (`{kind}`): {_markdown(inspect.cleandoc(value.__doc__ or ''))}"
+
+
+def _signature(name: str, function: Any) -> str:
+    """Return the signature as the source has it, one parameter a line if it is long."""
+    signature = inspect.signature(function)
+    shown = [
+        parameter.replace(annotation=_Shown(_type(parameter.annotation)))
+        if parameter.annotation is not inspect.Parameter.empty
+        else parameter
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
+    ]
+    returns = _type(signature.return_annotation)
+    line = f"{name}{signature.replace(parameters=shown, return_annotation=_Shown(returns))}"
+    line = line.replace("'", '"')
+    if len(line) <= 88:
+        return line
+    inside, _, after = line.partition("(")[2].rpartition(") -> ")
+    parameters = _split(inside)
+    return f"{name}(\n" + "".join(f"    {one},\n" for one in parameters) + f") -> {after}"
+
+
+class _Shown:
+    """An annotation that is shown as its text, without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _split(parameters: str) -> list[str]:
+    """Split at the commas that are not inside brackets."""
+    return re.split(r", (?![^\[(]*[\])])", parameters)
+
+
+def _type(annotation: Any) -> str:
+    """Return an annotation as users would write it."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"\bos\.(?=PathLike)", "", text)
+    return re.sub(rf"\b({'|'.join(ALIASES)})\b", lambda found: ALIASES[found[0]], text)
+
+
+def _body(value: Any) -> Iterator[str]:
+    function = value.__func__ if isinstance(value, classmethod) else value
+    text = inspect.cleandoc(function.__doc__ or "")
+    for index, (title, section) in enumerate(_sections(text)):
+        if not index:
+            yield f"{_markdown(section)}\n"
+        elif title == "Example":
+            yield "**Example**\n"
+            yield _code(section, "pycon")
+        elif title == "Note":
+            yield f"{_markdown(section)}\n"
+        elif title == "Returns":
+            yield f"**Returns:** {_markdown(section)}\n"
+        else:
+            yield f"**{_TITLES.get(title, title)}**\n"
+            types = _types(value) if title == "Attributes" else {}
+            yield "\n".join(_entries(section, types)) + "\n"
+
+
+def _sections(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the sections of a docstring with their names; the first has none."""
+    pieces = re.split(rf"^({'|'.join(_SECTIONS)}):\n", text, flags=re.MULTILINE)
+    yield "", pieces[0].strip()
+    for title, body in zip(pieces[1::2], pieces[2::2], strict=True):
+        # Text that is not indented belongs to no section.
+        section, _, rest = re.sub(r"\n\n(?=\S)", "\0", body, count=1).partition("\0")
+        yield title, inspect.cleandoc("\n" + section.rstrip())
+        if rest:
+            yield "Note", rest.strip()
+
+
+def _entries(section: str, types: dict[str, str]) -> Iterator[str]:
+    """Yield ``name: meaning`` entries as the items of a list."""
+    for entry in re.split(r"\n(?=\S)", section):
+        name, _, meaning = entry.partition(": ")
+        kind = f" ({types[name]})" if name in types else ""
+        yield f"- `{name}`{kind}: {_markdown(' '.join(meaning.split()))}"
+
+
+def _types(cls: Any) -> dict[str, str]:
+    """Return type and default of each field of a result, as Markdown."""
+    if not is_dataclass(cls):
+        return {}
+    found = {}
+    for field in fields(cls):
+        default = "" if field.default is MISSING else f", default `{field.default!r}`"
+        found[field.name] = f"`{_type(field.type)}`{default}"
+    return found
+
+
+def _markdown(text: str) -> str:
+    return text.replace("``", "`")
+
+
+def _code(text: str, language: str = "python") -> str:
+    return f"```{language}\n{text}\n```\n"
+
+
+if __name__ == "__main__":
+    main()
