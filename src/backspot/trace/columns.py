@@ -102,9 +102,9 @@ class Columns:
             times: nanoseconds, on the clock of the pieces' ``start``.
         """
         columns = (
-            [self._identities[identity] for identity in identities],
+            list(map(self._identities.__getitem__, identities)),
             forward,
-            [self._flow_threads[thread] for thread in threads],
+            list(map(self._flow_threads.__getitem__, threads)),
             times,
         )
         for gathered, column in zip(self._flows.values(), columns, strict=True):
