@@ -82,12 +82,12 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     if unrecorded:
         warnings.append(
             f"{unrecorded} of {nodes} backward nodes have no forward operator in the trace: start "
-            "the profiler before their forward."
+            "the profiler before the forward that made them."
         )
     if unseen:
         warnings.append(
-            f"{unseen} of {nodes} backward nodes were made by no recorded operator, but by scripted "
-            "graphs or C++ functions, and their modules are not known; they count as "
+            f"{unseen} of {nodes} backward nodes were made by no recorded operator, but by "
+            "scripted graphs or C++ functions, and their modules are not known; they count as "
             "'(forward not recorded)'."
         )
     ambiguous = int((spans.is_node & (ownership.owner == Special.AMBIGUOUS)).sum())
