@@ -1,4 +1,4 @@
-"""What a reader must know before trusting the numbers of a trace."""
+"""Warnings that a reader needs before trusting the numbers of a trace."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["NO_LABELS", "TRANSFORMED", "warnings_of", "why_no_backward"]
 
 NO_LABELS = (
     "The trace names no modules: run the steps within backspot.instrument(model) while profiling. "
-    "Nodes are ranked by name instead."
+    "Without labels, nodes are ranked by name."
 )
-"""The warning where nothing in a trace says which module an operator ran in."""
+"""The warning for a trace without any labels of modules."""
 
 TRANSFORMED = (
     "Nodes were made under torch.func (grad, vmap, jacrev, …), where backspot.instrument(model) "
-    "writes no labels: to see modules, record a step with loss.backward() or torch.autograd.grad; "
+    "writes no labels. To see modules, record a step with loss.backward() or torch.autograd.grad; "
     "functional_call can stay."
 )
-"""The warning where labels are missing for that reason."""
+"""The warning for a trace without labels because of ``torch.func``."""
 
 _LEAST_LOADING = 0.01
-"""Of the backward: what loads code for less is not worth a word."""
+"""Share of the backward; shorter loading of code is not worth a warning."""
 
 
 def why_no_backward(events: Events) -> str:
-    """Why a trace holds no backward pass, and what to do."""
+    """Explain why a trace has no backward pass, and what to do."""
     if len(events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)):
         return (
-            f"{events.source} holds no backward pass but replays of a captured graph, in which no "
-            "autograd node runs: profile the step without graph capture"
+            f"{events.source} holds no backward pass, only replays of a captured graph, which run "
+            "no autograd nodes: profile the step without graph capture"
         )
     if not len(events.of(Category.OPERATOR)):
         return (
@@ -45,8 +45,7 @@ def why_no_backward(events: Events) -> str:
         )
     if events.truncated:
         return (
-            f"{events.source} is cut short before its first backward pass: copy it, or export it, "
-            "again"
+            f"{events.source} is cut short before its first backward pass: copy or export it again"
         )
     return (
         f"{events.source} holds no backward pass: record a training step, "
@@ -55,22 +54,22 @@ def why_no_backward(events: Events) -> str:
 
 
 def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
-    """What a reader must know before trusting the numbers."""
+    """Return the warnings that a reader of the numbers needs."""
     spans, work = ownership.spans, ownership.work
     warnings = list(events.warnings)
     nodes = int(spans.is_node.sum())
     regions = sum(module.is_region for module in spans.modules)
     if regions:
         warnings.append(
-            f"{regions} compiled regions bear no module's label, for their hooks were compiled "
-            "away; they stand under the profiler's names. Compile parts of the model, or a module "
-            "of a class of your own, to have them named."
+            f"{regions} compiled regions have no module's label, because their hooks were compiled "
+            "away; they are listed under the profiler's names. Compile parts of the model, or a "
+            "module of a class of your own, to have them named."
         )
     unowned = spans.is_node & (ownership.owner == Special.UNRECORDED)
     unseen = int((unowned & ownership.join.unseen).sum())
     unrecorded = int(unowned.sum()) - unseen
     outside = np.flatnonzero(spans.is_node & (ownership.owner == Special.OUTSIDE))
-    # Without any forward there is nothing that labels could stand around.
+    # Without a recorded forward there can be no labels.
     if 2 * len(outside) > nodes and are_transformed(events, ownership.join, outside):
         warnings.append(TRANSFORMED)
     elif spans.source == "none" and not regions and unrecorded < nodes:
@@ -78,38 +77,38 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
     elif spans.source == "python":
         warnings.append(
             "Modules are named by class and counter (Linear_0), as with_stack=True records them; "
-            "backspot.instrument(model) gives their paths."
+            "backspot.instrument(model) records their paths."
         )
     if unrecorded:
         warnings.append(
             f"{unrecorded} of {nodes} backward nodes have no forward operator in the trace: start "
-            "the profiler before the forward that they belong to."
+            "the profiler before the forward that made them."
         )
     if unseen:
         warnings.append(
-            f"{unseen} of {nodes} backward nodes were made by no recorded operator, as scripted "
-            "graphs and C++ functions make them, and nothing tells in which module; they count as "
+            f"{unseen} of {nodes} backward nodes were made by no recorded operator, but by "
+            "scripted graphs or C++ functions, and their modules are not known; they count as "
             "'(forward not recorded)'."
         )
     ambiguous = int((spans.is_node & (ownership.owner == Special.AMBIGUOUS)).sum())
     if ambiguous:
         warnings.append(
             f"{ambiguous} of {nodes} backward nodes could come from more than one thread's "
-            "forward; they have no owner here."
+            "forward; they count as '(ambiguous thread)'."
         )
     if spans.unmarked:
         warnings.append(
-            f"{spans.unmarked} tensors could not safely be marked; the trace shows fewer "
-            "'backward:' labels there, the numbers here are not affected."
+            f"{spans.unmarked} tensors could not safely be marked, so the trace has fewer "
+            "'backward:' labels; the numbers here are not affected."
         )
     lost = int(((work.launch == NOTHING) & (work.run >= 0)).sum())
     if lost:
         warnings.append(
-            f"{lost} kernels or copies within backward have no launch record; they stand in "
+            f"{lost} kernels or copies within backward have no launch record; they count as "
             "'(no launch record)'."
         )
     if events.lines.broken:
-        warnings.append("The trace's table of source lines is broken; no line is named here.")
+        warnings.append("The trace's table of source lines is broken, so no source line is named.")
     elif not events.lines.complete:
         warnings.append(
             f"Source lines are known for the first {MOST_NODES:,} nodes only: profile fewer steps."
@@ -119,26 +118,27 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
 
 
 def _of_warm_up(events: Events, ownership: Ownership) -> list[str]:
-    """Whether what was recorded is no steady step, as far as it shows; a sentence at most."""
+    """Return a warning if the recorded steps include warm-up, else nothing."""
     steps, passes, work = ownership.steps, ownership.passes, ownership.work
     lasting = np.zeros(steps.count, np.int64)
     np.add.at(lasting, steps.of_pass, passes.end - passes.start)
     if len(lasting) >= 3 and lasting[0] > 1.5 * np.median(lasting[1:]) > 0:
         return [
             f"The first step's backward took {lasting[0] / np.median(lasting[1:]):.1f} times as "
-            "long as the others': warm up before profiling."
+            "long as the others: warm up before profiling."
         ]
     if len(lasting) == 1 and _loads_code(events, passes.start[0]):
         return [
-            "The one step recorded loads GPU code: it is warm-up; run a few steps before profiling."
+            "The only recorded step loads GPU code, which is warm-up: run a few steps before "
+            "profiling."
         ]
     loading = work.queued > work.launch
     spent = int((work.queued - work.launch)[loading].sum())
     if spent > _LEAST_LOADING * (ownership.windows.end - ownership.windows.start).sum():
         return [
             f"{counted(int(loading.sum()), 'first launch', 'first launches')} of a kernel took "
-            f"{duration(spent)}, for code is loaded as it is first wanted: that is warm-up; run a "
-            "few steps before profiling."
+            f"{duration(spent)}, because it loaded the kernel's code, which is warm-up: run a few "
+            "steps before profiling."
         ]
     return []
 

@@ -1,7 +1,7 @@
 """Where the clock time of whole steps goes: data, forward, backward, optimizer and the rest.
 
-The same rule as for modules: what runs on a device, or waits there to run, decides; else what the
-host does. So a phase is not where the host stood, but what the step was waiting for.
+The rule is the same as for modules: what runs or is queued on a device decides; otherwise what the
+host does. So a phase is what the step was waiting for, and not always where the host was.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["find_phases"]
 def find_phases(
     events: Events, ownership: Ownership, clock: Clock, windows: StepWindows
 ) -> tuple[Phase, ...]:
-    """Deal the steps' clock time out to the phases; they sum to the windows exactly.
+    """Deal out the clock time of the steps to the phases, which sum to the windows exactly.
 
-    The backward is what the rows' wall time is made of: where the steps hold all of the passes, the
-    phase is as long as the report's ``wall_ns``.
+    The backward is the wall time of the rows: if the steps contain all of the passes, the phase is
+    as long as the report's ``wall_ns``.
 
     Args:
         events: the trace.
         ownership: its owners.
         clock: its clock.
-        windows: when its steps began and ended.
+        windows: when its steps begin and end.
 
     Returns:
         The phases that take any time, in the order of a step.
@@ -60,7 +60,7 @@ def find_phases(
     at, item, length = at[inside], item[inside], length[inside]
     within = backward.over(at) >= 0
     phase = np.where(item >= 0, take(of_work, item), activity.host.over(at))
-    # What the rows of a pass hold: the host's time, and work that no launch record tells of.
+    # The rows of a pass hold the host's time, and work without a launch record.
     unknown = (item < 0) | (take(work.launch, item) < 0)
     phase[phase < 0] = IDLE
     phase[within & unknown] = BACKWARD
@@ -77,10 +77,10 @@ def find_phases(
 
 
 def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
-    """The phase that each piece of device work belongs to."""
+    """Return the phase of each piece of device work."""
     work = ownership.work
     phase = activity.of_launches(work.thread, work.launch)
-    # Work is no waiting: what is launched while a batch is fetched is other work.
+    # Work that is launched while a batch is fetched is other work, and no waiting for data.
     phase[(phase < 0) | (phase == DATA) | (work.launch < 0)] = OTHER
     phase[to_device(events, work.name)] = COPY
     of_node = take(ownership.passes.of_span, work.span) >= 0
@@ -90,15 +90,15 @@ def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
 
 
 def _held(ownership: Ownership, clock: Clock) -> Timeline:
-    """Which device work holds each moment: it runs, or waits to run, where nothing else does.
+    """Return which device work holds each moment, because it runs or is queued.
 
-    As in the passes: until one ends, its device decides.
+    As for the rows, the device that a pass waits for decides until the pass ends.
     """
     passes, count = ownership.windows, len(ownership.spans.start)
     lines = {}
     for device in distinct(passes.device):
         line = clock.of_passes(device)
-        # Where a span holds, a waiting call's included, it is for the host to say.
+        # Where a span holds, the activity of the host decides.
         work = np.where(line.values >= count, line.values - count, NOTHING)
         lines[device] = Timeline(line.edges, work)
     if len(lines) == 1:

@@ -1,7 +1,7 @@
 """Ownership as tracks of nested spans: which module's backward runs when, and on what.
 
-A module's span covers consecutive work of that module and of those inside it, so spans of one track
-lie inside each other or apart, by the way in which they are made.
+The span of a module covers consecutive work of that module and of the modules inside it. So two
+spans of a track either nest or do not overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["find_tracks"]
 
 
 def find_tracks(events: Events, ownership: Ownership) -> Tracks:
-    """The tracks of the threads that ran nodes, and of the queues that worked for them."""
+    """Make the tracks of the threads that ran nodes, and of the queues that worked for them."""
     parents = _parents(ownership.owners)
     depths = _depths(parents)
     tracks = [
@@ -40,9 +40,9 @@ def find_tracks(events: Events, ownership: Ownership) -> Tracks:
 
 
 def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[Arrow]:
-    """An arrow for each call and each pass that ran nodes which the call, or one inside it, made.
+    """Make an arrow for each call and each pass that ran nodes made in the call.
 
-    It leads to the first span that the module has on a host thread in that pass.
+    The arrow leads to the first span of the module on a host thread in that pass.
     """
     spans, of_span = ownership.spans, ownership.passes.of_span
     nodes = np.flatnonzero(spans.is_node & (of_span >= 0) & (ownership.join.operator >= 0))
@@ -67,7 +67,7 @@ def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[A
     arrows = []
     for call, run in sorted(made):
         target = first.get((owner[call], run))
-        # What checkpointing runs again is backward itself.
+        # Calls that checkpointing runs again are part of the backward.
         if module[call] >= 0 and run_of[call] < 0 and target and target[0] > spans.start[call]:
             process, thread = events.threads[int(spans.thread[call])]
             start, end = int(spans.start[call]), int(spans.end[call])
@@ -76,7 +76,7 @@ def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[A
 
 
 def _parents(owners: Owners) -> list[int]:
-    """For each owner the one directly around it, ``NOTHING`` for none."""
+    """Return for each owner the one directly around it, ``NOTHING`` for none."""
     modules = [(owner, module) for owner, module in owners.each_module() if not module.is_region]
     known: dict[str, dict[str, tuple[int, Module]]] = defaultdict(dict)
     for owner, module in modules:
@@ -93,7 +93,7 @@ def _parents(owners: Owners) -> list[int]:
 
 
 def _depths(parents: list[int]) -> list[int]:
-    """How many owners lie around each."""
+    """Return how many owners are around each."""
     depths = [NOTHING] * len(parents)
     for owner in range(len(parents)):
         way = [owner]
@@ -106,11 +106,11 @@ def _depths(parents: list[int]) -> list[int]:
 
 
 _Piece = tuple[int, int, int, int]
-"""Start, end, owner, pass; without a pass it is no backward."""
+"""Start, end, owner and pass; ``NOTHING`` as the pass where it is no backward."""
 
 
 def _on_host(ownership: Ownership, thread: int) -> Iterable[_Piece]:
-    """What the thread executes, the innermost at each moment."""
+    """Return what the thread executes: the innermost span at each moment."""
     indices, nesting = ownership.spans.nesting[thread]
     edges, values = nesting.timeline.edges, nesting.timeline.values[:-1]
     held = np.flatnonzero(values >= 0)
@@ -120,7 +120,7 @@ def _on_host(ownership: Ownership, thread: int) -> Iterable[_Piece]:
 
 
 def _on_device(ownership: Ownership, queue: int) -> Iterable[_Piece]:
-    """What the queue executes, by start."""
+    """Return what the queue executes, by start."""
     work = ownership.work
     mine = np.flatnonzero(work.queue == queue)
     span = work.span[mine]
@@ -136,13 +136,13 @@ def _rows(columns: tuple[Ints, Ints, Ints, Ints]) -> Iterable[_Piece]:
 
 def _nested(pieces: Iterable[_Piece], parents: list[int], depths: list[int]) -> list[TrackSpan]:
     spans: list[TrackSpan] = []
-    around: list[TrackSpan] = []  # all of one pass
+    around: list[TrackSpan] = []  # the open spans, all of one pass
     until: int | None = None
     for begin, end, owner, run in pieces:
         start = begin if until is None else max(begin, until)
         if end <= start:
             continue
-        # From the owner outwards, as far as what lies around it does not lie there already.
+        # From the owner outwards, up to the first owner with an open span.
         opened: list[int] = []
         at = NOTHING if run < 0 else owner
         same_run = bool(around) and around[0].run == run
@@ -168,7 +168,7 @@ def _end(spans: list[TrackSpan], time: int | None) -> None:
 
 
 def _names(ownership: Ownership) -> list[str]:
-    """What spans of each owner are called."""
+    """Return the names that spans of each owner have."""
     named = [f"backward: {special.path}" for special in Special]
     for _, module in ownership.owners.each_module():
         label = Label(Kind.BACKWARD, module.path, module.class_name)
