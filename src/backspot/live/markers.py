@@ -90,7 +90,8 @@ def _mark(thread: Thread, caller: Owner, tensor: torch.Tensor, following: int) -
     owner = thread.intervals.owner_of(_number_of(node), following)
     if owner is None:
         return
-    owner.hook(node)
+    hook = owner.hook
+    hook(node)
     if type(node) in _JOINS:
         # The work is in what was joined, so readers look for the module's name there too.
         for joined, _ in node.next_functions:
@@ -101,7 +102,7 @@ def _mark(thread: Thread, caller: Owner, tensor: torch.Tensor, following: int) -
                 metadata = joined.metadata
                 if _KEY not in metadata:
                     metadata[_KEY] = True
-                    owner.hook(joined)
+                    hook(joined)
 
 
 def _count_unmarked(thread: Thread, caller: Owner, tensor: torch.Tensor) -> None:
