@@ -1,4 +1,4 @@
-"""What somebody gives by mistake is told in one clear line, whatever it is."""
+"""A wrong argument of any kind raises an error with one clear line."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ CALLS: dict[str, tuple[Callable[[Report, object], object], set[str]]] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_wrong_argument_is_told_in_one_line(tmp_path, call, kind):
+def test_a_wrong_argument_is_refused_in_one_line(tmp_path, call, kind):
     do, fine = CALLS[call]
     made = locate(small_trace(tmp_path))
     if kind in fine:
@@ -116,13 +116,12 @@ def test_a_wrong_argument_is_told_in_one_line(tmp_path, call, kind):
         return
     with pytest.raises(BackspotError) as caught:
         do(made, VALUES[kind])
-    told = str(caught.value)
-    assert told.isprintable(), "a name in it could break the line"
+    assert str(caught.value).isprintable(), "a name in it could break the line"
     assert isinstance(caught.value, UsageError) or isinstance(VALUES[kind], str)
 
 
 @pytest.mark.parametrize("call", ["plot", "plot ax"])
-def test_what_cannot_be_drawn_is_told_too(call, monkeypatch):
+def test_a_wrong_argument_of_plot_is_refused(call, monkeypatch):
     pytest.importorskip("matplotlib").use("agg")
     for value in (-1, "x", [], object(), math.nan):
         with pytest.raises(UsageError):
@@ -130,7 +129,7 @@ def test_what_cannot_be_drawn_is_told_too(call, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_a_report_and_a_comparison_are_asked_by_path(kind):
+def test_a_report_and_a_comparison_are_looked_up_by_path(kind):
     value = VALUES[kind]
     made = vit()
     for asked in (made, compare(made, made)):
@@ -148,7 +147,7 @@ def test_a_comparison_is_no_sequence_and_says_where_its_changes_are():
 
 @pytest.mark.parametrize("command", ["show", "report", "annotate", "diff"])
 @pytest.mark.parametrize("name", ["a\0b.json", "\ud800.json"])
-def test_a_command_tells_of_a_path_that_no_file_can_have(tmp_path, capsys, command, name):
+def test_a_command_refuses_a_path_that_no_file_can_have(tmp_path, capsys, command, name):
     good = str(small_trace(tmp_path))
     more = {
         "show": [],
@@ -163,7 +162,7 @@ def test_a_command_tells_of_a_path_that_no_file_can_have(tmp_path, capsys, comma
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_number_of_numpy_is_no_reason_to_guess():
+def test_a_numpy_integer_is_refused_and_not_converted():
     with pytest.raises(UsageError, match=r"top\(.*3"):
         vit().top(pytest.importorskip("numpy").int64(3))
     assert vit().share(row("a", wall=3)) > 0

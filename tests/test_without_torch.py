@@ -1,4 +1,4 @@
-"""A machine without torch: traces are read, and what needs torch says so."""
+"""Without torch, traces are read, and whatever needs torch raises an error that says so."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ except ImportError as error:
     assert done.stdout.count("\n") == 1
 
 
-def test_after_that_traces_are_read_all_the_same():
+def test_traces_are_still_read_after_that_error():
     code = f"""
 import backspot
 try:
@@ -65,7 +65,7 @@ print(backspot.compare(report, report).whole.verdict, report.wall_ns > 0)
     assert (done.stdout, done.stderr) == ("within the noise True\n", "")
 
 
-def test_a_torch_that_is_broken_tells_its_own_story(tmp_path):
+def test_the_error_of_a_broken_torch_is_passed_on(tmp_path):
     (tmp_path / "torch.py").write_text("import libcudart_of_old\n")
     command = [sys.executable, "-c", "import backspot; backspot.profile"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, text=True)

@@ -1,4 +1,4 @@
-"""Which module of one report is which of another: gone, new, moved."""
+"""Modules of two reports are matched: gone, new or moved."""
 
 import time
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_a_layer_renamed_in_every_block_is_one_move():
     assert found["blocks.3.attn.to_qkv"].before_path == "blocks.3.attn.qkv"
 
 
-def test_a_wrapped_model_of_two_thousand_modules_is_told_at_once():
+def test_a_wrapped_model_of_two_thousand_modules_is_matched_quickly():
     rows = vit_rows(blocks=200)
     since = time.process_time()
     found = compare(report(rows), report(wrapped(rows)))
@@ -112,7 +112,7 @@ def test_a_layer_renamed_in_each_of_thousands_of_blocks_takes_its_modules_along(
     assert not [pair for pair in pairs if None in pair]
 
 
-def test_twins_are_not_guessed_at():
+def test_modules_that_look_the_same_are_not_guessed():
     found = compare(report([linear("a"), linear("b")]), report([linear("x"), linear("y")]))
     assert found.moves == ()
     assert sorted(change.verdict for change in found.changes) == ["gone", "gone", "new", "new"]
@@ -127,7 +127,7 @@ def test_twins_are_not_guessed_at():
     ],
     ids=["another class", "other nodes", "no nodes"],
 )
-def test_what_is_not_alike_has_not_moved(other):
+def test_modules_that_differ_have_not_moved(other):
     found = compare(report([linear("head")]), report([other]))
     assert found.moves == ()
     assert found["fc"].verdict == "new"

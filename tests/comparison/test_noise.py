@@ -1,4 +1,4 @@
-"""What counts as more than noise."""
+"""Which differences are more than noise."""
 
 import math
 import random

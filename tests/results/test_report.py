@@ -1,4 +1,4 @@
-"""The questions that a Report answers itself."""
+"""The methods and properties of a Report."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -56,7 +56,7 @@ def test_equal_rows_are_ranked_by_path_so_that_two_runs_agree():
         ({"by": "name"}, "by='name': choose one of path, class, pattern"),
     ],
 )
-def test_a_request_that_cannot_be_meant_is_quoted(request_, complaint):
+def test_an_invalid_argument_is_quoted(request_, complaint):
     with pytest.raises(UsageError, match=complaint):
         vit().top(**request_)
 
@@ -152,7 +152,7 @@ def test_a_groups_total_counts_a_module_within_another_of_the_group_once():
     assert block.wall_ns == block.total_wall_ns == 16
 
 
-def test_a_module_is_found_with_its_children_the_dearest_first():
+def test_a_module_is_found_with_its_children_the_most_expensive_first():
     tree = vit()["blocks.3"]
     assert tree.row.path == "blocks.3"
     assert [child.row.path for child in tree.children][:2] == ["blocks.3.attn", "blocks.3.mlp.fc1"]
@@ -171,7 +171,7 @@ def test_the_root_holds_its_own_modules_and_not_those_of_another_root():
     assert tree.row.total_wall_ns == sum(one.wall_ns for one in own)
 
 
-def test_what_no_module_owns_can_be_asked_for_but_a_module_of_that_name_goes_first():
+def test_time_without_an_owner_can_be_looked_up_but_a_module_of_that_name_comes_first():
     assert not vit()["(outside model)"].row.is_module
     rows = [row("(outside model)", wall=1), row("(outside model)", wall=2, is_module=False)]
     assert report(rows)["(outside model)"].row.is_module
@@ -197,10 +197,24 @@ def test_a_report_without_a_step_divides_by_nothing():
     assert "takes any time" in str(bare)
 
 
-def test_the_whole_is_the_steps_or_the_backward_where_the_trace_tells_of_nothing_else():
+def test_the_whole_is_the_steps_or_the_backward_if_that_is_longer():
     rows = [row("fc", wall=900)]
     assert report(rows, step_ns=(500, 600)).whole_ns == 1100
     assert report(rows, step_ns=(0, 0)).whole_ns == 900
+
+
+def test_two_names_that_may_surprise_have_plainer_ones():
+    made = vit()
+    assert made.nodes is made.operators
+    assert made.labels == made.source == "backspot"
+
+
+def test_times_are_per_pass_where_each_backward_pass_is_a_step():
+    assert [
+        replace(vit(), step_unit=unit).per
+        for unit in ("profiler step", "optimizer step", "backward pass")
+    ] == ["step", "step", "pass"]
+    assert repr(replace(vit(), step_unit="backward pass")).endswith(" ms per pass>")
 
 
 def test_the_root_is_called_by_its_class():

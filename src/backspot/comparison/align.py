@@ -1,10 +1,11 @@
-"""Which module of one report is which of another: by path, and where a path moved, by its likes.
+"""Match the modules of two reports: by path, and by class and nodes if the path changed.
 
-A move is a change within paths: ``blocks`` became ``layers``, everything became ``module.…``, every
-``qkv`` became ``to_qkv``. Each pair of a path that is gone and one that is new, of the same class
-and with the same autograd nodes, votes for the change that would explain it; so a subtree, or a
-layer that repeats, is one move with many votes. A move holds where no other with as many votes
-claims one of its paths: twins stay gone and new.
+A move is one change within paths: ``blocks`` became ``layers``, every path got the prefix
+``module.``, every ``qkv`` became ``to_qkv``. Consider each pair of a path that is gone and a path
+that is new, with the same class and the same autograd nodes. The pair votes for the change that
+turns one path into the other. A renamed subtree, or a repeated layer, is therefore one move with
+many votes. A move is accepted unless another move with as many votes claims one of its paths: if
+two modules cannot be told apart, they stay gone and new.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _MANY_PAIRS = 20_000
 def aligned(
     before: Mapping[str, Row], after: Mapping[str, Row]
 ) -> tuple[list[tuple[str | None, str | None]], tuple[Move, ...]]:
-    """Pairs of paths, ``None`` where a module is gone or new, and the moves that were found."""
+    """Return pairs of paths, with ``None`` if a module is gone or new, and the moves found."""
     moves, moved = moves_between(before, after)
     arrived = {new: old for old, new in moved.items()}
     pairs: list[tuple[str | None, str | None]] = []
     for path in before:
-        here = path in after and path not in arrived
-        pairs.append((path, moved.get(path, path if here else None)))
+        stayed = path in after and path not in arrived
+        pairs.append((path, moved.get(path, path if stayed else None)))
     pairs += [
         (None, path)
         for path in after
@@ -47,60 +48,69 @@ def aligned(
 def moves_between(
     before: Mapping[str, Row], after: Mapping[str, Row]
 ) -> tuple[tuple[Move, ...], dict[str, str]]:
-    """The moves, and each moved path's new one."""
+    """Return the moves, and the new path of each moved path."""
     gone = {path for path in before if path not in after}
     new = {path for path in after if path not in before}
-    # A root of another class was wrapped, or unwrapped: it may stand elsewhere now.
+    # A root of another class was wrapped or unwrapped, so the old root may have another path now.
     if "" in before and "" in after and before[""].class_name != after[""].class_name:
         gone.add("")
         new.add("")
     votes = _votes({path: before[path] for path in gone}, {path: after[path] for path in new})
+    # For each path, on each side, the votes of every change that claims it.
     claims: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for found in votes.values():
-        for side, path in ((side, vote.paths[side]) for vote in found for side in (0, 1)):
-            claims[side, path].append(len(found))
+    for ballots in votes.values():
+        for ballot in ballots:
+            for side, path in enumerate(ballot.paths):
+                claims[side, path].append(len(ballots))
     moves: list[Move] = []
     moved: dict[str, str] = {}
     ordered = sorted((name_order(path), path) for path in gone)
     free = set(new)
-    for (old, fresh), found in sorted(votes.items(), key=lambda item: (-len(item[1]), item[0])):
-        rivals = (
-            sum(claim >= len(found) for claim in claims[side, vote.paths[side]])
-            for vote in found
-            for side in (0, 1)
-        )
-        if any(rival > 1 for rival in rivals):
+    for (old, fresh), ballots in sorted(votes.items(), key=lambda item: (-len(item[1]), item[0])):
+        if any(
+            sum(claim >= len(ballots) for claim in claims[side, path]) > 1
+            for ballot in ballots
+            for side, path in enumerate(ballot.paths)
+        ):
             continue
-        places = {vote.place for vote in found}
-        with_it: dict[str, str] = {}
-        if len(found) == 1:  # one likeness proves nothing of what else is there
-            with_it = dict(vote.paths for vote in found)
+        prefixes = {ballot.prefix for ballot in ballots}
+        taken: dict[str, str] = {}
+        if len(ballots) == 1:  # a single pair is no evidence about the modules around it
+            taken = dict(ballot.paths for ballot in ballots)
         else:
-            for place in sorted(places):
+            for prefix in sorted(prefixes):
                 rest = (
                     path
-                    for path in _inside((*place, *old), ordered)
-                    if path not in moved and path not in with_it
+                    for path in _inside((*prefix, *old), ordered)
+                    if path not in moved and path not in taken
                 )
-                more = _followers((*place, *old), (*place, *fresh), rest, free, before, after)
-                with_it |= more
+                more = _followers((*prefix, *old), (*prefix, *fresh), rest, free, before, after)
+                taken |= more
                 free.difference_update(more.values())
-        moved |= with_it
-        free.difference_update(with_it.values())
-        at = places.pop() if len(places) == 1 else ("*",)
-        moves.append(Move(".".join((*at, *old)), ".".join((*at, *fresh)), len(with_it)))
+        moved |= taken
+        free.difference_update(taken.values())
+        prefix = prefixes.pop() if len(prefixes) == 1 else ("*",)
+        moves.append(Move(".".join((*prefix, *old)), ".".join((*prefix, *fresh)), len(taken)))
     return tuple(moves), moved
 
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
+    """One pair of paths that a change would explain.
+
+    Attributes:
+        paths: The old and the new path.
+        prefix: The names with which both paths begin.
+    """
+
     paths: tuple[str, str]
-    place: _Path  # what the two paths begin with alike
+    prefix: _Path
 
 
 def _votes(
     gone: Mapping[str, Row], new: Mapping[str, Row]
 ) -> dict[tuple[_Path, _Path], list[_Vote]]:
+    """Return the votes for each change of names, by the old and the new names."""
     old_likes, likes = _by_likeness(gone), _by_likeness(new)
     by_number: dict[tuple[_Likeness, _Path], list[str]] = defaultdict(list)
     for like, paths in likes.items():
@@ -108,16 +118,16 @@ def _votes(
             by_number[like, _numbers(path)].append(path)
     votes: dict[tuple[_Path, _Path], list[_Vote]] = defaultdict(list)
     for path, row in gone.items():
-        if not row.nodes:  # nothing but a class in common is no likeness
+        if not row.nodes:  # an equal class without nodes proves nothing
             continue
         like = _likeness(row)
-        # Of layers that repeat by the hundred, those of the same number are enough to tell.
+        # Layers that repeat by the hundred are compared only with those of the same number.
         many = len(old_likes[like]) * len(likes.get(like, ())) > _MANY_PAIRS
         others = by_number.get((like, _numbers(path)), ()) if many else likes.get(like, ())
         for other in others:
             if other != path:
-                place, change = _change(_parts(path), _parts(other))
-                votes[change].append(_Vote((path, other), place))
+                prefix, change = _change(_names(path), _names(other))
+                votes[change].append(_Vote((path, other), prefix))
     return votes
 
 
@@ -129,7 +139,7 @@ def _by_likeness(rows: Mapping[str, Row]) -> dict[_Likeness, list[str]]:
 
 
 def _numbers(path: str) -> _Path:
-    return tuple(part for part in _parts(path) if part.isdecimal())
+    return tuple(name for name in _names(path) if name.isdecimal())
 
 
 def _likeness(row: Row) -> _Likeness:
@@ -137,7 +147,7 @@ def _likeness(row: Row) -> _Likeness:
 
 
 def _change(old: _Path, new: _Path) -> tuple[_Path, tuple[_Path, _Path]]:
-    """The beginning that two paths share, and what is left without it and the shared end."""
+    """Return the names with which both paths begin, and what is left without the common end."""
     end = 0
     while end < min(len(old), len(new)) and old[-1 - end] == new[-1 - end]:
         end += 1
@@ -152,18 +162,18 @@ def _followers(
     old: _Path,
     new: _Path,
     gone: Iterable[str],
-    fresh: Set[str],
+    free: Set[str],
     before: Mapping[str, Row],
     after: Mapping[str, Row],
 ) -> dict[str, str]:
-    """The paths that a move takes along: under its prefix on both sides, and of the same class."""
+    """Return the paths that a move takes along: below ``old`` and ``new``, of the same class."""
     found = {}
     for path in gone:
-        parts = _parts(path)
-        to = ".".join((*new, *parts[len(old) :]))
+        names = _names(path)
+        to = ".".join((*new, *names[len(old) :]))
         if (
-            parts[: len(old)] == old
-            and to in fresh
+            names[: len(old)] == old
+            and to in free
             and before[path].class_name == after[to].class_name
         ):
             found[path] = to
@@ -171,7 +181,7 @@ def _followers(
 
 
 def _inside(outer: _Path, ordered: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """The paths at and below one, of those in the order of their names."""
+    """Yield the paths at and below ``outer``, of those sorted by ``name_order``."""
     key = name_order(".".join(outer))
     for index in range(bisect_left(ordered, (key,)), len(ordered)):
         other, path = ordered[index]
@@ -180,5 +190,5 @@ def _inside(outer: _Path, ordered: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield path
 
 
-def _parts(path: str) -> _Path:
+def _names(path: str) -> _Path:
     return tuple(path.split(".")) if path else ()
