@@ -1,9 +1,9 @@
-"""What can go wrong, each kind with the exit code that the command line ends with.
+"""The errors that Backspot raises, each with an exit code of the command line.
 
-Every message is one line that names the input and says what to do. The codes are part of the
-public interface: 0 fine, 1 an error of Backspot's own, 2 usage, 3 not found or not readable, 4 not
-a trace, 5 no backward in it, 6 the output exists, 7 an optional part is not installed, 8
-slower than `diff --fail-above` allows, 130 interrupted.
+Every message is one line that names the input and says what to do. The exit codes are part of the
+public interface: 0 success, 1 an error in Backspot itself, 2 usage, 3 not found or not readable,
+4 not a trace, 5 a trace without a backward, 6 the output exists, 7 an optional dependency is not
+installed, 8 slower than `diff --fail-above` allows, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class BackspotError(Exception):
     """The base of every error that Backspot raises on purpose.
 
     Attributes:
-        exit_code: what ``backspot`` exits with when this ends a command.
+        exit_code: the exit code of ``backspot`` when this error ends a command.
     """
 
     exit_code: int = 1
 
 
 class UsageError(BackspotError, ValueError):
-    """An argument that cannot be meant: an unknown mode, a negative depth, a wrong type."""
+    """An invalid argument: an unknown mode, a negative depth, a wrong type."""
 
     exit_code = 2
 
 
 class AlreadyInstrumentedError(UsageError):
-    """The model, or a part of it, bears Backspot's hooks already."""
+    """The model, or a part of it, has Backspot's hooks already."""
 
 
 class SourceNotFoundError(BackspotError, FileNotFoundError):
-    """The trace is not there, cannot be read, or the folder holds none."""
+    """The trace does not exist or cannot be read, or the folder has none."""
 
     exit_code = 3
 
@@ -60,13 +60,13 @@ class NoBackwardError(BackspotError, ValueError):
 
 
 class OutputExistsError(BackspotError, FileExistsError):
-    """The output is there already and ``force`` was not given."""
+    """The output exists already and ``force`` was not given."""
 
     exit_code = 6
 
 
 class MissingDependencyError(BackspotError, ImportError):
-    """An optional part is not installed."""
+    """An optional dependency is not installed."""
 
     exit_code = 7
 

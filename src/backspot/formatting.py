@@ -1,4 +1,4 @@
-"""How names and numbers look to people, whatever the form: one place, so that all forms agree."""
+"""Format names and numbers for people, in the same way for every form of output."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["counted", "decimals_for", "duration", "milliseconds", "percent", "qu
 
 
 def visible(text: str) -> str:
-    r"""Show what has no shape, or acts on its reader, as an escape: ``\x1b``, ``\u202e``.
+    r"""Replace unprintable characters by escapes: ``\x1b``, ``\u202e``.
 
-    Names come from a trace, and a trace from anywhere: an escape sequence must not reach a
-    terminal, a bidirectional override must not turn a line around, and half a surrogate pair
-    cannot even be encoded. Everything printable, in any script, stays.
+    A trace may come from anywhere, and so may its names. An escape sequence must not reach a
+    terminal, a bidirectional override must not reverse a line, and half a surrogate pair cannot be
+    encoded. Printable characters stay, in any script.
     """
     if text.isprintable():
         return text
@@ -26,10 +26,10 @@ def _escape(character: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """Anything that somebody gave, for a complaint about it: short, and whatever it is."""
+    """Return the ``repr`` of an argument for an error message, at most 120 characters."""
     try:
         text = visible(repr(value))
-    except Exception:  # an object of the user's, or a number of too many digits
+    except Exception:  # the user's own ``__repr__``, or a number with too many digits
         return f"a {type(value).__name__}"
     return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 1]}…"
 
@@ -38,7 +38,7 @@ _QUOTED = 120
 
 
 def duration(ns: float) -> str:
-    """A time within a sentence: ``5.2 ms``, ``24.5 ms``, ``83 µs``."""
+    """Format nanoseconds for a sentence: ``5.2 ms``, ``24.5 ms``, ``83 µs``."""
     if ns >= 9.995e9:
         return f"{ns / 1e9:.1f} s"
     ms = ns / 1e6
@@ -54,19 +54,19 @@ def duration(ns: float) -> str:
 
 
 def decimals_for(largest_ns: float) -> int:
-    """How many decimals of a millisecond a column of times needs for its largest to read well."""
+    """Return how many decimals of a millisecond suit a column with this largest time."""
     ms = largest_ns / 1e6
     return 0 if ms >= 1000 else 1 if ms >= 100 else 2 if ms >= 1 else 3
 
 
 def milliseconds(ns: float, decimals: int) -> str:
-    """A time within a column; nothing at all is a bare ``0``, told apart from very little."""
+    """Format nanoseconds for a column; zero is ``0``, very little is ``0.0``."""
     shown = f"{ns / 1e6:.{decimals}f}"
     return "0" if not ns else "0.0" if shown == "0" else shown
 
 
 def percent(share: float) -> str:
-    """A share of 0 to 1: ``21%``, ``4.2%``; only nothing is ``0%`` and only all is ``100%``."""
+    """Format a share of 0 to 1: ``21%``, ``4.2%``; only 0 is ``0%`` and only 1 is ``100%``."""
     hundredths = share * 100
     if hundredths <= 0:
         return "0%"
@@ -80,5 +80,5 @@ def percent(share: float) -> str:
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """``1 module``, ``12 modules``."""
+    """Format a count: ``1 module``, ``12 modules``."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

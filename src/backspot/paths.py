@@ -1,4 +1,4 @@
-"""Paths as people give them: what can be one, and what must not be written over."""
+"""Check the paths and the ``force`` that users give."""
 
 from __future__ import annotations
 
@@ -13,66 +13,69 @@ __all__ = ["check_force", "path_text", "refuse_sources"]
 
 
 def path_text(path: object, what: str) -> str:
-    """A path as text.
+    """Return a path as text.
 
     Args:
-        path: what was given for one.
-        what: what it was given for, as the complaint calls it: ``save(path)``.
+        path: the argument to check.
+        what: the call that takes it, for the message: ``save(path)``.
 
     Raises:
-        UsageError: where no file can be called so, whatever files there are.
+        UsageError: If it is not a path, or one that no file can have.
     """
     try:
         text: object = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    except TypeError:  # it calls itself a path, and gives none
+    except TypeError:  # an ``os.PathLike`` that returns no path
         text = None
     if not isinstance(text, str):
         raise UsageError(f"{what} takes the path of a file, not {type(path).__name__}")
     if "\0" in text:
-        raise UsageError(f"{what}: {visible(text)} holds a zero byte, which no path can")
+        raise UsageError(f"{what}: {visible(text)} has a zero byte, which a path cannot have")
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
-        raise UsageError(f"{what}: {visible(text)} holds what no path can on this system") from None
+        raise UsageError(
+            f"{what}: {visible(text)} has characters that no path can have here"
+        ) from None
     return text
 
 
 def check_force(force: object) -> None:
-    """Complain about what is neither true nor false: it decides whether a file is overwritten.
+    """Check that ``force`` is a bool: it decides whether a file is overwritten.
 
     Raises:
-        UsageError: where it is neither.
+        UsageError: If it is not.
     """
     if not isinstance(force, bool):
-        raise UsageError(f"force={quoted(force)}: give True, to overwrite what is there, or False")
+        raise UsageError(
+            f"force={quoted(force)}: give True, to overwrite an existing file, or False"
+        )
 
 
 def refuse_sources(
     output: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str] | int]
 ) -> None:
-    """Complain where an output is one of its own inputs, by whichever name, link or hard link.
+    """Check that an output is none of its own inputs, under any name, link or hard link.
 
-    Overwriting is asked for a file that is there from before, never for what is being read.
+    ``force`` allows to overwrite an existing file, but never the file that is being read.
 
     Args:
-        output: where something is to be written.
-        sources: paths of what it is made of, or open file descriptors; those that are no file are
-            let pass.
+        output: the path to write to.
+        sources: paths of the inputs, or open file descriptors; anything else is ignored.
 
     Raises:
-        UsageError: where it is.
+        UsageError: If it is one.
     """
-    there = _identity(output)
+    written = _identity(output)
     for source in sources:
-        if there is not None and _identity(source) == there:
+        if written is not None and _identity(source) == written:
             raise UsageError(
-                f"{visible(os.fspath(output))} is the trace itself, which stays as it is: "
+                f"{visible(os.fspath(output))} is the trace itself, which is never overwritten: "
                 "name another file"
             )
 
 
 def _identity(file: str | os.PathLike[str] | int) -> tuple[int, int] | None:
-    """What two names of one file have in common; ``None`` where there is no file."""
+    """Return a file's device and number, which all its names share; ``None`` without a file."""
     try:
         about = os.fstat(file) if isinstance(file, int) else Path(file).stat()
     except (OSError, ValueError):

@@ -261,7 +261,7 @@ def test_a_report_never_takes_the_place_of_its_trace(tmp_path, kind):
         lambda: compare(report, vit()).save(output, force=True),
         lambda: locate(path, trace=output, force=True),
     ):
-        with pytest.raises(UsageError, match="is the trace itself, which stays as it is"):
+        with pytest.raises(UsageError, match="is the trace itself, which is never overwritten"):
             write()
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == len({path.name, output.name})

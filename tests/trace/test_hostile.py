@@ -1,4 +1,4 @@
-"""Traces that nobody wrote in good faith: one bad event costs one event, and never much time."""
+"""Hostile traces: one bad event costs one event, and never much time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _Trickle(io.RawIOBase):
 
 @pytest.mark.parametrize("depth", [2_000, 200_000])
 @pytest.mark.parametrize("where", ["head", "tail", "table"])
-def test_what_nests_deep_beside_the_events_costs_nothing(
+def test_deep_nesting_beside_the_events_costs_nothing(
     where: str, depth: int, clean: backspot.Report, tmp_path: Path
 ) -> None:
     deep = "[" * depth + "]" * depth
@@ -132,7 +132,7 @@ def test_a_trace_of_bad_events_alone_ends_with_one_line_and_its_code(
     assert main(["show", "-"]) == 0
 
 
-def test_where_none_of_very_many_events_can_be_read_the_rest_is_not_tried() -> None:
+def test_after_very_many_unreadable_events_reading_stops() -> None:
     with pytest.raises(NotATraceError, match="none of its first 100,000 events"):
         backspot.locate(_Repeated(b'{"traceEvents": [', b"{x},\n", 200 * MIB))
 
@@ -142,7 +142,7 @@ def test_where_none_of_very_many_events_can_be_read_the_rest_is_not_tried() -> N
 
 @pytest.mark.parametrize("word", ["inf", "-inf", "nan", "-nan", "NaN", "Infinity", "-nan(ind)"])
 @pytest.mark.parametrize("key", ["blocks per SM", "warps per SM", "anything"])
-def test_what_is_no_number_in_a_field_that_nobody_needs_costs_nothing(
+def test_a_wrong_number_in_an_unused_field_costs_nothing(
     word: str, key: str, clean: backspot.Report, tmp_path: Path
 ) -> None:
     document = training_step(3).document()
@@ -159,7 +159,7 @@ def test_what_is_no_number_in_a_field_that_nobody_needs_costs_nothing(
 
 
 @pytest.mark.parametrize("word", ["inf", "nan", "-nan"])
-def test_what_is_no_number_where_a_time_belongs_costs_the_event(
+def test_a_wrong_number_for_a_time_costs_the_event(
     word: str, clean: backspot.Report, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.json"
@@ -226,7 +226,7 @@ def test_no_sum_wraps_however_many_events_last_for_weeks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("years", [-30, 0.2, 50])
-def test_what_starts_years_from_all_else_is_left_out(
+def test_an_event_years_from_all_others_is_left_out(
     years: float, clean: backspot.Report, tmp_path: Path
 ) -> None:
     def change(trace: Trace) -> None:
@@ -351,12 +351,12 @@ def test_a_list_within_an_event_never_ends_the_trace(piece: int) -> None:
     assert decoder.malformed == 1
 
 
-# What is no path ---------------------------------------------------------------------------------
+# Impossible paths --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["a\0b.json", "\ud800.json"])
-def test_what_no_file_can_be_called_is_refused(path: str) -> None:
-    with pytest.raises(UsageError, match="no path"):
+def test_an_impossible_path_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match="path"):
         backspot.locate(path)
     with pytest.raises(BackspotError):
         backspot.locate(Path(path))

@@ -66,5 +66,5 @@ def test_any_other_text_is_no_label_or_a_whole_one(text: str) -> None:
         "aten::mm",
     ],
 )
-def test_what_is_no_label_is_told_apart(text: str) -> None:
+def test_other_text_is_no_label(text: str) -> None:
     assert parse_label(text) is None

@@ -32,7 +32,7 @@ def test_much_of_one_thing_takes_its_time_and_no_more(dimension: str, scale: int
     assert sum(row.cpu_ns for row in report.modules) == report.cpu_ns > 0
 
 
-def test_where_any_of_very_many_threads_could_have_built_a_node_none_is_named() -> None:
+def test_if_many_threads_could_have_built_a_node_none_is_named() -> None:
     report = backspot.locate(io.BytesIO(DIMENSIONS["threads that autograd numbers"](2)))
     assert any("could come from more than one thread's" in text for text in report.warnings)
     assert report.coverage.wall == 0

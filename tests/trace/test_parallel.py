@@ -75,7 +75,7 @@ def test_arrows_named_by_text_meet_across_processes(tmp_path: Path) -> None:
     assert backspot.locate(path, jobs=4) == backspot.locate(path, jobs=1)
 
 
-def test_what_is_broken_in_any_part_is_told_as_one_process_tells_it(tmp_path: Path) -> None:
+def test_a_broken_event_in_any_part_is_reported_as_by_one_process(tmp_path: Path) -> None:
     text = plain("ddp.rank0", tmp_path).read_bytes()
     events = text.split(b"\n")
     path = tmp_path / "broken.json"
@@ -125,7 +125,7 @@ def test_where_another_process_does_not_do_its_part_one_process_reads(
 
 
 @pytest.mark.parametrize("where", ["event", "head", "tail"])
-def test_what_is_longer_than_a_stretch_is_read_once(where: str, tmp_path: Path) -> None:
+def test_text_longer_than_a_stretch_is_read_once(where: str, tmp_path: Path) -> None:
     document = json.loads(plain("ddp.rank0", tmp_path).read_bytes())
     filler = "x" * len(json.dumps(document))
     events = document.pop("traceEvents")
@@ -192,9 +192,7 @@ def test_no_more_processes_are_started_than_pay(
 
 
 @pytest.mark.parametrize("jobs", [0, -1, True, "2", 1.5])
-def test_a_number_of_processes_that_cannot_be_meant_is_refused(
-    jobs: object, tmp_path: Path
-) -> None:
+def test_an_invalid_number_of_processes_is_refused(jobs: object, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="jobs="):
         backspot.locate(tmp_path, jobs=jobs)
 

@@ -80,7 +80,7 @@ def test_streams_and_folders_are_read_too(tmp_path: Path) -> None:
     assert backspot.locate(io.BytesIO(older.read_bytes())).steps == 1
 
 
-def test_progress_tells_how_far_the_reading_is(tmp_path: Path) -> None:
+def test_progress_reports_the_bytes_read(tmp_path: Path) -> None:
     path = training_step().save(tmp_path / "t.json")
     seen: list[tuple[int, int | None]] = []
     backspot.locate(path, progress=lambda done, total: seen.append((done, total)))
@@ -166,7 +166,7 @@ BROKEN: dict[str, tuple[bytes, type[BackspotError], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_no_trace_gets_one_clear_line(case: str, tmp_path: Path) -> None:
+def test_a_source_that_is_no_trace_gets_one_clear_line(case: str, tmp_path: Path) -> None:
     content, kind, words = BROKEN[case]
     path = tmp_path / "broken.json"
     path.write_bytes(content)
@@ -178,10 +178,10 @@ def test_what_is_no_trace_gets_one_clear_line(case: str, tmp_path: Path) -> None
     assert "\n" not in message
 
 
-def test_what_is_not_there_gets_one_clear_line(tmp_path: Path) -> None:
+def test_a_missing_source_gets_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match=r"nowhere\.json is not there"):
         backspot.locate(tmp_path / "nowhere.json")
-    with pytest.raises(SourceNotFoundError, match="holds no trace"):
+    with pytest.raises(SourceNotFoundError, match="has no trace"):
         backspot.locate(tmp_path)
     with pytest.raises(UsageError, match="give a trace's path"):
         backspot.locate(12)
@@ -199,7 +199,7 @@ def broken_events(tmp_path: Path, change: Any) -> backspot.Report:
     return backspot.locate(path)
 
 
-def test_a_trace_cut_short_keeps_what_is_complete(tmp_path: Path) -> None:
+def test_a_truncated_trace_keeps_its_complete_events(tmp_path: Path) -> None:
     text = json.dumps(training_step(3).document(), indent=1).encode()
     path = tmp_path / "t.json"
     for cut in (len(text) // 2, len(text) - 200):
@@ -209,7 +209,7 @@ def test_a_trace_cut_short_keeps_what_is_complete(tmp_path: Path) -> None:
         assert "cut short" in report.warnings[0]
 
 
-def test_a_gzip_cut_short_keeps_what_is_complete(tmp_path: Path) -> None:
+def test_a_truncated_gzip_keeps_its_complete_events(tmp_path: Path) -> None:
     text = json.dumps(training_step(300).document(), indent=1).encode()
     path = tmp_path / "t.json.gz"
     packed = gzip.compress(text)
@@ -290,7 +290,7 @@ def test_no_mutilated_trace_ends_in_anything_but_a_report_or_one_line(
 # What is left out --------------------------------------------------------------------------------
 
 
-def test_device_work_of_an_unknown_kind_is_left_out_aloud(tmp_path: Path) -> None:
+def test_device_work_of_an_unknown_kind_is_left_out_with_a_warning(tmp_path: Path) -> None:
     trace = training_step()
     for number in range(3):
         trace.event("mtia_ccp_events", "matmul", number * TICK, (number + 1) * TICK, 40)
@@ -301,7 +301,7 @@ def test_device_work_of_an_unknown_kind_is_left_out_aloud(tmp_path: Path) -> Non
     assert "overhead" not in warning
 
 
-def test_what_processes_read_apart_is_left_out_aloud_once(tmp_path: Path) -> None:
+def test_several_processes_warn_of_an_unknown_kind_once(tmp_path: Path) -> None:
     trace = training_step()
     for number in range(20_000):
         trace.event("hpu_\x1bop", "matmul", number * TICK, (number + 1) * TICK, 40)

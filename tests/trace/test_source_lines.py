@@ -1,4 +1,4 @@
-"""The table of source lines in a trace: found wherever it stands, and never believed blindly."""
+"""The table of source lines in a trace: found anywhere in it, and always checked."""
 
 import json
 
@@ -49,7 +49,7 @@ def located(document, tmp_path):
     return backspot.locate(path)
 
 
-def told(report):
+def lines_of(report):
     return {(line.node, line.place, line.count) for row in report.modules for line in row.lines}
 
 
@@ -65,7 +65,7 @@ def with_table(form, *, before=True):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_the_table_is_found_before_the_events_and_after(before, tmp_path):
     report = located(with_table(format_lines(WHOLE), before=before), tmp_path)
-    assert told(report) == ALL
+    assert lines_of(report) == ALL
     assert line_of(report["net"].row, "GatherBackward0") == "net.py:7"
     assert line_of(report["net"].row, "AddBackward0") == ""
 
@@ -79,7 +79,7 @@ def test_the_table_is_found_among_much_else(before, tmp_path):
         **with_table(format_lines(WHOLE), before=before),
         "more": padding,
     }
-    assert told(located(document, tmp_path)) == ALL
+    assert lines_of(located(document, tmp_path)) == ALL
 
 
 def test_a_line_costs_what_its_nodes_do(tmp_path):
@@ -100,30 +100,30 @@ def test_lines_of_layers_that_are_folded_or_grouped_add_up(tmp_path):
 
 def test_a_number_that_the_table_does_not_hold_has_no_line(tmp_path):
     # The loss's number is the next one: the nearest below would be the model's last line.
-    assert told(located(with_table(format_lines(table((5, 1, 0)))), tmp_path)) == {
+    assert lines_of(located(with_table(format_lines(table((5, 1, 0)))), tmp_path)) == {
         ("GatherBackward0", "net.py:7", 1)
     }
 
 
 def test_a_thread_that_the_table_does_not_hold_has_no_line(tmp_path):
     other = LineTable(LINES, {THREAD + 1: WHOLE.threads[THREAD]})
-    assert told(located(with_table(format_lines(other)), tmp_path)) == set()
+    assert lines_of(located(with_table(format_lines(other)), tmp_path)) == set()
 
 
-def test_a_line_that_made_another_kind_of_node_is_not_believed(tmp_path):
+def test_a_line_that_made_another_kind_of_node_is_not_used(tmp_path):
     wrong = table((5, 3, 1))  # all of them by the line of the product
-    assert told(located(with_table(format_lines(wrong)), tmp_path)) == {
+    assert lines_of(located(with_table(format_lines(wrong)), tmp_path)) == {
         ("MulBackward0", "net.py:9", 1)
     }
 
 
-def test_a_call_site_is_told_as_such(tmp_path):
+def test_a_call_site_is_marked_as_such(tmp_path):
     call = SourceLine("net.py", 3, "Net.forward", "y = self.inner(x)")
     report = located(
         with_table(format_lines(table((5, 3, 0), lines=(call,), exact=False))), tmp_path
     )
     assert {line.exact for row in report.modules for line in row.lines} == {False}
-    assert len(told(report)) == 2
+    assert len(lines_of(report)) == 2
 
 
 def broken_forms():
@@ -149,7 +149,7 @@ def broken_forms():
 @pytest.mark.parametrize(("kind", "form"), list(broken_forms()), ids=lambda value: str(value)[:30])
 def test_a_broken_table_is_one_warning_and_no_line(kind, form, tmp_path):
     report = located(with_table(form), tmp_path)
-    assert told(report) == set()
+    assert lines_of(report) == set()
     assert len([text for text in report.warnings if "table of source lines" in text]) == 1
     assert report["net"].row.nodes
 
@@ -166,14 +166,16 @@ def test_a_table_without_room_for_all_says_so(tmp_path):
 
 
 def test_a_text_that_quotes_the_key_is_no_table(tmp_path):
-    assert told(located({"note": f'"{KEY}": {format_lines(WHOLE)}', **trace()}, tmp_path)) == set()
+    assert (
+        lines_of(located({"note": f'"{KEY}": {format_lines(WHOLE)}', **trace()}, tmp_path)) == set()
+    )
 
 
 def test_a_labelled_copy_keeps_the_table(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(with_table(format_lines(WHOLE))))
     assert main(["annotate", str(path), "-o", str(tmp_path / "out.json")]) == 0
-    assert told(backspot.locate(tmp_path / "out.json")) == ALL
+    assert lines_of(backspot.locate(tmp_path / "out.json")) == ALL
 
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 40)), max_size=30)
@@ -181,7 +183,7 @@ TEXT = st.text(st.characters(exclude_categories=()), max_size=9)
 
 
 @given(NUMBERS, st.lists(st.tuples(TEXT, st.integers(0, 1 << 40), TEXT, TEXT, TEXT), min_size=1))
-def test_what_is_written_is_read(gaps, found):
+def test_a_table_is_read_as_it_was_written(gaps, found):
     at, runs = 0, []
     for index, (gap, count) in enumerate(gaps):
         runs.append((at + gap, count, index % len(found)))

@@ -1,6 +1,29 @@
-"""Reading: a Kineto trace, from a file or from a live profiler, becomes columns of numbers.
+"""Read a Kineto trace, from a file or from a live profiler, into columns of numbers.
 
-Nothing here knows what a module or a backward pass is.
+In: a path, a folder, a stream or a ``torch.profiler.profile``. Out: one ``Events``, with arrays of
+integer nanoseconds and of indices, one entry for each event. This room knows what the names in a
+trace are, but not what a module or a backward pass is; it imports no torch.
+
+The way of a trace::
+
+    read.py        decides what the source is, and what of it is usable
+    stream.py      a file as plain bytes, unpacked if it is gzip
+    parallel.py    a large plain file, cut into stretches for several processes
+    chrome.py      the text, piece by piece: where events begin and end
+    metadata.py      the text before the events, and the table behind them
+    brackets.py      boundaries by counting brackets, for text that cannot be decoded
+    json_events.py   a piece of text as structs, and their values as columns
+    profiler.py    a live profiler's events, without its one export
+    columns.py     the columns as they grow, joined into ``Events`` in the end
+    unknown_categories.py   a warning of events that are left out
+    events.py      ``Events`` and ``Category``: what the other rooms use
+
+Three files are contracts with whoever writes the trace: ``names.py`` for PyTorch, Kineto and
+others, ``labels.py`` and ``source_lines.py`` for Backspot's own live half.
+
+Terms: a *piece* is some hundred kilobytes of text that are decoded at once; a *stretch* is the part
+of a file that one process decodes; a *flow* or *arrow* joins a forward operator with its backward
+node.
 """
 
 from __future__ import annotations
@@ -16,7 +39,7 @@ __all__ = ["Category", "Events", "Flows", "Progress", "read_events"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is asked for: renderers only want PyTorch's names, without NumPy."""
+    """Import a name on first use: renderers need PyTorch's names and labels, but no NumPy."""
     if name not in __all__:
         raise AttributeError(f"module 'backspot.trace' has no attribute {name!r}")
     home = "read" if name in ("Progress", "read_events") else "events"

@@ -1,8 +1,8 @@
-"""Where the values of a JSON text begin and end, told by its brackets and its strings.
+"""Find where the values of a JSON text begin and end, by counting brackets outside strings.
 
-Reading a trace does without: its text is cut where two events visibly meet. This looks at every
-byte, and is right about whatever stands in a string; it is for text in which nothing meets, or that
-the decoder stumbles over.
+This looks at every byte. The fast level of ``chrome.py`` does without: it cuts the text where two
+events visibly meet. Counting brackets is for text without such a place, and for text that cannot be
+decoded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Brackets", "Shape", "value_end", "with_numbers"]
 _Ints = NDArray[np.int64]
 
 _QUOTE, _COMMA, _LIST_END = b'",]'
-# "[" and "{", as "]" and "}", differ in this bit alone.
+# "[" and "{" differ in this bit only, and so do "]" and "}".
 _BIT, _OPENS, _CLOSES = 0x20, ord("{"), ord("}")
 _BLOCK = 1 << 18
 
-# What C prints where there is no number, and Python's json too. JSON knows none of these.
+# What C and Python's json print for infinities and for what is no number; JSON has none of these.
 _WORD = re.compile(rb"-?(?:[Ii]nf(?:inity)?|[Nn]a[Nn](?:\([a-z]*\))?)(?=\s*[,}\]])")
-# No time, count or size can be this large, so it is refused where it matters.
+# No time, count or size is this large, so it is refused wherever it is used.
 _NO_NUMBER = b"1e308"
 
 
@@ -34,9 +34,9 @@ class Shape:
     """The elements of a list in a piece of its text.
 
     Attributes:
-        commas: where commas part two elements, in the piece.
-        end: where a bracket closes the list, -1 where none does.
-        is_whole: whether the piece ends between two elements or behind one, the list still open.
+        commas: the positions of the commas between two elements.
+        end: the position of the bracket that closes the list, -1 for none.
+        is_whole: whether the list is open at the end of the piece, and no element is.
     """
 
     commas: _Ints
@@ -44,15 +44,19 @@ class Shape:
     is_whole: bool
 
     def stretches(self, length: int, most: int) -> Iterator[tuple[int, int]]:
-        """Cut the first ``length`` bytes at commas into stretches, of ``most`` bytes if it can be.
+        """Cut the first ``length`` bytes at commas into stretches of at most ``most`` bytes.
+
+        An element that is longer is a stretch of its own.
 
         Yields:
-            Where each begins and ends, the commas between them left out.
+            Where each stretch begins and ends, without the commas between them.
         """
         begin = 0
         while length - begin > most:
             at = np.searchsorted(self.commas, [begin, begin + most])
-            chosen = max(int(at[1]) - 1, int(at[0]))  # the last that is near enough, else the next
+            chosen = max(
+                int(at[1]) - 1, int(at[0])
+            )  # the last comma within ``most``, else the next
             if chosen >= len(self.commas) or self.commas[chosen] >= length:
                 break
             end = int(self.commas[chosen])
@@ -62,7 +66,7 @@ class Shape:
 
 
 class Brackets:
-    """Follows the text of a list, piece by piece, from behind the bracket that opens it."""
+    """Counts the brackets of a list piece by piece, from behind the bracket that opens it."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -70,7 +74,7 @@ class Brackets:
         self._escaped = False
 
     def follow(self, text: bytes) -> Shape:
-        """Go on with the next piece; behind the list's end nothing is looked at."""
+        """Count the next piece, up to the end of the list."""
         commas: list[_Ints] = []
         for at in range(0, len(text), _BLOCK):
             marks, kinds, depth = self._marks(text[at : at + _BLOCK])
@@ -86,7 +90,7 @@ class Brackets:
         return Shape(np.concatenate([np.empty(0, np.int64), *commas]), -1, is_whole)
 
     def first_close(self, text: bytes) -> int:
-        """Where the first value that opens in these pieces closes; -1 where it does not here."""
+        """Return where the first value that opens in these pieces closes; -1 if not in this one."""
         for at in range(0, len(text), _BLOCK):
             marks, kinds, depth = self._marks(text[at : at + _BLOCK])
             closed = np.flatnonzero((depth <= 0) & (kinds | _BIT == _CLOSES))
@@ -95,7 +99,7 @@ class Brackets:
         return -1
 
     def _marks(self, text: bytes) -> tuple[_Ints, NDArray[np.uint8], _Ints]:
-        """Brackets and commas outside of strings: where, which, and how deep behind each."""
+        """Return the positions, codes and depths behind of brackets and commas outside strings."""
         if self._escaped:
             text = b" " + text[1:]
         plain = _without_escapes(text)
@@ -116,16 +120,16 @@ class Brackets:
 
 
 def value_end(text: bytes) -> int:
-    """Behind which byte the object or list ends that ``text`` begins with, -1 where it does not."""
+    """Return where the object or list at the beginning of ``text`` ends; -1 if it does not."""
     close = Brackets().first_close(text) if text[:1] in (b"{", b"[") else -1
     return close + 1 if close >= 0 else -1
 
 
 def with_numbers(text: bytes) -> bytes:
-    """The same with a number, impossibly large, for each bare ``inf`` and ``nan``.
+    """Return the text with an impossibly large number for each bare ``inf`` and ``nan``.
 
     Args:
-        text: events, from outside of any string.
+        text: events; it must begin outside a string.
     """
     found = [match.span() for match in _WORD.finditer(text)]
     if not found:
@@ -141,7 +145,7 @@ def with_numbers(text: bytes) -> bytes:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """The same, byte for byte as long, without a quote that ends no string."""
+    """Blank the escaped quotes and backslashes; the length stays."""
     if b"\\" not in text:
         return text
     return text.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")

@@ -1,10 +1,26 @@
-"""Decoding of exported Kineto traces (Chrome's JSON trace event format) in pieces.
+"""Decode an exported Kineto trace (Chrome's JSON trace event format) piece by piece.
 
-A trace of gigabytes is read some hundred kilobytes at a time: the text is cut between two events,
-each piece is decoded into typed structs that live for that piece only, and what matters goes into
-columns. The fast way trusts the text; whatever it stumbles over is looked at again bracket by
-bracket, and in the end event by event, so that one bad event costs one event. No step looks twice
-at what it has seen, and none keeps more than one event of the most bytes that one may have.
+A trace of gigabytes is read a few hundred kilobytes at a time. The text is cut between two events.
+Each piece becomes typed structs, which live for that piece only, and their values go into columns.
+
+The states of a decoder, by what it reads::
+
+    before the events ──▶ in the list of events ──▶ behind the events
+                                     └── end of the text: the trace is truncated
+
+In the list, a piece is decoded at the first level that succeeds. Each level trusts the text less
+and costs more::
+
+    fast          cut where two events visibly meet (``}, {"ph":``), and decoded as one list
+    by brackets   brackets are counted, which finds the end of the list and the commas between
+                  events; the events between two commas are decoded as one list
+    lenient       Python's own decoder: for control characters, bytes that are no text, numbers
+                  in quotes
+    one by one    brackets or strings are broken: cut at every place where two events visibly
+                  meet, so that one bad event costs one event
+
+No level reads a piece twice, and no more is kept than the longest event that is read
+(``_MOST_EVENT`` bytes).
 """
 
 from __future__ import annotations
@@ -12,6 +28,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from enum import Enum, auto
 from itertools import pairwise
 
 import msgspec
@@ -19,40 +36,54 @@ import msgspec
 from backspot.errors import NotATraceError
 from backspot.trace.brackets import Brackets, Shape, with_numbers
 from backspot.trace.columns import Columns
-from backspot.trace.decode import Event, decode_events, gather
-from backspot.trace.outside import TableFinder, find_events
+from backspot.trace.json_events import Event, decode_events, gather
+from backspot.trace.metadata import TableFinder, find_events
 
 __all__ = ["ChromeDecoder", "first_between"]
 
-# What a piece becomes stays in the processor's caches; ten times as much takes half again as long.
+# The structs of a piece stay in the processor's caches; ten times as much takes half again as long.
 _PIECE = 1 << 18
-# Between two events. In a JSON string a quote is escaped, so this cannot match inside one; a list
-# of objects within an event's args could match, and is then found out by the decoder.
+# Between two events. A quote in a JSON string is escaped, so this cannot match inside a string. It
+# can match in a list of objects within an event's args; then decoding the piece fails.
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
-# So PyTorch writes every event, and nobody anything within one.
+# PyTorch begins every event so, and no object within an event.
 _FIRST_KEY = re.compile(rb'\{\s*"ph"')
 _SURELY_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"ph"\s*:)')
 # What follows the list of events: nothing, the end of the object, or its next key.
 _AFTER = re.compile(rb'\s*(?:\Z|\}\s*\Z|,\s*(?:\Z|"))')
-_MOST_EVENTS = 1 << 12  # bytes: most are shorter
+_MOST_EVENTS = 1 << 12  # bytes: most events are shorter
 _LONG = 1 << 20
-"""Bytes without a place between two events, after which brackets are counted."""
+"""Bytes without a visible boundary between two events, after which brackets are counted."""
 _MOST_EVENT = 1 << 24
-"""Bytes of one event: one that is longer is left out unread, and is counted as malformed."""
+"""Bytes of one event: a longer one is skipped and counted as malformed."""
 _MOST_LENIENT = 1 << 22
-"""Bytes that become Python's own objects, each of which takes some dozen times its text."""
+"""Bytes for the lenient level: Python's own objects take some dozen times the size of the text."""
 _BEYOND_USE = 100_000
-"""Malformed events after which, none having been sound, none is expected."""
+"""Malformed events after which, without a sound one so far, the rest is not read."""
 # Errors of the decoders: of JSON, of text (half a surrogate pair), of numbers, of nesting.
 _BAD = (ValueError, OverflowError, RecursionError)
 
 
+class _List(Enum):
+    """Whether the list of events has ended."""
+
+    OPEN = auto()
+    CLOSED = auto()
+
+
 class ChromeDecoder:
-    """Feeds the events of one trace into columns.
+    """Decodes one trace into columns.
 
     Args:
-        read: gives the next bytes, at most as many as asked for; ``b""`` at the end.
+        read: returns the next bytes, at most as many as asked for; ``b""`` at the end.
         source: what is read, for messages.
+
+    Attributes:
+        columns: the values of the events.
+        seen: the number of events that were decoded.
+        malformed: the number of events that could not be decoded.
+        impossible: the number of events that were left out because of their times.
+        truncated: whether the text ends before the list of events does.
     """
 
     def __init__(self, read: Callable[[int], bytes], source: str) -> None:
@@ -60,35 +91,39 @@ class ChromeDecoder:
         self._source = source
         self._around = TableFinder()
         self.columns = Columns()
+        self.seen = 0
         self.malformed = 0
         self.impossible = 0
         self.truncated = False
-        self.seen = 0
 
     def run(self) -> None:
         """Read to the end.
 
         Raises:
-            NotATraceError: where the text is no trace at all.
+            NotATraceError: If the text is no trace at all.
         """
-        after = self._events(find_events(self._read, self._source, self._around.look))
-        while after is not None:
-            self._around.look(after)
-            after = self._read(_PIECE) or None
+        state, text = self._events(find_events(self._read, self._source, self._around.look))
+        self.truncated = state is _List.OPEN
+        if state is _List.CLOSED:
+            self._around.look(text)
+            while text := self._read(_PIECE):
+                self._around.look(text)
         self._look_up_lines()
 
     def run_part(self, *, first: bool, last: bool) -> bool:
         """Read a stretch of a trace that begins and ends between two events.
 
+        Only the fast level is used.
+
         Args:
-            first: whether it begins with what stands before the events.
-            last: whether it ends with what stands behind them.
+            first: whether the stretch begins with the text before the events.
+            last: whether the stretch ends with the text behind the events.
 
         Returns:
-            Whether all is sound. If not, only ``run`` on the whole text can tell what is wrong.
+            Whether the stretch is sound. If it is not, only ``run`` on the whole text can say why.
 
         Raises:
-            NotATraceError: where the text is no trace at all.
+            NotATraceError: If the text is no trace at all.
         """
         rest = find_events(self._read, self._source, self._around.look) if first else b""
         while block := self._next(len(rest)):
@@ -109,18 +144,21 @@ class ChromeDecoder:
         return True
 
     def extend(self, columns: Columns, seen: int, impossible: int) -> None:
-        """Add what another decoder read of the stretch that follows."""
+        """Add the part that another decoder read of the following stretch."""
         self.columns.extend(columns)
         self.seen += seen
         self.impossible += impossible
 
-    # The parts of the text ---------------------------------------------------------------------
+    # The list of events ------------------------------------------------------------------------
+    #
+    # These return whether the list is still open, and the rest of the text: of an open list, what
+    # is still to be decoded; of a closed one, what follows its closing bracket.
 
-    def _events(self, rest: bytes) -> bytes | None:
-        """Decode the list of events; gives what was read behind it, ``None`` where it never ends.
+    def _events(self, rest: bytes) -> tuple[_List, bytes]:
+        """Decode the list of events to its end, or to the end of the text.
 
         Args:
-            rest: what was read of it already.
+            rest: the part of the list that was read already.
         """
         while block := self._next(len(rest)):
             buffer = rest + block
@@ -130,21 +168,22 @@ class ChromeDecoder:
             if cut is None:
                 rest = buffer.lstrip() if buffer[:1].isspace() else buffer
                 if len(rest) > _LONG:
-                    rest, is_end = self._long(rest)
-                    if is_end:
-                        return rest
+                    state, rest = self._long(rest)
+                    if state is _List.CLOSED:
+                        return state, rest
                 continue
             piece, rest = buffer[: cut[0]], buffer[cut[1] :]
             if not self._fast(piece):
-                after = self._by_brackets(piece)
-                if after is not None:
-                    return after + buffer[cut[0] :]
-        after = self._by_brackets(rest, is_last=True)
-        self.truncated = after is None
-        return after
+                state, after = self._by_brackets(piece)
+                if state is _List.CLOSED:
+                    return state, after + buffer[cut[0] :]
+        return self._by_brackets(rest, is_last=True)
 
     def _next(self, least: int) -> bytes:
-        """The next bytes, not fewer than ``least``: as many as are kept, which are then copied."""
+        """Read at least ``least`` bytes, if there are.
+
+        With as many new bytes as are kept, copying both together takes linear time.
+        """
         block = self._read(max(_PIECE, least))
         if not block or len(block) >= least:
             return block
@@ -154,27 +193,27 @@ class ChromeDecoder:
             size += len(block)
         return b"".join(blocks)
 
-    def _by_brackets(self, text: bytes, *, is_last: bool = False) -> bytes | None:
-        """Decode what is no plain list of events; gives what follows its end, if that is in here.
+    def _by_brackets(self, text: bytes, *, is_last: bool = False) -> tuple[_List, bytes]:
+        """Decode all of a text that is no plain list of events.
 
         Args:
             text: from the beginning of an event.
-            is_last: whether nothing follows; then an event that is cut short is no malformed one.
+            is_last: whether no text follows; then an event that is cut short is not malformed.
         """
         shape = Brackets().follow(text)
         if shape.end >= 0 and _is_end(text, shape.end, is_last=is_last):
             self._elements(text[: shape.end], shape)
-            return text[shape.end + 1 :]
+            return _List.CLOSED, text[shape.end + 1 :]
         if shape.is_whole:
             self._elements(text, shape)
-            return None
+            return _List.OPEN, b""
         last = int(shape.commas[-1]) if len(shape.commas) else 0
         if last and self._fast(text[:last]):
             text = text[last + 1 :]
         return self._one_by_one(text, is_last=is_last)
 
     def _elements(self, text: bytes, shape: Shape) -> None:
-        """Decode events that brackets and commas tell apart."""
+        """Decode events between known commas."""
         for begin, end in shape.stretches(len(text), _PIECE):
             some = text[begin:end]
             if self._fast(some) or self._lenient(some):
@@ -183,7 +222,7 @@ class ChromeDecoder:
             self._halved([some[a + 1 : b] for a, b in pairwise(edges)])
 
     def _halved(self, events: list[bytes]) -> None:
-        """Decode events of which one is bad at least: the half without it, and the other's."""
+        """Decode events of which at least one is bad, by halving until it is alone."""
         if len(events) == 1:
             if not self._fast(events[0]) and not self._lenient(events[0]):
                 self._leave_out()
@@ -193,48 +232,48 @@ class ChromeDecoder:
             if len(some) == 1 or not self._decoded(b",".join(some)):
                 self._halved(some)
 
-    def _one_by_one(self, text: bytes, *, is_last: bool) -> bytes | None:
-        """Decode text whose brackets or strings are broken, as ``_by_brackets`` does."""
+    def _one_by_one(self, text: bytes, *, is_last: bool) -> tuple[_List, bytes]:
+        """Decode all of a text with broken brackets or strings.
+
+        Args:
+            text: from the beginning of an event.
+            is_last: as in ``_by_brackets``.
+        """
         at = 0
         for match in (*_BETWEEN.finditer(text), None):
             event = text[at : match.start() + 1] if match else text[at:]
             if not self._fast(event) and not self._lenient(event):
-                ends_here = is_last and match is None
                 end = Brackets().follow(event).end
-                behind = at + end + 1
-                ends = end >= 0 and _is_end(text, at + end, is_last=is_last)
-                if ends and (self._fast(event[:end]) or self._lenient(event[:end])):
-                    return text[behind:]
-                if not ends_here:
+                closes = end >= 0 and _is_end(text, at + end, is_last=is_last)
+                if closes and (self._fast(event[:end]) or self._lenient(event[:end])):
+                    return _List.CLOSED, text[at + end + 1 :]
+                if not (is_last and match is None):
                     self._leave_out()
             at = match.end() if match else len(text)
-        return None
+        return _List.OPEN, b""
 
-    def _long(self, text: bytes) -> tuple[bytes, bool]:
-        """Decode text in which no two events visibly meet.
-
-        Returns:
-            What is left of it to decode, or what follows the end of the list; and which of the two.
-        """
+    def _long(self, text: bytes) -> tuple[_List, bytes]:
+        """Decode what can be decoded of a text in which no two events visibly meet."""
         shape = Brackets().follow(text)
         if shape.end >= 0 and _is_end(text, shape.end, is_last=False):
             self._elements(text[: shape.end], shape)
-            return text[shape.end + 1 :], True
+            return _List.CLOSED, text[shape.end + 1 :]
         if len(shape.commas):
             last = int(shape.commas[-1])
             self._elements(text[:last], shape)
-            return text[last + 1 :], False
-        if shape.is_whole:  # one event, and nothing but blanks behind it yet
+            return _List.OPEN, text[last + 1 :]
+        if shape.is_whole:  # one event, with only blanks behind it so far
             self._elements(text, shape)
-            return b"", False
+            return _List.OPEN, b""
         cut = _last_between(text)
-        if cut is not None:  # a bracket is missing, and no later one is where it belongs
-            after = self._one_by_one(text[: cut[0]], is_last=False)
-            return (text[cut[1] :], False) if after is None else (after + text[cut[0] :], True)
-        return (text if len(text) <= _MOST_EVENT else self._skipped(text)), False
+        if cut is not None:  # a bracket is missing, so the count is wrong from there on
+            state, after = self._one_by_one(text[: cut[0]], is_last=False)
+            rest = text[cut[1] :] if state is _List.OPEN else after + text[cut[0] :]
+            return state, rest
+        return _List.OPEN, text if len(text) <= _MOST_EVENT else self._skipped(text)
 
     def _skipped(self, text: bytes) -> bytes:
-        """Read to the end of an event that is too long, and give what follows it."""
+        """Read to the end of an event that is too long; return the text behind it."""
         self._leave_out()
         brackets = Brackets()
         brackets.follow(text)
@@ -254,6 +293,11 @@ class ChromeDecoder:
     # Events ------------------------------------------------------------------------------------
 
     def _fast(self, text: bytes) -> bool:
+        """Decode events strictly; ``inf`` and ``nan`` are allowed for.
+
+        Returns:
+            Whether that succeeded; if not, no event has been taken.
+        """
         if self._decoded(text):
             return True
         numbers = with_numbers(text)
@@ -268,7 +312,7 @@ class ChromeDecoder:
         return True
 
     def _lenient(self, text: bytes) -> bool:
-        """Slow, and tolerant: of control characters, bytes that are no text, numbers in quotes."""
+        """Decode events slowly and tolerantly, as ``_fast`` does otherwise."""
         if len(text) > _MOST_LENIENT:
             return False
         try:
@@ -304,12 +348,12 @@ class ChromeDecoder:
 
 
 def _is_end(text: bytes, bracket: int, *, is_last: bool) -> bool:
-    """Whether the list of events can end with the bracket that stands there.
+    """Whether the list of events can end with a bracket.
 
     Args:
-        text: in which no list is open at the bracket but that one.
-        bracket: where it stands.
-        is_last: whether nothing follows the text.
+        text: in which no other list is open at the bracket.
+        bracket: the position of the bracket.
+        is_last: whether no text follows this one.
     """
     if _AFTER.match(text, bracket + 1):
         return True
@@ -317,17 +361,17 @@ def _is_end(text: bytes, bracket: int, *, is_last: bool) -> bool:
 
 
 def first_between(text: bytes) -> tuple[int, int] | None:
-    """Where the first event of ``text`` starts: (end of the one before, its own start)."""
+    """Return where the first event of ``text`` starts: (end of the one before, its own start)."""
     match = _BETWEEN.search(text)
     return (match.start() + 1, match.end()) if match else None
 
 
 def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
-    """Where the last event of ``text`` starts: (end of the one before, its own start).
+    """Return where the last event of ``text`` starts: (end of the one before, its own start).
 
     Args:
-        text: what to look in, from the back.
-        since: before which there is none.
+        text: searched from the back.
+        since: the part of the text that is known to have no event's start.
     """
     window = _MOST_EVENTS
     while True:
@@ -343,7 +387,7 @@ def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
 
 
 def _checked(text: bytes, cut: tuple[int, int]) -> tuple[int, int] | None:
-    """The same cut, or where brackets say that it lies within an event, the last one before it."""
+    """Return the cut, or the last one before it if brackets show that it is within an event."""
     piece = text[: cut[0]]
     if piece.count(b"{") == piece.count(b"}") and piece.count(b"[") == piece.count(b"]"):
         return cut

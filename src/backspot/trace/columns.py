@@ -1,32 +1,34 @@
-"""Where columns come to be: events are gathered piece by piece, from one reader or from several."""
+"""Collect the columns of a trace piece by piece, from one reader or from several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from backspot.trace.events import Category, Events, Flows, Ints
+from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
-from backspot.trace.unknown import Unknown
+from backspot.trace.unknown_categories import UnknownCategories
 
-__all__ = ["LONGEST_NS", "Columns", "Index"]
+__all__ = ["LONGEST_NS", "Columns", "Index", "integers"]
 
 LONGEST_NS = 30 * 24 * 3600 * 10**9
-"""Nanoseconds, thirty days: what no recording lasts, and so nothing in one."""
+"""Nanoseconds, thirty days: longer than any recording, and so longer than any event."""
 _MOST_NS = 1 << 60
-"""Nanoseconds that all events may last together, 36 years of threads: any sum of times, each of
-which counts an event once for each of a few purposes, then fits 64 bits."""
-_MARKS = ("ProfilerStep#", "enumerate(DataLoader)#")
+"""Nanoseconds that all events may last together, 36 years of threads. Then any sum of times that
+counts an event a few times fits 64 bits."""
+_MOST_NUMBER = 1 << 62
+_MARKS = (PROFILER_STEP, NEXT_BATCH)
 _TOGETHER = 1 << 17
-"""Rows to join at a time: many small arrays would leave memory in shreds."""
-# What is bounded by its making takes fewer bytes.
+"""Rows per chunk: keeping many small arrays would fragment the heap."""
+# Columns with few distinct values take fewer bytes.
 _NARROW: dict[str, Any] = {"category": np.int8, "name": np.int32, "thread": np.int32}
 
 
 class Index(dict[Any, int]):
-    """Numbers things in the order in which they are first asked for; ``None`` is ``""``."""
+    """Numbers keys in the order in which they are first looked up; ``None`` is ``""``."""
 
     def __missing__(self, key: object) -> int:
         if key is None:
@@ -36,7 +38,15 @@ class Index(dict[Any, int]):
 
 
 class Columns:
-    """Gathers columns piece by piece; the only place where they come to be."""
+    """Columns that grow piece by piece.
+
+    Attributes:
+        names: the number of each name.
+        threads: the number of each (process, thread).
+        logical_threads: as in ``Events``.
+        lines: as in ``Events``.
+        unknown: the events that were left out because their category is unknown.
+    """
 
     FIELDS = (
         "start",
@@ -57,25 +67,24 @@ class Columns:
         self.threads = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
-        self.unknown = Unknown()
+        self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
-        self._whole, self._apart = 0, 0  # pieces joined already, rows in those that are not
-        # Apart from the others: which threads come first must not hang on where pieces end.
+        self._chunks, self._loose_rows = 0, 0  # pieces that are chunks, rows in those that are not
+        # Apart from ``threads``: the order of threads must not depend on where pieces end.
         self._flow_threads = Index()
-        self._odd_identities = Index()
+        self._identities = Index()
 
     def add(self, *columns: Ints) -> None:
         """Add a piece: arrays of equal length in the order of ``FIELDS``."""
         if len(columns[0]):
             for (field, gathered), column in zip(self._pieces.items(), columns, strict=True):
                 gathered.append(column.astype(_NARROW.get(field, np.int64), copy=False))
-            self._apart += len(columns[0])
-            if self._apart >= _TOGETHER:
-                self._apart = 0
+            self._loose_rows += len(columns[0])
+            if self._loose_rows >= _TOGETHER:
                 for gathered in self._pieces.values():
-                    gathered[self._whole :] = [np.concatenate(gathered[self._whole :])]
-                self._whole += 1
+                    gathered[self._chunks :] = [np.concatenate(gathered[self._chunks :])]
+                self._chunks, self._loose_rows = self._chunks + 1, 0
 
     def add_flows(
         self,
@@ -84,7 +93,7 @@ class Columns:
         threads: Sequence[tuple[object, object]],
         times: Ints,
     ) -> None:
-        """Note ends of ``fwdbwd`` arrows.
+        """Add ends of ``fwdbwd`` arrows.
 
         Args:
             identities: the two ends of an arrow share one.
@@ -92,15 +101,10 @@ class Columns:
             threads: (process, thread) of each, as the trace names them.
             times: nanoseconds, on the clock of the pieces' ``start``.
         """
-        number, odd = self._flow_threads, self._odd_identities
         columns = (
-            # Text and the like is numbered, below all that can be an identity itself.
-            [
-                key if isinstance(key, int) and 0 <= key < 1 << 62 else -1 - odd[repr(key)]
-                for key in identities
-            ],
+            [self._identities[identity] for identity in identities],
             forward,
-            [number[thread] for thread in threads],
+            [self._flow_threads[thread] for thread in threads],
             times,
         )
         for gathered, column in zip(self._flows.values(), columns, strict=True):
@@ -110,48 +114,36 @@ class Columns:
         return sum(map(len, self._pieces["start"]))
 
     def extend(self, other: Columns) -> None:
-        """Add what another reader gathered behind what is here, as if one had read both."""
+        """Add what another reader collected of the text that follows; ``other`` is used up."""
         if other.lines.lines or other.lines.broken:
             self.lines = other.lines
         self.unknown.extend(other.unknown)
-        names, threads = (
-            _renumbered(other.names, self.names),
-            _renumbered(other.threads, self.threads),
-        )
-        pieces = {
-            **other._pieces,
-            "name": [names[piece] for piece in other._pieces["name"]],
-            "thread": [threads[piece] for piece in other._pieces["thread"]],
-        }
-        flow_threads = _renumbered(other._flow_threads, self._flow_threads)
-        odd = -1 - _renumbered(other._odd_identities, self._odd_identities)
-        flows = {
-            **other._flows,
-            "identity": [
-                np.where(piece < 0, odd[-1 - np.minimum(piece, -1)], piece) if len(odd) else piece
-                for piece in other._flows["identity"]
-            ],
-            "thread": [flow_threads[piece] for piece in other._flows["thread"]],
-        }
-        for mine, theirs in ((self._pieces, pieces), (self._flows, flows)):
+        for columns, field, numbers in (
+            (other._pieces, "name", _numbers(self.names, other.names)),
+            (other._pieces, "thread", _numbers(self.threads, other.threads)),
+            (other._flows, "identity", _numbers(self._identities, other._identities)),
+            (other._flows, "thread", _numbers(self._flow_threads, other._flow_threads)),
+        ):
+            columns[field] = [numbers[piece] for piece in columns[field]]
+        for mine, theirs in ((self._pieces, other._pieces), (self._flows, other._flows)):
             for field, gathered in mine.items():
                 gathered += theirs[field]
-        self._whole, self._apart = len(self._pieces["start"]), 0
+        self._chunks, self._loose_rows = len(self._pieces["start"]), 0
 
     def compact(self) -> None:
-        """Join the pieces, to hand them on."""
+        """Join all pieces into one."""
         for gathered in (*self._pieces.values(), *self._flows.values()):
             gathered[:] = [_joined(gathered)]
-        self._whole, self._apart = 1, 0
+        self._chunks, self._loose_rows = 1, 0
 
     def _leave_out_impossible(self) -> int:
-        """Leave out events that cannot be of one recording.
+        """Leave out events that cannot belong to one recording.
 
-        What starts as far from the middle one as no recording lasts is left out, and where all
-        together last longer than can be, the longest.
+        An event is left out if it starts further from the median start than a recording lasts. If
+        all events together last impossibly long, the longest are left out.
 
         Returns:
-            How many there were.
+            The number of events that were left out.
         """
         self.compact()
         start, duration = self._pieces["start"][0], self._pieces["duration"][0]
@@ -169,11 +161,11 @@ class Columns:
                 gathered[0] = gathered[0][kept]
         return left_out
 
-    def _tell_marks_from_operators(self) -> None:
-        """Make annotations of marks that were written as operators.
+    def _turn_marks_into_annotations(self) -> None:
+        """Make annotations of marks that were recorded as operators.
 
-        ``backspot.profile`` writes its marks in the way that an interrupt cannot leave open, which
-        Kineto takes for operators.
+        ``backspot.profile`` writes its marks so that an interrupt cannot leave them open. Kineto
+        takes such marks for operators.
         """
         is_mark = np.fromiter((name.startswith(_MARKS) for name in self.names), bool)
         if is_mark.any():
@@ -188,19 +180,18 @@ class Columns:
         impossible: int = 0,
         truncated: bool = False,
     ) -> Events:
-        """All pieces as one ``Events``, its clock set to zero at the first event.
+        """Return all pieces as one ``Events``, on a clock that is zero at the first event.
 
-        The pieces are given up on the way, so that nothing is held twice.
+        This object is empty afterwards, so that nothing is held twice.
 
         Args:
             source: what was read, for people.
             warnings: what was wrong with it.
-            impossible: how many events were left out because their times are impossible; those that
-                are so beside the others are left out here.
+            impossible: the number of events that were left out so far because of their times.
             truncated: whether the trace is cut short.
         """
         impossible += self._leave_out_impossible()
-        self._tell_marks_from_operators()
+        self._turn_marks_into_annotations()
         arrays: dict[str, Ints] = {
             field: _joined(gathered).astype(_NARROW.get(field, np.int64), copy=False)
             for field, gathered in self._pieces.items()
@@ -226,23 +217,32 @@ class Columns:
         )
 
     def _arrows(self, origin: int) -> Flows:
-        """The arrows of which both ends are there; the last beginning of an identity counts."""
+        """Match the ends of arrows; the last start with an identity counts."""
         identity, forward, place, time = (_joined(gathered) for gathered in self._flows.values())
-        begins, ends = np.flatnonzero(forward), np.flatnonzero(forward == 0)
-        begins = begins[np.argsort(identity[begins], kind="stable")]
-        at = np.searchsorted(identity[begins], identity[ends], side="right") - 1
-        begin = np.append(begins, -1)[at]
-        matched = (at >= 0) & (np.append(identity, -1)[begin] == identity[ends])
-        begin, end = begin[matched], ends[matched]
-        number = self.threads
-        thread = np.array([number[place] for place in self._flow_threads], np.int64)
-        if not len(thread):
-            thread = np.empty(0, np.int64)
-        return Flows(thread[place[begin]], thread[place[end]], time[end] - origin)
+        starts, ends = np.flatnonzero(forward), np.flatnonzero(forward == 0)
+        starts = starts[np.argsort(identity[starts], kind="stable")]
+        at = np.searchsorted(identity[starts], identity[ends], side="right") - 1
+        ends, starts = ends[at >= 0], starts[at[at >= 0]]
+        matched = identity[starts] == identity[ends]
+        start, end = starts[matched], ends[matched]
+        thread = _numbers(self.threads, self._flow_threads)
+        return Flows(thread[place[start]], thread[place[end]], time[end] - origin)
+
+
+def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:
+    """Return ``get(item)`` for each item; -1 for ``None`` and for numbers that are out of range."""
+    try:
+        numbers = np.fromiter(map(get, items), np.int64, len(items))
+    except (TypeError, OverflowError):
+        # null; and AccumulateGrad's number in some versions, the largest of 64 bits
+        known = ((value if value is not None else -1) for value in map(get, items))
+        numbers = np.array([v if -1 <= v < _MOST_NUMBER else -1 for v in known], np.int64)
+    numbers[(numbers < -1) | (numbers >= _MOST_NUMBER)] = -1
+    return numbers
 
 
 def _impossible_times(count: int) -> list[str]:
-    """The warning for events that were left out, where there are any."""
+    """Return the warning for events that were left out, if there are any."""
     if not count:
         return []
     return [
@@ -252,7 +252,7 @@ def _impossible_times(count: int) -> list[str]:
 
 
 def _joined(pieces: list[Ints]) -> Ints:
-    """All pieces in a row; the list is emptied."""
+    """Return all pieces as one array; the list is empty afterwards."""
     if len(pieces) == 1:
         return pieces.pop()
     whole = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
@@ -260,6 +260,6 @@ def _joined(pieces: list[Ints]) -> Ints:
     return whole
 
 
-def _renumbered(theirs: Index, mine: Index) -> Ints:
-    """For each number in one index the number in the other."""
-    return np.array([mine[key] for key in theirs], np.int64)
+def _numbers(index: Index, keys: Index) -> Ints:
+    """Return the number in ``index`` of each key, in the order of the keys' own numbers."""
+    return np.array([index[key] for key in keys], np.int64)

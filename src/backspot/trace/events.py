@@ -1,4 +1,4 @@
-"""The columns into which a trace is read, one row an event."""
+"""The columns of a trace, with one row for each event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Category(IntEnum):
-    """The kinds of events that matter here, under one name for CUDA, ROCm and old traces."""
+    """The kinds of events that are read, with one name for CUDA, ROCm and old traces."""
 
     OPERATOR = 0
     ANNOTATION = 1
@@ -47,9 +47,9 @@ CATEGORIES: dict[str, Category] = {
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """Kineto's ``fwdbwd`` arrows: from a forward operator to a backward node.
+    """Kineto's ``fwdbwd`` arrows, each from a forward operator to a backward node.
 
-    Arrays of equal length; an arrow with one end outside the trace is left out.
+    All are arrays of equal length. An arrow with one end outside the trace is left out.
 
     Attributes:
         forward_thread: index into ``Events.threads``.
@@ -64,9 +64,9 @@ class Flows:
 
 @dataclass(frozen=True)
 class Events:
-    """A trace as columns; arrays of equal length, one entry an event, in the order of the trace.
+    """A trace as columns: arrays of equal length with one entry for each event, in trace order.
 
-    ``category``, ``name`` and ``thread`` are of fewer than 64 bits.
+    ``category``, ``name`` and ``thread`` have fewer than 64 bits.
 
     Attributes:
         start: nanoseconds from the trace's first event.
@@ -74,23 +74,23 @@ class Events:
         category: a ``Category``.
         name: index into ``names``.
         thread: index into ``threads``: the host thread, or the device's queue.
-        sequence: autograd's sequence number, -1 where there is none.
+        sequence: autograd's sequence number, -1 for none.
         forward_thread: autograd's logical number of the thread that built a node: 0 on forward
-            operators, at least 1 on nodes, -1 where there is none.
-        correlation: joins device work with the call that launched it; -1 where there is none.
+            operators, at least 1 on nodes, -1 for none.
+        correlation: the number that device work shares with the call that launched it; -1 for none.
         device: index of the device, -1 on the host.
-        size: of a copy or memset, its bytes; of a kernel, the thread blocks that it starts for each
-            multiprocessor, in thousandths; -1 where the trace does not say.
+        size: the bytes of a copy or memset; for a kernel, its thread blocks for each
+            multiprocessor, in thousandths; -1 where the trace does not have it.
         names: each distinct name once.
         threads: (process, thread) as the trace names them.
         flows: the arrows from forward to backward.
-        logical_threads: autograd's thread numbers that are known for sure (a live profile's), as
-            indices into ``threads``.
+        logical_threads: for each of autograd's thread numbers that a live profile knows, the index
+            into ``threads``.
         source: what was read, for people.
         warnings: what was wrong with the trace.
         origin_ns: the trace's own time at which ``start`` is 0.
         truncated: whether the trace is cut short.
-        lines: which line of source made which node, as far as the trace tells.
+        lines: the lines of source that made the nodes, as far as they were recorded.
     """
 
     start: Ints

@@ -6,13 +6,13 @@ One grammar serves both halves, so that a trace recorded on one machine means th
     forward: blocks.3.attn (Attention) #2       the second call within one outermost forward
     backward: blocks.3.attn (Attention)         from here on autograd works for this module
     backward end: blocks.3.attn (Attention)     written by ``hooks="module"`` only
-    unmarked: blocks.3.attn (Attention)         a tensor here bears no marker: not safe to ask
-    unused gradient: blocks.3.attn (Attention)  no optimizer holds parameters of its that have one
+    unmarked: blocks.3.attn (Attention)         a tensor here has no marker: adding one is not safe
+    unused gradient: blocks.3.attn (Attention)  parameters with a gradient that no optimizer has
     forward: (VisionTransformer)                the root: its path is empty
 
-Characters that the grammar uses, that JSON writers get wrong (quotes, backslashes) or that no
-viewer can show are percent-encoded (as UTF-8) in names; everything else, in any script, stays as
-it is and can be searched for.
+In names, some characters are percent-encoded as UTF-8: those that the grammar uses, that JSON
+writers get wrong (quotes, backslashes) or that no viewer can show. All others, in any script, stay
+as they are and can be searched for.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from urllib.parse import unquote
 
 __all__ = ["Kind", "Label", "escape", "format_label", "parse_label"]
 
 
 class Kind(str, Enum):
-    """What a label says about the moment at which it stands in the trace."""
+    """What a label marks in the trace."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -61,7 +60,7 @@ _PATTERN = re.compile(
 
 
 def escape(name: str) -> str:
-    """Percent-encode what the grammar uses or a trace cannot carry; ``blocks.3`` stays as it is."""
+    """Percent-encode characters that the grammar uses or that a trace cannot have."""
     if name.isprintable() and _RESERVED.isdisjoint(name):
         return name
     return "".join(
@@ -73,21 +72,20 @@ def escape(name: str) -> str:
 
 
 def format_label(label: Label) -> str:
-    """The label as it stands in a trace; ``parse_label`` is its exact inverse."""
+    """Return the label as text; ``parse_label`` is the exact inverse."""
     path = f"{escape(label.path)} " if label.path else ""
     call = f" #{label.call}" if label.call > 1 else ""
     return f"{label.kind.value}: {path}({escape(label.class_name)}){call}"
 
 
-@lru_cache(maxsize=65536)
 def parse_label(text: str) -> Label | None:
-    """Read a label, or ``None`` where ``text`` is something else."""
+    """Return the label that ``text`` is; ``None`` if it is none."""
     match = _PATTERN.match(text)
     if match is None:
         return None
     try:
         path = unquote(match["path"] or "", errors="surrogatepass")
         class_name = unquote(match["class_name"], errors="surrogatepass")
-    except UnicodeDecodeError:  # percent signs that no label of ours wrote
+    except UnicodeDecodeError:  # percent signs that ``format_label`` did not write
         return None
     return Label(Kind(match["kind"]), path, class_name, int(match["call"] or 1))

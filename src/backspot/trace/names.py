@@ -83,13 +83,11 @@ OPTIMIZER_STEP = "Optimizer.step#"
 ZERO_GRAD = "Optimizer.zero_grad#"
 """``torch.optim.Optimizer.zero_grad``, followed by the class."""
 OPTIMIZER = ("Optimizer.", "Optimizer#")
-"""All marks of optimizers; the second as old traces have it."""
+"""All marks of optimizers, in both spellings."""
 NEXT_BATCH = "enumerate(DataLoader)#"
 """``torch.utils.data.DataLoader``'s iterator fetching a batch, followed by the class."""
 DDP_FORWARD = "DistributedDataParallel.forward"
 """``torch.nn.parallel.DistributedDataParallel.forward``."""
-FSDP = "FSDP::"
-"""``torch.distributed.fsdp.fully_shard``, followed by what it is doing."""
 COMPILED_REGION = "Torch-Compiled Region: "
 """``torch._dynamo``, around each compiled graph."""
 LIGHTNING_MODULE = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
@@ -100,6 +98,7 @@ HOST_MARKS = ("autograd::", "DataLoader", "enumerate(", "Optimizer", "ProfilerSt
 _ACTION = r"\[pl\]\[profile\].*"
 _FETCH_MARK = re.compile(rf"enumerate\(DataLoader\)|{_ACTION}(dataloader_next|val_next)$")
 _COPY_MARK = re.compile(rf"{_ACTION}batch_to_device$")
+# "FSDP::": all that ``torch.distributed.fsdp.fully_shard`` does.
 _FORWARD_MARK = re.compile(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}training_step$")
 _OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}(zero_grad|configure_gradient_clipping)$")
 

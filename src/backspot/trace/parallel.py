@@ -24,7 +24,7 @@ import numpy as np
 
 from backspot.trace.chrome import ChromeDecoder, first_between
 from backspot.trace.columns import Columns
-from backspot.trace.unpack import Progress
+from backspot.trace.stream import Progress
 
 __all__ = ["decode_in_parts", "keep_freed", "main", "paying_jobs"]
 

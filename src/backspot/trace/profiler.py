@@ -1,13 +1,12 @@
-"""Reading a live profiler without using up its one export.
+"""Read a live profiler without using up its one export.
 
-The events that Kineto keeps in memory can be read again and again, before and after the user
-exports them; an export can be had once. The module never imports torch: it asks the objects that
-it is given.
+Kineto keeps its events in memory. They can be read any number of times, before and after the user
+exports them; an export is possible only once. This file never imports torch: it calls methods of
+the objects that it is given.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +16,21 @@ from typing import Any
 import numpy as np
 
 from backspot.errors import NoBackwardError, UsageError
-from backspot.trace.columns import Columns
-from backspot.trace.decode import integers
+from backspot.trace.columns import Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Events, Ints
-from backspot.trace.names import MODULE_CALL
+from backspot.trace.names import (
+    MEMCPY,
+    MEMSET,
+    MODULE_CALL,
+    is_python_frame,
+    is_runtime_call,
+)
 from backspot.trace.source_lines import KEY, LineTable, find_lines, live_tables
 
 __all__ = ["LIVE", "exported", "is_profiler", "read_profiler"]
 
 LIVE = "the live profile"
-"""What a report calls a profiler that was read in place."""
+"""The name of a live profiler as the source of a report."""
 
 
 def is_profiler(source: Any) -> bool:  # noqa: ANN401
@@ -42,15 +46,15 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
     """Read the events of a profiler that has stopped.
 
     Raises:
-        UsageError: where the profiler was never started, still runs, or has thrown its events away.
-        NoBackwardError: where it recorded no CPU activity.
+        UsageError: If the profiler was never started, still runs, or has discarded its events.
+        NoBackwardError: If it recorded no CPU activity.
     """
     results = _results(profiler)
     columns = Columns()
     seen = _gather(results.events(), columns)
     if not seen:
         raise NoBackwardError(
-            "locate(prof): the profile holds no CPU activity, so no backward can be seen in it; "
+            "locate(prof): the profile has no CPU activity, so it cannot show a backward; "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
     columns.lines = _lines(results)
@@ -59,10 +63,10 @@ def read_profiler(profiler: Any) -> Events:  # noqa: ANN401
 
 @contextmanager
 def exported(profiler: Any) -> Iterator[Path]:  # noqa: ANN401
-    """The profiler's trace as a file, for as long as the context lasts; this is its one export.
+    """Yield the profiler's trace as a temporary file; this is its one export.
 
     Raises:
-        UsageError: where the profiler cannot be read, or was exported before.
+        UsageError: If the profiler cannot be read, or was exported before.
     """
     _results(profiler)
     with TemporaryDirectory(prefix="backspot-") as folder:
@@ -73,14 +77,14 @@ def exported(profiler: Any) -> Iterator[Path]:  # noqa: ANN401
             if "already saved" not in str(error):
                 raise
             raise UsageError(
-                "the profiler was exported already, which it can be once: give the file that "
-                "it was exported to instead"
+                "the profiler was exported already, which is possible only once: give the file "
+                "that it was exported to instead"
             ) from None
         yield path
 
 
 def _results(profiler: Any) -> Any:  # noqa: ANN401
-    """What a profiler that has stopped holds."""
+    """Return the results of a profiler that has stopped."""
     inner = profiler if hasattr(profiler, "kineto_results") else profiler.profiler
     if inner is None:
         raise UsageError(
@@ -101,52 +105,54 @@ def _results(profiler: Any) -> Any:  # noqa: ANN401
 
 
 def _gather(events: Sequence[Any], columns: Columns) -> bool:
-    """Ask the events for what matters, one property of all of them after the other.
+    """Put the values of events into columns, one attribute of all events at a time.
 
     Returns:
-        Whether any is an operator.
+        Whether any event is an operator.
     """
     if not events:
         return False
-    ask = type(events[0])
-    tells = hasattr(ask, "activity_type")
-    types = list(map(ask.activity_type, events)) if tells else []
-    kinds = map(CATEGORIES.get, types) if tells else map(_guess, events)
+    event_type = type(events[0])
+    has_types = hasattr(event_type, "activity_type")
+    types = list(map(event_type.activity_type, events)) if has_types else []
+    categories = map(CATEGORIES.get, types) if has_types else map(_guess, events)
     columns.unknown.add(
         (name, event.duration_ns())
         for name, event in zip(types, events, strict=False)
         if name not in CATEGORIES
     )
     kept = [
-        (event, kind)
-        for event, kind in zip(events, kinds, strict=True)
-        if kind is not None
-        and (kind != Category.MODULE_CALL or event.name().startswith(MODULE_CALL))
+        (event, category)
+        for event, category in zip(events, categories, strict=True)
+        if category is not None
+        and (category != Category.MODULE_CALL or event.name().startswith(MODULE_CALL))
         and event.duration_ns() >= 0
     ]
     if not kept:
         return False
     events = [event for event, _ in kept]
-    category = np.array([kind for _, kind in kept], np.int64)
-    device = list(map(ask.device_index, events))
-    places = zip(device, map(ask.device_resource_id, events), strict=True)
+    category = np.array([category for _, category in kept], np.int64)
+    device = list(map(event_type.device_index, events))
+    places = zip(device, map(event_type.device_resource_id, events), strict=True)
     thread = np.array([columns.threads[place] for place in places], np.int64)
     of_operators = category == Category.OPERATOR
-    sequence, forward_thread = _numbers(ask, events, of_operators, "sequence_nr", "fwd_thread_id")
+    sequence, forward_thread = _numbers(
+        event_type, events, of_operators, "sequence_nr", "fwd_thread_id"
+    )
     forward_thread[sequence < 0] = -1
-    # Only numbered operators: the profiler's own overhead bears made-up threads.
+    # Only numbered operators: the profiler's own overhead has made-up threads.
     numbered = sequence >= 0
-    (logical,) = _numbers(ask, events, numbered, "start_thread_id")
+    (logical,) = _numbers(event_type, events, numbered, "start_thread_id")
     known = logical > 0
     columns.logical_threads.update(
         zip(logical[known].tolist(), thread[known].tolist(), strict=True)
     )
-    (correlation,) = _numbers(ask, events, category >= Category.RUNTIME, "correlation_id")
+    (correlation,) = _numbers(event_type, events, category >= Category.RUNTIME, "correlation_id")
     columns.add(
-        integers(ask.start_ns, events),
-        integers(ask.duration_ns, events),
+        integers(event_type.start_ns, events),
+        integers(event_type.duration_ns, events),
         category,
-        np.array([columns.names[name] for name in map(ask.name, events)], np.int64),
+        np.array([columns.names[name] for name in map(event_type.name, events)], np.int64),
         thread,
         sequence,
         forward_thread,
@@ -157,46 +163,46 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
     return bool(of_operators.any())
 
 
-def _numbers(ask: Any, events: list[Any], asked: np.ndarray, *names: str) -> list[Ints]:  # noqa: ANN401
-    """What some of the events say of themselves; -1 for the others."""
-    index = np.flatnonzero(asked)
+def _numbers(
+    event_type: Any,  # noqa: ANN401
+    events: list[Any],
+    having: np.ndarray,
+    *names: str,
+) -> list[Ints]:
+    """Return attributes of the events that have them; -1 for the others."""
+    index = np.flatnonzero(having)
     chosen = [events[at] for at in index.tolist()]
     columns = []
     for name in names:
         column = np.full(len(events), -1, np.int64)
-        column[index] = integers(getattr(ask, name), chosen)
+        column[index] = integers(getattr(event_type, name), chosen)
         columns.append(column)
     return columns
 
 
 def _lines(results: Any) -> LineTable:  # noqa: ANN401
-    """The source lines of this very profile, which the live half keeps as long as it lives."""
+    """Return the source lines that the live half recorded for this profile."""
     try:
-        form = live_tables.get(results)
-    except TypeError:  # of what cannot be referred to weakly there is none
-        form = None
-    return (form and find_lines(f'"{KEY}":{form}'.encode())) or LineTable()
-
-
-# Frames of Python that with_stack=True records: "file.py(12): step", "<built-in method …>".
-_PYTHON_FRAME = re.compile(r".*\.py\(\d+\): |<built-in ")
-_DRIVER_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
+        table = live_tables.get(results)
+    except TypeError:  # an object without weak references is in no table
+        table = None
+    return (table and find_lines(f'"{KEY}":{table}'.encode())) or LineTable()
 
 
 def _guess(event: Any) -> Category | None:  # noqa: ANN401
-    """Before torch 2.12 an event does not say what it is: device and name must tell."""
+    """Infer a category from device and name: before torch 2.12 an event has no type."""
     name = event.name()
     if event.device_type().name == "CPU":
-        if _DRIVER_CALL.match(name):
+        if is_runtime_call(name):
             return Category.RUNTIME
         if name.startswith(MODULE_CALL):
             return Category.MODULE_CALL
-        if _PYTHON_FRAME.match(name):
+        if is_python_frame(name):
             return None
         return Category.ANNOTATION if _is_annotation(event) else Category.OPERATOR
-    if name.startswith("Memcpy"):
+    if name.startswith(MEMCPY):
         return Category.MEMCPY
-    if name.startswith("Memset"):
+    if name.startswith(MEMSET):
         return Category.MEMSET
     return None if _is_annotation(event) else Category.KERNEL
 

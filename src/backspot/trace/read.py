@@ -1,4 +1,4 @@
-"""From whatever a user has (a file, a folder, a stream, a profiler) to events."""
+"""Read a trace from anything that a user has: a file, a folder, a stream or a profiler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import IO, Any
 from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
 from backspot.trace.chrome import ChromeDecoder
 from backspot.trace.events import Events
-from backspot.trace.outside import find_events
+from backspot.trace.metadata import find_events
+from backspot.trace.names import TRACE_EVENTS
 from backspot.trace.parallel import decode_in_parts, paying_jobs
 from backspot.trace.profiler import is_profiler, read_profiler
-from backspot.trace.unpack import (
+from backspot.trace.stream import (
     GZIP,
     MOST_TIMES,
     UNBOUNDED,
@@ -48,21 +49,22 @@ def read_events(
             folder as ``tensorboard_trace_handler`` writes it (its newest trace is read); ``"-"``
             for standard input; an open binary file; or a ``torch.profiler.profile`` that has
             stopped.
-        progress: called now and then with what has been read.
-        jobs: how many processes decode a plain file at most; as many are taken as pay, which for a
-            small file is this one alone. All else one process reads.
+        progress: called now and then with the bytes read so far and the size of the file.
+        jobs: the largest number of processes that decode a plain file; a small file is decoded by
+            this process alone, and so is everything that is no plain file. ``None`` (default)
+            chooses by the number of processors. The result is the same.
 
     Raises:
-        SourceNotFoundError: where there is nothing to read.
-        NotATraceError: where it is no trace, or is broken beyond use.
-        UsageError: where ``source`` is none of these, or a profiler that cannot be read now.
+        SourceNotFoundError: If there is nothing to read.
+        NotATraceError: If the source is no trace, or is broken beyond use.
+        UsageError: If ``source`` is none of these, or a profiler that cannot be read now.
     """
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise UsageError(f"jobs={jobs!r}: give a whole number of at least 1, or None")
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "-":
             return _read_stream(sys.stdin.buffer, "standard input", None, progress)
-        if not os.fspath(source):  # which a Path would take for the folder that one is in
+        if not os.fspath(source):  # Path("") would be the working folder
             raise SourceNotFoundError("an empty path names no trace: give a file or a folder")
         return _read_path(_path(source), progress, jobs)
     if is_profiler(source):
@@ -82,7 +84,7 @@ def _path(source: str | os.PathLike[str]) -> Path:
     except ValueError:  # half a surrogate pair
         named = b"\0"
     if b"\0" in named:
-        raise UsageError(f"{os.fspath(source)!a} is no path that a file can have: check it")
+        raise UsageError(f"{os.fspath(source)!a} is not a valid path: check it")
     return Path(source)
 
 
@@ -108,15 +110,19 @@ def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Event
 
 
 def newest(folder: Path) -> Path:
-    """The newest trace directly in a folder."""
+    """Return the newest trace directly in a folder.
+
+    Raises:
+        SourceNotFoundError: If the folder has none.
+    """
     traces = [
         entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
     ]
     if not traces:
         raise SourceNotFoundError(
-            f"{folder} holds no trace: there is no .json or .json.gz directly in it"
+            f"{folder} has no trace: there is no .json or .json.gz directly in it"
         )
-    # Reports and settings may lie beside them, and newer; if nothing else does, one is refused.
+    # Newer reports and settings may lie beside the traces. Without a trace, one of them is refused.
     likely = [entry for entry in traces if not _is_other_json(entry)] or traces
     return max(likely, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
 
@@ -129,7 +135,7 @@ def _is_other_json(path: Path) -> bool:
             complete = not file.read(1) and head.startswith(b"{") and head.endswith(b"}")
     except OSError:
         return False
-    return _REPORT.match(head) is not None or (complete and b'"traceEvents"' not in head)
+    return _REPORT.match(head) is not None or (complete and TRACE_EVENTS not in head)
 
 
 def _read_stream(
@@ -145,8 +151,8 @@ def _read_stream(
         ) from None
     except UnpackedTooFarError:
         raise NotATraceError(
-            f"{source} unpacks to more than {MOST_TIMES} times its size, as no trace does: if you "
-            f"trust it, give it unpacked, or set {UNBOUNDED}=1"
+            f"{source} unpacks to more than {MOST_TIMES} times its size, which no trace does: if "
+            f"you trust it, unpack it first, or set {UNBOUNDED}=1"
         ) from None
     return _finished(decoder, source)
 
@@ -161,7 +167,7 @@ def _finished(decoder: ChromeDecoder, source: str) -> Events:
         what = "cut short before its first event" if truncated else "without a single event"
         raise NotATraceError(f"{source} is {what}: export the trace again")
     if not len(columns):
-        raise NotATraceError(f"{source} holds trace events, but none that PyTorch's profiler wrote")
+        raise NotATraceError(f"{source} has trace events, but none that PyTorch's profiler wrote")
     warnings = []
     if truncated:
         warnings.append(
@@ -176,7 +182,7 @@ def _finished(decoder: ChromeDecoder, source: str) -> Events:
 
 @contextmanager
 def trace_bytes(path: Path) -> Iterator[tuple[bytes, Read]]:
-    """The text of a trace, unpacked: up to the bracket before its first event, and how to go on."""
+    """Yield the unpacked text of a trace up to its first event, and a function that reads on."""
     with path.open("rb") as file, plain(file, None, None) as read:
         before: list[bytes] = []
         rest = find_events(read, str(path), before.append)

@@ -1,8 +1,8 @@
-"""The contract for source lines: which line of the forward made which autograd node.
+"""The table of source lines: which line of the forward made which autograd node.
 
-The live half writes one table a profile into the trace's metadata, under ``KEY``; the offline half
-reads it back. A node is told by its thread and autograd's sequence number, and by nothing less: a
-number that the table does not hold has no line.
+The live half writes one table for each profile into the trace's metadata, under ``KEY``. The
+offline half reads it back. A node is identified by its thread and autograd's sequence number
+together; a number that is not in the table has no line.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ KEY = "backspot.lines"
 """The key in the trace's metadata."""
 
 MOST_NODES = 1 << 21
-"""How many nodes one profile's table holds at most: a bound for memory and for the file."""
+"""The most nodes in one profile's table: a bound for memory and for the file."""
 
 MOST_BYTES = 1 << 24
-"""How long a table's text is at most: that of so many nodes has no more, and is mostly far less."""
+"""The most bytes of a table's text; a table of ``MOST_NODES`` has fewer, most have far fewer."""
 
 live_tables: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""The tables of the profiles of this process, by what torch hands out as a profile's results: the
-live half puts them here, and a table goes when the results do."""
+"""The tables of this process's profiles, by torch's results object of the profile. The live half
+puts them here. A table is dropped together with its results."""
 
 _AT_KEY = re.compile(rb'"backspot\.lines"\s*:\s*')
 _VERSION = 1
-_KEPT = " !#$&'()*+,/:;<=>?@[]^`{|}"  # what need not be %-encoded
+_KEPT = " !#$&'()*+,/:;<=>?@[]^`{|}"  # need not be percent-encoded
 _Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of the forward, and what it makes.
+    """A line of the forward, and the nodes that it makes.
 
     Attributes:
-        file: the file's name, as people know it: without ``site-packages`` or the working folder.
+        file: the file's name without ``site-packages`` or the working folder.
         line: the line's number, from 1.
-        function: the function that it stands in.
-        text: the line itself, stripped, ``""`` where it could not be read.
-        node: the class of the nodes made here (``GatherBackward0``); ``""`` where it is not known.
+        function: the function with the line.
+        text: the line itself, stripped; ``""`` if it could not be read.
+        node: the class of the nodes (``GatherBackward0``); ``""`` if it is not known.
     """
 
     file: str
@@ -75,12 +75,12 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The nodes of one thread, in runs of consecutive numbers; arrays of equal length.
+    """The nodes of one thread, in ranges of sequence numbers; arrays of equal length.
 
     Attributes:
-        first: the first sequence number of each run, ascending.
-        count: how many numbers it has, at least 1.
-        line: the index of its line in ``LineTable.lines``.
+        first: the first sequence number of each range, ascending.
+        count: the number of sequence numbers in the range, at least 1.
+        line: the index of the range's line in ``LineTable.lines``.
     """
 
     first: _Ints
@@ -90,14 +90,14 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class LineTable:
-    """What one profile knows of source lines.
+    """The source lines of one profile.
 
     Attributes:
-        lines: each distinct line (and kind of node) once.
+        lines: each distinct pair of a line and a class of nodes once.
         threads: the nodes by the operating system's number of the thread that made them.
-        exact: whether each node's own line is known; else it is the line that called the module.
-        complete: whether every node had room.
-        broken: whether the trace holds a table that cannot be read.
+        exact: whether each line is the node's own; else it is the line that called the module.
+        complete: whether all nodes fit in the table.
+        broken: whether the trace has a table that cannot be read.
     """
 
     lines: tuple[SourceLine, ...] = ()
@@ -107,7 +107,7 @@ class LineTable:
     broken: bool = False
 
     def at(self, thread: int, numbers: _Ints) -> _Ints:
-        """The index in ``lines`` for each sequence number on a thread, -1 where it is not known."""
+        """Return the index in ``lines`` for each sequence number on a thread; -1 if unknown."""
         made = self.threads.get(thread)
         if made is None or not len(made.first):
             return np.full(len(numbers), -1, np.int64)
@@ -116,7 +116,8 @@ class LineTable:
         return np.where(known, made.line[run], -1)
 
 
-class _Thread(msgspec.Struct, array_like=True):  # no objects in a list: events are cut at such
+# A JSON list: objects in a list would look like the boundary between two events.
+class _Thread(msgspec.Struct, array_like=True):
     tid: int
     runs: int
     first: str
@@ -133,10 +134,10 @@ class _Form(msgspec.Struct):
 
 
 def format_lines(table: LineTable) -> str:
-    """The table as JSON in ASCII without a backslash, for the trace's metadata.
+    """Return the table as JSON in ASCII without a backslash, for the trace's metadata.
 
-    Numbers are packed: a training step makes the same nodes over and over, so that a thousand steps
-    take little more room than one.
+    Numbers are compressed: each training step makes the same nodes, so a thousand steps take little
+    more space than one.
     """
     form = _Form(
         version=_VERSION,
@@ -161,10 +162,10 @@ def format_lines(table: LineTable) -> str:
 
 
 def find_lines(text: bytes) -> LineTable | None:
-    """The table that stands as a value of ``KEY`` in a piece of a trace outside its events.
+    """Find the table in the text around a trace's events.
 
     Returns:
-        ``None`` where there is none; a ``broken`` table without lines where it cannot be read.
+        The table; ``None`` if there is none; a ``broken`` table without lines if it cannot be read.
     """
     keys = list(_AT_KEY.finditer(text))
     if not keys:
@@ -175,7 +176,7 @@ def find_lines(text: bytes) -> LineTable | None:
         return LineTable(broken=True)
     try:
         return _table(msgspec.json.decode(value[:end], type=_Form))
-    except (ValueError, RecursionError, zlib.error):  # msgspec's errors are values' errors
+    except (ValueError, RecursionError, zlib.error):  # msgspec's errors are ValueErrors
         return LineTable(broken=True)
 
 
@@ -183,7 +184,7 @@ def _table(form: _Form) -> LineTable:
     if form.version != _VERSION:
         raise ValueError(form.version)
     threads = {}
-    left = 2 * MOST_NODES  # what an honest table never reaches
+    left = 2 * MOST_NODES  # no table that the live half wrote has as many
     for thread in form.threads:
         left -= thread.runs
         if thread.runs < 0 or left < 0:
@@ -209,7 +210,7 @@ def _table(form: _Form) -> LineTable:
 
 
 def _safe(text: str) -> str:
-    """Text without what the profiler spoils: it turns a backslash into a slash, escapes and all."""
+    """Encode backslashes and the like: the profiler turns each backslash into a slash."""
     return quote(text, safe=_KEPT, errors="surrogatepass")
 
 

@@ -1,7 +1,7 @@
-"""What stands around a trace's events: the text before them, and the table of source lines.
+"""Read the text around a trace's events: what precedes them, and the table of source lines.
 
-Both may be of any length, and the text may turn out to be no trace at all: it is gone through piece
-by piece, and nothing is kept but what is looked for.
+Both may have any length, and the text may turn out to be no trace at all. So it is searched piece
+by piece, and only the table is kept.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ import re
 from collections.abc import Callable
 
 from backspot.errors import NotATraceError
+from backspot.trace.names import TRACE_EVENTS
 from backspot.trace.source_lines import KEY, MOST_BYTES, LineTable, find_lines
 
 __all__ = ["TableFinder", "find_events"]
 
 _PIECE = 1 << 18
-_MARK = b"\xef\xbb\xbf"
-_EVENTS = b'"traceEvents"'
-_HEAD = re.compile(_EVENTS + rb"\s*:\s*\[")
-_HEAD_BEGUN = re.compile(_EVENTS + rb"\s*(?:(:)\s*)?\Z")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
+_HEAD_BEGUN = re.compile(TRACE_EVENTS + rb"\s*(?:(:)\s*)?\Z")
 _REPORT = b'"backspot.report/'
 _TABLE = re.compile(rb'"' + re.escape(KEY.encode()) + rb'"\s*:')
 _OVERLAP = 64
-"""Bytes of the piece before that are looked at again: more than any of these words has."""
+"""Bytes of the previous piece that are searched again: more than any of these words has."""
 
 
 def find_events(
     read: Callable[[int], bytes], source: str, seen: Callable[[bytes], object]
 ) -> bytes:
-    """Read as far as the first event, or further.
+    """Read up to the list of events, or further.
 
     Args:
-        read: gives the next bytes, at most as many as asked for; ``b""`` at the end.
+        read: returns the next bytes, at most as many as asked for; ``b""`` at the end.
         source: what is read, for messages.
-        seen: called with what stands before the first event, piece by piece.
+        seen: called with the text before the first event, piece by piece.
 
     Returns:
-        What was read behind the bracket that begins the list of events.
+        The text that was read behind the bracket that opens the list of events.
 
     Raises:
-        NotATraceError: where the text is no trace at all.
+        NotATraceError: If the text is no trace at all.
     """
     text = _first(read, source, seen)
     if text[:1] == b"[":
@@ -61,8 +61,8 @@ def find_events(
         seen(text)
         is_report = is_report or _REPORT in known
         begun = _HEAD_BEGUN.search(known)
-        # However much blank may follow the key, a later piece goes on from here.
-        before = _EVENTS + (begun[1] or b"") if begun else known[-_OVERLAP:]
+        # Any number of blanks may follow the key: the next piece continues from here.
+        before = TRACE_EVENTS + (begun[1] or b"") if begun else known[-_OVERLAP:]
         text = read(_PIECE)
     if is_report:
         raise NotATraceError(
@@ -76,16 +76,20 @@ def find_events(
 
 
 def _first(read: Callable[[int], bytes], source: str, seen: Callable[[bytes], object]) -> bytes:
-    """The first piece that is not blank, from its first byte that is not."""
+    """Return the first piece that is not blank, without the blanks at its beginning."""
     text = read(_PIECE)
-    while text and _MARK.startswith(text[: len(_MARK)]) and len(text) < len(_MARK):
+    while (
+        text
+        and _BYTE_ORDER_MARK.startswith(text[: len(_BYTE_ORDER_MARK)])
+        and len(text) < len(_BYTE_ORDER_MARK)
+    ):
         more = read(_PIECE)
         if not more:
             break
         text += more
-    if text.startswith(_MARK):
-        seen(_MARK)
-        text = text[len(_MARK) :] or read(_PIECE)
+    if text.startswith(_BYTE_ORDER_MARK):
+        seen(_BYTE_ORDER_MARK)
+        text = text[len(_BYTE_ORDER_MARK) :] or read(_PIECE)
     while text:
         stripped = text.lstrip()
         seen(text[: len(text) - len(stripped)])
@@ -96,7 +100,7 @@ def _first(read: Callable[[int], bytes], source: str, seen: Callable[[bytes], ob
 
 
 class TableFinder:
-    """Looks for the table of source lines in what stands around the events."""
+    """Searches the text around the events for the table of source lines."""
 
     def __init__(self) -> None:
         self._before = b""
@@ -104,7 +108,7 @@ class TableFinder:
         self._size = 0
 
     def look(self, text: bytes) -> None:
-        """Go on with the next piece."""
+        """Search the next piece."""
         known = self._before + text
         keys = list(_TABLE.finditer(known))
         if keys:  # the last one counts, as in every JSON object
@@ -116,5 +120,5 @@ class TableFinder:
         self._before = known[-_OVERLAP:]
 
     def table(self) -> LineTable | None:
-        """What was found; ``None`` where there is no table."""
+        """Return the table that was found; ``None`` if there is none."""
         return find_lines(b"".join(self._found)) if self._found else None

@@ -1,7 +1,7 @@
-"""From the text of events to columns, some hundred kilobytes at a time.
+"""Decode the JSON text of some events into structs, and put their values into columns.
 
-The decoder makes typed structs that live for one piece only. Attributes are picked out of them by
-maps that run in C, for a line of Python for each event would cost more than the decoding itself.
+The structs live for one piece of the text only. Their attributes are picked out by ``map``, which
+runs in C: a line of Python for each event would cost more than decoding it.
 """
 
 from __future__ import annotations
@@ -13,29 +13,38 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backspot.trace.columns import LONGEST_NS, Columns
+from backspot.trace.columns import LONGEST_NS, Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Ints
-from backspot.trace.names import MODULE_CALL
+from backspot.trace.names import (
+    BLOCKS_PER_MULTIPROCESSOR,
+    COMPLETE,
+    FLOW_FINISH,
+    FLOW_START,
+    FORWARD_BACKWARD,
+    FORWARD_THREAD,
+    MODULE_CALL,
+    SEQUENCE_NUMBER,
+)
 
-__all__ = ["Event", "decode_events", "gather", "integers"]
+__all__ = ["Event", "decode_events", "gather"]
 
 _NAN = float("nan")
 
 
 class _Args(msgspec.Struct, gc=False, frozen=True):
-    sequence: int | None = msgspec.field(name="Sequence number", default=-1)
-    forward_thread: int | None = msgspec.field(name="Fwd thread id", default=-1)
+    sequence: int | None = msgspec.field(name=SEQUENCE_NUMBER, default=-1)
+    forward_thread: int | None = msgspec.field(name=FORWARD_THREAD, default=-1)
     correlation: int | None = -1
     device: int | None = -1
     bytes: int | None = -1
-    blocks: float | None = msgspec.field(name="blocks per SM", default=_NAN)
+    blocks: float | None = msgspec.field(name=BLOCKS_PER_MULTIPROCESSOR, default=_NAN)
 
 
 _NO_ARGS = _Args()
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is read of an event."""
+    """The fields of an event that are used, as the trace has them."""
 
     ph: str = ""
     cat: str | None = None
@@ -49,17 +58,16 @@ class Event(msgspec.Struct, gc=False):
 
 
 decode_events = msgspec.json.Decoder(list[Event]).decode
-"""From a JSON list of events; raises ``msgspec.DecodeError`` where it is none."""
+"""Decode a JSON list of events; raises ``msgspec.DecodeError`` if the text is anything else."""
 
 _LATEST = 2.9e15
 """Microseconds, in the year 2061."""
 _EARLIEST = -1.0e12
 _LONGEST = LONGEST_NS / 1000
-_MOST_NUMBER = 1 << 62
 _MOST_BLOCKS = 1e12
-"""Thread blocks for each multiprocessor; a kernel's grid has at most some ``1 << 62`` in all."""
+"""Thread blocks for each multiprocessor; a kernel's grid has at most about ``1 << 62`` in all."""
 _MOST_DEVICES = 128
-"""PyTorch numbers a process's devices in eight bits, of which one is the sign."""
+"""PyTorch numbers the devices of a process in a signed byte."""
 _MOST_BYTES = 1 << 44
 """Bytes of one copy, 16 TiB: more than any device holds."""
 
@@ -71,28 +79,30 @@ _CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
 
 
 def gather(events: list[Event], columns: Columns) -> int:
-    """Put what matters of some events into columns.
+    """Put the values of events into columns.
 
     Returns:
-        How many events were left out because their times are impossible.
+        The number of events that were left out because their times are impossible.
     """
     phases = list(map(_PH, events))
-    if phases.count("X") < len(phases):
+    if phases.count(COMPLETE) < len(phases):
         _gather_flows(
             [
                 event
                 for event, phase in zip(events, phases, strict=True)
-                if phase != "X" and event.cat == "fwdbwd" and phase in ("s", "f")
+                if phase != COMPLETE
+                and event.cat == FORWARD_BACKWARD
+                and phase in (FLOW_START, FLOW_FINISH)
             ],
             columns,
         )
-    kept = [event for event in events if event.ph == "X" and event.cat in _CODES]
-    if len(kept) < phases.count("X"):
-        rest = (event for event in events if event.ph == "X" and event.cat not in _CODES)
+    kept = [event for event in events if event.ph == COMPLETE and event.cat in _CODES]
+    if len(kept) < phases.count(COMPLETE):
+        rest = (event for event in events if event.ph == COMPLETE and event.cat not in _CODES)
         columns.unknown.add((e.cat, None if e.dur is None else e.dur * 1000) for e in rest)
     category = np.fromiter(map(_CODES.__getitem__, map(_CAT, kept)), np.int64, len(kept))
     calls = category == Category.MODULE_CALL
-    if calls.any():  # Python's other frames come under the same category
+    if calls.any():  # other Python frames have the same category
         named = [(event.name or "").startswith(MODULE_CALL) for event in kept]
         kept, (category,) = _chosen(~calls | np.array(named, bool), kept, category)
     start, duration = _floats(_TS, kept), _floats(_DUR, kept, 0.0)
@@ -129,7 +139,7 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
     if flows:
         columns.add_flows(
             list(map(_ID, flows)),
-            [flow.ph == "s" for flow in flows],
+            [flow.ph == FLOW_START for flow in flows],
             [(flow.pid, flow.tid) for flow in flows],
             _nanoseconds(start),
         )
@@ -158,23 +168,12 @@ def _floats(
         return np.array([missing if value is None else value for value in values], np.float64)
 
 
-def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:
-    """What ``get`` says of each item; -1 for what it does not say and for what no number can be."""
-    try:
-        numbers = np.fromiter(map(get, items), np.int64, len(items))
-    except (TypeError, OverflowError):
-        # null; and AccumulateGrad's number in some versions, the largest of 64 bits
-        known = ((value if value is not None else -1) for value in map(get, items))
-        numbers = np.array([v if -1 <= v < _MOST_NUMBER else -1 for v in known], np.int64)
-    numbers[(numbers < -1) | (numbers >= _MOST_NUMBER)] = -1
-    return numbers
-
-
 def _nanoseconds(microseconds: np.ndarray) -> Ints:
-    """Microseconds with three decimals as whole nanoseconds, exactly.
+    """Convert microseconds with three decimals to whole nanoseconds, exactly.
 
-    The whole and the fractional part are scaled apart: three months in microseconds leave a double
-    just enough bits to tell nanoseconds, and none to lose in a product.
+    The whole and the fractional part are scaled apart. Kineto's clock starts up to three months
+    ago; in microseconds that leaves a double just enough bits for three decimals, and a product
+    would lose some of them.
     """
     whole = np.floor(microseconds)
     fraction = np.rint((microseconds - whole) * 1000).astype(np.int64)
@@ -192,8 +191,8 @@ def _devices(device: Ints, category: Ints, events: list[Event]) -> Ints:
 
 
 def _sizes(blocks: np.ndarray, copied: Ints) -> Ints:
-    """A kernel's thread blocks in thousandths for each multiprocessor; else the bytes copied."""
-    told = (blocks < _MOST_BLOCKS) & (blocks > -_MOST_BLOCKS)
+    """Return ``Events.size``: thousandths of thread blocks, or the bytes that were copied."""
+    known = (blocks < _MOST_BLOCKS) & (blocks > -_MOST_BLOCKS)
     size: Ints = np.where(np.isnan(blocks) & (copied <= _MOST_BYTES), copied, -1)
-    size[told] = np.rint(blocks[told] * 1000).astype(np.int64)
+    size[known] = np.rint(blocks[known] * 1000).astype(np.int64)
     return size

@@ -5,22 +5,24 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
 import pytest
 
 import backspot
-from backspot.trace.unpack import plain
+from backspot.trace.stream import plain
 from support.synthetic import Trace
 
 TICK = 10_000
 MIB = 1 << 20
 READ = 1 * MIB
-"""How many packed bytes are read at a time, behind the two that tell gzip from plain text."""
+"""The packed bytes that are read at a time, after the two that identify gzip."""
 
 
 def step() -> Trace:
@@ -58,13 +60,13 @@ def test_two_members_may_meet_anywhere(reads: int, beside: int) -> None:
 
 
 @pytest.mark.parametrize("zeros", [1, 511, READ - 1, READ, READ + 1])
-def test_zeros_may_stand_between_and_behind_members(zeros: int) -> None:
+def test_zeros_between_and_behind_members_are_skipped(zeros: int) -> None:
     padding = bytes(zeros)
     packed = gzip.compress(b"one ") + padding + gzip.compress(b"two") + padding
     assert unpacked(packed) == b"one two"
 
 
-def test_what_follows_the_last_member_and_is_none_is_left_alone() -> None:
+def test_other_bytes_behind_the_last_member_are_ignored() -> None:
     assert unpacked(gzip.compress(b"one") + b"\0\0 and more") == b"one"
 
 
@@ -102,7 +104,7 @@ BOMBS: dict[str, tuple[bytes, bytes, bytes]] = {
     "a table of lines": (TEXT[:TAIL] + b', "backspot.lines": [{}', b",{}", b"]}"),
 }
 
-"""What is repeated, and what stands before and behind it."""
+"""The text before the repeated part, that part, and the text behind it."""
 MANY = ("objects in an event", "empty events")
 """Each of millions becomes an object, which takes its time."""
 NO_TRACES = {"text without events": "no traceEvents", "blanks behind the key": "without a single"}
@@ -119,6 +121,7 @@ def bomb(case: str, size: int) -> bytes:
 
 READING = """
 import sys
+import threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import backspot
@@ -130,31 +133,29 @@ print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """
 
 
-def told_and_held(path: Path) -> tuple[str, int]:
-    """What a process of its own makes of a trace, and the most memory that it held, in bytes."""
+def output_and_peak(path: Path) -> tuple[str, int]:
+    """Return the output of a separate process that reads a trace, and its peak memory in bytes."""
     home = str(Path(backspot.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", READING, home, str(path)], capture_output=True, text=True, check=True
     )
-    told, held = done.stdout.splitlines()
-    return told, int(held) * 1024
+    output, peak = done.stdout.splitlines()
+    return output, int(peak) * 1024
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how much memory was held")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the peak memory")
 
 
 @linux
 @pytest.mark.parametrize("case", [case for case in BOMBS if case not in MANY])
-def test_what_unpacks_to_far_too_much_is_refused_in_little_memory(
-    case: str, tmp_path: Path
-) -> None:
+def test_a_gzip_bomb_is_refused_in_little_memory(case: str, tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(case, 60 * MIB))
     assert path.stat().st_size < MIB // 4
-    told, held = told_and_held(path)
-    assert "bomb.json.gz unpacks to more than 200 times its size" in told
-    assert "BACKSPOT_UNPACK_ALL=1" in told
-    assert held < 200 * MIB
+    output, peak = output_and_peak(path)
+    assert "bomb.json.gz unpacks to more than 200 times its size" in output
+    assert "BACKSPOT_UNPACK_ALL=1" in output
+    assert peak < 200 * MIB
 
 
 @linux
@@ -165,12 +166,46 @@ def test_the_bound_can_be_lifted_and_memory_stays_bound(
     monkeypatch.setenv("BACKSPOT_UNPACK_ALL", "1")
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(case, (4 if case in MANY else 50) * MIB))
-    told, held = told_and_held(path)
-    assert NO_TRACES.get(case, str(3 * TICK)) in told
-    assert held < 200 * MIB
+    output, peak = output_and_peak(path)
+    assert NO_TRACES.get(case, str(3 * TICK)) in output
+    assert peak < 200 * MIB
 
 
 def test_a_small_file_may_unpack_to_any_number_of_times_its_size(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(TEXT[:TAIL] + b" " * 20 * MIB + b"}"))
     assert backspot.locate(path).wall_ns == 3 * TICK
+
+
+# The thread that unpacks -------------------------------------------------------------------------
+
+
+def unpacking_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "unpacking" in thread.name]
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2, 3])
+def test_a_reader_that_stops_early_ends_the_thread(blocks: int) -> None:
+    packed = gzip.compress(bytes(40 * MIB))
+    with plain(io.BytesIO(packed), None, None) as read:
+        for _ in range(blocks):
+            assert read(20 * MIB)
+    assert not unpacking_threads()
+
+
+def test_an_interrupted_reader_ends_the_thread() -> None:
+    def interrupted() -> None:
+        with plain(io.BytesIO(gzip.compress(bytes(40 * MIB))), None, None) as read:
+            read(1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not unpacking_threads()
+
+
+def test_an_error_of_the_thread_is_raised_in_the_reader() -> None:
+    packed = gzip.compress(os.urandom(4 * MIB))
+    with pytest.raises(zlib.error):
+        unpacked(packed[: 2 * MIB] + bytes(MIB))
+    assert not unpacking_threads()

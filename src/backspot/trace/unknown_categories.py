@@ -1,6 +1,7 @@
-"""Events of categories that nobody here knows, such as another accelerator's: counted, and told.
+"""Count the events of unknown categories, such as those of another accelerator, and warn of them.
 
-Without them a report of that accelerator's work reads like one of the host alone.
+Without the warning, a report that misses an accelerator's work would read like one of a model that
+runs on the CPU.
 """
 
 from __future__ import annotations
@@ -8,67 +9,52 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backspot.formatting import counted, duration, visible
+from backspot.trace.names import OTHER_CATEGORIES
 
-__all__ = ["Unknown"]
+__all__ = ["UnknownCategories"]
 
-# What the profiler writes beside the work of host and devices.
-_BESIDE = frozenset(
-    {
-        "",
-        "Trace",
-        "collective_comm",
-        "cpu_instant_event",
-        "cuda_event",
-        "cuda_profiler_range",
-        "cuda_sync",
-        "external_correlation",
-        "gpu_user_annotation",
-        "overhead",
-        "python_function",
-    }
-)
 _NAMED = 3
 _LONGEST = 40
 _MOST_NS = float(1 << 62)
 
 
-class Unknown:
-    """Counts what is left out, by category."""
+class UnknownCategories:
+    """Counts the events of each unknown category."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, float]] = {}
 
     def add(self, events: Iterable[tuple[str | None, float | None]]) -> None:
-        """Note events that no category is known for.
+        """Add events.
 
         Args:
-            events: the category and the nanoseconds of each.
+            events: the category of each and its nanoseconds.
         """
         for category, ns in events:
-            if category is None or category in _BESIDE:
+            if category is None or category in OTHER_CATEGORIES:
                 continue
             lasting = ns if ns is not None and 0 <= ns < _MOST_NS else 0
             count, spent = self._found.get(category, (0, 0))
             self._found[category] = count + 1, spent + lasting
 
-    def extend(self, other: Unknown) -> None:
-        """Add what another reader noted."""
+    def extend(self, other: UnknownCategories) -> None:
+        """Add the counts of another reader."""
         for category, (count, spent) in other._found.items():
             mine, own = self._found.get(category, (0, 0))
             self._found[category] = mine + count, own + spent
 
     def warnings(self) -> tuple[str, ...]:
-        """What a reader of the report must know, if anything."""
+        """Return a warning that names the longest categories; empty if there are none."""
         ranked = sorted(self._found.items(), key=lambda item: (-item[1][1], -item[1][0], item[0]))
         if not ranked:
             return ()
-        told = [
+        listed = [
             f"{visible(category[:_LONGEST])} ({counted(count, 'event')}, {duration(spent)})"
             for category, (count, spent) in ranked[:_NAMED]
         ]
         if len(ranked) > _NAMED:
-            told.append(f"{len(ranked) - _NAMED} more")
+            listed.append(f"{len(ranked) - _NAMED} more")
         return (
-            f"Left out are events of kinds that Backspot does not know: {', '.join(told)}. If that "
-            "is a device's work, it is missing here, and the times are those of the rest.",
+            f"Events of unknown kinds were left out: {', '.join(listed)}. If they are a device's "
+            "work, that work is missing here, and the times are those of the rest.",
         )
