@@ -237,6 +237,8 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["show", "a", "--depth", "deep"], "'deep' is not a whole number of at least 0"),
         (["show", "a", "--by", "name"], "invalid choice: 'name'"),
         (["show", "a", "--form", "json"], "unrecognized arguments: --form json"),
+        (["show", "a", "--format", "html"], "not a format; choose from table, csv, json, md"),
+        (["diff", "a", "b", "--format", "xml"], "not a format; choose from table, csv, json, md"),
         (["report", "a"], "the following arguments are required: -o/--output"),
         (
             ["report", "a", "-o", "report.html5"],

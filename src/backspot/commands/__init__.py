@@ -41,7 +41,7 @@ backspot.instrument(model) to get labels, which name the modules.
 """
 _CODES = {
     0: "success",
-    1: "another error",
+    1: "any other error",
     2: "wrong usage",
     3: "file not found or not readable, or a folder without traces",
     4: "not a trace, or a broken one",

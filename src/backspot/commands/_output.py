@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,28 +18,27 @@ if TYPE_CHECKING:
 __all__ = ["add_format", "print_result"]
 
 
-class _Names:
-    """The values of ``--format``. Renderers are only imported when argparse asks for the names."""
+def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
+    """Declare ``--format`` for a kind of result."""
 
-    def __init__(self, kind: Literal["Report", "Comparison"]) -> None:
-        self._kind = kind
-
-    def __iter__(self) -> Iterator[str]:
+    def known(name: str) -> str:
+        if name == "table":  # the default, which imports no renderer
+            return name
         import backspot
         from backspot.render.formats import formats_of
 
-        yield "table"
-        yield from (one.name for one in formats_of(getattr(backspot, self._kind)) if one.name)
+        names = [one.name for one in formats_of(getattr(backspot, kind)) if one.name]
+        if name not in names:
+            choices = ", ".join(["table", *names])
+            raise argparse.ArgumentTypeError(f"{name!r} is not a format; choose from {choices}")
+        return name
 
-
-def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
-    """Declare ``--format``."""
     parser.add_argument(
         "--format",
-        choices=_Names(kind),
+        type=known,
         default="table",
         metavar="FORMAT",
-        help="output format: %(choices)s (default: table)",
+        help="table, or a file format such as json, csv or md (default: table)",
     )
 
 

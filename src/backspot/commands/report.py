@@ -1,6 +1,6 @@
 """Write the report of a trace to a file; the suffix decides the format.
 
-The suffixes are .html (a page that needs nothing else), .json (for
+Among the suffixes are .html (a page that needs nothing else), .json (for
 backspot.Report.load), .csv, .md, and for flame graphs .speedscope.json and
 .folded.
 

@@ -13,15 +13,16 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
 from backspot.render.files import check_target, writing
 from backspot.results.tracks import Arrow, Track, Tracks
-from backspot.trace import Events
-from backspot.trace.read import trace_bytes
+
+if TYPE_CHECKING:
+    from backspot.trace import Events
 
 __all__ = ["CATEGORY", "check_labelled", "write_labelled"]
 
@@ -93,6 +94,8 @@ _MARK = b'{"ph":"M","cat":"backspot",'
 
 
 def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) -> None:
+    from backspot.trace.read import trace_bytes  # the list of formats imports this file
+
     try:
         with trace_bytes(path) as (head, read):
             file.write(head)

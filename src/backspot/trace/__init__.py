@@ -39,7 +39,7 @@ __all__ = ["Category", "Events", "Flows", "Progress", "read_events"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: renderers need only PyTorch's names, without NumPy."""
+    """Import a name on first use: renderers need PyTorch's names and labels, but no NumPy."""
     if name not in __all__:
         raise AttributeError(f"module 'backspot.trace' has no attribute {name!r}")
     home = "read" if name in ("Progress", "read_events") else "events"
