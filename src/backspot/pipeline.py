@@ -42,30 +42,30 @@ def locate(
     """Find the modules that make the backward slow.
 
     Args:
-        source: the path of a trace (``.json`` or ``.json.gz`` as ``export_chrome_trace`` writes it)
-            or of a folder, from which the newest trace is read; ``"-"`` for standard input; an open
-            binary file; or a ``torch.profiler.profile`` that has stopped. The profiler can still
-            export its trace afterwards.
-        depth: fold every module deeper than this into its ancestor. ``None`` (default) keeps all.
-        progress: called while a file is read, with the number of bytes read and the total, or
-            ``None`` if the total is not known.
-        jobs: the most processes that decode a large uncompressed ``.json``. ``None`` (default)
-            chooses by file size and CPU count. Does not affect the result.
-        trace: where to write a labelled copy of the trace (``.json`` or ``.json.gz``): the whole
-            trace, with tracks of nested spans ``backward: …`` below each thread that ran autograd
-            and each GPU stream, and arrows from forward. This uses up a profiler's one export.
-        force: overwrite an existing file at ``trace``.
+        source: a trace's path (``.json`` or ``.json.gz`` as ``export_chrome_trace`` writes it, or a
+            folder of such, whose newest is read), ``"-"`` for standard input, an open binary file,
+            or a ``torch.profiler.profile`` that has stopped. A profiler's one export is not used
+            up.
+        depth: fold every module deeper than this into its ancestor; ``None`` keeps all.
+        progress: called while a file is read, with the bytes read and, where known, how many there
+            are.
+        jobs: how many processes decode a large plain ``.json`` at most; no more are started than
+            pay. What comes out is the same.
+        trace: where to write a labelled copy of the trace (``.json`` or ``.json.gz``): all that it
+            holds, and tracks of nested spans ``backward: …`` below each thread that ran autograd
+            and each GPU stream, with arrows from forward. Of a profiler this takes the one export.
+        force: overwrite what is at ``trace``.
 
     Returns:
         The ranked report.
 
     Raises:
-        SourceNotFoundError: If there is nothing to read.
-        NotATraceError: If the source is not a trace, or is too broken to use.
-        NoBackwardError: If the trace has no backward pass.
-        OutputExistsError: If ``trace`` exists and ``force`` is false.
-        UsageError: If an argument is invalid, if the profiler is still running, or if ``trace`` is
-            given and the profiler has already been exported.
+        SourceNotFoundError: where there is nothing to read.
+        NotATraceError: where it is no trace, or is broken beyond use.
+        NoBackwardError: where the trace holds no backward pass.
+        OutputExistsError: where ``trace`` exists and ``force`` is false.
+        UsageError: where the arguments cannot be meant, or the profiler still runs, or its one
+            export is gone and ``trace`` asks for it.
     """
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise UsageError(
