@@ -267,8 +267,8 @@ MUTATIONS = (
     Mutation(
         "a marker on the node after the right one",
         "live/markers.py",
-        "    owner.hook(node)\n    if",
-        "    owner.hook(node.next_functions[0][0] or node)\n    if",
+        "    hook(node)\n    if",
+        "    hook(node.next_functions[0][0] or node)\n    if",
         f"{MARKERS}::test_a_marker_stands_in_the_event_of_its_node_and_before_the_node",
     ),
     Mutation(
