@@ -174,7 +174,7 @@ def test_a_profiler_that_cannot_be_read_says_why() -> None:
         backspot.locate(profiler)
     with profiler, pytest.raises(backspot.BackspotError, match="still running"):
         backspot.locate(profiler)
-    with pytest.raises(backspot.BackspotError, match="holds no"):
+    with pytest.raises(backspot.BackspotError, match="has no"):
         backspot.locate(profiler)
     with profile(activities=[ProfilerActivity.CPU]) as forward_only:
         torch.ones(3) + 1
