@@ -206,7 +206,8 @@ def _entries(section: str, types: dict[str, str]) -> Iterator[str]:
     for entry in re.split(r"\n(?=\S)", section):
         name, _, meaning = entry.partition(": ")
         kind = f" ({types[name]})" if name in types else ""
-        yield f"- `{name}`{kind}: {_markdown(' '.join(meaning.split()))}"
+        meaning = " ".join(meaning.split())
+        yield f"- `{name}`{kind}: {_markdown(meaning[:1].upper() + meaning[1:])}"
 
 
 def _types(cls: Any) -> dict[str, str]:
