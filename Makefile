@@ -20,8 +20,9 @@ format:  ## Format, and fix what ruff can fix
 	ruff format .
 	ruff check --fix .
 
-docs:  ## Make the schema, the report's picture and the notebooks from their sources
+docs:  ## Make the schema, the API reference, the report's picture and the notebooks
 	python -m backspot.render.json > docs/report.schema.json
+	python docs/make_api.py
 	python docs/make_report.py
 	python notebooks/execute.py
 
