@@ -239,6 +239,8 @@ def test_the_watch_on_the_profiler_ends_with_the_last_instrumentation():
     from torch.autograd import profiler
 
     model, other = net(), nn.Tanh()
+    # A model that was dropped while instrumented leaves the watch to the next one that is removed.
+    backspot.instrument(net()).remove()
     before = profiler._run_on_profiler_start
     with backspot.instrument(model):
         with backspot.instrument(other, name="tanh"):
