@@ -235,6 +235,22 @@ def test_the_phases_sum_to_the_steps_and_no_order_of_events_changes_them(
     assert report_of(trace).phases == report.phases
 
 
+def test_work_that_starts_at_the_same_moment_is_told_apart_by_its_launch() -> None:
+    shares = []
+    for reverse in (False, True):
+        trace = Trace()
+        step(trace)
+        # The device idles until both start; the optimizer launched one of them, the loop the other.
+        for stream, launch in ((8, 75), (9, 85)):
+            trace.kernel(
+                95 * TICK, 96 * TICK, launch=launch * TICK, launch_thread=HOST, stream=stream
+            )
+        if reverse:
+            trace.events.reverse()
+        shares.append(ticks(report_of(trace)))
+    assert shares[0] == shares[1]
+
+
 @given(traces())
 def test_the_backward_phase_is_what_the_rows_are_made_of(trace: Trace) -> None:
     known = [e for e in trace.events if e["cat"] == "cuda_runtime"]

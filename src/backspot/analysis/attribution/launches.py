@@ -11,7 +11,7 @@ import numpy as np
 from backspot.analysis.attribution.loading import find_loading
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, first_started, grouped
+from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -112,18 +112,18 @@ class Windows:
 def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
     """Find the work of the devices, with the launch of each piece and the pass that launched it."""
     index = events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-    index = index[np.argsort(events.start[index], kind="stable")]
+    call = _calls(events, index)
+    # Work that starts at the same moment is ordered by its launch, never by its place in the file.
+    launched = take(events.start, call)
+    order = np.lexsort((events.thread[index], launched, events.end[index], events.start[index]))
+    index, call = index[order], call[order]
     is_communication = events.names_where(names.is_communication)
     tier = np.where(
         is_communication[events.name[index]],
         Tier.COMMUNICATION,
         np.where(events.category[index] == Category.KERNEL, Tier.COMPUTE, Tier.COPY),
     ).astype(np.int64)
-    call = _calls(events, index)
-    launch, thread = (
-        np.where(call >= 0, of[call], NOTHING) for of in (events.start, events.thread)
-    )
-    launch, thread = launch.astype(np.int64), thread.astype(np.int64)
+    launch, thread = launched[order], take(events.thread, call)
     span = np.full(len(index), NOTHING, np.int64)
     run = np.full(len(index), NOTHING, np.int64)
     for number, mine in grouped(thread):
