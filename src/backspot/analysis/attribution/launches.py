@@ -113,9 +113,15 @@ def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork
     """Find the work of the devices, with the launch of each piece and the pass that launched it."""
     index = events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
     call = _calls(events, index)
-    # Work that starts at the same moment is ordered by its launch, never by its place in the file.
     launched = take(events.start, call)
-    order = np.lexsort((events.thread[index], launched, events.end[index], events.start[index]))
+    order = np.lexsort(
+        (
+            _rank(events)[events.thread[index]],
+            launched,
+            events.end[index],
+            events.start[index],
+        )
+    )
     index, call = index[order], call[order]
     is_communication = events.names_where(names.is_communication)
     tier = np.where(
@@ -153,6 +159,19 @@ def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork
         event=index,
         names=events.names,
     )
+
+
+def _rank(events: Events) -> Ints:
+    """Rank threads and queues by their names.
+
+    Work that starts at the same moment must not be ordered by its place in the file.
+    """
+    threads = events.threads
+    rank = np.empty(len(threads), np.int64)
+    rank[sorted(range(len(threads)), key=lambda at: tuple(map(str, threads[at])))] = np.arange(
+        len(threads)
+    )
+    return rank
 
 
 def find_waits(events: Events, spans: Spans) -> Waits:
