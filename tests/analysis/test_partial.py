@@ -226,6 +226,12 @@ def test_a_trace_with_a_single_pass_is_never_emptied() -> None:
     assert any("no forward operator in the trace" in warning for warning in report.warnings)
 
 
+def test_a_profiler_that_steps_after_the_forward_is_asked_for_more_steps() -> None:
+    (warning,) = report_of(recorded(loop(2, split=True), 45, 145)).warnings
+    assert "record two steps or more at a time" in warning
+    assert "start the profiler" not in warning
+
+
 def test_passes_through_one_old_graph_are_all_kept() -> None:
     trace = Trace()
     for at in (0, 100, 200):

@@ -20,7 +20,7 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
 
-__all__ = ["without_partial"]
+__all__ = ["is_between_forwards", "without_partial"]
 
 _FAR = np.iinfo(np.int64).max
 
@@ -71,6 +71,19 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
     shorter = _between(events, ownership, begin, end)
     return replace(shorter, warnings=(*events.warnings, sentence))
+
+
+def is_between_forwards(events: Events, ownership: Ownership) -> bool:
+    """Whether the profiler's mark of the last pass ends after the next forward.
+
+    If the forward of the pass is missing, the profiler steps after each forward, and only more
+    steps in one recording show a forward with its backward.
+    """
+    starts, ended = ownership.steps.start, int(ownership.passes.end[-1])
+    if not len(starts):
+        return False
+    forward = _next(_Between(events, ownership).made, ended)
+    return bool(starts[-1] < ended and forward < ownership.steps.end[-1])
 
 
 # Which passes ------------------------------------------------------------------------------------
