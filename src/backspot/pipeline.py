@@ -15,6 +15,7 @@ from backspot.analysis.attribution.ownership import (
     Ownership,
     attribute,
 )
+from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import warnings_of, why_no_backward
 from backspot.analysis.findings import Evidence, find_all
@@ -178,7 +179,8 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     check_labelled(path, force=force, source=source)
     events = read_events(source)
     ownership = _owned(events)
-    if not _are_passes_of(report, ownership):
+    _, whole = _whole(events, ownership)
+    if not _are_passes_of(report, whole):
         raise UsageError(
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
@@ -208,7 +210,14 @@ def _owned(events: Events) -> Ownership:
     return ownership
 
 
+def _whole(events: Events, ownership: Ownership) -> tuple[Events, Ownership]:
+    """Leave out what was recorded in part, as ``without_partial`` says."""
+    whole = without_partial(events, ownership)
+    return (events, ownership) if whole is events else (whole, attribute(whole))
+
+
 def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Report:
+    events, ownership = _whole(events, ownership)
     clock = Clock(ownership)
     costs = account(ownership, clock, depth=depth)
     windows = step_windows(events, ownership, clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.attribution.partial import is_between_forwards
 from backspot.analysis.attribution.transforms import are_transformed
 from backspot.analysis.timeline import NOTHING
 from backspot.formatting import counted, duration
@@ -80,9 +81,14 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "backspot.instrument(model) records their paths."
         )
     if unrecorded:
+        remedy = (
+            "the profiler steps between forward and backward, so record two steps or more at a time"
+            if is_between_forwards(events, ownership)
+            else "start the profiler before the forward that made them"
+        )
         warnings.append(
-            f"{unrecorded} of {nodes} backward nodes have no forward operator in the trace: start "
-            "the profiler before the forward that made them."
+            f"{unrecorded} of {nodes} backward nodes have no forward operator in the trace: "
+            f"{remedy}."
         )
     if unseen:
         warnings.append(

@@ -101,7 +101,8 @@ def _between_updates(events: Events, first: Ints, last: Ints) -> tuple[Ints, Int
     updates = np.sort(events.end[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
     before = np.searchsorted(updates, np.append(first[1:], _FAR), side="right") - 1
     ends = np.maximum(last, take(updates, before))
-    host = events.of(Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME)
+    # A launch before all operators is that of earlier work, which still runs.
+    host = events.of(Category.OPERATOR, Category.ANNOTATION)
     return np.append(int(events.start[host].min()), ends[:-1]), ends
 
 

@@ -12,6 +12,8 @@ this order:
    recognises launches that load code.
 5. ``ownership`` gives each span its owner: the module call around the forward operator of a node.
    ``wrapping`` corrects the nodes of full backward hooks, which run outside of their module's call.
+6. ``partial`` finds the passes and steps that were recorded in part, and returns the events without
+   them. The pipeline attributes these again.
 
 ``tracks`` turns ownership into nested spans for the labelled copy of a trace. ``transforms``
 recognises ``torch.func``, under which no labels are written; a caveat says so.

@@ -160,7 +160,7 @@ def attribute(events: Events) -> Ownership:
         owner=_owner_of_spans(events, spans, join, owners),
         passes=passes,
         windows=windows,
-        steps=find_steps(events, passes),
+        steps=find_steps(events, spans, passes, join.operator),
         work=work,
         waits=find_waits(events, spans),
         line=find_lines_of_nodes(events, spans, join),

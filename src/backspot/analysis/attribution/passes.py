@@ -313,26 +313,53 @@ def separators(events: Events, spans: Spans, within: Mask) -> dict[int, Ints]:
     return result
 
 
-def find_steps(events: Events, passes: Passes) -> Steps:
+def find_steps(events: Events, spans: Spans, passes: Passes, operator: Ints) -> Steps:
     """Find the step of each pass.
 
     If the profiler marks steps (with a schedule it does), these are the steps. Without marks, each
-    optimizer step ends a step. Without either, each pass is a step.
+    optimizer step ends a step. Without either, each pass is a step. Marks that begin between a
+    forward and its backward, as Lightning's profiler writes them, do not count.
+
+    Args:
+        events: the trace.
+        spans: its spans.
+        passes: its passes.
+        operator: the forward operator that made each span, ``NOTHING`` for none.
     """
     count = len(passes.start)
     marks = events.named(Category.ANNOTATION, PROFILER_STEP)
-    optimizers = np.sort(events.start[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
-    if len(marks):
-        marks = marks[np.argsort(events.start[marks], kind="stable")]
-        inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1
+    updates = np.sort(events.end[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
+    marks = marks[np.argsort(events.start[marks], kind="stable")]
+    inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1
+    if len(marks) and not _split(
+        take(events.start[marks], inside), events, spans, passes, operator
+    ):
         # A pass before the first mark belongs to the first step.
         used, of_pass = np.unique(np.maximum(inside, 0), return_inverse=True)
         marks = marks[used]
         return Steps("profiler step", of_pass, len(used), events.start[marks], events.end[marks])
     nothing = np.empty(0, np.int64)
-    if len(optimizers):
+    if len(updates):
+        # If the optimizer runs a closure, the passes before its end are of its step.
         used, of_pass = np.unique(
-            np.searchsorted(optimizers, passes.start, side="left"), return_inverse=True
+            np.searchsorted(updates, passes.start, side="right"), return_inverse=True
         )
         return Steps("optimizer step", of_pass, len(used), nothing, nothing)
     return Steps("backward pass", np.arange(count, dtype=np.int64), count, nothing, nothing)
+
+
+def _split(marked: Ints, events: Events, spans: Spans, passes: Passes, operator: Ints) -> bool:
+    """Whether the profiler's marks begin between the forwards and their backwards.
+
+    Args:
+        marked: when the mark around each pass begins, ``NOTHING`` without one.
+        events: the trace.
+        spans: its spans.
+        passes: its passes.
+        operator: the forward operator that made each span, ``NOTHING`` for none.
+    """
+    joined = np.flatnonzero((operator >= 0) & (passes.of_span >= 0) & spans.is_node)
+    run, made = passes.of_span[joined], events.start[operator[joined]]
+    forward = made < passes.start[run]  # a double backward is made in a pass
+    # Lightning divides the loss after the mark, so not all nodes decide, but most.
+    return bool(2 * (made < marked[run])[forward].sum() > forward.sum())

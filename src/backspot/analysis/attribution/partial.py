@@ -1,0 +1,321 @@
+"""The passes and steps that were recorded in part, and the trace without them.
+
+A recording can begin between a forward and its backward, and end anywhere. Lightning's profiler
+does both in each recording, because it steps after the forward. What such passes and steps cost is
+not in the trace, so they are left out of all numbers, as if the recording had begun after them or
+had ended before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.passes import top_nodes
+from backspot.analysis.timeline import grouped, take
+from backspot.formatting import counted
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints, Mask
+from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
+
+__all__ = ["is_between_forwards", "without_partial"]
+
+_FAR = np.iinfo(np.int64).max
+
+
+def without_partial(events: Events, ownership: Ownership) -> Events:
+    """Return the trace without the passes and steps that were recorded in part.
+
+    - A pass was recorded without its forward if it is among the first of the trace and has more
+      nodes from before the recording than the pass with the fewest. A node is from before the
+      recording if its sequence number is below all numbers of the recorded forward on the thread
+      that built the node. Old graphs that every pass goes through, and forwards that were recorded
+      but have no label, do not count.
+    - The last pass was cut off if no operator follows, and its nodes are the first nodes of
+      another, longer pass, but not all nodes of any other pass; or if the kernels of its last
+      launches are missing, while another pass with the same nodes has them all.
+    - The first or the last step was recorded in part if it has one of these passes and, without
+      them, fewer passes than the next step. The last step was also cut off if it has fewer passes
+      than the step before and no optimizer step.
+    - The last forward was recorded without its backward if it follows the last pass and runs in a
+      profiler's mark without a pass, or if the profiler's marks begin between forward and backward.
+
+    A trace that would keep no pass, and a file that is cut short, are returned as they are.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+
+    Returns:
+        The trace, with a warning that says what is left out; ``events`` where all was recorded.
+    """
+    count = len(ownership.passes.start)
+    if events.truncated:
+        return events
+    head = _without_forward(events, ownership)
+    tail = int(_is_cut_off(events, ownership))
+    if head + tail >= count:
+        return events
+    between = _Between(events, ownership)
+    kept = _in_whole_steps(ownership, between, head, count - tail)
+    if kept is None:
+        return events
+    first, last = kept
+    lone = last == count - 1 and between.forward_follows()
+    if not (first or last < count - 1 or lone):
+        return events
+    begin = between.begin(first) if first else -1
+    end = between.end(last) if last < count - 1 or lone else _FAR
+    sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
+    shorter = _between(events, ownership, begin, end)
+    return replace(shorter, warnings=(*events.warnings, sentence))
+
+
+def is_between_forwards(events: Events, ownership: Ownership) -> bool:
+    """Whether the profiler's mark of the last pass ends after the next forward.
+
+    If the forward of the pass is missing, the profiler steps after each forward, and only more
+    steps in one recording show a forward with its backward.
+    """
+    starts, ended = ownership.steps.start, int(ownership.passes.end[-1])
+    if not len(starts):
+        return False
+    forward = _next(_Between(events, ownership).made, ended)
+    return bool(starts[-1] < ended and forward < ownership.steps.end[-1])
+
+
+# Which passes ------------------------------------------------------------------------------------
+
+
+def _without_forward(events: Events, ownership: Ownership) -> int:
+    """Return how many of the first passes were recorded without their forward, or with a part."""
+    join, passes = ownership.join, ownership.passes
+    operators = events.of(Category.OPERATOR)
+    made = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
+    lowest = np.full(len(events.threads) + 1, -1)
+    for thread, mine in grouped(events.thread, made):
+        lowest[thread] = events.sequence[mine].min()
+    old = (join.sequence >= 0) & (join.sequence < lowest[join.builder]) & (passes.of_span >= 0)
+    number = np.bincount(passes.of_span[old], minlength=len(passes.start))
+    whole = np.flatnonzero(number == number.min())
+    return int(whole[0])
+
+
+def _is_cut_off(events: Events, ownership: Ownership) -> bool:
+    """Whether the recording's end cuts off the last pass."""
+    spans, passes = ownership.spans, ownership.passes
+    top = top_nodes(spans)
+    roots = np.flatnonzero((top == np.arange(len(top))) & (passes.of_span >= 0))
+    roots = roots[np.argsort(spans.start[roots], kind="stable")]
+    nodes = dict(grouped(passes.of_span[roots]))
+    names = [spans.node[roots[nodes[run]]].tolist() for run in range(len(passes.start))]
+    *others, mine = names
+    alike = [run for run, other in enumerate(others) if other == mine]
+    if alike:
+        return _lacks_kernels(events, ownership, alike)
+    operators = events.of(Category.OPERATOR)
+    ends = int(events.start[operators].max()) < passes.end[-1]
+    return ends and any(other[: len(mine)] == mine for other in others)
+
+
+def _lacks_kernels(events: Events, ownership: Ownership, alike: list[int]) -> bool:
+    """Whether the last launches of the last pass have no kernels, while passes alike have all."""
+    work, passes = ownership.work, ownership.passes
+    done = np.bincount(work.run[work.run >= 0], minlength=len(passes.start))
+    missing = int(done[alike].min() - done[-1])
+    if missing <= 0 or len({*done[alike].tolist()}) > 1:
+        return False
+    calls = events.of(Category.RUNTIME)
+    here = (events.start[calls] >= passes.start[-1]) & (events.start[calls] < passes.end[-1])
+    calls = calls[here & (events.correlation[calls] > 0)]
+    found = np.isin(events.correlation[calls], events.correlation[work.event])
+    kinds = events.correlation[events.of(Category.RUNTIME)]
+    launching = events.of(Category.RUNTIME)[np.isin(kinds, events.correlation[work.event])]
+    launches = np.isin(events.name[calls], events.name[launching])
+    latest = events.start[calls[found]].max(initial=-1)
+    lost = launches & ~found & (events.start[calls] > latest)
+    return int(lost.sum()) >= missing
+
+
+def _in_whole_steps(
+    ownership: Ownership, between: _Between, first: int, stop: int
+) -> tuple[int, int] | None:
+    """Return the first and the last pass of the whole steps.
+
+    Args:
+        ownership: the owners of the trace.
+        between: what runs between the passes.
+        first: the first pass that was recorded whole.
+        stop: the pass after the last that was recorded whole.
+
+    Returns:
+        ``None`` if no whole step is left.
+    """
+    steps, passes = ownership.steps, ownership.passes
+    count = len(passes.start)
+    step = steps.of_pass
+    number = np.bincount(step[first:stop], minlength=steps.count)
+    if first:
+        begun = len(steps.start) and steps.start[step[first]] < passes.end[first - 1]
+        following = number[step[first] + 1 : step[stop - 1]]
+        if step[first] == step[first - 1] and (
+            begun or (len(following) and number[step[first]] < following[0])
+        ):
+            first += int(number[step[first]])
+    if first >= stop:
+        return None
+    last = step[stop - 1]
+    before = number[step[first] : last]
+    partial = stop < count and step[stop] == last
+    if not partial and steps.unit == "optimizer step":
+        partial = not between.updates(stop - 1)
+    if partial and len(before) and number[last] < before[-1]:
+        stop -= int(number[last])
+    return (first, stop - 1) if first < stop else None
+
+
+# Where to begin and to end -----------------------------------------------------------------------
+
+
+class _Between:
+    """What runs between the passes: forwards and optimizer steps."""
+
+    def __init__(self, events: Events, ownership: Ownership) -> None:
+        self.events, self.o = events, ownership
+        spans, passes = ownership.spans, ownership.passes
+        called = (spans.module >= 0) & (passes.of_span < 0)
+        self.calls = np.sort(spans.start[called])
+        made = _made(events)
+        span = spans.of(events, made)
+        kept = take(called, span, False) if called.any() else take(passes.of_span, span) < 0
+        self.made = np.sort(events.start[made[kept]])
+        updates = events.named(Category.ANNOTATION, OPTIMIZER_STEP)
+        self.update_starts = np.sort(events.start[updates])
+        self.update_ends = np.sort(events.end[updates])
+        self.marks = events.named(Category.ANNOTATION, PROFILER_STEP)
+
+    def forward_follows(self) -> bool:
+        """Whether a forward follows the last pass in a mark that has no pass of its own."""
+        last = int(self.o.passes.end[-1])
+        at = _next(self.made, last)
+        if at == _FAR or not len(self.marks):
+            return False
+        if not len(self.o.steps.start):
+            return True
+        begun = self.events.start[self.marks]
+        return bool(((begun >= last) & (begun <= at)).any())
+
+    def updates(self, run: int) -> bool:
+        """Whether an optimizer step ends after this pass and before the next forward."""
+        ended = int(self.o.passes.end[run])
+        return self._updated(ended) > ended
+
+    def begin(self, first: int) -> int:
+        """Return when the step of the first pass that is kept begins."""
+        steps, passes = self.o.steps, self.o.passes
+        if len(steps.start):
+            return int(steps.start[steps.of_pass[first]])
+        before = int(passes.end[first - 1])
+        updated = self._updated(before)
+        if updated > before:
+            return updated
+        # The optimizer's step began before the recording, so no mark has its end.
+        batches = np.sort(self.events.start[self.events.named(Category.ANNOTATION, NEXT_BATCH)])
+        begun = min(_next(t, before) for t in (batches, self.update_starts, self.calls))
+        return begun if begun < passes.start[first] else before
+
+    def end(self, last: int) -> int:
+        """Return when the step of the last pass that is kept ends."""
+        steps, passes = self.o.steps, self.o.passes
+        if len(steps.start):
+            return int(steps.end[steps.of_pass[last]])
+        return self._updated(int(passes.end[last]))
+
+    def _updated(self, after: int) -> int:
+        """Return the end of the last optimizer step between a pass's end and the next forward.
+
+        Without one, return the end of the pass.
+        """
+        forward = _next(self.calls if len(self.calls) else self.made, after)
+        at = np.searchsorted(self.update_ends, forward, side="right") - 1
+        return max(after, int(self.update_ends[at])) if at >= 0 else after
+
+
+def _made(events: Events) -> Ints:
+    """Return the operators after which autograd's number is higher: some of those that made nodes.
+
+    All operators have the number that is next, whether they make a node or not.
+    """
+    operators = events.of(Category.OPERATOR)
+    operators = operators[
+        (events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)
+    ]
+    operators = operators[np.lexsort((events.start[operators], events.thread[operators]))]
+    one, following = operators[:-1], operators[1:]
+    same = events.thread[one] == events.thread[following]
+    made: Ints = one[same & (events.sequence[following] > events.sequence[one])]
+    return made
+
+
+def _next(times: Ints, after: int) -> int:
+    """Return the first of these sorted times that is not before another."""
+    at = np.searchsorted(times, after, side="left")
+    return int(times[at]) if at < len(times) else int(_FAR)
+
+
+def _between(events: Events, ownership: Ownership, begin: int, end: int) -> Events:
+    """Return a trace as if it had been recorded between two times of the host.
+
+    Work that was launched before and still runs stays, with its launch.
+    """
+    work = ownership.work
+    kept: Mask = (events.start >= begin) & (events.start < end)
+    kept[work.event] = (work.end > begin) & (np.where(work.launch >= 0, work.launch, 0) < end)
+    running = work.event[(work.end > begin) & (work.launch < begin)]
+    calls = events.of(Category.RUNTIME)
+    launched = np.isin(events.correlation[calls], events.correlation[running])
+    kept[calls[launched & (events.correlation[calls] > 0)]] = True
+    return replace(
+        events,
+        start=events.start[kept],
+        duration=events.duration[kept],
+        category=events.category[kept],
+        name=events.name[kept],
+        thread=events.thread[kept],
+        sequence=events.sequence[kept],
+        forward_thread=events.forward_thread[kept],
+        correlation=events.correlation[kept],
+        device=events.device[kept],
+        size=events.size[kept],
+    )
+
+
+def _sentence(count: int, head: int, tail: int, out: int, lone: bool) -> str:
+    """Say what is left out.
+
+    Args:
+        count: how many passes the trace has.
+        head: how many of them have no forward.
+        tail: how many are cut off.
+        out: how many are left out, with all others of their steps.
+        lone: whether the last forward has no backward.
+    """
+    of = f"of {counted(count, 'backward pass', 'backward passes')}"
+    rest = out - head - tail
+    parts = []
+    if head:
+        was = "was recorded without its" if head == 1 else "were recorded without their"
+        parts.append(f"{head} {of} {was} forward")
+    if tail:
+        parts.append(f"{tail} {of} was cut off by the end of the recording")
+    if rest:
+        belongs = "belongs to a step" if rest == 1 else "belong to steps"
+        parts.append(f"{rest} {of} {belongs} recorded in part")
+    if lone:
+        parts.append("the last forward was recorded without its backward")
+    text = ", ".join(parts)
+    if len(parts) > 1:
+        return f"{text}: all of these are left out."
+    return f"{text[0].upper()}{text[1:]} and {'is' if out + lone == 1 else 'are'} left out."
