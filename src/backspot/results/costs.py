@@ -116,6 +116,12 @@ class KernelCost:
     gpu_ns: int
 
 
+GRADIENT_EXCHANGE = "(gradient exchange)"
+PARAMETER_GATHER = "(parameter gather)"
+OTHER_COMMUNICATION = "(communication)"
+"""The paths of the rows that own the communication between ranks."""
+
+
 @public
 @dataclass(frozen=True, slots=True)
 class WallKinds:
