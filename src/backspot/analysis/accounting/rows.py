@@ -224,7 +224,7 @@ class _Accountant:
     def _gpu(self) -> tuple[Piece, Ints]:
         """Device work by owner; and which work each piece is."""
         work = self.work
-        mine = np.flatnonzero(work.run >= 0)
+        mine = np.flatnonzero((work.run >= 0) & (work.device >= 0))
         amount = work.end[mine] - work.start[mine]
         return self._of_work(mine, amount), mine
 

@@ -73,11 +73,11 @@ def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence
     operators = events.chosen(
         events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
     )
-    # RCCL has kernels that execute any collective; the operator around the launch says which.
+    # All-to-all runs as sends, and RCCL has one kernel for all: the operator says which it is.
     around = take(events.name, _around(events, work, mine, operators))
     said = [names.collective_in(one) for one in events.names]
     found = [
-        said[kernel] or (said[operator] if operator >= 0 else "") or _UNKNOWN
+        (said[operator] if operator >= 0 else "") or said[kernel] or _UNKNOWN
         for kernel, operator in zip(name.tolist(), around.tolist(), strict=True)
     ]
     known = sorted(set(found))

@@ -31,9 +31,10 @@ def find_tracks(events: Events, ownership: Ownership) -> Tracks:
         Track(*events.threads[thread], False, _nested(_on_host(ownership, thread), parents, depths))
         for thread in ownership.passes.threads
     ]
+    work = ownership.work
     tracks += [
         Track(*events.threads[queue], True, _nested(_on_device(ownership, queue), parents, depths))
-        for queue in distinct(ownership.work.queue[ownership.work.run >= 0])
+        for queue in distinct(work.queue[(work.run >= 0) & (work.device >= 0)])
     ]
     tracks = [track for track in tracks if track.spans]
     return Tracks(_names(ownership), tracks, _arrows(events, ownership, tracks))
