@@ -59,10 +59,11 @@ _DIFFUSE = 0.10
 _MOSTLY = 0.5
 _PARTLY = 0.25
 """Idle shares of a time from which the answer says so, and from which that comes first."""
-_LEAST_COLLECTIVE = 0.05
-"""Share of a row's communication from which the answer names a collective."""
 _UNOWNED = 0.25
 """If a larger share than this is owned by no module, the answer says so."""
+
+_LEAST_COLLECTIVE = 0.05
+"""Share of a row's communication from which the answer names a collective."""
 
 
 def made_by(line: LineCost) -> str:

@@ -64,7 +64,7 @@ def account(ownership: Ownership, clock: Clock, *, depth: int | None) -> Backwar
     """Turn ownership into costs.
 
     ``cpu`` is the host's time in an owner's spans, without other spans nested in these. ``gpu`` is
-    the sum of the durations of what the owner's spans launched. ``wall`` is clock time. Each moment
+    the sum of the durations of the owner's device work. ``wall`` is clock time. Each moment
     goes to the device work that runs then: compute before copies before communication, then what
     started first. While the device idles before work that is already launched, the moment goes to
     that work. While nothing is queued, it goes to what the host executes, or to the engine.
