@@ -128,10 +128,13 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
     def owner(kernel: Kernel) -> str | None:
         """Who launched it; ``None`` where that was not this pass."""
         if kernel.launch is None:
-            return "(no launch record)"
-        if begin <= kernel.launch < host_end:
-            return host(kernel.launch) or "(autograd engine)"
-        return None
+            return "(communication)" if kernel.communication else "(no launch record)"
+        if not begin <= kernel.launch < host_end:
+            return None
+        module = host(kernel.launch)
+        if kernel.communication:
+            return "(communication)" if module else "(gradient exchange)"
+        return module or "(autograd engine)"
 
     mine = [k for k in case.kernels if owner(k) and k.launch is not None]
     end = max([host_end, *(k.end for k in mine)])

@@ -12,6 +12,7 @@ from support.h200 import NAMES, WITH_BACKWARD, expected, path_of, plain_of, repo
 
 LABELLED = tuple(name for name in WITH_BACKWARD if expected(name)["source"] == "backspot")
 # Tiny models: the loss outside of the model is a larger part of so little device work.
+EXCHANGES = ("(gradient exchange)", "(parameter gather)", "(communication)")
 COVERED = {"gradient_accumulation": 0.96}
 
 
@@ -57,7 +58,9 @@ def test_every_node_is_counted_once_under_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", LABELLED)
 def test_the_device_time_has_owners(name: str) -> None:
-    assert report_of(name).coverage.gpu >= COVERED.get(name, 0.97)
+    report = report_of(name)
+    exchanged = sum(row.gpu_ns for row in report.modules if row.path in EXCHANGES) / report.gpu_ns
+    assert report.coverage.gpu + exchanged >= COVERED.get(name, 0.97)
 
 
 @pytest.mark.parametrize("name", WITH_BACKWARD)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from contextlib import nullcontext
 from datetime import timedelta
@@ -106,6 +107,8 @@ def train(
         generator = torch.Generator().manual_seed(rank)
 
         def step(sync: bool = True) -> torch.Tensor:
+            if case == "ddp-late" and rank == 1:
+                time.sleep(0.05)
             x = torch.randn(4, 8, generator=generator).to(device)
             quiet = model.no_sync() if not sync else nullcontext()
             with quiet:
@@ -167,6 +170,13 @@ def main(case: str, rank: int, meeting: str, device: str) -> None:
         assert extra.keys() <= allowed, extra
     assert "(ambiguous thread)" not in found
     assert len(report.passes) == STEPS, len(report.passes)
+    if case == "ddp-late":
+        exchange = report["(gradient exchange)"].row
+        assert {node.name for node in exchange.nodes} <= {"(all_reduce)"}, exchange.nodes
+        if rank == 0:
+            assert exchange.wall_ns > report.wall_ns / 2, (exchange.wall_ns, report.wall_ns)
+            assert str(report).startswith("Waiting for other ranks: (gradient exchange)")
+            assert any(found.rule == "exposed-communication" for found in report.findings)
     if device == "cuda":
         kernels = {kernel.name for row in report.modules for kernel in row.kernels}
         assert any("nccl" in name.lower() for name in kernels), kernels

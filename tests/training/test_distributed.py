@@ -25,6 +25,7 @@ pytestmark = [
         "ddp-unused",
         "ddp-static",
         "ddp-no-sync",
+        "ddp-late",
         "ddp-checkpoint",
         "ddp-compiled",
         "fsdp-before",

@@ -7,7 +7,6 @@ import numpy as np
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.partial import is_between_forwards
 from backspot.analysis.attribution.transforms import are_transformed
-from backspot.analysis.timeline import NOTHING
 from backspot.formatting import counted, duration
 from backspot.trace import Category, Events, names
 from backspot.trace.source_lines import MOST_NODES
@@ -107,7 +106,7 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             f"{spans.unmarked} tensors could not safely be marked, so the trace has fewer "
             "'backward:' labels; the numbers here are not affected."
         )
-    lost = int(((work.launch == NOTHING) & (work.run >= 0)).sum())
+    lost = int(((ownership.work_owner == Special.NO_LAUNCH) & (work.run >= 0)).sum())
     if lost:
         warnings.append(
             f"{lost} kernels or copies within backward have no launch record; they count as "

@@ -62,6 +62,9 @@ _PARTLY = 0.25
 _UNOWNED = 0.25
 """If a larger share than this is owned by no module, the answer says so."""
 
+_LEAST_COLLECTIVE = 0.05
+"""Share of a row's communication from which the answer names a collective."""
+
 
 def made_by(line: LineCost) -> str:
     """The source line that made a node, or that called the code that made it."""
@@ -72,7 +75,16 @@ _SAID = {
     "(recompute)": "recomputed forward work",
     "(before a graph's replay)": "GPU idle time before a CUDA graph's replay",
 }
-"""Entries among a row's nodes that are not nodes, in words."""
+"""Entries among a row's nodes that are not nodes, in words; all others are collectives."""
+
+
+def _said(node: str) -> str:
+    """An entry among the nodes in words, ``""`` for a node."""
+    return f"communication between ranks {node}" if _is_collective(node) else _SAID.get(node, "")
+
+
+def _is_collective(node: str) -> bool:
+    return node.startswith("(") and node not in _SAID
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
@@ -92,6 +104,8 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
     row = answered(report, view)
     if row is None:
         return [("text", f"No module takes any of {whole}.")]
+    if row.is_exchange:
+        return _exchanges(report, row, first)
     parts = _takes(report, row, sort, whole)
     if row.members > first.members:
         parts += [
@@ -105,10 +119,24 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
 
 
 def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
-    """The row that the answer is about, or ``None`` if no module takes any of that time."""
+    """The row that the answer is about, or ``None`` if no module takes any of that time.
+
+    This is a module or some modules, or the communication between ranks that takes more clock time.
+    """
     if only_nodes(report):
         return None
-    first = select(report, replace(view, top=1)).shown[0]
+    chosen = select(report, replace(view, top=1))
+    first = chosen.shown[0]
+    heaviest_module = _heaviest_module(report, first, view)
+    exchanges = [row for row in chosen.unowned if row.is_exchange and view.sort == "wall"]
+    longest = max(exchanges, key=lambda row: row.wall_ns, default=None)
+    if longest and longest.wall_ns > (heaviest_module.wall_ns if heaviest_module else 0):
+        return longest
+    return heaviest_module
+
+
+def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
+    """The first row, or the repeated layers that take more together, ``None`` without any time."""
     if not time_of(first, view.sort):
         return None
     if view.by == "path" and report.share(first, view.sort) < _DIFFUSE:
@@ -116,6 +144,23 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
         if layers.members > 1 and time_of(layers, view.sort) >= 2 * time_of(first, view.sort):
             return layers
     return first
+
+
+def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
+    """That the backward waits for other ranks, in which collectives, and for how long."""
+    parts: list[Part] = [
+        ("text", "Waiting for other ranks: "),
+        ("name", row.path),
+        ("text", " takes "),
+        ("number", percent(report.share(row))),
+        ("text", " of the backward"),
+    ]
+    for node in row.nodes:
+        if node.wall_ns >= _LEAST_COLLECTIVE * row.wall_ns:
+            parts.append(("text", f", {node.name.strip('()')} "))
+            parts.append(("number", duration(node.wall_ns / report.steps)))
+    most = percent(report.share(module))
+    return [*parts, ("text", "; no module takes more than "), ("number", most)]
 
 
 def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
@@ -128,13 +173,13 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
     if not ranked or not time_of(report, sort) or not time_of(ranked[0], sort):
         return [("text", f"{reason}, and no autograd node takes any time.")]
     time = time_of(ranked[0], sort)
-    said = _SAID.get(ranked[0].name)
+    said = _said(ranked[0].name)
     if said:
         parts: list[Part] = [("text", f"{reason}; {said}")]
     else:
         name = short_node_name(ranked[0].name)
         parts = [("text", f"{reason}; the heaviest autograd node, "), ("node", name), ("text", ",")]
-    idle = _idle(ranked[0], sort)
+    idle = 0 if _is_collective(ranked[0].name) else _idle(ranked[0], sort)
     if idle >= _MOSTLY * time and not said:
         return parts + _waits(report, ranked[0], idle, "itself takes")
     return [
@@ -165,7 +210,7 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     cost = duration(time / report.steps)
     if node is None or not time_of(node, sort):
         return [*parts, ("number", cost)]
-    said = _SAID.get(node.name)
+    said = _said(node.name)
     name: Part = ("text", said) if said else ("node", short_node_name(node.name))
     part = time_of(node, sort) / time
     if part >= 0.95:

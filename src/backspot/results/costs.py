@@ -45,6 +45,7 @@ class NodeCost:
         name: Name that autograd gives the node (``GatherBackward0``). ``(recompute)`` is forward
             work that activation checkpointing ran again inside backward. ``(before a graph's
             replay)`` is time in which the GPU idles until a node replays a captured CUDA graph.
+            ``(all_reduce)`` and the like are collectives, in rows of communication.
         count: Number of such nodes that ran.
         wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
         gpu_ns: Summed durations of the kernels, copies and memsets that the nodes launched.
@@ -114,6 +115,12 @@ class KernelCost:
     name: str
     count: int
     gpu_ns: int
+
+
+GRADIENT_EXCHANGE = "(gradient exchange)"
+PARAMETER_GATHER = "(parameter gather)"
+OTHER_COMMUNICATION = "(communication)"
+"""The paths of the rows that own the communication between ranks."""
 
 
 @public
@@ -213,6 +220,15 @@ class Row:
     kernels: tuple[KernelCost, ...] = ()
     wall_on: WallKinds = WallKinds()
     lines: tuple[LineCost, ...] = ()
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether the row is communication between ranks, such as ``(gradient exchange)``."""
+        return not self.is_module and self.path in (
+            GRADIENT_EXCHANGE,
+            PARAMETER_GATHER,
+            OTHER_COMMUNICATION,
+        )
 
     def __repr__(self) -> str:
         return (

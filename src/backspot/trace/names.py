@@ -100,6 +100,7 @@ _FETCH_MARK = re.compile(rf"enumerate\(DataLoader\)|{_ACTION}(dataloader_next|va
 _COPY_MARK = re.compile(rf"{_ACTION}batch_to_device$")
 # "FSDP::": all that ``torch.distributed.fsdp.fully_shard`` does.
 _FORWARD_MARK = re.compile(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}training_step$")
+_SHARDING_MARK = re.compile(r"FSDP::|FullyShardedDataParallel\.")
 _OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}(zero_grad|configure_gradient_clipping)$")
 
 
@@ -116,6 +117,11 @@ def is_copy_mark(name: str) -> bool:
 def is_forward_mark(name: str) -> bool:
     """Whether PyTorch or Lightning marks a model's forward with this."""
     return _FORWARD_MARK.match(name) is not None
+
+
+def is_sharding_mark(name: str) -> bool:
+    """Whether FSDP, in either version, marks its own work with this."""
+    return _SHARDING_MARK.match(name) is not None
 
 
 def is_optimizer_mark(name: str) -> bool:
@@ -171,6 +177,33 @@ def is_view_node(name: str) -> bool:
 def short_node_name(name: str) -> str:
     """Return the name of a node without autograd's C++ namespace."""
     return name.removeprefix(AUTOGRAD_NAMESPACE)
+
+
+# Collectives: torch/csrc/distributed/c10d ---------------------------------------------------------
+
+LAUNCHES_OF_COLLECTIVES = ("c10d::", "_c10d_functional::", "nccl:")
+"""What surrounds the start of a collective, and names it."""
+HOST_COLLECTIVES = ("gloo:", "mpi:")
+"""A collective that threads of the host execute, from its start until all ranks have taken part."""
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "scatter": "scatter",
+    "gather": "gather",
+    "barrier": "barrier",
+    "send": "send_recv",
+    "recv": "send_recv",
+}
+
+
+def collective_in(name: str) -> str:
+    """Return the collective that a kernel, operator or annotation names, ``""`` for none."""
+    letters = name.lower().replace("_", "")
+    return next((said for part, said in _COLLECTIVES.items() if part in letters), "")
 
 
 # Operators: native_functions.yaml ----------------------------------------------------------------

@@ -33,7 +33,8 @@ class Clock:
     """The clock of a trace. Each timeline is computed once, when it is first needed.
 
     Attributes:
-        host: what the host executes: on the threads of the passes first, then forward calls.
+        host: what the host executes: on the threads of the passes first, then forward calls, then
+            exchanges with other ranks, which cost nothing while the host computes.
         devices: the clock of each device that did anything, by the device's index.
     """
 
@@ -42,7 +43,7 @@ class Clock:
         self.host = _host(ownership)
         self.devices = {
             device: DeviceClock(ownership, device, self.host)
-            for device in distinct(ownership.work.device)
+            for device in distinct(ownership.work.device[ownership.work.device >= 0])
         }
         self._of_passes = {NOTHING: self.host}
 
@@ -194,5 +195,10 @@ def _host(ownership: Ownership) -> Timeline:
             indices, nesting = spans.nesting[thread]
             local = nesting.timeline.where(keep[indices])
             layers.append(Timeline(local.edges, take(indices, local.values)))
+    work = ownership.work
+    exchanges = np.flatnonzero(work.device < 0)
+    if len(exchanges):
+        start, end = work.start[exchanges], work.end[exchanges]
+        layers.append(first_started(start, end, exchanges + len(spans.start)))
     empty = np.empty(0, np.int64)
     return layered(*layers) if layers else Timeline(empty, empty)

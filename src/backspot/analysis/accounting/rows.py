@@ -43,6 +43,7 @@ __all__ = ["BackwardCosts", "account"]
 # Listed among the nodes, although they are none.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
+_ADDED = (_RECOMPUTE, _REPLAY)  # then the collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def account(ownership: Ownership, clock: Clock, *, depth: int | None) -> Backwar
     """Turn ownership into costs.
 
     ``cpu`` is the host's time in an owner's spans, without other spans nested in these. ``gpu`` is
-    the sum of the durations of what the owner's spans launched. ``wall`` is clock time. Each moment
+    the sum of the durations of the owner's device work. ``wall`` is clock time. Each moment
     goes to the device work that runs then: compute before copies before communication, then what
     started first. While the device idles before work that is already launched, the moment goes to
     that work. While nothing is queued, it goes to what the host executes, or to the engine.
@@ -102,39 +103,6 @@ class _Holders:
     launch: Ints
 
 
-def _holders(ownership: Ownership, in_pass: Mask, node: Ints) -> _Holders:
-    """Tabulate what can hold the clock.
-
-    Args:
-        ownership: a trace with owners.
-        in_pass: whether each span runs in a pass.
-        node: the node of each span, as in ``Piece``.
-    """
-    work, spans = ownership.work, len(ownership.spans.start)
-    no_work, nothing = np.full(spans, NOTHING), [NOTHING]
-    span = np.concatenate([np.arange(spans), work.span, nothing])
-    launch = np.concatenate([no_work, work.launch, nothing])
-    started = np.concatenate([no_work, work.run, nothing]) >= 0
-    is_work = np.zeros(len(span), bool)
-    is_work[spans:-1] = True
-    of_node = take(in_pass, span, False)
-    lost = is_work & (launch < 0)
-    of_engine = is_work & ~lost & (span < 0) & started
-    idle = ~is_work & ~of_node  # nothing, or a forward call on another thread
-    owner, node = take(ownership.owner, span), take(node, span)
-    owner[lost], node[lost] = Special.NO_LAUNCH, NOTHING
-    owner[idle | of_engine], node[idle | of_engine] = Special.ENGINE, NOTHING
-    return _Holders(
-        is_backward=of_node | lost | of_engine | idle,
-        is_optimizer=np.concatenate([no_work >= 0, work.optimizer, [False]]),
-        owner=owner,
-        node=node,
-        line=take(ownership.line, span),
-        span=span,
-        launch=launch,
-    )
-
-
 class _Dealt(NamedTuple):
     """The clock time of passes.
 
@@ -156,7 +124,41 @@ class _Accountant:
         self.in_pass = self.passes.of_span >= 0
         recompute = self.in_pass & ~self.spans.is_node
         self.node = np.where(recompute, len(self.spans.node_names), self.spans.node)
-        self.holders = _holders(ownership, self.in_pass, self.node)
+        communication = ownership.communication
+        collectives = [f"({name})" for name in communication.names]
+        self.names = (*self.spans.node_names, *_ADDED, *collectives)
+        collective = communication.collective
+        communicates = collective >= 0
+        self.work_node = np.where(
+            communicates,
+            collective + len(self.spans.node_names) + len(_ADDED),
+            take(self.node, self.work.span),
+        )
+        self.work_line = np.where(communicates, NOTHING, take(ownership.line, self.work.span))
+        self.holders = self._table()
+
+    def _table(self) -> _Holders:
+        """Tabulate what can hold the clock."""
+        o, work, spans = self.o, self.work, len(self.spans.start)
+        no_work, nothing = np.full(spans, NOTHING), [NOTHING]
+        started = work.run >= 0
+        launched = work.launch >= 0
+        of_node = take(self.in_pass, work.span, False)
+        # Outside of a pass, the host executes nothing for it: a forward call on another thread.
+        host = np.where(self.in_pass, o.owner, Special.ENGINE)
+        return _Holders(
+            is_backward=np.concatenate(
+                [np.ones(spans, bool), of_node | ~launched | (started & (work.span < 0)), [True]]
+            ),
+            is_optimizer=np.concatenate([no_work >= 0, work.optimizer, [False]]),
+            owner=np.concatenate([host, o.work_owner, [Special.ENGINE]]),
+            node=np.concatenate(
+                [np.where(self.in_pass, self.node, NOTHING), self.work_node, nothing]
+            ),
+            line=np.concatenate([o.line, self.work_line, nothing]),
+            span=np.concatenate([np.arange(spans), work.span, nothing]),
+            launch=np.concatenate([no_work, work.launch, nothing]),
+        )
 
     # Pieces of time ------------------------------------------------------------------------------
 
@@ -222,12 +224,14 @@ class _Accountant:
     def _gpu(self) -> tuple[Piece, Ints]:
         """Device work by owner; and which work each piece is."""
         work = self.work
-        mine = np.flatnonzero(work.run >= 0)
-        span = work.span[mine]
-        owner, node = take(self.o.owner, span, Special.ENGINE), take(self.node, span)
-        owner[work.launch[mine] < 0] = Special.NO_LAUNCH
+        mine = np.flatnonzero((work.run >= 0) & (work.device >= 0))
         amount = work.end[mine] - work.start[mine]
-        return Piece(work.run[mine], owner, node, take(self.o.line, span), amount), mine
+        return self._of_work(mine, amount), mine
+
+    def _of_work(self, mine: Ints, amount: Ints) -> Piece:
+        """Amounts of some device work as pieces."""
+        node, line = self.work_node[mine], self.work_line[mine]
+        return Piece(self.work.run[mine], self.o.work_owner[mine], node, line, amount)
 
     def _of_spans(self, amount: Ints) -> Piece:
         """Amounts of all spans as pieces, of those spans that run in a pass."""
@@ -247,7 +251,8 @@ class _Accountant:
         in_window = first_started(windows.start, windows.end, every).over(clock.edges[:-1]) >= 0
         forward = (span >= 0) & ~take(self.in_pass, span, True)
         forward &= is_work | ~in_window  # in a window, the host's time is the pass's
-        return summed(self.o.owner[span[forward]], amount[forward], owners)
+        owner = np.concatenate([self.o.owner, self.o.work_owner, [NOTHING]])[holder]
+        return summed(owner[forward], amount[forward], owners)
 
     # Costs ---------------------------------------------------------------------------------------
 
@@ -255,9 +260,15 @@ class _Accountant:
         """Sum up all pieces."""
         dealt, cpu = self._wall(), self._cpu()
         wall, (gpu, launched) = dealt.backward, self._gpu()
-        executed = self._of_spans(np.ones(len(self.spans.start), np.int64))
+        exchanges = np.flatnonzero((self.work.run >= 0) & (self.o.communication.collective >= 0))
+        executed = joined(
+            [
+                self._of_spans(np.ones(len(self.spans.start), np.int64)),
+                self._of_work(exchanges, np.ones(len(exchanges), np.int64)),
+            ]
+        )
         pieces = (executed, wall, gpu, cpu)
-        nodes = node_costs(pieces, (*self.spans.node_names, _RECOMPUTE, _REPLAY))
+        nodes = node_costs(pieces, self.names)
         lines = line_costs(pieces, self.spans.node_names, self.o.lines, exact=self.o.exact_lines)
         kernels = self._kernels(gpu.owner, launched)
         rows = add_totals(self._rows((wall, gpu, cpu), nodes, kernels, lines))

@@ -10,7 +10,9 @@ this order:
 3. ``passes`` splits the nodes into backward passes, and passes into steps.
 4. ``launches`` finds the work of the devices and the span that launched each piece; ``loading``
    recognises launches that load code.
-5. ``ownership`` gives each span its owner: the module call around the forward operator of a node.
+5. ``communication`` finds what communication between ranks is for.
+6. ``ownership`` gives each span its owner: the module call around the forward operator of a node.
+   Device work has the owner of the span that launched it; communication has owners of its own.
    ``wrapping`` corrects the nodes of full backward hooks, which run outside of their module's call.
 6. ``partial`` finds the passes and steps that were recorded in part, and returns the events without
    them. The pipeline attributes these again.

@@ -37,12 +37,15 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Kernels, copies and memsets; arrays with one entry each.
+    """Kernels, copies, memsets and the host's exchanges; arrays with one entry each.
+
+    An exchange of the host is a collective that a pass starts and that threads of gloo or MPI
+    execute. As a kernel does, it runs beside the host, and the pass lasts until it ends.
 
     Attributes:
         start: nanoseconds.
         end: nanoseconds.
-        device: the device's index.
+        device: the device's index, ``NOTHING`` for exchanges of the host.
         tier: a ``Tier``; memsets count as copies.
         launch: when the host launched it, -1 where the trace has no launch record.
         queued: when it entered its queue: at its launch; or at the end of the launching call, if
@@ -111,25 +114,31 @@ class Windows:
 
 def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
     """Find the work of the devices, with the launch of each piece and the pass that launched it."""
-    index = events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+    exchanges, operators = _host_exchanges(events, passes)
+    index = np.concatenate(
+        [events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET), exchanges]
+    )
+    operator = np.concatenate([np.full(len(index) - len(exchanges), NOTHING), operators])
     call = _calls(events, index)
-    launched = take(events.start, call)
+    launched_by = np.where(operator >= 0, operator, call)
     order = np.lexsort(
         (
             _rank(events)[events.thread[index]],
-            launched,
+            take(events.start, launched_by),
             events.end[index],
             events.start[index],
         )
     )
-    index, call = index[order], call[order]
+    index, call, launched_by = index[order], call[order], launched_by[order]
     is_communication = events.names_where(names.is_communication)
+    is_communication |= events.name_mask(*names.HOST_COLLECTIVES)
     tier = np.where(
         is_communication[events.name[index]],
         Tier.COMMUNICATION,
         np.where(events.category[index] == Category.KERNEL, Tier.COMPUTE, Tier.COPY),
     ).astype(np.int64)
-    launch, thread = launched[order], take(events.thread, call)
+    launch, thread = (take(of, launched_by) for of in (events.start, events.thread))
+    launch, thread = launch.astype(np.int64), thread.astype(np.int64)
     span = np.full(len(index), NOTHING, np.int64)
     run = np.full(len(index), NOTHING, np.int64)
     for number, mine in grouped(thread):
@@ -172,6 +181,27 @@ def _rank(events: Events) -> Ints:
         len(threads)
     )
     return rank
+
+
+def _host_exchanges(events: Events, passes: Passes) -> tuple[Ints, Ints]:
+    """Find the exchanges of the host that passes start, and the operator that starts each.
+
+    This is the last operator of a collective that began before the exchange: a thread of gloo may
+    take the exchange up later.
+
+    Returns:
+        The event indices of the exchanges and of the operators.
+    """
+    index = events.chosen(
+        events.name_mask(*names.HOST_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
+    )
+    operators = events.chosen(events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR)
+    operators = operators[np.argsort(events.start[operators], kind="stable")]
+    before = np.searchsorted(events.start[operators], events.start[index], side="right") - 1
+    operator = take(operators, before)
+    started = (operator >= 0) & (pass_at(passes, take(events.start, operator)) >= 0)
+    started &= np.isin(take(events.thread, operator), passes.threads)
+    return index[started], operator[started]
 
 
 def find_waits(events: Events, spans: Spans) -> Waits:
@@ -265,14 +295,16 @@ def find_windows(passes: Passes, work: DeviceWork) -> Windows:
     begin, end = passes.start.copy(), passes.end.copy()
     device = np.full(len(begin), NOTHING, np.int64)
     mine = np.flatnonzero(work.run >= 0)
+    np.maximum.at(end, work.run[mine], work.end[mine])
+    mine = mine[work.device[mine] >= 0]
     mine = mine[np.argsort(work.end[mine], kind="stable")]
     device[work.run[mine]] = work.device[mine]  # the last assignment stays: the latest end
-    np.maximum.at(end, work.run[mine], work.end[mine])
     # Each moment counts once: the earlier pass has it.
     if len(begin) > 1:
         begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
-    if len(work.device):
-        device[device < 0] = work.device.min()
+    devices = work.device[work.device >= 0]
+    if len(devices):
+        device[device < 0] = devices.min()
     return Windows(begin, np.maximum(begin, end), device)
 
 

@@ -1,7 +1,8 @@
 """The owner of each autograd node, and through the nodes of each piece of device work.
 
 A node belongs to the innermost module call around the forward operator that made the node. Device
-work belongs to the span that the host was in when it launched the work.
+work belongs to the span that the host was in when it launched the work, except for communication
+between ranks, which belongs to owners of its own: how long it lasts depends on the other ranks.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from enum import IntEnum
 
 import numpy as np
 
+from backspot.analysis.attribution.communication import Communication, find_communication
 from backspot.analysis.attribution.join import Join, find_lines_of_nodes, join_nodes
 from backspot.analysis.attribution.launches import (
     DeviceWork,
+    Tier,
     Waits,
     Windows,
     find_device_work,
@@ -26,7 +29,12 @@ from backspot.analysis.attribution.passes import Passes, Steps, find_steps
 from backspot.analysis.attribution.recompute import NO_CALLER, find_recomputation
 from backspot.analysis.attribution.spans import Module, Spans, find_spans
 from backspot.analysis.attribution.wrapping import find_wrapped
-from backspot.analysis.timeline import NOTHING
+from backspot.analysis.timeline import NOTHING, take
+from backspot.results.costs import (
+    GRADIENT_EXCHANGE,
+    OTHER_COMMUNICATION,
+    PARAMETER_GATHER,
+)
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
@@ -50,6 +58,9 @@ class Special(IntEnum):
     AMBIGUOUS = 2, "(ambiguous thread)"
     ENGINE = 3, "(autograd engine)"
     NO_LAUNCH = 4, "(no launch record)"
+    GRADIENTS = 5, GRADIENT_EXCHANGE
+    PARAMETERS = 6, PARAMETER_GATHER
+    COMMUNICATION = 7, OTHER_COMMUNICATION
 
     def __new__(cls, index: int, path: str) -> Special:
         """Make the member with this index."""
@@ -119,10 +130,12 @@ class Ownership:
         join: the forward operator and the thread that made each node.
         owners: all owners of the trace.
         owner: the owner of each span, an index into ``owners``.
+        work_owner: the owner of each piece of device work.
         passes: the backward passes.
         windows: the clock time of each pass.
         steps: the step of each pass.
         work: what the devices did.
+        communication: what the communication between ranks is for.
         waits: where the host waited for a device.
         line: for each span the index in ``lines`` of what made the node, ``NOTHING`` where that is
             not known.
@@ -134,10 +147,12 @@ class Ownership:
     join: Join
     owners: Owners
     owner: Ints
+    work_owner: Ints
     passes: Passes
     windows: Windows
     steps: Steps
     work: DeviceWork
+    communication: Communication
     waits: Waits
     line: Ints
     lines: Sequence[SourceLine] = ()
@@ -152,16 +167,20 @@ def attribute(events: Events) -> Ownership:
     windows = find_windows(passes, work)
     lost = work.launch == NOTHING
     work.run[lost] = pass_at(windows, work.start[lost])
+    communication = find_communication(events, spans, work)
     owners = Owners(spans.modules)
+    owner = _owner_of_spans(events, spans, join, owners)
     return Ownership(
         spans=spans,
         join=join,
         owners=owners,
-        owner=_owner_of_spans(events, spans, join, owners),
+        owner=owner,
+        work_owner=_owner_of_work(owner, work, communication),
         passes=passes,
         windows=windows,
         steps=find_steps(events, spans, passes, join.operator),
         work=work,
+        communication=communication,
         waits=find_waits(events, spans),
         line=find_lines_of_nodes(events, spans, join),
         lines=events.lines.lines,
@@ -201,3 +220,13 @@ def _owner_of_spans(events: Events, spans: Spans, join: Join, owners: Owners) ->
         up = further
     owned: Ints = owner[up]
     return owned
+
+
+def _owner_of_work(owner: Ints, work: DeviceWork, communication: Communication) -> Ints:
+    """Return the owner of each piece of device work, from the owners of the spans."""
+    found = take(owner, work.span, Special.ENGINE)
+    found[work.launch == NOTHING] = Special.NO_LAUNCH
+    found[work.tier == Tier.COMMUNICATION] = Special.COMMUNICATION
+    found[communication.of_gradients] = Special.GRADIENTS
+    found[communication.of_parameters] = Special.PARAMETERS
+    return found

@@ -13,7 +13,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Owners, Ownership, Special
 from backspot.analysis.attribution.spans import Module
-from backspot.analysis.timeline import NOTHING, distinct, take
+from backspot.analysis.timeline import NOTHING, distinct
 from backspot.results.grouping import parents_of
 from backspot.results.tracks import Arrow, Track, Tracks, TrackSpan
 from backspot.trace import Events
@@ -31,9 +31,10 @@ def find_tracks(events: Events, ownership: Ownership) -> Tracks:
         Track(*events.threads[thread], False, _nested(_on_host(ownership, thread), parents, depths))
         for thread in ownership.passes.threads
     ]
+    work = ownership.work
     tracks += [
         Track(*events.threads[queue], True, _nested(_on_device(ownership, queue), parents, depths))
-        for queue in distinct(ownership.work.queue[ownership.work.run >= 0])
+        for queue in distinct(work.queue[(work.run >= 0) & (work.device >= 0)])
     ]
     tracks = [track for track in tracks if track.spans]
     return Tracks(_names(ownership), tracks, _arrows(events, ownership, tracks))
@@ -123,13 +124,11 @@ def _on_device(ownership: Ownership, queue: int) -> Iterable[_Piece]:
     """Return what the queue executes, by start."""
     work = ownership.work
     mine = np.flatnonzero(work.queue == queue)
-    span = work.span[mine]
-    owner = take(ownership.owner, span, Special.ENGINE)
-    owner[work.launch[mine] < 0] = Special.NO_LAUNCH
-    return _rows((work.start[mine], work.end[mine], owner, work.run[mine]))
+    columns = (work.start, work.end, ownership.work_owner, work.run)
+    return _rows(tuple(column[mine] for column in columns))
 
 
-def _rows(columns: tuple[Ints, Ints, Ints, Ints]) -> Iterable[_Piece]:
+def _rows(columns: tuple[Ints, ...]) -> Iterable[_Piece]:
     start, end, owner, run = (column.tolist() for column in columns)
     return zip(start, end, owner, run, strict=True)
 

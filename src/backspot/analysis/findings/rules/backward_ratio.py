@@ -82,7 +82,7 @@ def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
     computes = spans.is_node & ~accumulating(evidence)
     of_node = computes[work.span[mine]]
     of_pass = evidence.in_pass[work.span[mine]]
-    payer = owner[work.span[mine]]
+    payer = evidence.ownership.work_owner[mine]
     np.add.at(forward, payer[~of_pass], length[~of_pass])
     np.add.at(backward, payer[of_node], length[of_node])
     nodes = evidence.in_pass & computes

@@ -18,13 +18,16 @@ def find(evidence: Evidence) -> Finding | None:
     cost = costs.of_work(work)
     if not cost:
         return None
+    owner = evidence.ownership.work_owner[work]
+    spent = costs.places(owner, costs.work_ns[work])
+    parts = ", ".join(f"{say.ms(one.wall_ns)} in {one.path}" for one in spent if one.wall_ns)
     return finding(
         costs.places_of_work(work),
         title="Communication between ranks is not hidden",
         seen=(
             f"{say.per_step(int(work.sum()), 'collective')}, "
             f"{say.ms(int(costs.device_ns[work].sum()))} in all. For {say.ms(cost)} this rank "
-            "computes nothing while it waits for them to start or end."
+            f"computes nothing and waits for other ranks: {parts}."
         ),
         remedy=(
             "Use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), FSDP's "

@@ -1,0 +1,95 @@
+"""What communication between ranks is for: gradients, parameters or something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import DeviceWork, Tier
+from backspot.analysis.attribution.spans import Spans
+from backspot.analysis.timeline import NOTHING, first_started, grouped, take
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Communication", "find_communication"]
+
+_UNKNOWN = "collective"
+_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+_GATHERING = ("all_gather",)
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What communication is for; arrays with one entry for each piece of device work.
+
+    Attributes:
+        collective: index into ``names``, ``NOTHING`` for work that is no communication.
+        of_gradients: whether the work reduces gradients over the ranks.
+        of_parameters: whether the work gathers parameters that are sharded over the ranks.
+        names: the collectives, as ``torch.distributed`` calls them.
+    """
+
+    collective: Ints
+    of_gradients: Mask
+    of_parameters: Mask
+    names: Sequence[str]
+
+
+def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Communication:
+    """Find what each piece of communication is for.
+
+    A reduction is an exchange of gradients if FSDP launches it, if a hook of ``AccumulateGrad``
+    does, or a callback of the engine: so do data-parallel wrappers. A reduction in any other node
+    is that node's own work, such as in tensor parallelism. A gather is one of parameters if FSDP
+    launches it.
+    """
+    mine = np.flatnonzero(work.tier == Tier.COMMUNICATION)
+    known, which = _collectives(events, work, mine)
+    collective = np.full(len(work.start), NOTHING, np.int64)
+    collective[mine] = which
+    accumulates = np.array([names.is_accumulate_grad(name) for name in spans.node_names], bool)
+    node = take(spans.node, work.span)
+    by_sharding = np.zeros(len(work.start), bool)
+    marks = events.chosen(events.names_where(names.is_sharding_mark), Category.ANNOTATION)
+    by_sharding[mine] = _around(events, work, mine, marks) >= 0
+    by_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)
+    reduces, gathers = (
+        take(np.array([name in wanted for name in known], bool), collective, False)
+        for wanted in (_REDUCING, _GATHERING)
+    )
+    return Communication(
+        collective=collective,
+        of_gradients=reduces & (by_sharding | by_engine | take(accumulates, node, False)),
+        of_parameters=gathers & by_sharding,
+        names=known,
+    )
+
+
+def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence[str], Ints]:
+    """Return all collectives, and the one that each of these pieces of work is part of."""
+    name = work.name[mine]
+    operators = events.chosen(
+        events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
+    )
+    # All-to-all runs as sends, and RCCL has one kernel for all: the operator says which it is.
+    around = take(events.name, _around(events, work, mine, operators))
+    said = [names.collective_in(one) for one in events.names]
+    found = [
+        (said[operator] if operator >= 0 else "") or said[kernel] or _UNKNOWN
+        for kernel, operator in zip(name.tolist(), around.tolist(), strict=True)
+    ]
+    known = sorted(set(found))
+    return known, np.array([known.index(one) for one in found], np.int64)
+
+
+def _around(events: Events, work: DeviceWork, mine: Ints, marks: Ints) -> Ints:
+    """Return the mark (event index) around the launch of each of these pieces of work."""
+    found = np.full(len(mine), NOTHING, np.int64)
+    asked = dict(grouped(work.thread[mine]))
+    for thread, at in grouped(events.thread, marks):
+        here = asked.get(thread, mine[:0])
+        line = first_started(events.start[at], events.end[at], at)
+        found[here] = line.at(work.launch[mine[here]])
+    return found
