@@ -34,7 +34,7 @@ def test_forward_labels_nest_as_the_calls_do(record):
     }
 
 
-def test_depth_limits_the_parts_of_a_path(record):
+def test_depth_limits_the_levels_of_modules(record):
     model = Net()
     with backspot.instrument(model, depth=1) as instrumentation:
         assert instrumentation.paths == ("", "blocks", "head")
@@ -48,6 +48,60 @@ def test_depth_limits_the_parts_of_a_path(record):
         ]
     with backspot.instrument(model, depth=0) as instrumentation:
         assert instrumentation.paths == ("",)
+
+
+class Decoder(nn.Module):
+    """The layers lie in a list and a dict, as in many models of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.norms = nn.ModuleDict({"last": nn.LayerNorm(4)})
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.norms["last"](x)
+
+
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Decoder()
+        self.lm_head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.lm_head(self.model(x))
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_list_of_layers_that_is_never_called_is_no_level(depth):
+    blocks = {"model.layers.0", "model.layers.1", "model.norms.last"}
+    inner = {f"model.layers.{number}.{name}" for number in range(2) for name in ("fc", "act")}
+    levels = [{""}, {"model", "lm_head"}, blocks, inner]
+    expected = set().union(*levels[: depth + 1])
+    model = Language()
+    with backspot.instrument(model, depth=depth) as instrumentation:
+        assert {path for path in instrumentation.paths if path[-6:] != "layers"} - {
+            "model.norms"
+        } == expected
+    whole = backspot.profile(step(model), model, steps=1, warmup=1)
+    folded = whole.top(depth=depth)
+    assert {row.path for row in folded if row.is_module} == expected
+    assert sum(row.wall_ns for row in folded) == whole.wall_ns
+    less = backspot.profile(step(model), model, steps=1, warmup=1, depth=depth)
+    assert {row.path for row in less.modules if row.is_module} == expected
+
+
+def test_a_list_with_a_forward_of_its_own_is_a_level():
+    class Chain(nn.ModuleList):
+        def forward(self, x):
+            return self[0](x)
+
+    model = nn.Sequential(Chain([nn.Linear(4, 4)]), nn.ModuleList([nn.Linear(4, 4)]))
+    model[1].forward = model[1][0].forward
+    with backspot.instrument(model, depth=1) as instrumentation:
+        assert instrumentation.paths == ("", "0", "1")
 
 
 def test_a_name_tells_instrumented_modules_apart(record):

@@ -21,7 +21,7 @@ from backspot.live.hooks import (
     LeaveAndExplain,
     hook_of,
 )
-from backspot.live.modules import class_name, find_modules, unwrap
+from backspot.live.modules import class_name, find_modules, is_called, unwrap
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
 from backspot.live.torch_internals import (
@@ -51,8 +51,7 @@ class Instrumentation:
 
     Attributes:
         name: the first part of all its paths; ``""`` for none.
-        depth: the largest number of parts of a labelled path within the model; ``None`` for no
-            limit.
+        depth: the deepest level that is labelled; ``None`` for no limit.
         hooks: ``"node"`` or ``"module"``.
         lines: whether the source line of each node is recorded.
         paths: the labelled module paths, parents first; ``""`` is the model without a name.
@@ -215,8 +214,9 @@ def instrument(
 
     Args:
         model: the model, or any other ``torch.nn.Module``, such as a loss function.
-        depth: the largest number of parts of a path within ``model``; 0 labels the model alone.
-            ``None`` (default) labels every module.
+        depth: the deepest level that is labelled; 0 labels the model alone. Modules without a
+            forward, such as ``ModuleList``, do not count as a level: ``model.layers.3`` is at depth
+            2. ``None`` (default) labels every module.
         name: the first part of all paths, which distinguishes several instrumented modules.
             ``""`` (default) adds no part.
         hooks: ``"node"`` (default) or ``"module"``.
@@ -266,9 +266,11 @@ def _instrumentation_of(
     _check_plain(model)
     found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
     skipped: dict[str, str] = {}
+    below: dict[int, int] = {}  # the level of the modules in each module
     for inner_path, module, parent in find_modules(model):
-        parts = inner_path.count(".") + 1 if inner_path else 0
-        if depth is not None and parts > depth:
+        level = below.get(id(parent), 0)
+        below[id(module)] = level + (parent is None or is_called(module))
+        if depth is not None and level > depth:
             continue
         path = ".".join(part for part in (name, inner_path) if part)
         reason = _refusal(module, hooks)

@@ -65,8 +65,8 @@ def profile(
         steps: how many steps to record, at least 1. Default 3.
         warmup: how many steps to run before that, at least 0. Default 3. In the last of them the
             profiler is prepared but does not record, as its own first moments are slow.
-        depth: the largest number of parts of a labelled path, as in ``instrument``. ``None``
-            (default) labels every module.
+        depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default) labels
+            every module.
         hooks: ``"node"`` (default) or ``"module"``, as in ``instrument``.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.

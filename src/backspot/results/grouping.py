@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds, count_names
+from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds
 
 __all__ = [
     "add_totals",
@@ -26,17 +26,33 @@ _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
 
 
 def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
-    """Fold every row deeper than ``depth`` into its ancestor at that depth."""
+    """Fold every row at a level below ``depth`` into its ancestor at that level.
+
+    The root is at level 0. Only modules that were called make a level: the forward of a
+    ``ModuleList`` never runs, so its modules are at the level that it has itself.
+    """
     known = {row.path: row for row in rows if row.is_module}
+    levels: dict[str, int] = {}
+    target: dict[str, str] = {}
+    for path, parent in parents_of(known.values()).items():
+        root = known[path].root
+        if path == root:
+            levels[path] = 0
+        elif parent is None:
+            levels[path] = 1
+        else:
+            levels[path] = levels[parent] + (parent == root or known[parent].calls > 0)
+        if levels[path] <= depth:
+            target[path] = path
+        else:
+            target[path] = root if parent is None else target[parent]
     groups: dict[str, list[Row]] = defaultdict(list)
     others: list[Row] = []
     for row in rows:
-        if not row.is_module:
-            others.append(row)
-        elif row.depth <= depth:
-            groups[row.path].append(row)
+        if row.is_module:
+            groups[target[row.path]].append(row)
         else:
-            groups[".".join(row.path.split(".")[: count_names(row.root) + depth])].append(row)
+            others.append(row)
     folded = [
         _merge(
             members,

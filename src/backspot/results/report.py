@@ -232,7 +232,8 @@ class Report(Presented):
         Args:
             n: Maximum number of rows. ``None`` (default) returns all.
             depth: Add every module deeper than this to its ancestor at this depth; 0 is the root.
-                ``None`` (default) keeps every module.
+                Only modules that were called count, so ``model.layers.3`` is at depth 2 if
+                ``layers`` is a ``ModuleList``. ``None`` (default) keeps every module.
             sort: Time to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``.
             by: ``"path"`` (default) returns one row per module; ``"class"`` one row per class;
                 ``"pattern"`` one row per repeated layer: modules of one class whose paths differ
