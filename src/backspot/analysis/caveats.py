@@ -38,7 +38,8 @@ def why_no_backward(events: Events) -> str:
             f"{events.source} holds no backward pass, only replays of a captured graph, which run "
             "no autograd nodes: profile the step without graph capture"
         )
-    if not len(events.of(Category.OPERATOR)):
+    # A step without any operator has the annotation around it, which is CPU activity too.
+    if not len(events.of(Category.OPERATOR)) and not len(events.of(Category.ANNOTATION)):
         return (
             f"{events.source} holds no CPU activity, so no backward can be seen in it: "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -48,8 +49,8 @@ def why_no_backward(events: Events) -> str:
             f"{events.source} is cut short before its first backward pass: copy or export it again"
         )
     return (
-        f"{events.source} holds no backward pass: record a training step, "
-        "with loss.backward() while the profiler runs"
+        f"{events.source} holds no backward pass: none ran while the profiler recorded; "
+        "record a whole training step, with loss.backward()"
     )
 
 

@@ -209,8 +209,9 @@ def instrument(
 
     A shared module has the first of its paths. Paths leave out the parts that wrappers add
     (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
-    hooks gets no label, as it makes no node and launches nothing. Modules that are added later get
-    none. ``torch.jit.script`` refuses an instrumented model: call ``remove()`` before.
+    hooks and without a forward of its own gets no label, as it makes no node and launches nothing.
+    Modules that are added later get none. ``torch.jit.script`` refuses an instrumented model: call
+    ``remove()`` before.
 
     Args:
         model: the model, or any other ``torch.nn.Module``, such as a loss function.
@@ -347,7 +348,8 @@ def _check_paths(paths: tuple[str, ...], model: object) -> None:
 
 def _passes_on(module: torch.nn.Module) -> bool:
     """Return whether calls of the module do nothing: a third of the modules of some models."""
-    return type(module) is torch.nn.Identity and not has_hooks(module)
+    is_plain = type(module) is torch.nn.Identity and "forward" not in vars(module)
+    return is_plain and not has_hooks(module)
 
 
 def _refusal(module: torch.nn.Module, hooks: str) -> str:
