@@ -214,6 +214,16 @@ def test_an_unknown_path_is_refused_and_near_ones_are_named():
         vit()["patch_dorp"]
 
 
+def test_the_root_is_found_by_its_class():
+    assert vit()["VisionTransformer"] == vit()[""]
+    with pytest.raises(KeyError, match="did you mean 'VisionTransformer'"):
+        vit()["VisionTransfomer"]
+    with pytest.raises(KeyError, match="no module 'Block'"):
+        vit()["Block"]
+    made = report([row("", "head", wall=1), row("head", wall=2)])
+    assert made["head"].row.wall_ns == 2
+
+
 def test_times_per_step_are_means():
     first = vit().modules[0]
     assert first.steps == vit().steps == 3

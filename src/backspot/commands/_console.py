@@ -15,6 +15,7 @@ from backspot.progress import Progress
 __all__ = [
     "abandon_output",
     "add_jobs",
+    "add_rows",
     "complain",
     "count",
     "flush_output",
@@ -107,6 +108,24 @@ def count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--depth`` and ``--match``."""
+    parser.add_argument(
+        "--depth",
+        type=count,
+        metavar="D",
+        help="fold every module deeper than this into its ancestor (0 is the root; a module that "
+        "is never called, such as a ModuleList, is no level)",
+    )
+    parser.add_argument(
+        "--match",
+        action="append",
+        metavar="PATTERN",
+        help="keep modules such as 'model.layers.*' or '**.attn', and fold every other module into "
+        "the nearest one around it that is kept, or into the root (can be repeated)",
+    )
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

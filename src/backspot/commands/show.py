@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from backspot.commands._console import add_jobs, count
+from backspot.commands._console import add_jobs, add_rows, count
 from backspot.commands._output import add_format, print_result
 
 EXIT_CODES = (3, 4, 5)
@@ -26,12 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many modules to show (default: 15 in a table, 30 in md, otherwise all)",
     )
-    parser.add_argument(
-        "--depth",
-        type=count,
-        metavar="D",
-        help="fold every module deeper than this into its ancestor",
-    )
+    add_rows(parser)
     parser.add_argument(
         "--by",
         choices=("path", "class", "pattern"),
@@ -54,6 +49,6 @@ def run(args: argparse.Namespace) -> int:
     from backspot.render.view import View
 
     report = read(args.trace, jobs=args.jobs)
-    view = View(depth=args.depth, sort=args.sort, by=args.by)
+    view = View(depth=args.depth, sort=args.sort, by=args.by, match=args.match)
     print_result(report, args.format, view, args.top, report.warnings)
     return 0

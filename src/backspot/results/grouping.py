@@ -15,6 +15,7 @@ __all__ = [
     "fold",
     "group",
     "name_order",
+    "numberless",
     "parents_of",
     "pattern_of",
     "ranked_kernels",
@@ -25,8 +26,17 @@ __all__ = [
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
 
 
-def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
-    """Fold every row at a level below ``depth`` into its ancestor at that level.
+def fold(
+    rows: Sequence[Row], depth: int | None, matches: Callable[[str], bool] | None = None
+) -> tuple[Row, ...]:
+    """Fold every row that is too deep, or does not match, into the nearest row that is kept.
+
+    A root is always kept.
+
+    Args:
+        rows: the rows of a report.
+        depth: the deepest level to keep; ``None`` keeps every level.
+        matches: whether to keep a path; ``None`` keeps every path.
 
     The root is at level 0. Only modules that were called make a level: the forward of a
     ``ModuleList`` never runs, so its modules are at the level that it has itself.
@@ -42,7 +52,8 @@ def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
             levels[path] = 1
         else:
             levels[path] = levels[parent] + (parent == root or known[parent].calls > 0)
-        if levels[path] <= depth:
+        too_deep = depth is not None and levels[path] > depth
+        if path == root or not (too_deep or (matches is not None and not matches(path))):
             target[path] = path
         else:
             target[path] = root if parent is None else target[parent]
@@ -91,17 +102,18 @@ def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
 
     The modules of a ``Sequential`` have numbers too: only layers of one class share a pattern.
     """
-    count = Counter((_pattern(row.path), row.class_name) for row in rows if row.is_module)
+    count = Counter((numberless(row.path), row.class_name) for row in rows if row.is_module)
 
     def name(row: Row) -> str:
-        pattern = _pattern(row.path)
+        pattern = numberless(row.path)
         return pattern if count[pattern, row.class_name] > 1 else row.path
 
     return name
 
 
 @lru_cache(maxsize=1 << 16)
-def _pattern(path: str) -> str:
+def numberless(path: str) -> str:
+    """Return a path with ``*`` in place of each number, as repeated layers have them."""
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
