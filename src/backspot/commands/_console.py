@@ -19,6 +19,7 @@ __all__ = [
     "complain",
     "count",
     "flush_output",
+    "note",
     "reading",
     "use_color",
     "write_bytes",
@@ -86,6 +87,14 @@ def complain(message: str) -> None:
     if sys.stderr is not None:
         with suppress(OSError):
             print(f"backspot: {visible(message)}", file=sys.stderr, flush=True)
+
+
+def note(message: str) -> None:
+    """Write one dim line to standard error."""
+    if sys.stderr is not None:
+        line = f"backspot: {visible(message)}"
+        with suppress(OSError):
+            print(f"\x1b[2m{line}\x1b[0m" if use_color(sys.stderr) else line, file=sys.stderr)
 
 
 def use_color(stream: TextIO | Any) -> bool:

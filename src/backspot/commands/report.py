@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     check_target(args.output, force=args.force, sources=_sources(args.trace))
 
     from backspot.commands._console import complain, write_text
+    from backspot.commands._ranks import mention_ranks
     from backspot.commands._source import read
     from backspot.formatting import visible
 
@@ -58,4 +59,6 @@ def run(args: argparse.Namespace) -> int:
     for warning in report.warnings:
         complain(f"warning: {warning}")
     write_text(f"Wrote {visible(str(path))}")
+    if args.trace != "-":
+        mention_ranks(report.trace, [args.trace])
     return 0
