@@ -98,9 +98,12 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "forward; they count as '(ambiguous thread)'."
         )
     if spans.unmarked:
+        first, *others = spans.unmarked
+        place = f"{first.path} ({first.class_name})" if first.path else first.class_name
+        more = f" and {counted(len(others), 'more module')}" if others else ""
         warnings.append(
-            f"{spans.unmarked} tensors could not safely be marked, so the trace has fewer "
-            "'backward:' labels; the numbers here are not affected."
+            f"Views that were changed in place, in {place}{more}, have no 'backward:' label in a "
+            "trace viewer. The numbers here do not need these labels."
         )
     lost = int(((work.launch == NOTHING) & (work.run >= 0)).sum())
     if lost:
