@@ -102,7 +102,7 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
         place = f"{first.path} ({first.class_name})" if first.path else first.class_name
         more = f" and {counted(len(others), 'more module')}" if others else ""
         warnings.append(
-            f"Views that were changed in place, in {place}{more}, have no 'backward:' label in a "
+            f"Views that were changed in place, at {place}{more}, have no 'backward:' label in a "
             "trace viewer. The numbers here do not need these labels."
         )
     lost = int(((work.launch == NOTHING) & (work.run >= 0)).sum())
