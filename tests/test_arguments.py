@@ -96,6 +96,7 @@ CALLS: dict[str, tuple[Callable[[Report, object], object], set[str]]] = {
     "top depth": (lambda made, it: made.top(depth=it), COUNTS),
     "top sort": (lambda made, it: made.top(sort=it), set()),
     "top by": (lambda made, it: made.top(by=it), set()),
+    "top match": (lambda made, it: made.top(match=it), {"nothing"}),
     "share": (lambda made, it: made.share(it), set()),
     "share sort": (lambda made, it: made.share(made.modules[0], it), set()),
     "line_of": (lambda made, it: line_of(it, "node"), set()),

@@ -48,8 +48,8 @@ def locate(
             of a folder, whose newest trace is read; ``"-"`` for standard input; an open binary
             file; or a ``torch.profiler.profile`` that has stopped. Reading a profiler leaves its
             one export to you.
-        depth: Add every module deeper than this to its ancestor at this depth. ``None`` (default)
-            keeps every module.
+        depth: Add every module deeper than this to its ancestor at this depth, as in
+            ``Report.top``. ``None`` (default) keeps every module.
         progress: Function that is called while a file is read, with the number of bytes read and
             the size of the file, or ``None`` if the size is unknown. Default: ``None``.
         jobs: Maximum number of processes used to decode a large uncompressed ``.json``. ``None``

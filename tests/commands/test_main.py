@@ -50,6 +50,22 @@ def test_show_passes_its_options_on(trace, capsys):
     assert capsys.readouterr().out == expected + "\n"
 
 
+def test_show_and_report_keep_the_modules_that_match(trace, tmp_path, capsys):
+    chosen = locate(trace).top(match=["st*", "head"])
+    options = ["--match", "st*", "--match", "head"]
+    assert main(["show", str(trace), "--format", "csv", *options]) == 0
+    printed = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert [line["wall_ns"] for line in printed] == [str(row.wall_ns) for row in chosen]
+    saved = tmp_path / "report.json"
+    assert main(["report", str(trace), "-o", str(saved), *options]) == 0
+    assert Report.load(saved).modules == chosen
+    capsys.readouterr()
+    assert main(["show", str(trace), "--match", "steem"]) == 2
+    assert "match='steem' matches no module; did you mean 'stem'" in one_line(
+        capsys.readouterr().err
+    )
+
+
 def test_show_prints_json_that_loads_to_the_same_report(trace, tmp_path, capsysbinary):
     assert main(["show", str(trace), "--format", "json"]) == 0
     (tmp_path / "report.json").write_bytes(capsysbinary.readouterr().out)

@@ -1,5 +1,6 @@
 """Which labels a trace holds, where they stand, and whose they are."""
 
+import re
 import threading
 
 import pytest
@@ -8,8 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import backspot
+from backspot.errors import UsageError
 from backspot.live.calls import current_thread
 from support.blocks import Block, Net, step
+from support.leftovers import hooks_on
 
 
 def test_forward_labels_nest_as_the_calls_do(record):
@@ -34,7 +37,7 @@ def test_forward_labels_nest_as_the_calls_do(record):
     }
 
 
-def test_depth_limits_the_parts_of_a_path(record):
+def test_depth_limits_the_levels_of_modules(record):
     model = Net()
     with backspot.instrument(model, depth=1) as instrumentation:
         assert instrumentation.paths == ("", "blocks", "head")
@@ -48,6 +51,119 @@ def test_depth_limits_the_parts_of_a_path(record):
         ]
     with backspot.instrument(model, depth=0) as instrumentation:
         assert instrumentation.paths == ("",)
+
+
+class Decoder(nn.Module):
+    """The layers lie in a list and a dict, as in many models of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.norms = nn.ModuleDict({"last": nn.LayerNorm(4)})
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.norms["last"](x)
+
+
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Decoder()
+        self.lm_head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.lm_head(self.model(x))
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_list_of_layers_that_is_never_called_is_no_level(depth):
+    blocks = {"model.layers.0", "model.layers.1", "model.norms.last"}
+    inner = {f"model.layers.{number}.{name}" for number in range(2) for name in ("fc", "act")}
+    levels = [{""}, {"model", "lm_head"}, blocks, inner]
+    expected = set().union(*levels[: depth + 1])
+    model = Language()
+    with backspot.instrument(model, depth=depth) as instrumentation:
+        assert {path for path in instrumentation.paths if path[-6:] != "layers"} - {
+            "model.norms"
+        } == expected
+    whole = backspot.profile(step(model), model, steps=1, warmup=1)
+    folded = whole.top(depth=depth)
+    assert {row.path for row in folded if row.is_module} == expected
+    assert sum(row.wall_ns for row in folded) == whole.wall_ns
+    less = backspot.profile(step(model), model, steps=1, warmup=1, depth=depth)
+    assert {row.path for row in less.modules if row.is_module} == expected
+
+
+def test_a_pattern_chooses_modules_and_the_rest_is_the_models(record):
+    model = Language()
+    with backspot.instrument(model, match="model.layers.*") as instrumentation:
+        assert instrumentation.paths == ("", "model.layers.0", "model.layers.1")
+        assert instrumentation.match == ("model.layers.*",)
+        assert "match=['model.layers.*']" in repr(instrumentation)
+        assert record(step(model)).forward() == [
+            "forward: (Language)",
+            "forward: model.layers.0 (Block)",
+            "forward: model.layers.1 (Block)",
+        ]
+    with backspot.instrument(model, match=["**.fc", "net.lm_*"], name="net", depth=2) as labels:
+        assert labels.paths == ("net", "net.lm_head")
+
+
+def test_a_pattern_labels_what_it_shows(record):
+    model = Language()
+    for match in ("model.layers.*", ["**.act", "model"], "**", "lm_head"):
+        chosen = backspot.profile(step(model), model, steps=1, warmup=1, match=match)
+        whole = backspot.profile(step(model), model, steps=1, warmup=1)
+        shown = whole.top(match=match)
+        assert sum(row.wall_ns for row in shown) == whole.wall_ns
+
+        def counts(rows):
+            return {row.path: {node.name: node.count for node in row.nodes} for row in rows}
+
+        assert counts(chosen.modules) == counts(shown)
+
+
+@pytest.mark.parametrize(
+    ("match", "said"),
+    [
+        ("model.layer.*", "match='model.layer.*' matches no module; did you mean 'model.layers.*'"),
+        ("model.layers", "match='model.layers' matches no module; did you mean 'model.layers.*'"),
+        (["**", "x"], "match='x' matches no module"),
+        (3, "match=3: give a pattern"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused(match, said):
+    model = Language()
+    with pytest.raises(UsageError, match=re.escape(said)):
+        backspot.instrument(model, match=match)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        backspot.profile(step(model), {"": model, "loss": nn.MSELoss()}, match=match)
+    assert not hooks_on(model)
+
+
+def test_each_pattern_matches_in_any_of_the_models():
+    model, loss = Language(), nn.MSELoss()
+    report = backspot.profile(
+        lambda: loss(model(torch.randn(3, 4)), torch.zeros(3, 2)).backward(),
+        {"": model, "loss": loss},
+        steps=1,
+        warmup=1,
+        match=["model", "loss"],
+    )
+    assert {row.path for row in report.modules if row.is_module} == {"", "model", "loss"}
+
+
+def test_a_list_with_a_forward_of_its_own_is_a_level():
+    class Chain(nn.ModuleList):
+        def forward(self, x):
+            return self[0](x)
+
+    model = nn.Sequential(Chain([nn.Linear(4, 4)]), nn.ModuleList([nn.Linear(4, 4)]))
+    model[1].forward = model[1][0].forward
+    with backspot.instrument(model, depth=1) as instrumentation:
+        assert instrumentation.paths == ("", "0", "1")
 
 
 def test_a_name_tells_instrumented_modules_apart(record):

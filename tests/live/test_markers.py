@@ -55,6 +55,23 @@ def test_an_identity_bears_a_label_only_where_somebody_hooks_it(record):
         assert instrumentation.paths == ("",)
 
 
+class Doubling(nn.Identity):
+    def forward(self, x):
+        return x * 2
+
+
+def test_an_identity_with_a_forward_of_its_own_bears_a_label(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Identity(), Doubling())
+    model[1].forward = lambda x: x * 2
+    with backspot.instrument(model) as instrumentation:
+        assert instrumentation.paths == ("", "0", "1", "3")
+        assert record(step(model)).backward() == [
+            "backward: 3 (Doubling)",
+            "backward: 1 (Identity)",
+            "backward: 0 (Linear)",
+        ]
+
+
 def test_a_feature_belongs_to_the_module_that_made_it(record):
     class Skips(nn.Module):
         def __init__(self):

@@ -236,6 +236,11 @@ def test_a_stale_view_is_counted_and_not_asked(record):
     model = StaleUnbind()
     with backspot.instrument(model):
         names = record(lambda: model(torch.randn(2, 4)).sum().backward()).names
+    report = backspot.profile(lambda: model(torch.randn(2, 4)).sum().backward(), model, steps=2)
+    assert report.warnings == (
+        "Views that were changed in place, at passing (Passing), have no 'backward:' label in a "
+        "trace viewer. The numbers here do not need these labels.",
+    )
     assert names.count("unmarked: passing (Passing)") == 1
     assert names[-2:] == ["backward: (StaleUnbind)", "backward: linear (Linear)"]
 

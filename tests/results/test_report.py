@@ -73,7 +73,7 @@ def test_a_share_is_of_the_time_asked_for_and_of_nothing_it_is_none():
 
 
 def test_folding_puts_everything_deeper_into_its_ancestor():
-    folded = vit().top(depth=2)
+    folded = vit().top(depth=1)
     block = found(folded, "blocks.3")
     assert block.wall_ns == block.total_wall_ns == vit()["blocks.3"].row.total_wall_ns
     assert block.class_name == "Block"
@@ -91,12 +91,44 @@ def test_folding_at_zero_leaves_each_root_and_what_no_module_owns():
     }
 
 
-def test_an_ancestor_that_was_never_called_gets_a_row_of_its_own():
-    folded = vit().top(depth=1)
-    blocks = found(folded, "blocks")
-    assert blocks.class_name == ""
-    assert blocks.calls == 3
-    assert blocks.wall_ns == blocks.total_wall_ns
+def test_a_root_that_was_never_called_gets_a_row_of_its_own():
+    root = found(report([row("blocks.0", wall=3), row("head", wall=2)]).top(depth=0), "")
+    assert root.class_name == ""
+    assert root.calls == 3
+    assert root.wall_ns == root.total_wall_ns == 5
+
+
+@pytest.mark.parametrize(
+    ("layers", "depth", "paths"),
+    [
+        # A ``ModuleList`` has no row: its forward never runs.
+        ([], 1, ["", "lm_head", "model"]),
+        ([], 2, ["", "lm_head", "model", "model.layers.0", "model.layers.1"]),
+        # Or it has one without a call, of a parameter that no optimizer has.
+        ([row("model.layers", "Stack", calls=0)], 1, ["", "lm_head", "model"]),
+        (
+            [row("model.layers", "Stack", calls=0)],
+            2,
+            ["", "lm_head", "model", "model.layers", "model.layers.0", "model.layers.1"],
+        ),
+        # A ``Sequential`` is called.
+        ([row("model.layers", "Sequential")], 2, ["", "lm_head", "model", "model.layers"]),
+    ],
+)
+def test_only_modules_that_were_called_make_a_level(layers, depth, paths):
+    rows = [row("", "Llama", wall=1), row("model", "Decoder", wall=2), row("lm_head", wall=4)]
+    for number in range(2):
+        rows.append(row(f"model.layers.{number}", "Layer", wall=8))
+        rows.append(row(f"model.layers.{number}.self_attn", "Attention", wall=16))
+    folded = report(rows + layers).top(depth=depth)
+    assert sorted(one.path for one in folded) == paths
+    assert sum(one.wall_ns for one in folded) == 55
+
+
+def test_a_named_root_is_at_level_zero_however_long_its_name_is():
+    rows = [row("heads.a", root="heads.a"), row("heads.a.fc", root="heads.a", wall=5)]
+    assert [one.path for one in report(rows).top(depth=0)] == ["heads.a"]
+    assert len(report(rows).top(depth=1)) == 2
 
 
 def test_classes_are_added_up():
@@ -182,6 +214,16 @@ def test_an_unknown_path_is_refused_and_near_ones_are_named():
         vit()["patch_dorp"]
 
 
+def test_the_root_is_found_by_its_class():
+    assert vit()["VisionTransformer"] == vit()[""]
+    with pytest.raises(KeyError, match="did you mean 'VisionTransformer'"):
+        vit()["VisionTransfomer"]
+    with pytest.raises(KeyError, match="no module 'Block'"):
+        vit()["Block"]
+    made = report([row("", "head", wall=1), row("head", wall=2)])
+    assert made["head"].row.wall_ns == 2
+
+
 def test_times_per_step_are_means():
     first = vit().modules[0]
     assert first.steps == vit().steps == 3
@@ -243,8 +285,17 @@ def test_no_view_of_a_report_gains_or_loses_time(any_report: Report, depth, sort
     assert [one for one in rows if not one.is_module] == sorted(
         (one for one in any_report.modules if not one.is_module), key=rows.index
     )
-    if by == "path":
-        assert all(one.depth <= depth for one in rows if depth is not None)
+    if by == "path" and depth is not None:
+        modules = {one.path: one for one in any_report.modules if one.is_module}
+        assert all(level(one, modules) <= depth for one in rows if one.is_module)
+
+
+def level(row: Row, modules: dict[str, Row]) -> int:
+    """The modules around a row that were called, its root included, as the definition has it."""
+    names = row.path.split(".")
+    above = [modules.get(".".join(names[:count])) for count in range(len(names))]
+    inner = [one for one in above if one and one.root == row.root != one.path and one.calls]
+    return 0 if row.path == row.root else 1 + len(inner)
 
 
 @given(reports(), st.integers(0, 4), st.integers(0, 4))
@@ -271,15 +322,9 @@ def test_a_total_is_a_modules_own_cost_and_its_childrens_totals(any_report):
             assert getattr(one, f"total_{cost}") == expected
 
 
-def test_a_row_knows_its_depth_below_its_own_root():
-    assert row("").depth == 0
-    assert row("a.b.c").depth == 3
-    assert row("loss.inner", root="loss").depth == 1
-    assert row("(outside model)", is_module=False).depth == 0
-
-
 def test_nodes_of_one_name_are_added_up_heaviest_first():
     rows = [
+        row("a"),
         row("a.b", wall=9, nodes=(node("X", 3), node("Y", 6))),
         row("a.c", wall=9, nodes=(node("X", 9),)),
     ]

@@ -38,7 +38,8 @@ def why_no_backward(events: Events) -> str:
             f"{events.source} holds no backward pass, only replays of a captured graph, which run "
             "no autograd nodes: profile the step without graph capture"
         )
-    if not len(events.of(Category.OPERATOR)):
+    # A step without any operator has the annotation around it, which is CPU activity too.
+    if not len(events.of(Category.OPERATOR)) and not len(events.of(Category.ANNOTATION)):
         return (
             f"{events.source} holds no CPU activity, so no backward can be seen in it: "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -48,8 +49,8 @@ def why_no_backward(events: Events) -> str:
             f"{events.source} is cut short before its first backward pass: copy or export it again"
         )
     return (
-        f"{events.source} holds no backward pass: record a training step, "
-        "with loss.backward() while the profiler runs"
+        f"{events.source} holds no backward pass: none ran while the profiler recorded; "
+        "record a whole training step, with loss.backward()"
     )
 
 
@@ -102,9 +103,12 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
             "forward; they count as '(ambiguous thread)'."
         )
     if spans.unmarked:
+        first, *others = spans.unmarked
+        place = f"{first.path} ({first.class_name})" if first.path else first.class_name
+        more = f" and {counted(len(others), 'more module')}" if others else ""
         warnings.append(
-            f"{spans.unmarked} tensors could not safely be marked, so the trace has fewer "
-            "'backward:' labels; the numbers here are not affected."
+            f"Views that were changed in place, at {place}{more}, have no 'backward:' label in a "
+            "trace viewer. The numbers here do not need these labels."
         )
     lost = int(((ownership.work_owner == Special.NO_LAUNCH) & (work.run >= 0)).sum())
     if lost:

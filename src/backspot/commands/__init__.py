@@ -6,6 +6,7 @@ code come out. In the order in which they are used:
 - this file parses the arguments and turns every error into one line and an exit code
 - ``show.py``, ``report.py``, ``annotate.py``, ``diff.py`` and ``demo.py`` are the verbs
 - ``_source.py`` reads the trace that a verb was given
+- ``_ranks.py`` mentions the traces of other ranks
 - ``_output.py`` prints a result in the format that ``--format`` names
 - ``_console.py`` has what they share of the terminal: output, colour, complaints
 

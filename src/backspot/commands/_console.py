@@ -15,9 +15,11 @@ from backspot.progress import Progress
 __all__ = [
     "abandon_output",
     "add_jobs",
+    "add_rows",
     "complain",
     "count",
     "flush_output",
+    "note",
     "reading",
     "use_color",
     "write_bytes",
@@ -87,6 +89,14 @@ def complain(message: str) -> None:
             print(f"backspot: {visible(message)}", file=sys.stderr, flush=True)
 
 
+def note(message: str) -> None:
+    """Write one dim line to standard error."""
+    if sys.stderr is not None:
+        line = f"backspot: {visible(message)}"
+        with suppress(OSError):
+            print(f"\x1b[2m{line}\x1b[0m" if use_color(sys.stderr) else line, file=sys.stderr)
+
+
 def use_color(stream: TextIO | Any) -> bool:
     """Whether to write colours: ``NO_COLOR``, then ``FORCE_COLOR``, then what the stream is."""
     if os.environ.get("NO_COLOR"):
@@ -107,6 +117,24 @@ def count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--depth`` and ``--match``."""
+    parser.add_argument(
+        "--depth",
+        type=count,
+        metavar="D",
+        help="fold every module deeper than this into its ancestor (0 is the root; a module that "
+        "is never called, such as a ModuleList, is no level)",
+    )
+    parser.add_argument(
+        "--match",
+        action="append",
+        metavar="PATTERN",
+        help="keep modules such as 'model.layers.*' or '**.attn', and fold every other module into "
+        "the nearest one around it that is kept, or into the root (can be repeated)",
+    )
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

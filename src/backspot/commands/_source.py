@@ -14,7 +14,9 @@ from backspot.trace.parallel import keep_freed
 if TYPE_CHECKING:
     from backspot.results.report import Report
 
-__all__ = ["read"]
+__all__ = ["is_report", "read"]
+
+_SNIFFED = 4096
 
 
 def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> Report:
@@ -34,3 +36,18 @@ def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> R
     if source != "-" and Path(source).is_dir():
         complain(f"read {report.trace}, the newest trace in {source}")
     return report
+
+
+def is_report(source: str) -> bool:
+    """Whether a file is a saved report, by its first and last bytes: a trace may be huge."""
+    path = Path(source)
+    if source == "-" or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(_SNIFFED)
+            file.seek(max(0, path.stat().st_size - _SNIFFED))
+            end = file.read()
+    except OSError:  # reading it reports the error
+        return False
+    return b'"traceEvents"' not in start and b'"backspot.report/' in start + end

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (3, 4, 5, 8)
 
-_SNIFFED = 4096
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -72,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(source: str) -> tuple[Report, str]:
     """The report, and the path of what it was read from."""
-    from backspot.commands._source import read
+    from backspot.commands._source import is_report, read
     from backspot.results.report import Report
 
-    if _is_report(source):
+    if is_report(source):
         return Report.load(source), source
     report = read(source)
     return report, report.trace
@@ -88,21 +86,6 @@ def _told_apart(before: str, after: str) -> tuple[str, str]:
         if was[-length:] != now[-length:]:
             return str(Path(*was[-length:])), str(Path(*now[-length:]))
     return Path(before).name, Path(after).name
-
-
-def _is_report(source: str) -> bool:
-    """Whether a file is a saved report, by its first and last bytes: a trace may be huge."""
-    path = Path(source)
-    if source == "-" or not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            start = file.read(_SNIFFED)
-            file.seek(max(0, path.stat().st_size - _SNIFFED))
-            end = file.read()
-    except OSError:  # reading it reports the error
-        return False
-    return b'"traceEvents"' not in start and b'"backspot.report/' in start + end
 
 
 def _percent(text: str) -> float:

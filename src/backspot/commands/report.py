@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
-from backspot.commands._console import add_jobs, count
+from backspot.commands._console import add_jobs, add_rows
 
 EXIT_CODES = (3, 4, 5, 6)
 
@@ -23,12 +24,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("trace", metavar="TRACE", help="a trace, a folder of traces, or -")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
-    parser.add_argument(
-        "--depth",
-        type=count,
-        metavar="D",
-        help="fold every module deeper than this into its ancestor",
-    )
+    add_rows(parser)
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_jobs(parser)
 
@@ -52,12 +48,17 @@ def run(args: argparse.Namespace) -> int:
     check_target(args.output, force=args.force, sources=_sources(args.trace))
 
     from backspot.commands._console import complain, write_text
+    from backspot.commands._ranks import mention_ranks
     from backspot.commands._source import read
     from backspot.formatting import visible
 
     report = read(args.trace, depth=args.depth, jobs=args.jobs)
+    if args.match:
+        report = replace(report, modules=report.top(match=args.match))
     path = report.save(args.output, force=args.force)
     for warning in report.warnings:
         complain(f"warning: {warning}")
     write_text(f"Wrote {visible(str(path))}")
+    if args.trace != "-":
+        mention_ranks(report.trace, [args.trace])
     return 0

@@ -1,7 +1,9 @@
 """Print the ranked list of a trace: the slowest backward modules first.
 
 TRACE is a .json or .json.gz that torch.profiler exported, a folder (its newest
-trace is read), or - for standard input.
+trace is read), a report that was saved as .json, or - for standard input. Of
+several, each follows under its name. If some cannot be read, the others are
+printed and the exit code is the highest.
 
 Example:
   backspot show trace.json.gz --top 10 --depth 2
@@ -11,27 +13,29 @@ from __future__ import annotations
 
 import argparse
 
-from backspot.commands._console import add_jobs, count
+from backspot.commands._console import add_jobs, add_rows, complain, count, flush_output, write_text
 from backspot.commands._output import add_format, print_result
+from backspot.errors import BackspotError, UsageError
+from backspot.formatting import visible
 
 EXIT_CODES = (3, 4, 5)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("trace", metavar="TRACE", help="a trace, a folder of traces, or -")
+    parser.add_argument(
+        "traces",
+        metavar="TRACE",
+        nargs="+",
+        help="a trace, a folder of traces, a saved report, or -",
+    )
     parser.add_argument(
         "--top",
         type=count,
         metavar="N",
         help="how many modules to show (default: 15 in a table, 30 in md, otherwise all)",
     )
-    parser.add_argument(
-        "--depth",
-        type=count,
-        metavar="D",
-        help="fold every module deeper than this into its ancestor",
-    )
+    add_rows(parser)
     parser.add_argument(
         "--by",
         choices=("path", "class", "pattern"),
@@ -50,10 +54,37 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, rank and print."""
-    from backspot.commands._source import read
-    from backspot.render.view import View
+    if len(args.traces) == 1:
+        _show(args.traces[0], args)
+        return 0
+    if args.format != "table":
+        raise UsageError(f"--format {args.format} takes one TRACE")
+    if args.traces.count("-") > 1:
+        raise UsageError("only one TRACE can be standard input")
+    worst = 0
+    for number, source in enumerate(args.traces):
+        if number:
+            write_text("")
+        write_text(f"── {visible(source)}")
+        try:
+            _show(source, args)
+        except BackspotError as error:
+            flush_output()
+            complain(f"error: {error}")
+            worst = max(worst, error.exit_code)
+    return worst
 
-    report = read(args.trace, jobs=args.jobs)
-    view = View(depth=args.depth, sort=args.sort, by=args.by)
+
+def _show(source: str, args: argparse.Namespace) -> None:
+    from backspot.commands._ranks import mention_ranks
+    from backspot.commands._source import is_report, read
+    from backspot.render.view import View
+    from backspot.results.report import Report
+
+    saved = is_report(source)
+    report = Report.load(source) if saved else read(source, jobs=args.jobs)
+    view = View(depth=args.depth, sort=args.sort, by=args.by, match=args.match)
     print_result(report, args.format, view, args.top, report.warnings)
-    return 0
+    if source != "-" and not saved:
+        flush_output()
+        mention_ranks(report.trace, args.traces)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from backspot.live.hooks import (
     LeaveAndExplain,
     hook_of,
 )
-from backspot.live.modules import class_name, find_modules, unwrap
+from backspot.live.modules import class_name, find_modules, is_called, unwrap
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
 from backspot.live.torch_internals import (
@@ -34,8 +34,16 @@ from backspot.live.torch_internals import (
     take_away,
     unset_full_backward_flag,
 )
+from backspot.results.matching import Patterns, patterns_of
 
-__all__ = ["NO_FUNCTION", "Instrumentation", "instrument"]
+__all__ = [
+    "NO_FUNCTION",
+    "Instrumentation",
+    "check_arguments",
+    "checked_patterns",
+    "instrument",
+    "put_labels",
+]
 
 NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLoss() do"
 """The end of an error message when a function is given instead of a module."""
@@ -51,8 +59,8 @@ class Instrumentation:
 
     Attributes:
         name: the first part of all its paths; ``""`` for none.
-        depth: the largest number of parts of a labelled path within the model; ``None`` for no
-            limit.
+        depth: the deepest level that is labelled; ``None`` for no limit.
+        match: the patterns of the paths that are labelled; ``None`` for all paths.
         hooks: ``"node"`` or ``"module"``.
         lines: whether the source line of each node is recorded.
         paths: the labelled module paths, parents first; ``""`` is the model without a name.
@@ -77,6 +85,7 @@ class Instrumentation:
         *,
         name: str,
         depth: int | None,
+        match: tuple[str, ...] | None,
         hooks: str,
         lines: bool,
         paths: tuple[str, ...],
@@ -84,6 +93,7 @@ class Instrumentation:
     ) -> None:
         self.name = name
         self.depth = depth
+        self.match = match
         self.hooks = hooks
         self.lines = lines
         self.paths = paths
@@ -143,6 +153,8 @@ class Instrumentation:
             parts.append(f"name={self.name!r}")
         if self.depth is not None:
             parts.append(f"depth={self.depth}")
+        if self.match is not None:
+            parts.append(f"match={list(self.match)!r}")
         if self.lines:
             parts.append("lines=True")
         if self.skipped:
@@ -180,6 +192,7 @@ def instrument(
     model: torch.nn.Module,
     *,
     depth: int | None = None,
+    match: str | Sequence[str] | None = None,
     name: str = "",
     hooks: Literal["node", "module"] = "node",
     lines: bool = False,
@@ -210,13 +223,19 @@ def instrument(
 
     A shared module has the first of its paths. Paths leave out the parts that wrappers add
     (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
-    hooks gets no label, as it makes no node and launches nothing. Modules that are added later get
-    none. ``torch.jit.script`` refuses an instrumented model: call ``remove()`` before.
+    hooks and without a forward of its own gets no label, as it makes no node and launches nothing.
+    Modules that are added later get none. ``torch.jit.script`` refuses an instrumented model: call
+    ``remove()`` before.
 
     Args:
         model: the model, or any other ``torch.nn.Module``, such as a loss function.
-        depth: the largest number of parts of a path within ``model``; 0 labels the model alone.
-            ``None`` (default) labels every module.
+        depth: the deepest level that is labelled; 0 labels the model alone. Modules without a
+            forward, such as ``ModuleList``, do not count as a level: ``model.layers.3`` is at depth
+            2. ``None`` (default) labels every module.
+        match: pattern of the paths to label, with ``name`` in them, or a list of patterns. ``*``
+            matches any part of a name, ``**`` any number of names: ``model.layers.*``, ``**.attn``.
+            The model itself always has a label, and owns the backward of modules without one. With
+            ``depth``, both must hold. ``None`` (default) labels every module.
         name: the first part of all paths, which distinguishes several instrumented modules.
             ``""`` (default) adds no part.
         hooks: ``"node"`` (default) or ``"module"``.
@@ -226,8 +245,8 @@ def instrument(
         A handle with ``remove()``, which is also a context manager that calls ``remove()``.
 
     Raises:
-        UsageError: If an argument is invalid, or if another instrumented model has one of the
-            paths.
+        UsageError: If an argument is invalid, if a pattern of ``match`` matches no module that has
+            a forward, or if another instrumented model has one of the paths.
         AlreadyInstrumentedError: If the model or a part of it is instrumented already.
 
     Example:
@@ -239,13 +258,52 @@ def instrument(
         >>> report["1"].row.class_name
         'Linear'
     """
-    _check_arguments(model, depth, name, hooks, lines)
+    check_arguments(model, depth, name, hooks, lines)
+    patterns = checked_patterns(match, {name: model})
+    return put_labels(model, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines)
+
+
+def checked_patterns(match: object, models: Mapping[str, torch.nn.Module]) -> Patterns | None:
+    """Return the patterns of a ``match=`` argument.
+
+    Args:
+        match: the argument.
+        models: the models to label, by name.
+
+    Raises:
+        UsageError: If the argument is invalid, or a pattern matches no module with a forward in any
+            of the models.
+    """
+    if match is None:
+        return None
+    patterns = patterns_of(match)
+    patterns.check(
+        [
+            _path(name, inner_path)
+            for name, model in models.items()
+            for inner_path, module, _ in find_modules(model)
+            if is_called(module)
+        ]
+    )
+    return patterns
+
+
+def put_labels(
+    model: torch.nn.Module,
+    *,
+    depth: int | None,
+    patterns: Patterns | None,
+    name: str,
+    hooks: Literal["node", "module"],
+    lines: bool,
+) -> Instrumentation:
+    """Label a model, as ``instrument`` does with arguments that were checked."""
     instrumentation = None
     try:
         # At 50,000 modules the garbage collector would take half of the time.
         with _without_collecting():
             instrumentation = _instrumentation_of(
-                model, depth=depth, name=name, hooks=hooks, lines=lines
+                model, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines
             )
             instrumentation._begin()
         return instrumentation  # noqa: TRY300 - an interrupt can come before it
@@ -259,6 +317,7 @@ def _instrumentation_of(
     model: torch.nn.Module,
     *,
     depth: int | None,
+    patterns: Patterns | None,
     name: str,
     hooks: Literal["node", "module"],
     lines: bool,
@@ -266,16 +325,23 @@ def _instrumentation_of(
     _check_plain(model)
     found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
     skipped: dict[str, str] = {}
+    # For the modules directly in each module: their level, and the nearest labelled module around.
+    inside: dict[int, tuple[int, torch.nn.Module | None]] = {}
     for inner_path, module, parent in find_modules(model):
-        parts = inner_path.count(".") + 1 if inner_path else 0
-        if depth is not None and parts > depth:
+        level, around = inside.get(id(parent), (0, None))
+        level_inside = level + (parent is None or is_called(module))
+        inside[id(module)] = level_inside, around
+        if depth is not None and level > depth:
             continue
-        path = ".".join(part for part in (name, inner_path) if part)
+        path = _path(name, inner_path)
+        if patterns is not None and inner_path and not patterns.matches(path):
+            continue
         reason = _refusal(module, hooks)
         if reason:
             skipped[path] = reason
         elif not (inner_path and hooks == "node" and _passes_on(module)):
-            found.append((path, module, parent))
+            found.append((path, module, around))
+            inside[id(module)] = level_inside, module
     if not found:
         raise UsageError(
             f"{type(model).__name__} is a scripted module, which takes no hooks: "
@@ -286,20 +352,36 @@ def _instrumentation_of(
 
     scope = Scope(unwrap(model), frozenset(paths), marks_nodes=hooks == "node", lines=lines)
     owners: dict[int, Owner] = {}
-    for path, module, parent in found:
-        around = owners.get(id(parent))
-        ancestors = around.ancestors | {around} if around else frozenset()
+    for path, module, labelled in found:
+        outer = owners.get(id(labelled))
+        ancestors = outer.ancestors | {outer} if outer else frozenset()
         owners[id(module)] = Owner(scope, path, class_name(module), ancestors)
     instrumentation = Instrumentation(
-        scope, name=name, depth=depth, hooks=hooks, lines=lines, paths=paths, skipped=skipped
+        scope,
+        name=name,
+        depth=depth,
+        match=None if patterns is None else patterns.texts,
+        hooks=hooks,
+        lines=lines,
+        paths=paths,
+        skipped=skipped,
     )
     scope.modules = [(owners[id(module)], weakref.ref(module)) for _, module, _ in found]
     return instrumentation
 
 
-def _check_arguments(
+def _path(name: str, inner_path: str) -> str:
+    return ".".join(part for part in (name, inner_path) if part)
+
+
+def check_arguments(
     model: object, depth: object, name: object, hooks: object, lines: object
 ) -> None:
+    """Check the arguments of ``instrument`` but ``match``.
+
+    Raises:
+        UsageError: If one is invalid.
+    """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"instrument() takes a torch.nn.Module, not {type(model).__name__}"
@@ -345,7 +427,8 @@ def _check_paths(paths: tuple[str, ...], model: object) -> None:
 
 def _passes_on(module: torch.nn.Module) -> bool:
     """Return whether calls of the module do nothing: a third of the modules of some models."""
-    return type(module) is torch.nn.Identity and not has_hooks(module)
+    is_plain = type(module) is torch.nn.Identity and "forward" not in vars(module)
+    return is_plain and not has_hooks(module)
 
 
 def _refusal(module: torch.nn.Module, hooks: str) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from backspot.live.torch_internals import WRAPPED_CHILD, children_of
 
-__all__ = ["class_name", "find_modules", "unwrap"]
+__all__ = ["class_name", "find_modules", "is_called", "unwrap"]
 
 
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
@@ -44,6 +44,12 @@ def class_name(module: torch.nn.Module) -> str:
                 break
         else:
             return str(cls.__name__)
+
+
+def is_called(module: torch.nn.Module) -> bool:
+    """Return whether the module has a forward, which a ``ModuleList`` has not."""
+    forward = getattr(type(module), "forward", None)  # a scripted class has none
+    return forward is not torch.nn.Module.forward or "forward" in vars(module)
 
 
 def find_modules(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -16,7 +16,13 @@ from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.live import torch_internals
-from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, instrument
+from backspot.live.instrumentation import (
+    NO_FUNCTION,
+    Instrumentation,
+    check_arguments,
+    checked_patterns,
+    put_labels,
+)
 from backspot.live.modules import class_name, unwrap
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
@@ -37,6 +43,7 @@ def profile(
     steps: int = 3,
     warmup: int = 3,
     depth: int | None = None,
+    match: str | Sequence[str] | None = None,
     hooks: Literal["node", "module"] = "node",
     lines: bool = True,
     trace: str | os.PathLike[str] | None = None,
@@ -65,7 +72,9 @@ def profile(
         steps: how many steps to record, at least 1. Default 3.
         warmup: how many steps to run before that, at least 0. Default 3. In the last of them the
             profiler is prepared but does not record, as its own first moments are slow.
-        depth: the largest number of parts of a labelled path, as in ``instrument``. ``None``
+        depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default) labels
+            every module.
+        match: pattern of the paths to label, or a list of patterns, as in ``instrument``. ``None``
             (default) labels every module.
         hooks: ``"node"`` (default) or ``"module"``, as in ``instrument``.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
@@ -105,11 +114,18 @@ def profile(
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
+    for name, part in models.items():
+        check_arguments(part, depth, name, hooks, lines)
+    patterns = checked_patterns(match, models)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
     with ExitStack() as stack:
         instrumented = [
-            stack.enter_context(instrument(part, depth=depth, name=name, hooks=hooks, lines=lines))
+            stack.enter_context(
+                put_labels(
+                    part, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines
+                )
+            )
             for name, part in models.items()
         ]
         tick = stack.enter_context(Progress("profiling", "steps", total=warmup + steps)).advance

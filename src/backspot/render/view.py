@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -36,23 +37,29 @@ Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How to look at a report; ``depth``, ``sort`` and ``by`` are those of ``Report.top``.
+    """How to look at a report; all but ``top`` are arguments of ``Report.top``.
 
     Attributes:
         top: how many modules (or autograd nodes, or changes) to show at most; ``None`` shows all.
         depth: fold every module deeper than this into its ancestor.
         sort: the time to rank by.
         by: what makes a row: a module, a class, or a pattern of repeated layers.
+        match: patterns of the module paths to keep.
     """
 
     top: int | None = 15
     depth: int | None = None
     sort: Sort = "wall"
     by: By = "path"
+    match: Sequence[str] | None = None
+
+    def ranked(self, report: Report) -> tuple[Row, ...]:
+        """Return all rows, the most expensive first."""
+        return report.top(depth=self.depth, sort=self.sort, by=self.by, match=self.match)
 
     def rows(self, report: Report) -> tuple[Row, ...]:
         """The ranked rows, with at most ``top`` modules; rows without an owner are all kept."""
-        ranked = report.top(depth=self.depth, sort=self.sort, by=self.by)
+        ranked = self.ranked(report)
         hidden = set()
         if self.top is not None:
             hidden = {id(row) for row in [row for row in ranked if row.is_module][self.top :]}
@@ -87,7 +94,7 @@ def select(report: Report, view: View) -> Selection:
     """
     # Without rows this costs nothing, and it checks the view.
     replace(report, modules=()).top(view.top, depth=view.depth, sort=view.sort, by=view.by)
-    ranked = report.top(depth=view.depth, sort=view.sort, by=view.by)
+    ranked = view.ranked(report)
     modules = [row for row in ranked if row.is_module and costs_anything(row)]
     limit = len(modules) if view.top is None else view.top
     return Selection(

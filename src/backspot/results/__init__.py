@@ -10,6 +10,7 @@ all recorded steps; properties convert them to milliseconds per step.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy.
 - ``subtrees.py``: ``Subtree``, a module with the modules inside it.
 - ``grouping.py``: sums of rows by depth, class or pattern, and the totals of each module.
+- ``matching.py``: modules chosen by patterns of their paths.
 - ``tracks.py``: the spans that a labelled copy of a trace adds.
 - ``presented.py``: how results print and save themselves although they cannot import renderers.
 - ``public.py``: how a class becomes one that users import from ``backspot``.

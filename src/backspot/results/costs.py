@@ -26,7 +26,6 @@ __all__ = [
     "Row",
     "Sort",
     "WallKinds",
-    "count_names",
     "line_of",
     "time_of",
 ]
@@ -288,11 +287,6 @@ class Row:
         """``forward_ns`` in milliseconds per step."""
         return self.forward_ns / 1e6 / self.steps
 
-    @property
-    def depth(self) -> int:
-        """Levels below the row's root: 0 for the root itself."""
-        return count_names(self.path) - count_names(self.root) if self.is_module else 0
-
 
 def line_of(row: Row, node_name: str) -> str:
     """Return the source line that made most of a row's nodes of one name, by wall time.
@@ -310,11 +304,6 @@ def line_of(row: Row, node_name: str) -> str:
     if not isinstance(row, Row):
         raise UsageError(f"line_of({quoted(row)}): give a row of a report")
     return next((line.place for line in row.lines if line.node == node_name), "")
-
-
-def count_names(path: str) -> int:
-    """Return the number of names in a path; the root has none."""
-    return path.count(".") + 1 if path else 0
 
 
 class _Timed(Protocol):

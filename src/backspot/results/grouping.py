@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds, count_names
+from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds
 
 __all__ = [
     "add_totals",
     "fold",
     "group",
     "name_order",
+    "numberless",
     "parents_of",
     "pattern_of",
     "ranked_kernels",
@@ -25,18 +26,44 @@ __all__ = [
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
 
 
-def fold(rows: Sequence[Row], depth: int) -> tuple[Row, ...]:
-    """Fold every row deeper than ``depth`` into its ancestor at that depth."""
+def fold(
+    rows: Sequence[Row], depth: int | None, matches: Callable[[str], bool] | None = None
+) -> tuple[Row, ...]:
+    """Fold every row that is too deep, or does not match, into the nearest row that is kept.
+
+    A root is always kept.
+
+    Args:
+        rows: the rows of a report.
+        depth: the deepest level to keep; ``None`` keeps every level.
+        matches: whether to keep a path; ``None`` keeps every path.
+
+    The root is at level 0. Only modules that were called make a level: the forward of a
+    ``ModuleList`` never runs, so its modules are at the level that it has itself.
+    """
     known = {row.path: row for row in rows if row.is_module}
+    levels: dict[str, int] = {}
+    target: dict[str, str] = {}
+    for path, parent in parents_of(known.values()).items():
+        root = known[path].root
+        if path == root:
+            levels[path] = 0
+        elif parent is None:
+            levels[path] = 1
+        else:
+            levels[path] = levels[parent] + (parent == root or known[parent].calls > 0)
+        too_deep = depth is not None and levels[path] > depth
+        if path == root or not (too_deep or (matches is not None and not matches(path))):
+            target[path] = path
+        else:
+            target[path] = root if parent is None else target[parent]
     groups: dict[str, list[Row]] = defaultdict(list)
     others: list[Row] = []
     for row in rows:
-        if not row.is_module:
-            others.append(row)
-        elif row.depth <= depth:
-            groups[row.path].append(row)
+        if row.is_module:
+            groups[target[row.path]].append(row)
         else:
-            groups[".".join(row.path.split(".")[: count_names(row.root) + depth])].append(row)
+            others.append(row)
     folded = [
         _merge(
             members,
@@ -75,17 +102,18 @@ def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
 
     The modules of a ``Sequential`` have numbers too: only layers of one class share a pattern.
     """
-    count = Counter((_pattern(row.path), row.class_name) for row in rows if row.is_module)
+    count = Counter((numberless(row.path), row.class_name) for row in rows if row.is_module)
 
     def name(row: Row) -> str:
-        pattern = _pattern(row.path)
+        pattern = numberless(row.path)
         return pattern if count[pattern, row.class_name] > 1 else row.path
 
     return name
 
 
 @lru_cache(maxsize=1 << 16)
-def _pattern(path: str) -> str:
+def numberless(path: str) -> str:
+    """Return a path with ``*`` in place of each number, as repeated layers have them."""
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 

@@ -42,6 +42,7 @@ from backspot.results.grouping import (
     ranked_lines,
     ranked_nodes,
 )
+from backspot.results.matching import patterns_of
 from backspot.results.presented import Presented
 from backspot.results.public import public
 from backspot.results.subtrees import Subtree, near_names, subtree_of
@@ -226,24 +227,30 @@ class Report(Presented):
         depth: int | None = None,
         sort: Sort = "wall",
         by: By = "path",
+        match: str | Sequence[str] | None = None,
     ) -> tuple[Row, ...]:
         """Return the ``n`` most expensive rows.
 
         Args:
             n: Maximum number of rows. ``None`` (default) returns all.
             depth: Add every module deeper than this to its ancestor at this depth; 0 is the root.
-                ``None`` (default) keeps every module.
+                Only modules that were called count, so ``model.layers.3`` is at depth 2 if
+                ``layers`` is a ``ModuleList``. ``None`` (default) keeps every module.
             sort: Time to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``.
             by: ``"path"`` (default) returns one row per module; ``"class"`` one row per class;
                 ``"pattern"`` one row per repeated layer: modules of one class whose paths differ
                 only in numbers, ``blocks.*.mlp.fc1``.
+            match: Pattern of the module paths to keep, or a list of patterns. ``*`` matches any
+                part of a name, ``**`` any number of names: ``model.layers.*``, ``**.attn``. Every
+                other module is added to the nearest module around it that matches, or to the root.
+                With ``depth``, both must hold. ``None`` (default) keeps every module.
 
         Returns:
             The rows, most expensive first.
 
         Raises:
-            UsageError: If ``n`` or ``depth`` is not a whole number of at least 0, or if ``sort`` or
-                ``by`` is unknown.
+            UsageError: If ``n`` or ``depth`` is not a whole number of at least 0, if ``sort`` or
+                ``by`` is unknown, or if a pattern of ``match`` matches no module.
 
         Example:
             >>> for row in report.top(2, by="pattern"):
@@ -260,8 +267,12 @@ class Report(Presented):
         _check("sort", sort, get_args(Sort))
         _check("by", by, get_args(By))
         rows: Sequence[Row] = self.modules
-        if depth is not None:
-            rows = fold(rows, depth)
+        patterns = None
+        if match is not None:
+            patterns = patterns_of(match)
+            patterns.check([row.path for row in rows if row.is_module])
+        if depth is not None or patterns is not None:
+            rows = fold(rows, depth, patterns.matches if patterns else None)
         if by == "class":
             rows = group(rows, lambda row: row.class_name or row.name)
         elif by == "pattern":
@@ -273,7 +284,8 @@ class Report(Presented):
         """Return the module at ``path`` with the modules inside it.
 
         Args:
-            path: Path of a module, ``""`` for the root; or the name of a row that no module owns.
+            path: Path of a module; ``""`` or its class for a root without a name; or the name of a
+                row that no module owns.
 
         Returns:
             The module's row and its children.
@@ -291,9 +303,10 @@ class Report(Presented):
             raise UsageError(
                 f"report[{quoted(path)}]: give a module's path; report.top() has the rows"
             )
-        # A module may have the same name as time that no module owns: the module is returned then.
-        rows = {row.path: row for row in self.modules if not row.is_module}
+        # Of several rows with one name, a module's path comes first, then the root's class.
         modules = {row.path: row for row in self.modules if row.is_module}
+        rows = {row.path: row for row in self.modules if not row.is_module}
+        rows.update((row.name, row) for row in modules.values() if not row.path)
         rows.update(modules)
         if path not in rows:
             raise KeyError(f"no module {path!r} in this report{near_names(path, rows)}")

@@ -66,8 +66,8 @@ def find_events(
         text = read(_PIECE)
     if is_report:
         raise NotATraceError(
-            f"{source} is a report that Backspot saved, no trace: backspot diff compares "
-            "it, backspot.Report.load reads it"
+            f"{source} is a report that Backspot saved, no trace: backspot show prints it, "
+            "backspot diff compares it, backspot.Report.load reads it"
         )
     raise NotATraceError(
         f"{source} is no Kineto trace: it has no traceEvents; "

@@ -15,7 +15,7 @@ from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, num
 from backspot.results.report import LabelSource
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
-from backspot.trace.labels import Kind
+from backspot.trace.labels import Kind, Label
 
 __all__ = ["Module", "Spans", "find_spans", "nest"]
 
@@ -59,7 +59,7 @@ class Spans:
         node_names: names of autograd nodes.
         nesting: each thread's spans: their indices, and how they nest.
         source: what wrote the labels.
-        unmarked: how many tensors the live half could not safely mark.
+        unmarked: the calls with tensors that the live half could not safely mark, as labels.
     """
 
     start: Ints
@@ -74,7 +74,7 @@ class Spans:
     node_names: tuple[str, ...]
     nesting: dict[int, tuple[Ints, Nesting]]
     source: LabelSource
-    unmarked: int
+    unmarked: tuple[Label, ...]
     _of: list[np.ndarray] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -118,9 +118,6 @@ def find_spans(events: Events) -> Spans:
     parent, nesting = nest(start, end, thread)
     called = np.concatenate([identity, np.full(len(nodes), NOTHING, np.int64)])
     modules, called = _modules(events, source, called, parent, start, end)
-    unmarked = np.array(
-        [label is not None and label.kind is Kind.UNMARKED for label in events.labels], bool
-    )
     spans = Spans(
         start=start,
         end=end,
@@ -134,7 +131,9 @@ def find_spans(events: Events) -> Spans:
         node_names=node_names,
         nesting=nesting,
         source=source,
-        unmarked=int(unmarked[events.name].sum()) if unmarked.any() else 0,
+        unmarked=tuple(
+            label for label in events.labels if label is not None and label.kind is Kind.UNMARKED
+        ),
     )
     _mark(events, spans)
     return _with_regions(events, spans)

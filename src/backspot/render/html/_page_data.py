@@ -128,7 +128,7 @@ def _kept(report: Report, limit: int) -> list[str]:
         return max(total / whole for total, whole in zip(totals, wholes, strict=True))
 
     rows = [row for row in report.modules if row.is_module]
-    rows.sort(key=lambda row: (-weight(row), row.depth, -row.wall_ns, row.path))
+    rows.sort(key=lambda row: (-weight(row), len(row.path), -row.wall_ns, row.path))
     return [row.path for row in rows[:limit]]
 
 

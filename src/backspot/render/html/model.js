@@ -59,10 +59,10 @@ function readModel(data) {
     row.short = row.members ? row.shown : row.name || row.cls || "(root)";
     row.title =
       row.isModule && row.cls && row.cls !== row.shown ? `${row.shown} (${row.cls})` : row.shown;
-    row.depth = row.members
-      ? (around ? around.depth : 0) + 1
-      : row.isModule ? parts(row.path) - parts(row.root) : 0;
     if (row.members) row.root = around ? around.root : "";
+    // Only modules that were called make a level, and the root.
+    const below = !around ? 1 : around.depth + (around.path === around.root || around.calls > 0);
+    row.depth = !row.isModule || (!row.members && row.path === row.root) ? 0 : below;
     row.total = { ...row.own, on: [...row.own.on] };
     for (const child of row.children) {
       finish(child, row, level + 1);
@@ -96,9 +96,6 @@ function addTo(sum, more) {
   sum.on = sum.on.map((value, index) => value + more.on[index]);
 }
 
-// Number of names in a path; the root's path has none.
-const parts = (path) => (path ? path.split(".").length : 0);
-
 // The rows of the table: modules deeper than `depth` are added up in their ancestor at that depth.
 function folded(model, depth) {
   const lines = new Map();
@@ -130,8 +127,9 @@ function folded(model, depth) {
 }
 
 function ancestor(model, row, depth) {
-  const path = row.members ? model.around(row).path : row.path;
-  return path.split(".").slice(0, parts(row.root) + depth).join(".");
+  let outer = row;
+  while (outer.id >= 0 && outer.depth > depth) outer = model.around(outer);
+  return outer.id < 0 ? row.root : outer.path;
 }
 
 // The cost of a row by a measure; a ratio to no forward time is NaN.

@@ -1,0 +1,111 @@
+"""``backspot show``: several traces, saved reports, and the traces of other ranks."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+
+from backspot import locate
+from backspot.commands import main
+from backspot.render.text import render_text
+
+
+def test_several_traces_follow_each_other_under_their_names(trace, tmp_path, capsys):
+    other = shutil.copy(trace, tmp_path / "other.json.gz")
+    assert main(["show", str(trace), str(other)]) == 0
+    text = render_text(locate(trace), width=80)
+    assert capsys.readouterr().out == f"── {trace}\n{text}\n\n── {other}\n{text}\n"
+
+
+def test_of_several_all_that_can_be_read_are_shown_and_the_worst_code_is_given(
+    trace, tmp_path, capsys
+):
+    (tmp_path / "broken.json").write_text("no trace")
+    sources = [tmp_path / "missing.json", tmp_path / "broken.json", trace]
+    assert main(["show", *map(str, sources)]) == 4
+    out, err = capsys.readouterr()
+    assert render_text(locate(trace), width=80) in out
+    assert ["missing.json" in err, "broken.json" in err] == [True, True]
+    assert err.count("\n") == 2
+
+
+def test_a_file_format_and_standard_input_are_for_one(trace, capsys):
+    for arguments in ([str(trace), str(trace), "--format", "json"], ["-", "-"]):
+        assert main(["show", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert err.count("\n") == 1
+
+
+def test_a_saved_report_is_shown_as_its_trace_is(trace, tmp_path, capsys):
+    saved = locate(trace).save(tmp_path / "report.json")
+    assert main(["show", str(saved), "--depth", "1"]) == 0
+    shown, err = capsys.readouterr()
+    assert main(["show", str(trace), "--depth", "1"]) == 0
+    assert shown == capsys.readouterr().out
+    assert not err
+    saved.write_text(saved.read_text()[:-20])
+    assert main(["show", str(saved)]) == 4
+
+
+@pytest.fixture
+def ranked(trace, tmp_path):
+    """A function that writes the traces of ranks."""
+
+    def write(*names: str, size: int = 0) -> list[str]:
+        folder = tmp_path / "ranks"
+        folder.mkdir(exist_ok=True)
+        document = json.loads(gzip.decompress(trace.read_bytes()))
+        paths = []
+        for number, name in enumerate(names):
+            info = {"backend": "nccl", "rank": number, "world_size": size, "pg_count": 1}
+            head = {"distributedInfo": info} if size else {}
+            (folder / name).write_text(json.dumps({**head, **document}))
+            paths.append(str(folder / name))
+        return paths
+
+    return write
+
+
+def test_traces_of_other_ranks_are_mentioned(ranked, capsys):
+    names = [f"run1.rank{number}.json" for number in (0, 1, 2, 10, 11)]
+    first, *others = ranked(*names, "run2.rank1.json", "run1.rankx.json")
+    assert main(["show", first]) == 0
+    assert capsys.readouterr().err == (
+        "backspot: run1.rank0.json; other ranks' traces lie beside it: run1.rank1.json, "
+        "run1.rank2.json, run1.rank10.json and 1 more\n"
+    )
+    assert main(["show", first, *others[:4]]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_a_trace_says_its_own_rank(ranked, tmp_path, capsys):
+    _, second = ranked("rank_0.json", "rank_1.json", size=2)
+    assert main(["report", second, "-o", str(tmp_path / "report.md")]) == 0
+    assert capsys.readouterr().err == (
+        "backspot: rank_1.json is of rank 1 of 2; other ranks' traces lie beside it: rank_0.json\n"
+    )
+    (alone,) = ranked("host_17.1.pt.trace.json", size=2)
+    assert main(["show", alone, "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["modules"]
+    assert err == "backspot: host_17.1.pt.trace.json is of rank 0 of 2\n"
+    (only,) = ranked("one.json", size=1)
+    assert main(["show", only]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_names_that_only_resemble_a_rank_are_not_taken_for_one(ranked, capsys):
+    first, _ = ranked("frank1.json", "frank2.json")
+    assert main(["show", first]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_the_mention_is_dim_on_a_colour_terminal(ranked, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    first, _ = ranked("rank0.json", "rank1.json")
+    assert main(["show", first]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("\x1b[2mbackspot: ")
+    assert err.endswith("\x1b[0m\n")
