@@ -241,3 +241,61 @@ def test_the_precision_of_products_is_told_by_their_kernels(tmp_path, kernel, wi
     assert (found.title if found else None) == (
         f"Matrix products run in {width} without tensor cores" if width else None
     )
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_loader_is_named_only_where_it_left_marks(tmp_path, marked):
+    step = Step()
+    step.training()
+    if marked:
+        step.mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 80)
+    assert ("waiting-for-data" in step.findings(tmp_path)) is marked
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_unrecorded_time_before_a_copy_may_be_loading_and_is_not_said_to_be(tmp_path, copied):
+    step = Step()
+    step.training()
+    step.kernel("mul", 112, 119, launch=111)
+    if copied:
+        step.kernel("Memcpy HtoD (Pinned -> Device)", 95, 99, launch=90)
+    found = step.findings(tmp_path)
+    assert ("waiting-for-data" in found) is copied
+    if copied:
+        waiting = found["waiting-for-data"]
+        assert waiting.title == "The GPU is idle before the batch is copied"
+        assert waiting.wall_ns == 90 * TICK
+        assert "DataLoader" not in waiting.title + waiting.seen + waiting.remedy
+
+
+def ratios(folder: Path, backward: list[int], gpu: bool) -> dict[str, Finding]:
+    """Findings of steps with a forward of 10 ticks and a backward of so many."""
+    trace, begin = Trace(), 0
+    for number, length in enumerate(backward):
+        start, end = begin + 100 * TICK, begin + (100 + length) * TICK
+        trace.annotation(f"ProfilerStep#{number}", begin, end + 10 * TICK)
+        trace.forward("", "Model", begin, begin + 10 * TICK)
+        trace.operator("aten::mul", begin, begin + 2 * TICK, seq=number)
+        trace.node("MulBackward0", start, end, seq=number)
+        if gpu:
+            trace.kernel(begin + TICK, begin + 11 * TICK, launch=begin + TICK, launch_thread=HOST)
+            trace.kernel(start + 1, end, launch=start + 1)
+        begin = end + 10 * TICK
+    found = backspot.locate(trace.save(folder / "trace.json")).findings
+    return {finding.rule: finding for finding in found}
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_backward_that_is_held_up_in_one_step_is_not_slow(tmp_path, gpu):
+    once = [20, 20, 20, 20, 3000, 20, 20, 20, 20, 20]
+    assert "backward-ratio" not in ratios(tmp_path, once, gpu)
+    half = [20, 20, 20, 20, 20, 300, 300, 300, 300, 300]
+    assert "backward-ratio" not in ratios(tmp_path, half, gpu)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_backward_that_is_slow_says_in_how_many_steps(tmp_path, gpu):
+    found = ratios(tmp_path, [300, 20, 310, 320, 5000], gpu)["backward-ratio"]
+    assert "the forward takes 1.0 ms and the backward 31.0 ms" in found.seen
+    assert "31 times as long" in found.seen
+    assert "more than 10 times its forward in 4 of 5 steps" in found.seen

@@ -9,6 +9,8 @@ import numpy as np
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating
 from backspot.analysis.findings.registry import fallback_rule, finding
+from backspot.analysis.timeline import NOTHING, take
+from backspot.formatting import duration
 from backspot.results.findings import Finding
 from backspot.trace.events import Ints
 
@@ -19,6 +21,9 @@ _HIGH = 10.0
 as long. Fused attention takes seven to twelve times its forward, copies included, and is skipped.
 """
 _LEAST = 0.03  # of the step, for each module
+_LEAST_ON_HOST = 500_000
+"""Nanoseconds of backward in the median step, without a GPU. On a busy machine, the host loses the
+processor for longer than a short forward takes, mostly to the backward, which takes longer."""
 
 
 @fallback_rule("backward-ratio")
@@ -32,30 +37,38 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     """
     costs, say, owner = evidence.costs, evidence.wording, evidence.ownership.owner
     forward, backward, wall = _times(evidence)
-    odd = (backward > _HIGH * forward) & (forward > 0) & (wall > _LEAST * evidence.step_ns)
+    holds = (backward > _HIGH * forward) & (forward > 0) & (wall > _LEAST * costs.step_ns)
+    if not evidence.report.has_gpu:
+        holds &= backward > _LEAST_ON_HOST
+    often = holds.sum(axis=1)
+    odd = 2 * often > holds.shape[1]
     fused = evidence.nodes_named(lambda name: "ScaledDotProduct" in name)
     odd[owner[fused]] = False
+    spent = wall.sum(axis=1)
     explained: dict[str, int] = {}
     for other in found:
         for place in other.places:
             explained[place.path] = explained.get(place.path, 0) + place.wall_ns
     for module in np.flatnonzero(odd).tolist():
         path = costs.places(np.array([module]), np.array([0]))[0].path
-        odd[module] = 2 * explained.get(path, 0) < wall[module]
+        odd[module] = 2 * explained.get(path, 0) < spent[module]
     if not odd.any():
         return None
-    worst = int(np.argmax(np.where(odd, wall, 0)))
+    worst = int(np.argmax(np.where(odd, spent, 0)))
     nodes = odd[owner] & evidence.in_pass & evidence.spans.is_node
     heaviest = costs.top_nodes(nodes & (owner == worst))
     label = costs.places(np.array([worst]), np.array([0]))[0].label
+    ratio = backward[worst] / np.maximum(forward[worst], 1) * (forward[worst] > 0)
+    median = int(np.argsort(ratio, kind="stable")[(len(ratio) - 1) // 2])
     steps = evidence.report.steps
     return finding(
-        costs.places(np.flatnonzero(odd), wall[odd], np.full(int(odd.sum()), steps)),
+        costs.places(np.flatnonzero(odd), spent[odd], np.full(int(odd.sum()), steps)),
         title="A backward takes many times its forward",
         seen=(
-            f"{label}: the forward takes {say.ms(int(forward[worst]))}, the backward "
-            f"{say.ms(int(backward[worst]))}, which is {backward[worst] / forward[worst]:.0f} "
-            f"times as long; twice is usual. Most of it is {', '.join(heaviest)}."
+            f"{label}: the forward takes {duration(forward[worst, median])} and the backward "
+            f"{duration(backward[worst, median])}, which is {ratio[median]:.0f} times as long; "
+            f"twice is usual. The backward takes more than {_HIGH:.0f} times its forward "
+            f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
         ),
         remedy=(
             "Rewrite the operation behind these nodes: sums over expanded dimensions, atomic "
@@ -70,26 +83,22 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
 def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
     """Return each owner's own time in forward and in backward, and its backward's clock time.
 
-    The first two are device time, or host time where the trace has no device.
+    All three have one row an owner and one column a step. The first two are device time, or host
+    time where the trace has no device.
     """
-    spans, work, owner = evidence.spans, evidence.work, evidence.ownership.owner
-    costs = evidence.costs
+    spans, owner, costs = evidence.spans, evidence.ownership.owner, evidence.costs
     owners = evidence.ownership.owners
-    forward, backward, wall = (np.zeros(len(owners), np.int64) for _ in range(3))
-    mine = work.span >= 0
-    length = costs.device_ns[mine]
     # Adding a gradient to its parameter is not part of computing it.
-    computes = spans.is_node & ~accumulating(evidence)
-    of_node = computes[work.span[mine]]
-    of_pass = evidence.in_pass[work.span[mine]]
-    payer = owner[work.span[mine]]
-    np.add.at(forward, payer[~of_pass], length[~of_pass])
-    np.add.at(backward, payer[of_node], length[of_node])
-    nodes = evidence.in_pass & computes
-    np.add.at(wall, owner[nodes], costs.span_ns[nodes])
-    if not evidence.report.has_gpu:
-        calls = (spans.module >= 0) & ~evidence.in_pass
-        np.add.at(forward, owner[calls], costs.host_ns[calls])
-        backward = wall
+    computes = np.where(spans.is_node & ~accumulating(evidence), owner, NOTHING)
+    of_nodes = np.where(evidence.in_pass, computes, NOTHING)
+    wall = costs.spans_by_step(of_nodes, len(owners))
+    if evidence.report.has_gpu:
+        span = evidence.work.span
+        calls = np.where(evidence.in_pass, NOTHING, owner)
+        forward = costs.device_by_step(take(calls, span), len(owners))
+        backward = costs.device_by_step(take(computes, span), len(owners))
+    else:
+        calls = np.where((spans.module >= 0) & ~evidence.in_pass, owner, NOTHING)
+        forward, backward = costs.spans_by_step(calls, len(owners)), wall
     forward[owners.is_special] = 0
     return forward, backward, wall
