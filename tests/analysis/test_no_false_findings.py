@@ -299,3 +299,33 @@ def test_a_backward_that_is_slow_says_in_how_many_steps(tmp_path, gpu):
     assert "the forward takes 1.0 ms and the backward 31.0 ms" in found.seen
     assert "31 times as long" in found.seen
     assert "more than 10 times its forward in 4 of 5 steps" in found.seen
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(
+    ("operators", "says"),
+    [
+        ((), {True: "Use torch.nn.functional.scaled", False: "where dropout_p is 0"}),
+        (("math",), {True: "use half precision", False: "a mask that needs no gradient"}),
+        (("math", "dropout"), {True: "use half precision", False: "because dropout_p is not 0"}),
+    ],
+)
+def test_why_attention_is_not_fused_is_seen_in_its_forward(tmp_path, operators, says, gpu):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("attention", "Attention", 100 * TICK, 200 * TICK)
+    if "math" in operators:
+        step.operator("aten::_scaled_dot_product_attention_math", 105, 195)
+    step.operator("aten::bmm", 110, 120, seq=0)
+    step.operator("aten::_softmax", 121, 130, seq=1)
+    if "dropout" in operators:
+        step.operator("aten::dropout", 131, 139)
+    step.operator("aten::bmm", 140, 150, seq=2)
+    step.node("BmmBackward0", 300, 400, seq=2)
+    step.node("SoftmaxBackward0", 401, 450, seq=1)
+    step.node("BmmBackward0", 451, 600, seq=0)
+    if gpu:
+        step.kernel("bmm", 302, 600, launch=301, thread=ENGINE)
+    remedy = step.findings(tmp_path)["attention-math"].remedy
+    assert says[gpu] in remedy
+    assert ("half precision" in remedy) is (gpu and "math" in operators)
