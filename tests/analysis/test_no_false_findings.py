@@ -329,3 +329,35 @@ def test_why_attention_is_not_fused_is_seen_in_its_forward(tmp_path, operators, 
     remedy = step.findings(tmp_path)["attention-math"].remedy
     assert says[gpu] in remedy
     assert ("half precision" in remedy) is (gpu and "math" in operators)
+
+
+def remedy_of_a_slow(node: str, folder: Path, inside: list[str]) -> str:
+    """What to do about a node of 290 ticks whose forward takes 10, with operators in it."""
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("slow", "Slow", 100 * TICK, 110 * TICK)
+    step.operator("aten::mul", 101, 102, seq=0)
+    step.node(node, 300, 590, seq=0)
+    length = 290 * TICK // max(1, len(inside))
+    for number, name in enumerate(inside):
+        start = 300 * TICK + number * length
+        step.trace.operator(name, start + 10, start + length - 10, thread=ENGINE)
+    return step.findings(folder)["backward-ratio"].remedy
+
+
+@pytest.mark.parametrize(
+    ("node", "inside", "says", "never"),
+    [
+        ("CompiledFunctionBackward", [], "compiled already", "compile the module"),
+        ("PowerBackward", ["aten::mul"], "fewer operators", "autograd.Function"),
+        ("PowerBackward", ["aten::mul"] * 200, "aten::mul 200 times", "compile"),
+        ("ConvolutionBackward0", [], "channels_last", "autograd.Function"),
+        ("IndexBackward0", ["aten::_index_put_impl_"], "index_select", "autograd.Function"),
+        ("IndexBackward0", ["aten::zero_", "aten::_index_put_impl_"], "nn.Embedding", "compile"),
+        ("CumprodBackward0", ["aten::mul"] * 200, "compile the module", "loop"),
+    ],
+)
+def test_the_remedy_for_a_slow_backward_goes_by_its_node(tmp_path, node, inside, says, never):
+    remedy = remedy_of_a_slow(node, tmp_path, inside)
+    assert says in remedy
+    assert never not in remedy

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import accumulating
+from backspot.analysis.findings.observations import accumulating, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding
-from backspot.analysis.timeline import NOTHING, take
+from backspot.analysis.timeline import NOTHING, numbered, take
 from backspot.formatting import duration
 from backspot.results.findings import Finding
-from backspot.trace.events import Ints
+from backspot.trace import Category, names
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["find"]
 
@@ -24,6 +25,35 @@ _LEAST = 0.03  # of the step, for each module
 _LEAST_ON_HOST = 500_000
 """Nanoseconds of backward in the median step, without a GPU. On a busy machine, the host loses the
 processor for longer than a short forward takes, mostly to the backward, which takes longer."""
+_LOOP = 100
+"""Operators of one name in one node: so many come from a loop."""
+_FILLED = 0.25
+"""A lookup that spends this share on zeros picks few of many rows."""
+_COMPILED = (
+    "The region is compiled already. TORCH_LOGS=output_code shows the kernels of its backward: "
+    "move the operation that makes them slow out of the region, or rewrite it."
+)
+_CONVOLUTIONS = ("Convolution", "Cudnn", "Mkldnn", "Miopen", "SlowConv", "ConvDepthwise")
+_CONVOLUTION = (
+    "Use memory_format=torch.channels_last for the model and its inputs. Grouped, dilated and "
+    "transposed convolutions have slow gradients: try others in their place."
+)
+_CONVOLUTION_ON_GPU = f"Set torch.backends.cudnn.benchmark = True. {_CONVOLUTION}"
+_TABLE = (
+    "This is a lookup in a large table, whose gradient is mostly zeros: use "
+    "torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the rows "
+    "that the batch used."
+)
+_INDEX = (
+    "Backward adds into a tensor as large as the indexed one. For rows of a table, use "
+    "torch.nn.functional.embedding or x.index_select(dim, index), which add faster than x[index] "
+    "and gather. Slices, multiplying by a mask and torch.where need no index."
+)
+_OTHER = (
+    "Rewrite the operation behind these nodes: sums over expanded dimensions and atomic additions "
+    "often have a slow backward. Or compile the module, or write its backward as a "
+    "torch.autograd.Function."
+)
 
 
 @fallback_rule("backward-ratio")
@@ -70,11 +100,7 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
             f"twice is usual. The backward takes more than {_HIGH:.0f} times its forward "
             f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
         ),
-        remedy=(
-            "Rewrite the operation behind these nodes: sums over expanded dimensions, atomic "
-            "additions and custom Functions often have a slow backward. Or compile the module, or "
-            "write its backward as a torch.autograd.Function."
-        ),
+        remedy=_remedy(evidence, nodes & (owner == worst), heaviest[0]),
         link="https://docs.pytorch.org/docs/stable/notes/extending.html",
         nodes=costs.top_nodes(nodes),
     )
@@ -102,3 +128,70 @@ def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
         forward, backward = costs.spans_by_step(calls, len(owners)), wall
     forward[owners.is_special] = 0
     return forward, backward, wall
+
+
+# What to do --------------------------------------------------------------------------------------
+
+
+def _remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
+    """Return what to do, by the kind of the most expensive node and by what runs in it.
+
+    Args:
+        evidence: the trace.
+        nodes: the nodes of one module.
+        name: the name of those that take most of the time.
+    """
+    regions = evidence.ownership.owners.mask(lambda module: module.is_region)
+    nodes = nodes & evidence.nodes_named(lambda other: other == name)
+    if name.startswith(names.COMPILED_FUNCTION) or regions[evidence.ownership.owner[nodes]].all():
+        return _COMPILED
+    if names.is_custom_function(name):
+        return _of_function(evidence, nodes)
+    if name.startswith(_CONVOLUTIONS):
+        return _CONVOLUTION_ON_GPU if evidence.report.has_gpu else _CONVOLUTION
+    if is_indexing(name):
+        return _TABLE if _filled(evidence, nodes) >= _FILLED else _INDEX
+    return _OTHER
+
+
+def _of_function(evidence: Evidence, nodes: Mask) -> str:
+    """Return what to do about custom Functions, by the operators that their backward calls."""
+    events = evidence.events
+    index = _inside(evidence, nodes)
+    outer = evidence.around(events.thread[index], events.start[index], f"{names.ATEN}*")
+    called, which = numbered(events.name[index[outer == index]].astype(np.int64))
+    if not len(called):
+        return "Rewrite the backward of this Function with operators on whole tensors."
+    count = np.bincount(which)
+    most = int(np.argmax(count))
+    number = round(int(count[most]) / int(nodes.sum()))
+    if number < _LOOP:
+        return (
+            "Rewrite the backward of this Function with fewer operators on whole tensors, and save "
+            "in its forward what it computes a second time."
+        )
+    return (
+        f"The backward of this Function calls {events.names[called[most]]} {number:,} times, which "
+        "is a Python loop. Replace the loop by operators on whole tensors."
+    )
+
+
+def _filled(evidence: Evidence, nodes: Mask) -> float:
+    """Return the share of these nodes' time in which they fill memory with zeros."""
+    if evidence.report.has_gpu:
+        work = evidence.work_of(nodes)
+        length = evidence.costs.device_ns
+        fills = work & evidence.work_named(names.is_zero_fill)
+        return float(length[fills].sum() / max(1, length[work].sum()))
+    events = evidence.events
+    fill = events.name_mask("aten::zero_")[events.name]
+    index = _inside(evidence, nodes)
+    spent = events.duration[index[fill[index]]].sum()
+    return float(spent / max(1, (evidence.spans.end - evidence.spans.start)[nodes].sum()))
+
+
+def _inside(evidence: Evidence, nodes: Mask) -> Ints:
+    """Return PyTorch's operators in these nodes; events."""
+    index = evidence.events.named(Category.OPERATOR, names.ATEN)
+    found: Ints = index[take(nodes, evidence.spans.of(evidence.events, index), False)]
+    return found
