@@ -293,6 +293,22 @@ def test_a_backward_that_is_held_up_in_one_step_is_not_slow(tmp_path, gpu):
     assert "backward-ratio" not in ratios(tmp_path, half, gpu)
 
 
+@pytest.mark.parametrize(("gpu", "least"), [(True, 2), (False, 3)])
+def test_a_slow_backward_on_a_host_is_one_in_three_steps(tmp_path, gpu, least):
+    assert ("backward-ratio" in ratios(tmp_path, [300, 20, 300], gpu)) is (least <= 2)
+    assert "backward-ratio" in ratios(tmp_path, [300, 300, 300], gpu)
+
+
+def test_a_slow_backward_of_less_than_a_millisecond_on_a_host_may_be_an_interruption(tmp_path):
+    step = Step()
+    for at in (0, 20, 40):
+        step.mark(f"ProfilerStep#{at}", at, at + 20)
+        step.trace.forward("", "Model", at * TICK, at * TICK + TICK // 2)
+        step.trace.operator("aten::mul", at * TICK + 1, at * TICK + 2, seq=at)
+        step.node("MulBackward0", at + 5, at + 14, seq=at)
+    assert "backward-ratio" not in step.findings(tmp_path)
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 def test_a_backward_that_is_slow_says_in_how_many_steps(tmp_path, gpu):
     found = ratios(tmp_path, [300, 20, 310, 320, 5000], gpu)["backward-ratio"]
@@ -334,14 +350,15 @@ def test_why_attention_is_not_fused_is_seen_in_its_forward(tmp_path, operators, 
 def remedy_of_a_slow(node: str, folder: Path, inside: list[str]) -> str:
     """What to do about a node of 290 ticks whose forward takes 10, with operators in it."""
     step = Step()
-    step.mark("ProfilerStep#1", 0, 1000)
-    step.trace.forward("slow", "Slow", 100 * TICK, 110 * TICK)
-    step.operator("aten::mul", 101, 102, seq=0)
-    step.node(node, 300, 590, seq=0)
     length = 290 * TICK // max(1, len(inside))
-    for number, name in enumerate(inside):
-        start = 300 * TICK + number * length
-        step.trace.operator(name, start + 10, start + length - 10, thread=ENGINE)
+    for at in (0, 1000, 2000):
+        step.mark(f"ProfilerStep#{at}", at, at + 1000)
+        step.trace.forward("slow", "Slow", (at + 100) * TICK, (at + 110) * TICK)
+        step.operator("aten::mul", at + 101, at + 102, seq=at)
+        step.node(node, at + 300, at + 590, seq=at)
+        for number, name in enumerate(inside):
+            start = (at + 300) * TICK + number * length
+            step.trace.operator(name, start + 10, start + length - 10, thread=ENGINE)
     return step.findings(folder)["backward-ratio"].remedy
 
 
