@@ -378,3 +378,19 @@ def test_the_remedy_for_a_slow_backward_goes_by_its_node(tmp_path, node, inside,
     remedy = remedy_of_a_slow(node, tmp_path, inside)
     assert says in remedy
     assert never not in remedy
+
+
+@pytest.mark.parametrize("held_up", [1, 2])
+def test_a_gradient_that_is_held_up_in_one_step_is_no_cause(tmp_path, held_up):
+    step = Step()
+    for at in (0, 2000, 4000):
+        step.mark(f"ProfilerStep#{at}", at, at + 2000)
+        step.trace.forward("", "Model", (at + 100) * TICK, (at + 200) * TICK)
+        step.operator("aten::mul", at + 110, at + 120, seq=at)
+        step.node("MulBackward0", at + 300, at + 500, seq=at)
+        length = 1000 if at < held_up * 2000 else 4
+        step.node("torch::autograd::AccumulateGrad", at + 600, at + 600 + length)
+        start, end = (at + 600) * TICK + 10, (at + 600 + length) * TICK - 10
+        step.trace.operator("aten::add_", start, end, thread=ENGINE)
+        step.mark("Optimizer.step#SGD.step", at + 1700, at + 1800)
+    assert ("gradient-accumulation" in step.findings(tmp_path)) is (held_up == 2)

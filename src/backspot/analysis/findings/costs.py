@@ -133,17 +133,29 @@ class Costs:
         """
         return self._by_step(group, self._steps.at(self._work.start), self.device_ns, count)
 
-    def holds_in_most_steps(self, chosen: Mask, share: float) -> bool:
-        """Whether these spans take at least this share of the step in more than half of the steps.
+    def of_spans_by_step(self, chosen: Mask) -> Ints:
+        """Return the clock time of these spans and of the work that they launched, by step."""
+        found: Ints = self.spans_by_step(np.where(chosen, 0, NOTHING), 1)[0]
+        return found
 
-        A process that is interrupted once does not make this true, however long that takes.
+    def of_work_by_step(self, chosen: Mask) -> Ints:
+        """Return the clock time of this device work, by step."""
+        step, holder, length = self._pieces
+        held = np.append(np.full(len(self._spans.start), NOTHING), np.where(chosen, 0, NOTHING))
+        found: Ints = self._by_step(take(held, holder), step, length, 1)[0]
+        return found
+
+    def holds_in_most_steps(self, by_step: Ints, share: float) -> bool:
+        """Whether a cost is at least this share of the step in more than half of the steps.
+
+        One interruption does not make this true, however long it lasts.
 
         Args:
-            chosen: which spans; the device work that they launched counts, too.
+            by_step: nanoseconds, one entry a step.
             share: of each step's own clock time.
         """
-        cost = self.spans_by_step(np.where(chosen, 0, NOTHING), 1)[0]
-        return bool(2 * np.sum((cost > 0) & (cost >= share * self.step_ns)) > len(cost))
+        holds = (by_step > 0) & (by_step >= share * self.step_ns)
+        return bool(2 * holds.sum() > len(by_step))
 
     @property
     def step_ns(self) -> Ints:
