@@ -125,6 +125,7 @@ def locate_export(
     profiler: Any,
     named: str,
     *,
+    warmed_up: bool = False,
     depth: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -134,6 +135,7 @@ def locate_export(
     Args:
         profiler: a ``torch.profiler.profile`` that has stopped.
         named: what the report calls the source.
+        warmed_up: whether steps are known to have run before the recording.
         depth: as in ``locate``.
         trace: as in ``locate``.
         force: as in ``locate``.
@@ -148,8 +150,8 @@ def locate_export(
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
         if trace is None:
-            return _report(events, _owned(events), depth=depth)
-        return _labelled(path, events, trace, depth=depth, force=force)
+            return _report(events, _owned(events), depth=depth, warmed_up=warmed_up)
+        return _labelled(path, events, trace, depth=depth, force=force, warmed_up=warmed_up)
 
 
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -196,9 +198,10 @@ def _labelled(
     *,
     depth: int | None,
     force: bool,
+    warmed_up: bool = False,
 ) -> Report:
     ownership = _owned(events)
-    report = _report(events, ownership, depth=depth)
+    report = _report(events, ownership, depth=depth, warmed_up=warmed_up)
     write_labelled(path, events, find_tracks(events, ownership), output, force=force)
     return report
 
@@ -216,7 +219,9 @@ def _whole(events: Events, ownership: Ownership) -> tuple[Events, Ownership]:
     return (events, ownership) if whole is events else (whole, attribute(whole))
 
 
-def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Report:
+def _report(
+    events: Events, ownership: Ownership, *, depth: int | None, warmed_up: bool = False
+) -> Report:
     events, ownership = _whole(events, ownership)
     clock = Clock(ownership)
     costs = account(ownership, clock, depth=depth)
@@ -235,7 +240,7 @@ def _report(events: Events, ownership: Ownership, *, depth: int | None) -> Repor
         coverage=costs.coverage,
         source=ownership.spans.source,
         has_gpu=bool(clock.devices),
-        warnings=warnings_of(events, ownership),
+        warnings=warnings_of(events, ownership, warmed_up=warmed_up),
         trace=events.source,
         phases=find_phases(events, ownership, clock, windows) if windows else (),
     )

@@ -241,3 +241,156 @@ def test_the_precision_of_products_is_told_by_their_kernels(tmp_path, kernel, wi
     assert (found.title if found else None) == (
         f"Matrix products run in {width} without tensor cores" if width else None
     )
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_loader_is_named_only_where_it_left_marks(tmp_path, marked):
+    step = Step()
+    step.training()
+    if marked:
+        step.mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 80)
+    assert ("waiting-for-data" in step.findings(tmp_path)) is marked
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_unrecorded_time_before_a_copy_may_be_loading_and_is_not_said_to_be(tmp_path, copied):
+    step = Step()
+    step.training()
+    step.kernel("mul", 112, 119, launch=111)
+    if copied:
+        step.kernel("Memcpy HtoD (Pinned -> Device)", 95, 99, launch=90)
+    found = step.findings(tmp_path)
+    assert ("waiting-for-data" in found) is copied
+    if copied:
+        waiting = found["waiting-for-data"]
+        assert waiting.title == "The GPU is idle before the batch is copied"
+        assert waiting.wall_ns == 90 * TICK
+        assert "DataLoader" not in waiting.title + waiting.seen + waiting.remedy
+
+
+def ratios(folder: Path, backward: list[int], gpu: bool) -> dict[str, Finding]:
+    """Findings of steps with a forward of 10 ticks and a backward of so many."""
+    trace, begin = Trace(), 0
+    for number, length in enumerate(backward):
+        start, end = begin + 100 * TICK, begin + (100 + length) * TICK
+        trace.annotation(f"ProfilerStep#{number}", begin, end + 10 * TICK)
+        trace.forward("", "Model", begin, begin + 10 * TICK)
+        trace.operator("aten::mul", begin, begin + 2 * TICK, seq=number)
+        trace.node("MulBackward0", start, end, seq=number)
+        if gpu:
+            trace.kernel(begin + TICK, begin + 11 * TICK, launch=begin + TICK, launch_thread=HOST)
+            trace.kernel(start + 1, end, launch=start + 1)
+        begin = end + 10 * TICK
+    found = backspot.locate(trace.save(folder / "trace.json")).findings
+    return {finding.rule: finding for finding in found}
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_backward_that_is_held_up_in_one_step_is_not_slow(tmp_path, gpu):
+    once = [20, 20, 20, 20, 3000, 20, 20, 20, 20, 20]
+    assert "backward-ratio" not in ratios(tmp_path, once, gpu)
+    half = [20, 20, 20, 20, 20, 300, 300, 300, 300, 300]
+    assert "backward-ratio" not in ratios(tmp_path, half, gpu)
+
+
+@pytest.mark.parametrize(("gpu", "least"), [(True, 2), (False, 3)])
+def test_a_slow_backward_on_a_host_is_one_in_three_steps(tmp_path, gpu, least):
+    assert ("backward-ratio" in ratios(tmp_path, [300, 20, 300], gpu)) is (least <= 2)
+    assert "backward-ratio" in ratios(tmp_path, [300, 300, 300], gpu)
+
+
+def test_a_slow_backward_of_less_than_a_millisecond_on_a_host_may_be_an_interruption(tmp_path):
+    step = Step()
+    for at in (0, 20, 40):
+        step.mark(f"ProfilerStep#{at}", at, at + 20)
+        step.trace.forward("", "Model", at * TICK, at * TICK + TICK // 2)
+        step.trace.operator("aten::mul", at * TICK + 1, at * TICK + 2, seq=at)
+        step.node("MulBackward0", at + 5, at + 14, seq=at)
+    assert "backward-ratio" not in step.findings(tmp_path)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_backward_that_is_slow_says_in_how_many_steps(tmp_path, gpu):
+    found = ratios(tmp_path, [300, 20, 310, 320, 5000], gpu)["backward-ratio"]
+    assert "the forward takes 1.0 ms and the backward 31.0 ms" in found.seen
+    assert "31 times as long" in found.seen
+    assert "more than 10 times its forward in 4 of 5 steps" in found.seen
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(
+    ("operators", "says"),
+    [
+        ((), {True: "Use torch.nn.functional.scaled", False: "where dropout_p is 0"}),
+        (("math",), {True: "use half precision", False: "a mask that needs no gradient"}),
+        (("math", "dropout"), {True: "use half precision", False: "because dropout_p is not 0"}),
+    ],
+)
+def test_why_attention_is_not_fused_is_seen_in_its_forward(tmp_path, operators, says, gpu):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("attention", "Attention", 100 * TICK, 200 * TICK)
+    if "math" in operators:
+        step.operator("aten::_scaled_dot_product_attention_math", 105, 195)
+    step.operator("aten::bmm", 110, 120, seq=0)
+    step.operator("aten::_softmax", 121, 130, seq=1)
+    if "dropout" in operators:
+        step.operator("aten::dropout", 131, 139)
+    step.operator("aten::bmm", 140, 150, seq=2)
+    step.node("BmmBackward0", 300, 400, seq=2)
+    step.node("SoftmaxBackward0", 401, 450, seq=1)
+    step.node("BmmBackward0", 451, 600, seq=0)
+    if gpu:
+        step.kernel("bmm", 302, 600, launch=301, thread=ENGINE)
+    remedy = step.findings(tmp_path)["attention-math"].remedy
+    assert says[gpu] in remedy
+    assert ("half precision" in remedy) is (gpu and "math" in operators)
+
+
+def remedy_of_a_slow(node: str, folder: Path, inside: list[str]) -> str:
+    """What to do about a node of 290 ticks whose forward takes 10, with operators in it."""
+    step = Step()
+    length = 290 * TICK // max(1, len(inside))
+    for at in (0, 1000, 2000):
+        step.mark(f"ProfilerStep#{at}", at, at + 1000)
+        step.trace.forward("slow", "Slow", (at + 100) * TICK, (at + 110) * TICK)
+        step.operator("aten::mul", at + 101, at + 102, seq=at)
+        step.node(node, at + 300, at + 590, seq=at)
+        for number, name in enumerate(inside):
+            start = (at + 300) * TICK + number * length
+            step.trace.operator(name, start + 10, start + length - 10, thread=ENGINE)
+    return step.findings(folder)["backward-ratio"].remedy
+
+
+@pytest.mark.parametrize(
+    ("node", "inside", "says", "never"),
+    [
+        ("CompiledFunctionBackward", [], "compiled already", "compile the module"),
+        ("PowerBackward", ["aten::mul"], "fewer operators", "autograd.Function"),
+        ("PowerBackward", ["aten::mul"] * 200, "aten::mul 200 times", "compile"),
+        ("ConvolutionBackward0", [], "channels_last", "autograd.Function"),
+        ("IndexBackward0", ["aten::_index_put_impl_"], "index_select", "autograd.Function"),
+        ("IndexBackward0", ["aten::zero_", "aten::_index_put_impl_"], "nn.Embedding", "compile"),
+        ("CumprodBackward0", ["aten::mul"] * 200, "compile the module", "loop"),
+    ],
+)
+def test_the_remedy_for_a_slow_backward_goes_by_its_node(tmp_path, node, inside, says, never):
+    remedy = remedy_of_a_slow(node, tmp_path, inside)
+    assert says in remedy
+    assert never not in remedy
+
+
+@pytest.mark.parametrize("held_up", [1, 2])
+def test_a_gradient_that_is_held_up_in_one_step_is_no_cause(tmp_path, held_up):
+    step = Step()
+    for at in (0, 2000, 4000):
+        step.mark(f"ProfilerStep#{at}", at, at + 2000)
+        step.trace.forward("", "Model", (at + 100) * TICK, (at + 200) * TICK)
+        step.operator("aten::mul", at + 110, at + 120, seq=at)
+        step.node("MulBackward0", at + 300, at + 500, seq=at)
+        length = 1000 if at < held_up * 2000 else 4
+        step.node("torch::autograd::AccumulateGrad", at + 600, at + 600 + length)
+        start, end = (at + 600) * TICK + 10, (at + 600 + length) * TICK - 10
+        step.trace.operator("aten::add_", start, end, thread=ENGINE)
+        step.mark("Optimizer.step#SGD.step", at + 1700, at + 1800)
+    assert ("gradient-accumulation" in step.findings(tmp_path)) is (held_up == 2)

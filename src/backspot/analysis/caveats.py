@@ -54,8 +54,16 @@ def why_no_backward(events: Events) -> str:
     )
 
 
-def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
-    """Return the warnings that a reader of the numbers needs."""
+def warnings_of(
+    events: Events, ownership: Ownership, *, warmed_up: bool = False
+) -> tuple[str, ...]:
+    """Return the warnings that a reader of the numbers needs.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        warmed_up: whether steps are known to have run before the recording.
+    """
     spans, work = ownership.spans, ownership.work
     warnings = list(events.warnings)
     nodes = int(spans.is_node.sum())
@@ -122,32 +130,33 @@ def warnings_of(events: Events, ownership: Ownership) -> tuple[str, ...]:
         warnings.append(
             f"Source lines are known for the first {MOST_NODES:,} nodes only: profile fewer steps."
         )
-    warnings += _of_warm_up(events, ownership)
+    warnings += _of_warm_up(events, ownership, warmed_up=warmed_up)
     return tuple(warnings)
 
 
-def _of_warm_up(events: Events, ownership: Ownership) -> list[str]:
+def _of_warm_up(events: Events, ownership: Ownership, *, warmed_up: bool) -> list[str]:
     """Return a warning if the recorded steps include warm-up, else nothing."""
     steps, passes, work = ownership.steps, ownership.passes, ownership.work
     lasting = np.zeros(steps.count, np.int64)
     np.add.at(lasting, steps.of_pass, passes.end - passes.start)
     if len(lasting) >= 3 and lasting[0] > 1.5 * np.median(lasting[1:]) > 0:
+        advice = "profile more steps" if warmed_up else "warm up before profiling"
         return [
             f"The first step's backward took {lasting[0] / np.median(lasting[1:]):.1f} times as "
-            "long as the others: warm up before profiling."
+            f"long as the others: {advice}."
         ]
+    more = "more steps" if warmed_up else "a few steps"
     if len(lasting) == 1 and _loads_code(events, passes.start[0]):
         return [
-            "The only recorded step loads GPU code, which is warm-up: run a few steps before "
-            "profiling."
+            f"The only recorded step loads GPU code, which is warm-up: run {more} before profiling."
         ]
     loading = work.queued > work.launch
     spent = int((work.queued - work.launch)[loading].sum())
     if spent > _LEAST_LOADING * (ownership.windows.end - ownership.windows.start).sum():
         return [
             f"{counted(int(loading.sum()), 'first launch', 'first launches')} of a kernel took "
-            f"{duration(spent)}, because it loaded the kernel's code, which is warm-up: run a few "
-            "steps before profiling."
+            f"{duration(spent)}, because it loaded the kernel's code, which is warm-up: run "
+            f"{more} before profiling."
         ]
     return []
 

@@ -146,7 +146,7 @@ def profile(
                     take()
                 tick()
             _synchronize(models)
-    report = locate_export(profiler, named, trace=trace, force=force)
+    report = locate_export(profiler, named, warmed_up=warmup > 0, trace=trace, force=force)
     transformed = torch_internals.PassedOver.calls > passed_over
     return _with_unused(report, models, instrumented, transformed=transformed)
 

@@ -379,7 +379,9 @@ def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
     """A phase's name, its time in a step, and its share of it."""
     whole = sum(one.wall_ns for one in report.phases)
     share = percent(phase.wall_ns / whole if whole else 0.0)
-    return _PHASES[phase.name], duration(phase.wall_ns / report.steps), share
+    to_gpu = report.has_gpu or phase.name != "copy"
+    name = _PHASES[phase.name] if to_gpu else "copies of the batch"
+    return name, duration(phase.wall_ns / report.steps), share
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:

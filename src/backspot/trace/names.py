@@ -169,6 +169,12 @@ def is_generated_node(name: str) -> bool:
     return _GENERATED_NODE.search(name) is not None
 
 
+def is_custom_function(name: str) -> bool:
+    """Whether a node is that of a program's own ``torch.autograd.Function``."""
+    of_torch = (COMPILED_FUNCTION, CHECKPOINT_FUNCTION, BACKWARD_HOOK_FUNCTION)
+    return is_node(name) and name.endswith(BACKWARD) and not name.startswith(of_torch)
+
+
 def is_view_node(name: str) -> bool:
     """Whether autograd made this node for a view or a copy, beside the operator's own node."""
     return _VIEW_NODE.match(name) is not None

@@ -6,7 +6,7 @@ source line of each place.
 
 The files, from the bottom up:
 
-- ``costs.py``: the clock time of spans and device work, and its sums by place and by name.
+- ``costs.py``: the clock time of spans and device work, and its sums by step, place and name.
 - ``wording.py``: times and counts as texts for sentences.
 - ``evidence.py``: ``Evidence``, what a rule is a function of. Its methods pick spans and device
   work by name or by launch and return masks.

@@ -1,4 +1,4 @@
-"""What spans and device work cost on the clock, in nanoseconds summed over the recorded steps.
+"""What spans and device work cost on the clock, in nanoseconds, over all recorded steps or by step.
 
 Every moment of the clock has one holder: device work that runs or waits to run, else a span of the
 host (see ``analysis.accounting.clock``). What a rule picks costs the time that it holds.
@@ -104,6 +104,65 @@ class Costs:
         """Return the clock time of this device work."""
         return int(self.work_ns[chosen].sum())
 
+    # By step ---------------------------------------------------------------------------------
+
+    def spans_by_step(self, group: Ints, count: int) -> Ints:
+        """Sum the clock time of spans, with the device work that they launched, by group and step.
+
+        Args:
+            group: the group of each span, below ``count``; ``NOTHING`` is left out.
+            count: how many groups there are.
+
+        Returns:
+            Nanoseconds, with one row a group and one column a step.
+        """
+        step, holder, length = self._pieces
+        return self._by_step(
+            take(np.append(group, take(group, self._work.span)), holder), step, length, count
+        )
+
+    def device_by_step(self, group: Ints, count: int) -> Ints:
+        """Sum how long device work runs, as ``device_ns`` has it, by group and step.
+
+        Args:
+            group: the group of each piece of device work, below ``count``; ``NOTHING`` is left out.
+            count: how many groups there are.
+
+        Returns:
+            Nanoseconds, with one row a group and one column a step, in which the work starts.
+        """
+        return self._by_step(group, self._steps.at(self._work.start), self.device_ns, count)
+
+    def of_spans_by_step(self, chosen: Mask) -> Ints:
+        """Return the clock time of these spans and of the work that they launched, by step."""
+        found: Ints = self.spans_by_step(np.where(chosen, 0, NOTHING), 1)[0]
+        return found
+
+    def of_work_by_step(self, chosen: Mask) -> Ints:
+        """Return the clock time of this device work, by step."""
+        step, holder, length = self._pieces
+        held = np.append(np.full(len(self._spans.start), NOTHING), np.where(chosen, 0, NOTHING))
+        found: Ints = self._by_step(take(held, holder), step, length, 1)[0]
+        return found
+
+    def holds_in_most_steps(self, by_step: Ints, share: float) -> bool:
+        """Whether a cost is at least this share of the step in more than half of the steps.
+
+        One interruption does not make this true, however long it lasts.
+
+        Args:
+            by_step: nanoseconds, one entry a step.
+            share: of each step's own clock time.
+        """
+        holds = (by_step > 0) & (by_step >= share * self.step_ns)
+        return bool(2 * holds.sum() > len(by_step))
+
+    @property
+    def step_ns(self) -> Ints:
+        """The clock time of each step."""
+        length: Ints = self.windows.end - self.windows.start
+        return length
+
     # By place --------------------------------------------------------------------------------
 
     def places(self, owner: Ints, wall_ns: Ints, count: Ints | None = None) -> tuple[Place, ...]:
@@ -188,9 +247,20 @@ class Costs:
     def _held(self) -> Ints:
         """The clock time of each holder: of the spans, then of the device work."""
         held = np.zeros(len(self._spans.start) + len(self._work.start), np.int64)
-        _, holder, length = pieces(self.clock.whole, self._steps)
+        _, holder, length = self._pieces
         np.add.at(held, holder[holder >= 0], length[holder >= 0])
         return held
+
+    @cached_property
+    def _pieces(self) -> tuple[Ints, Ints, Ints]:
+        """The step, the holder and the length of each piece of the steps' clock time."""
+        return pieces(self.clock.whole, self._steps)
+
+    def _by_step(self, group: Ints, step: Ints, length: Ints, count: int) -> Ints:
+        found = np.zeros((count, len(self.windows.start)), np.int64)
+        mine = (group >= 0) & (step >= 0)
+        np.add.at(found, (group[mine], step[mine]), length[mine])
+        return found
 
     def _path_and_class(self, owner: int) -> tuple[str, str]:
         owners = self.ownership.owners

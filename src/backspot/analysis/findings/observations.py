@@ -17,6 +17,7 @@ __all__ = [
     "fills",
     "forward_of",
     "host_operators",
+    "is_indexing",
     "launching",
     "sorting",
 ]
@@ -49,6 +50,11 @@ _INDEXING = re.compile(r"(Gather|Scatter|Index|Take|UnsafeIndex|UnsafeMaskedInde
 _CROWDED = 12
 """The backward of an index takes about three times its forward. When the backward takes this many
 times the forward, many gradients are added into the same rows, one after the other."""
+
+
+def is_indexing(name: str) -> bool:
+    """Whether this is the node of an operator that reads or writes by an index."""
+    return _INDEXING.match(name) is not None
 
 
 def sorting(evidence: Evidence) -> Mask:
@@ -96,7 +102,7 @@ def forward_of(evidence: Evidence) -> Ints:
 
 
 def _indexing(evidence: Evidence) -> Mask:
-    return evidence.nodes_named(lambda name: _INDEXING.match(name) is not None)
+    return evidence.nodes_named(is_indexing)
 
 
 # The host ----------------------------------------------------------------------------------------

@@ -44,6 +44,12 @@ class Wording:
             return f"{counted(count, thing, things)} in {self.steps:,} steps"
         return f"{count / self.steps:,.1f} {things or thing + 's'} per step"
 
+    def in_steps(self, count: int) -> str:
+        """Return in how many of the steps something is so: ``in 9 of 10 steps``."""
+        if count == self.steps:
+            return "in every recorded step"
+        return f"in {count:,} of {self.steps:,} steps"
+
     def copies(self, size: Ints) -> str:
         """Return the number and the volume of copies: ``2 copies per step of 77 MB together``.
 

@@ -16,8 +16,9 @@ A rule is a pure function that picks spans or device work and says what they cos
 1. Pick spans by ``evidence.nodes_named``, device work by ``work_named`` or ``launched_in``. Names
    that PyTorch writes are in ``trace/names.py``; a mask that another rule needs too goes into
    ``observations.py``. A rule does not import another rule.
-2. Return ``None`` where a little is normal, and where the trace lacks what the rule needs. Findings
-   under 1% of the step are left out anyway, and so is a finding without places.
+2. Return ``None`` where a little is normal, and where the trace lacks what the rule needs. Compare
+   costs with a threshold by ``costs.holds_in_most_steps``, which one interruption cannot pass.
+   Findings under 1% of the step are left out anyway, and so is a finding without places.
 3. ``title`` says what goes on, ``seen`` what it costs, and ``remedy`` one thing to do about it.
 4. Nothing lists the rules: the first report imports every file in this folder, in the order of
    names. A rule that needs the other findings is a ``fallback_rule``.

@@ -6,13 +6,19 @@ import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import take
 from backspot.results.findings import Finding
+from backspot.trace import Category
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["find"]
 
 _PRODUCTS = ("Bmm", "Baddbmm")
 _SOFTMAX = ("Softmax", "SafeSoftmax")
 _ATTENTION = (*_SOFTMAX, "NativeDropout", "MaskedFill", "Where", "Div", "Mul", *_PRODUCTS)
+_MATH = "aten::_scaled_dot_product_attention_math"
+_USE = "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one kernel"
+_WARNS = "torch.nn.attention.sdpa_kernel warns why a backend cannot run."
 
 
 @rule("attention-math")
@@ -37,16 +43,43 @@ def find(evidence: Evidence) -> Finding | None:
             f"{', '.join(names)} take {say.ms(costs.of_spans(nodes))} of the backward. Each of "
             "these nodes reads and writes the whole matrix of attention weights."
         ),
-        remedy=(
-            "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one "
-            "kernel. If the model uses it already, it fell back to its math backend: use half "
-            "precision and a head size that the flash or efficient backend supports. "
-            "torch.nn.attention.sdpa_kernel warns why a backend cannot run."
-        ),
+        remedy=_remedy(evidence, enough),
         link=(
             "https://docs.pytorch.org/docs/stable/generated/"
             "torch.nn.functional.scaled_dot_product_attention.html"
         ),
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
+    )
+
+
+def _remedy(evidence: Evidence, modules: Mask) -> str:
+    """Return what to change, by the operators that ran in the forward of these modules."""
+    events = evidence.events
+
+    def among(index: Ints) -> Ints:
+        """Return those of these operators that modules in the mask called."""
+        span = evidence.spans.of(events, index)
+        found: Ints = index[take(modules[evidence.ownership.owner], span, False)]
+        return found
+
+    on_gpu = evidence.report.has_gpu
+    if not len(among(events.named(Category.OPERATOR, _MATH))):
+        return f"{_USE}{'' if on_gpu else ' where dropout_p is 0'}."
+    if on_gpu:
+        return (
+            "scaled_dot_product_attention falls back to its math backend here: use half precision "
+            f"and a head size that the flash or efficient backend supports. {_WARNS}"
+        )
+    dropout = among(events.named(Category.OPERATOR, "aten::dropout"))
+    if (evidence.around(events.thread[dropout], events.start[dropout], _MATH) >= 0).any():
+        return (
+            "scaled_dot_product_attention falls back to its math backend here, because dropout_p "
+            "is not 0 and the fused kernel for the CPU has no dropout. Without dropout of the "
+            "attention weights (dropout in nn.MultiheadAttention), attention runs as one kernel."
+        )
+    return (
+        "scaled_dot_product_attention falls back to its math backend here. The fused kernel for "
+        "the CPU needs inputs of four dimensions, equal head sizes of query, key and value, and a "
+        "mask that needs no gradient."
     )

@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Finding | None:
     work &= ~evidence.work_named(lambda name: name.startswith(names.MEMCPY))
     nodes &= evidence.spans_of_work(work)
     cost = costs.of_spans(nodes)
-    if cost < _LEAST * evidence.step_ns:
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _LEAST):
         return None
     return finding(
         costs.places_of_spans(nodes),

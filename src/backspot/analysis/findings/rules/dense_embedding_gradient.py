@@ -21,7 +21,7 @@ def find(evidence: Evidence) -> Finding | None:
     nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
     nodes &= ~_sparse(evidence)
     cost = costs.of_spans(nodes)
-    if cost < max(1, _LEAST * evidence.step_ns):
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _LEAST):
         return None
     names = costs.top_nodes(nodes)
     return finding(

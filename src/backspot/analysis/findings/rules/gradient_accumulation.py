@@ -14,6 +14,7 @@ from backspot.trace.events import Mask
 
 __all__ = ["find"]
 
+_LEAST = 0.01  # of the step
 _LEAST_OF_SEVERAL = 0.03
 """Several passes per step must add their gradients; below this share of the step that is as usual.
 """
@@ -35,16 +36,16 @@ def find(evidence: Evidence) -> Finding | None:
         work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
-        places = costs.places_of_work(work)
+        places, by_step = costs.places_of_work(work), costs.of_work_by_step(work)
     else:
         nodes &= _working(evidence)
-        places = costs.places_of_spans(nodes)
+        places, by_step = costs.places_of_spans(nodes), costs.of_spans_by_step(nodes)
     cost = sum(place.wall_ns for place in places)
     if not places or (passes <= 1 and fills(evidence).any()):
         return None  # zero_grad left zeros to add to: the finding zero-grad-fill says so
+    if not costs.holds_in_most_steps(by_step, _LEAST_OF_SEVERAL if passes > 1 else _LEAST):
+        return None
     if passes > 1:
-        if cost < _LEAST_OF_SEVERAL * evidence.step_ns:
-            return None
         why = f"with {passes} passes before each update, each pass adds to the gradients so far"
         remedy = (
             "Use fewer, larger micro-batches: each pass reads and writes every gradient once more. "

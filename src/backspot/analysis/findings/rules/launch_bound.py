@@ -7,6 +7,7 @@ from backspot.analysis.findings.observations import launching
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import percent
 from backspot.results.findings import Finding
+from backspot.trace import names
 
 __all__ = ["find"]
 
@@ -17,6 +18,10 @@ _LAUNCHED = (
 _REPLAYED = (
     "The step replays CUDA graphs already, and the GPU waits between them. Use fewer, longer "
     "graphs (no graph breaks, one torch.compile around the whole model), or a larger batch."
+)
+_COMPILED = (
+    "The backward is compiled already, and launches its kernels one by one. "
+    "mode='reduce-overhead' replays CUDA graphs; fewer graph breaks and a larger batch help, too."
 )
 
 
@@ -35,6 +40,8 @@ def find(evidence: Evidence) -> Finding | None:
     length = int(costs.device_ns[evidence.backward].sum())
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
     replayed = 2 * int(costs.host_ns[replaying].sum()) >= cost
+    compiled = mine & evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))
+    remedy = _COMPILED if 2 * int(costs.host_ns[compiled].sum()) >= cost else _LAUNCHED
     owner, spent = evidence.ownership.owner[mine], costs.host_ns[mine]
     return finding(
         costs.places(owner[spent > 0], spent[spent > 0]),
@@ -45,7 +52,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"{say.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
             "average. (The profiler slows the host: without it the share is lower.)"
         ),
-        remedy=_REPLAYED if replayed else _LAUNCHED,
+        remedy=_REPLAYED if replayed else remedy,
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(mine),
     )

@@ -29,8 +29,9 @@ def find(evidence: Evidence) -> Finding | None:
     work = ((copying >= 0) | converts) & evidence.backward & ~evidence.work_of(others)
     converts |= evidence.work_of(evidence.nodes_named(lambda name: "Convolution" in name))
     converted = costs.of_work(work & converts)
-    if costs.of_work(work) < _LEAST * evidence.step_ns:
-        if converted < _LEAST_OF_CONVOLUTIONS * evidence.step_ns:
+    if not costs.holds_in_most_steps(costs.of_work_by_step(work), _LEAST):
+        least = _LEAST_OF_CONVOLUTIONS
+        if not costs.holds_in_most_steps(costs.of_work_by_step(work & converts), least):
             return None
         work &= converts
     cost = costs.of_work(work)

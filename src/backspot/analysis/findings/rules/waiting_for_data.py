@@ -5,6 +5,7 @@ from __future__ import annotations
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding, Place
+from backspot.trace import Category, names
 
 __all__ = ["find"]
 
@@ -16,22 +17,44 @@ _WORKERS_AND_GPU = (
     "Use DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…, pin_memory=True), "
     "and move decoding and augmentation into the workers or onto the GPU."
 )
+_LOOK = (
+    "Find out what the program does before it copies the batch. If it loads data, prepare the "
+    "next batch in other processes while the GPU computes."
+)
 
 
 @rule("waiting-for-data")
 def find(evidence: Evidence) -> Finding | None:
-    """Find the data phase of the step."""
+    """Find the data phase of the step.
+
+    Without the marks of a loader, the phase is time of the host in which nothing is recorded. On a
+    GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows what the time is
+    spent on.
+    """
     phase = evidence.phase("data")
     if phase is None or not phase.wall_ns:
         return None
+    fetches = evidence.events.names_where(names.is_fetch_mark)
+    marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0
+    if not marked and not evidence.report.has_gpu:
+        return None
     say = evidence.wording
+    time = f"{say.ms(phase.wall_ns)} of each step, {say.share(phase.wall_ns)},"
+    if marked:
+        title = "The step waits for its data"
+        seen = f"{time} pass before the next batch is ready. The model does not run in this time."
+        remedy = _WORKERS_AND_GPU if evidence.report.has_gpu else _WORKERS
+    else:
+        title = "The GPU is idle before the batch is copied"
+        seen = (
+            f"{time} pass before the batch is copied. The trace has nothing of what the host does "
+            "in this time. It may load data."
+        )
+        remedy = _LOOK
     return finding(
         (Place("(data)", "", evidence.report.steps, phase.wall_ns),),
-        title="The step waits for its data",
-        seen=(
-            f"{say.ms(phase.wall_ns)} of each step, {say.share(phase.wall_ns)}, pass before the "
-            "next batch is ready. The model does not run in this time."
-        ),
-        remedy=_WORKERS_AND_GPU if evidence.report.has_gpu else _WORKERS,
+        title=title,
+        seen=seen,
+        remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
     )
