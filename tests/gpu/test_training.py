@@ -265,7 +265,7 @@ def test_work_that_is_planted_into_a_module_makes_it_the_first_row(path):
         assert first.path == f"{path}.1"
         assert first.nodes[0].name == "SlowFunctionBackward"
         assert report.share(first, sort) > 0.5
-    assert report.top(1, depth=path.count(".") + 1, sort="gpu")[0].path == path
+    assert report.top(1, match=path, sort="gpu")[0].path == path
 
 
 # The whole way -----------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_work_behind_a_hooked_module_stays_its_callers():
 
 
 class ByLayers(nn.Module):
-    """Calls layers of a list, which ``depth=1`` gives no labels."""
+    """Calls layers of a list, which ``match="stem"`` gives no labels."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ def test_a_module_without_a_label_gives_none_of_its_own_to_the_one_called_before
     model = ByLayers()
     for layer in (*model.layers, *([model.stem] if hooked else [])):
         layer.register_full_backward_hook(nothing)
-    found = wraps(report_of(model, torch.randn(2, 4), depth=1))
+    found = wraps(report_of(model, torch.randn(2, 4), match="stem"))
     assert found == ({"": 4, "stem": 1} if hooked else {"": 4})
 
 
