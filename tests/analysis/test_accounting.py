@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -125,6 +126,9 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
                 return MODULES[owner]
         return None
 
+    def launched(kernel: Kernel) -> float:
+        return math.inf if kernel.launch is None else kernel.launch
+
     def owner(kernel: Kernel) -> str | None:
         """Who launched it; ``None`` where that was not this pass."""
         if kernel.launch is None:
@@ -144,11 +148,12 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
         running = [k for k in case.kernels if k.start <= moment < k.end]
         following = [k for k in case.kernels if k.start > moment]
         if running:
-            first = min(running, key=lambda k: (k.tier, k.start, k.end))
+            first = min(running, key=lambda k: (k.tier, k.start, k.end, launched(k)))
         elif following:
             soon = min(k.start for k in following)
             # Several that start at once are told apart as while they run.
-            first = min((k for k in following if k.start == soon), key=lambda k: (k.tier, k.end))
+            at_once = (k for k in following if k.start == soon)
+            first = min(at_once, key=lambda k: (k.tier, k.end, launched(k)))
             if first.launch is None or first.launch > moment:
                 first = None
         else:

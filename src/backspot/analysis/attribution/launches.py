@@ -35,6 +35,9 @@ class Tier(IntEnum):
     COMMUNICATION = 2
 
 
+_LAST = np.iinfo(np.int64).max  # where a launch is not known
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
     """Kernels, copies, memsets and the host's exchanges; arrays with one entry each.
@@ -124,7 +127,7 @@ def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork
     order = np.lexsort(
         (
             _rank(events)[events.thread[index]],
-            take(events.start, launched_by),
+            take(events.start, launched_by, _LAST),
             events.end[index],
             events.start[index],
         )
