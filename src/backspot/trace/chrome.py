@@ -327,7 +327,7 @@ class ChromeDecoder:
         for item in raw:
             try:
                 events.append(msgspec.convert(item, Event, strict=False))
-            except _BAD:
+            except (*_BAD, SystemError):  # msgspec before 0.22, for an integer beyond a float
                 self._leave_out()
         return events
 
