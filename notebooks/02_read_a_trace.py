@@ -50,7 +50,7 @@ for phase in report.phases:
 for by in ("class", "pattern"):
     print(f"by {by}")
     for row in report.top(4, by=by):
-        print(f"  {row.wall_ms_per_step:5.2f} ms  {report.share(row):4.0%}  {row.name}")
+        print(f"  {row.wall_ms:5.2f} ms  {report.share(row):4.0%}  {row.name}")
 
 # %% [markdown]
 # ## What is inside `layer1`?
@@ -67,7 +67,7 @@ print(report["layer1"])
 # %%
 for row in report.top(5):
     on, ms = row.wall_on, 1e6 * report.steps
-    print(f"{row.name:16}{row.wall_ms_per_step:5.2f} ms:", end="")
+    print(f"{row.name:16}{row.wall_ms:5.2f} ms:", end="")
     print(f"{on.gpu_ns / ms:5.2f} the GPU works,{on.host_ns / ms:5.2f} it waits for the host")
 
 # %% [markdown]

@@ -140,7 +140,7 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
     stage("backspot", record)
     with backspot.instrument(trial.model):
         natural = backspot.locate(trial.profile())
-    others = [row.wall_ms_per_step for row in natural.top() if row.path != path]
+    others = [row.wall_ms for row in natural.top() if row.path != path]
     milliseconds = max(_SHARE * backward_ms, _OVER_HEAVIEST * max(others, default=0.0))
     own = [row for row in natural.modules if row.path == path]
     record |= {
@@ -155,7 +155,7 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
         # As the list shows them: rows that are no module are below the modules.
         ranked = [row for row in report.top() if row.is_module]
         record["backspot"] = _verdict([row.path for row in ranked[:1]], path)
-        record["rows"] = [[r.label, round(r.wall_ms_per_step, 3)] for r in ranked[:3]]
+        record["rows"] = [[r.label, round(r.wall_ms, 3)] for r in ranked[:3]]
         stage("ranges", record)
         record["ranges"] = _ask_ranges(trial, path)
         stage("names", record)

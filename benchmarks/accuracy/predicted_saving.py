@@ -52,8 +52,8 @@ def _profile(side: Side, device: str, path: Path, steps: int) -> dict[str, Any]:
     return {
         "rows": {
             row.path: {
-                "forward": row.forward_ms_per_step,
-                "backward": row.wall_ms_per_step,
+                "forward": row.forward_ms,
+                "backward": row.wall_ms,
                 "recompute": row.recompute_ns / 1e6 / row.steps,
                 "heaviest": row.nodes[0].name if row.nodes else "",
             }

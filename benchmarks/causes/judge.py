@@ -86,7 +86,7 @@ def _examine(data: bytes, *, shapes: bool = True) -> dict[str, Any]:
             phase.name: round(phase.wall_ns / 1e6 / max(1, steps), 3) for phase in report.phases
         },
         "rows": [
-            [row.label, round(row.wall_ms_per_step, 3), row.nodes[0].name if row.nodes else ""]
+            [row.label, round(row.wall_ms, 3), row.nodes[0].name if row.nodes else ""]
             for row in report.modules[:3]
         ],
         "warnings": list(report.warnings),

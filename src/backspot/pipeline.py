@@ -19,6 +19,7 @@ from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import warnings_of, why_no_backward
 from backspot.analysis.findings import Evidence, find_all
+from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
@@ -61,7 +62,7 @@ def locate(
         force: Whether to overwrite an existing file at ``trace``. Default: ``False``.
 
     Returns:
-        The report, with times in nanoseconds, summed over all recorded steps.
+        The report, with times of a typical step in nanoseconds.
 
     Raises:
         SourceNotFoundError: If ``source`` is missing or cannot be read.
@@ -224,19 +225,24 @@ def _report(
 ) -> Report:
     events, ownership = _whole(events, ownership)
     clock = Clock(ownership)
-    costs = account(ownership, clock, depth=depth)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
+    costs = account(ownership, clock, steps, depth=depth)
+    step_ns = steps.end - steps.start
     report = Report(
         modules=costs.modules,
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
         step_unit=ownership.steps.unit,
-        step_ns=tuple((steps.end - steps.start).tolist()),
+        step_ns=typical_value(step_ns),
         wall_ns=costs.wall_ns,
         gpu_ns=costs.gpu_ns,
         cpu_ns=costs.cpu_ns,
+        step_ns_by_step=tuple(step_ns.tolist()),
+        wall_ns_by_step=costs.wall_ns_by_step,
+        gpu_ns_by_step=costs.gpu_ns_by_step,
+        cpu_ns_by_step=costs.cpu_ns_by_step,
         coverage=costs.coverage,
         source=ownership.spans.source,
         has_gpu=bool(clock.devices),

@@ -227,14 +227,14 @@ def test_the_root_is_found_by_its_class():
 def test_times_per_step_are_means():
     first = vit().modules[0]
     assert first.steps == vit().steps == 3
-    assert first.wall_ms_per_step == pytest.approx(5.23)
+    assert first.wall_ms == pytest.approx(5.23)
     assert first.wall_us == pytest.approx(15_690)
-    assert vit().wall_ms_per_step == pytest.approx(vit().wall_ns / 3e6)
+    assert vit().wall_ms == pytest.approx(vit().wall_ns / 3e6)
 
 
 def test_a_report_without_a_step_divides_by_nothing():
     bare = replace(vit(), step_ns=(), modules=(), wall_ns=0, gpu_ns=0, cpu_ns=0)
-    assert bare.wall_ms_per_step == 0
+    assert bare.wall_ms == 0
     assert bare.top() == ()
     assert "takes any time" in str(bare)
 

@@ -95,15 +95,14 @@ def numbers(values: Iterable[object]) -> list[Part]:
     return [("number", str(value)) for value in values]
 
 
-def milliseconds_of(largest_ns: float, steps: int) -> Callable[[int], str]:
-    """How a table writes times, given in nanoseconds over all steps, per step in milliseconds.
+def milliseconds_of(largest_ns: float) -> Callable[[int], str]:
+    """How a table writes times, given in nanoseconds, in milliseconds.
 
     Args:
         largest_ns: the largest time in the table, which decides the number of decimals.
-        steps: number of steps.
     """
-    decimals = decimals_for(largest_ns / steps)
-    return lambda ns: milliseconds(ns / steps, decimals)
+    decimals = decimals_for(largest_ns)
+    return lambda ns: milliseconds(ns, decimals)
 
 
 def module_columns(
@@ -113,7 +112,7 @@ def module_columns(
     rows = [*shown, *unowned]
     sort = view.sort
     largest = max((max(row.wall_ns, time_of(row, sort)) for row in rows), default=0)
-    ms = milliseconds_of(largest, report.steps)
+    ms = milliseconds_of(largest)
 
     def of_modules(value: Callable[[Row], object]) -> list[Part]:
         return numbers(value(row) if row.is_module else "" for row in rows)
@@ -145,7 +144,7 @@ def module_columns(
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
-    columns.append(Column("calls", "calls", of_modules(lambda row: row.calls), need=6))
+    columns.append(Column("calls", "calls", of_modules(lambda row: _calls(row.calls)), need=6))
     if any(row.forward_ns for row in rows):
         forward = of_modules(lambda row: ms(row.forward_ns))
         columns.append(Column("forward", "forward", forward, full_head="forward ms", need=8))
@@ -155,7 +154,7 @@ def module_columns(
 def operator_columns(report: Report, operators: Sequence[OperatorCost], sort: Sort) -> list[Column]:
     """The table of autograd nodes by name, for traces that name no modules."""
     largest = max((time_of(operator, sort) for operator in operators), default=0)
-    ms = milliseconds_of(largest, report.steps)
+    ms = milliseconds_of(largest)
     names: list[Part] = [("node", short_node_name(operator.name)) for operator in operators]
     return [
         Column("rank", "#", numbers(range(1, len(operators) + 1)), style="dim"),
@@ -230,6 +229,10 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     return columns
 
 
+def _calls(calls: float) -> str:
+    return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
+
+
 def node_cells(rows: Sequence[Row], sort: Sort) -> list[Part]:
     """The name of each row's heaviest node."""
     nodes = [heaviest(row, sort) for row in rows]
@@ -253,10 +256,10 @@ _OF_ROW = (
     "total_cpu_ns",
     "total_forward_ns",
     "total_recompute_ns",
-    "wall_ms_per_step",
-    "gpu_ms_per_step",
-    "cpu_ms_per_step",
-    "forward_ms_per_step",
+    "wall_ms",
+    "gpu_ms",
+    "cpu_ms",
+    "forward_ms",
 )
 FIELDS = (
     *_OF_ROW,

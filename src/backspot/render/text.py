@@ -112,8 +112,8 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
     width = _width(width)
     placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
     rows = [row for _, row in placed]
-    steps, whole = subtree.row.steps, subtree.row.total_wall_ns
-    ms = milliseconds_of(whole, steps)
+    whole = subtree.row.total_wall_ns
+    ms = milliseconds_of(whole)
     names: list[Part] = [("name", name) for name, _ in placed]
     classes: list[Part] = [("name", row.class_name) for row in rows]
     total = numbers(ms(row.total_wall_ns) for row in rows)
@@ -136,8 +136,8 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
         columns = [column for column in columns if column.cells is not gpu]
     label = keep_end(visible(subtree.row.label), min(width, 80))
     what = (
-        f"{label}: {duration(whole / steps)} of the backward per step, "
-        f"{duration(subtree.row.wall_ns / steps)} of it in the module itself"
+        f"{label}: {duration(whole)} of the backward per step, "
+        f"{duration(subtree.row.wall_ns)} of it in the module itself"
     )
     lines = [Text(what, "bold"), Text(), *lay_out(columns, width)]
     return _written(lines, width, color=color)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from backspot.results.report import (
+    UNSTEADY,
     By,
     LineCost,
     NodeCost,
@@ -19,12 +20,15 @@ from backspot.results.report import (
 
 __all__ = [
     "DEFAULT_VIEW",
+    "LEAST_UNSTEADY",
     "Cost",
     "Selection",
     "View",
     "costs_anything",
     "heaviest",
     "heaviest_line",
+    "is_unsteady",
+    "is_worth_showing",
     "only_nodes",
     "operators_by",
     "select",
@@ -68,6 +72,9 @@ class View:
 
 DEFAULT_VIEW = View()
 
+LEAST_UNSTEADY = 0.01
+"""Outputs for people leave out what is unsteady if it takes a smaller share than this."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -101,8 +108,22 @@ def select(report: Report, view: View) -> Selection:
         shown=tuple(modules[:limit]),
         hidden=tuple(modules[limit:]),
         idle=sum(row.members for row in ranked if row.is_module and not costs_anything(row)),
-        unowned=tuple(row for row in ranked if not row.is_module and costs_anything(row)),
+        unowned=tuple(
+            row
+            for row in ranked
+            if not row.is_module and costs_anything(row) and is_worth_showing(report, row)
+        ),
     )
+
+
+def is_unsteady(row: Row) -> bool:
+    """Whether this is the row for what the typical times of the others leave over."""
+    return row.path == UNSTEADY and not row.is_module
+
+
+def is_worth_showing(report: Report, row: Row) -> bool:
+    """Whether people should see the row: not if the typical times leave over next to nothing."""
+    return not is_unsteady(row) or abs(row.wall_ns) >= LEAST_UNSTEADY * report.wall_ns
 
 
 def costs_anything(row: Row) -> bool:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import all_rules
 from backspot.results.costs import Row, line_of
@@ -31,16 +32,21 @@ from backspot.results.findings import Finding, Place
 
 __all__ = ["LEAST_SHARE", "Evidence", "all_rules", "find_all"]
 
-LEAST_SHARE = 0.01
-"""Findings that take less of the step than this are left out."""
-
 
 def find_all(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return what the rules find, the most expensive first."""
+    """Return what the rules find, the most expensive first.
+
+    A finding is kept if its typical cost is at least ``LEAST_SHARE`` of the typical step, and if
+    most steps have it.
+    """
     found: list[Finding] = []
     for rule in all_rules():
         finding = rule.find(evidence, found)
-        if finding is not None and finding.wall_ns >= LEAST_SHARE * evidence.step_ns:
+        if (
+            finding is not None
+            and finding.wall_ns >= LEAST_SHARE * evidence.step_ns
+            and 2 * finding.steps > evidence.report.steps
+        ):
             found.append(replace(finding, rule=rule.name))
     rows = {row.path: row for row in evidence.report.modules}
     return tuple(

@@ -56,7 +56,7 @@ class Evidence:
 
     @property
     def step_ns(self) -> int:
-        """The clock time of all recorded steps."""
+        """The clock time of a typical step."""
         return self.report.whole_ns
 
     @cached_property

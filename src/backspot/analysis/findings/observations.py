@@ -146,10 +146,9 @@ def launching(evidence: Evidence) -> Mask:
         A mask without any span where the backward is not launch-bound.
     """
     none = np.zeros(len(evidence.spans.start), bool)
-    least = _LEAST_LAUNCHING * evidence.report.wall_ns
+    least, of_host = _LEAST_LAUNCHING * evidence.report.wall_ns, evidence.costs.of_host
     mine = evidence.in_pass & ~evidence.spans_with(evidence.ownership.waits.span)
-    host_ns = evidence.costs.host_ns
-    if not evidence.report.has_gpu or not least or host_ns[mine].sum() < least:
+    if not evidence.report.has_gpu or not least or of_host(mine) < least:
         return none
     mine &= ~evidence.spans_around(host_operators(evidence))
-    return mine if host_ns[mine].sum() >= least else none
+    return mine if of_host(mine) >= least else none

@@ -13,8 +13,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeAlias
 
+from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding
 
 __all__ = ["Rule", "all_rules", "fallback_rule", "finding", "rule"]
 
@@ -100,7 +101,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def finding(
-    places: Sequence[Place],
+    cost: Placed,
     *,
     title: str,
     seen: str,
@@ -110,19 +111,20 @@ def finding(
     operators: tuple[str, ...] = (),
     kernels: tuple[str, ...] = (),
 ) -> Finding | None:
-    """Return a finding that costs what its places cost, or ``None`` where there is no place.
+    """Return a finding with this cost, or ``None`` where there is no place.
 
-    The arguments are the fields of ``Finding``. The name of the rule is filled in by ``find_all``.
+    The other arguments are the fields of ``Finding``. ``find_all`` fills in the name of the rule.
     """
-    if not places:
+    if not cost.places:
         return None
     return Finding(
         rule="",
         title=title,
         seen=seen,
         remedy=remedy,
-        wall_ns=sum(place.wall_ns for place in places),
-        places=tuple(places),
+        wall_ns=cost.wall_ns,
+        places=cost.places,
+        steps=cost.steps,
         nodes=nodes,
         operators=operators,
         kernels=kernels,

@@ -84,7 +84,7 @@ def phases_bar(report: Report) -> str:
         for phase, (name, time, share) in zip(phases, texts, strict=True)
     )
     unit = "backward pass" if report.per == "pass" else "step"
-    whole = duration(sum(phase.wall_ns for phase in phases) / report.steps)
+    whole = duration(sum(phase.wall_ns for phase in phases))
     return (
         f'<section class="phases"><h2>Time in a {unit} <span class="muted">{whole}</span></h2>'
         f'<div class="bar" role="img" aria-label="{shown(label)}">{bar}</div>'
@@ -117,7 +117,7 @@ def _finding(report: Report, finding: Finding) -> str:
     places, more = worth(finding, 3)
     named = "".join(
         f'<li><code data-path="{shown(place.path)}">{shown(place.label)}</code> '
-        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns / report.steps)}'
+        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns)}'
         "</span></li>"
         for place in places
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from backspot.formatting import visible
 from backspot.render._sentences import KINDS
+from backspot.render.view import is_worth_showing
 from backspot.results.grouping import parents_of
 from backspot.results.report import KernelCost, LineCost, NodeCost, Report, Row
 from backspot.trace.labels import Kind, Label, format_label
@@ -100,7 +101,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     rows += [
         _row(row, None, place, strings, unit, full=True)
         for row in report.modules
-        if not row.is_module
+        if not row.is_module and row.wall_ns >= 0 and is_worth_showing(report, row)
     ]
     return {
         "unit": unit,
@@ -149,7 +150,7 @@ def _row(
         strings(visible(row.class_name)),
         1 if row.is_module else 0,
         strings(visible(row.root)),
-        row.calls,
+        _calls(row.calls),
         [_in(unit, ns) for ns in costs],
         [_in(unit, ns) for ns in astuple(row.wall_on)],
         _steps(row.wall_ns_by_step, unit),
@@ -158,6 +159,11 @@ def _row(
         label if row.is_module and label != plain else 0,
         _lines(row.lines, strings, unit, 5 if full else 1),
     ]
+
+
+def _calls(calls: float) -> float:
+    """Calls per step, as a whole number where they are one."""
+    return int(calls) if calls == int(calls) else round(calls, 2)
 
 
 def _steps(by_step: Sequence[int], unit: int) -> list[int]:
@@ -227,7 +233,7 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
         -1,
         len(members) + 1,
         -1,
-        sum(row.calls for row in members),
+        _calls(sum(row.calls for row in members)),
         summed(costs),
         summed([astuple(row.wall_on) for row in members]),
         [],

@@ -59,7 +59,7 @@ function makeIcicle(model, box, note, change) {
   function describe(row) {
     const cost = width(row);
     const whole = width(model.whole);
-    const words = [`${duration(cost / model.steps)}, ${percent(whole ? cost / whole : 0)}`];
+    const words = [`${duration(cost)}, ${percent(whole ? cost / whole : 0)}`];
     if (state.measure === "ratio") {
       words.push(`backward takes ${times(measured(row.total, "ratio"))} the forward`);
     } else if (model.gpu && Math.max(...row.total.on) > 0) {

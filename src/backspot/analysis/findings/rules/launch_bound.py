@@ -33,18 +33,17 @@ def find(evidence: Evidence) -> Finding | None:
     """
     costs, say = evidence.costs, evidence.wording
     mine = launching(evidence)
-    cost = int(costs.host_ns[mine].sum())
+    cost = costs.of_host(mine)
     if not cost:
         return None
     kernels = int(evidence.backward.sum())
     length = int(costs.device_ns[evidence.backward].sum())
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
-    replayed = 2 * int(costs.host_ns[replaying].sum()) >= cost
+    replayed = 2 * costs.of_host(replaying) >= cost
     compiled = mine & evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))
-    remedy = _COMPILED if 2 * int(costs.host_ns[compiled].sum()) >= cost else _LAUNCHED
-    owner, spent = evidence.ownership.owner[mine], costs.host_ns[mine]
+    remedy = _COMPILED if 2 * costs.of_host(compiled) >= cost else _LAUNCHED
     return finding(
-        costs.places(owner[spent > 0], spent[spent > 0]),
+        costs.places_of_host(mine),
         title="The GPU waits for the host to launch kernels",
         seen=(
             f"For {percent(cost / evidence.report.wall_ns)} of the backward, {say.ms(cost)}, the "

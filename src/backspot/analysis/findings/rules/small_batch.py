@@ -9,7 +9,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import launching
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import percent
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
@@ -30,16 +30,16 @@ def find(evidence: Evidence) -> Finding | None:
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
     if used * costs.busy_ns > _USED * evidence.step_ns:
         return None
-    launch_bound = int(costs.host_ns[launching(evidence)].sum())
+    launch_bound = costs.of_host(launching(evidence))
     if not launch_bound:
         return None
     # A larger batch does not load faster, so waiting for data is not counted.
     data = evidence.phase("data")
     waited = data.wall_ns - data.busy_ns if data else 0
-    idle = max(launch_bound, evidence.step_ns - costs.busy_ns - waited)
+    idle = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
     path, class_name = _root(evidence)
     return finding(
-        (Place(path, class_name, evidence.report.steps, idle),),
+        costs.place(path, idle, evidence.report.steps, class_name),
         title="The batch is too small for the GPU",
         seen=(
             f"The GPU is busy for {percent(costs.busy_ns / evidence.step_ns)} of the step, and "
