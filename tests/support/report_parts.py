@@ -1,6 +1,11 @@
-"""What sample reports are made of: rows, nodes, and a report that fits its rows."""
+"""What sample reports are made of: rows, nodes, and a report that fits its rows.
+
+Costs are given over all of the steps, three by default, which are all alike.
+"""
 
 from __future__ import annotations
+
+from statistics import median
 
 from backspot.results.report import (
     Coverage,
@@ -39,14 +44,16 @@ def row(
     """A row whose totals are its own costs; ``add_totals`` sets them right."""
     gpu = wall if gpu is None else gpu
     cpu = wall // 10 if cpu is None else cpu
-    each = wall // steps
+    wall, gpu, cpu, forward, recompute = (
+        cost // steps for cost in (wall, gpu, cpu, forward, recompute)
+    )
     running = min(wall, gpu)
     return Row(
         path=path,
         class_name=class_name,
         root=root,
         is_module=is_module,
-        calls=calls if is_module else 0,
+        calls=calls / steps if is_module else 0.0,
         wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
@@ -59,14 +66,20 @@ def row(
         total_recompute_ns=recompute,
         nodes=nodes,
         lines=lines,
-        wall_ns_by_step=(*[each] * (steps - 1), wall - each * (steps - 1)),
+        wall_ns_by_step=(wall,) * steps,
+        gpu_ns_by_step=(gpu,) * steps,
+        cpu_ns_by_step=(cpu,) * steps,
+        forward_ns_by_step=(forward,) * steps,
         kernels=kernels,
         wall_on=WallKinds(gpu_ns=running, host_ns=wall - running),
     )
 
 
-def node(name: str, wall: int, *, gpu: int | None = None, count: int = 3) -> NodeCost:
-    return NodeCost(name, count, wall, wall if gpu is None else gpu, wall // 10)
+def node(
+    name: str, wall: int, *, gpu: int | None = None, count: int = 3, steps: int = 3
+) -> NodeCost:
+    wall = wall // steps
+    return NodeCost(name, count // steps, wall, wall if gpu is None else gpu // steps, wall // 10)
 
 
 def line(
@@ -120,8 +133,8 @@ def report(
             wall_ns=sum(one.wall_ns_by_step[step] for one in rows),
             forward_ns=0,
             other_ns=0,
-            gpu_ns=gpu // steps,
-            cpu_ns=cpu // steps,
+            gpu_ns=gpu,
+            cpu_ns=cpu,
             nodes=490,
             step=step,
         )
@@ -141,10 +154,14 @@ def report(
         passes=passes,
         devices=(device,) if has_gpu else (),
         step_unit="profiler step",
-        step_ns=step_ns,
+        step_ns=int(median(step_ns)) if step_ns else 0,
         wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
+        step_ns_by_step=step_ns,
+        wall_ns_by_step=(wall,) * steps,
+        gpu_ns_by_step=(gpu,) * steps,
+        cpu_ns_by_step=(cpu,) * steps,
         coverage=Coverage(owned("wall", wall), owned("gpu", gpu), owned("cpu", cpu)),
         source=source,
         has_gpu=has_gpu,
