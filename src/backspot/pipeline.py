@@ -227,7 +227,7 @@ def _report(
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
-    costs = account(ownership, clock, steps, depth=depth)
+    costs = account(events, ownership, clock, steps, depth=depth)
     step_ns = steps.end - steps.start
     report = Report(
         modules=costs.modules,
@@ -253,7 +253,13 @@ def _report(
     if events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return report
-    return replace(report, findings=find_all(Evidence(events, ownership, clock, report, steps)))
+    judged = find_all(Evidence(events, ownership, clock, report, steps))
+    return replace(
+        report,
+        findings=judged.findings,
+        rules_looked=judged.looked,
+        rules_unable=judged.unable,
+    )
 
 
 def _are_passes_of(report: Report, ownership: Ownership) -> bool:

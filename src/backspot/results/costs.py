@@ -105,15 +105,18 @@ class LineCost:
 class KernelCost:
     """Cost of one kernel, copy or memset, by name, that a module's nodes launched.
 
+    In a trace without device work it is an operator that the nodes called.
+
     Attributes:
         name: Name in the trace.
         count: Number of times it runs in a typical step.
-        gpu_ns: Summed durations in nanoseconds in a typical step.
+        spent_ns: Summed durations in nanoseconds in a typical step: on the device, or on the host
+            for an operator.
     """
 
     name: str
     count: int
-    gpu_ns: int
+    spent_ns: int
 
 
 GRADIENT_EXCHANGE = "(gradient exchange)"
@@ -194,7 +197,7 @@ class Row:
         forward_ns_by_step: Clock time of the forward in each recorded step.
         members: Number of modules in this row, more than 1 only if rows were grouped.
         kernels: Kernels, copies and memsets that the row's nodes launched, by name, most device
-            time first.
+            time first. In a trace without device work: the operators that the nodes called.
         wall_on: What ``wall_ns`` is spent on.
         lines: Lines of forward source code that made the row's nodes, most wall time first. Empty
             unless the trace was recorded with ``instrument(model, lines=True)``.

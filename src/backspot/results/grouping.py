@@ -195,9 +195,9 @@ def ranked_kernels(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for kernel in kernels:
         sums[kernel.name][0] += kernel.count
-        sums[kernel.name][1] += kernel.gpu_ns
+        sums[kernel.name][1] += kernel.spent_ns
     added = (KernelCost(name, count, spent) for name, (count, spent) in sums.items())
-    return tuple(sorted(added, key=lambda kernel: (-kernel.gpu_ns, kernel.name)))
+    return tuple(sorted(added, key=lambda kernel: (-kernel.spent_ns, kernel.name)))
 
 
 class _Placed(Protocol):

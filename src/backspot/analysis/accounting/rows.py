@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
+from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.accounting.pieces import (
     Piece,
     joined,
@@ -52,6 +53,7 @@ from backspot.results.report import (
     ranked_lines,
     ranked_nodes,
 )
+from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["BackwardCosts", "account"]
@@ -80,7 +82,12 @@ class BackwardCosts:
 
 
 def account(
-    ownership: Ownership, clock: Clock, windows: StepWindows | Windows, *, depth: int | None
+    events: Events,
+    ownership: Ownership,
+    clock: Clock,
+    windows: StepWindows | Windows,
+    *,
+    depth: int | None,
 ) -> BackwardCosts:
     """Turn ownership into costs.
 
@@ -91,12 +98,13 @@ def account(
     that work. While nothing is queued, it goes to what the host executes, or to the engine.
 
     Args:
-        ownership: a trace with owners.
+        events: the trace.
+        ownership: its owners.
         clock: its clock.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
         depth: fold modules deeper than this into their ancestors; ``None`` keeps all.
     """
-    return _Accountant(ownership, clock, windows).costs(depth)
+    return _Accountant(events, ownership, clock, windows).costs(depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,14 @@ class _Dealt(NamedTuple):
 
 
 class _Accountant:
-    def __init__(self, ownership: Ownership, clock: Clock, windows: StepWindows | Windows) -> None:
+    def __init__(
+        self,
+        events: Events,
+        ownership: Ownership,
+        clock: Clock,
+        windows: StepWindows | Windows,
+    ) -> None:
+        self.events = events
         self.o, self.clock, self.steps = ownership, clock, ownership.steps
         self.step_ends = windows.end
         self.spans, self.work, self.passes = ownership.spans, ownership.work, ownership.passes
@@ -303,7 +318,7 @@ class _Accountant:
         lines = line_costs(
             pieces, self.spans.node_names, self.o.lines, self.steps, exact=self.o.exact_lines
         )
-        kernels = self._kernels(gpu, launched)
+        kernels = self._kernels(gpu, launched) if self.clock.devices else self._operators_inside()
         whole = tuple(
             self._by_step(piece, np.zeros_like(piece.run), 1)[0] for piece in (wall, gpu, cpu)
         )
@@ -403,16 +418,29 @@ class _Accountant:
 
     def _kernels(self, gpu: Piece, launched: Ints) -> dict[int, list[KernelCost]]:
         """Each owner's device work by name."""
-        work = self.work
-        width = len(work.names)
-        keys, inverse = numbered(gpu.owner * width + work.name[launched])
-        step, steps = self.steps.of_pass[gpu.run], self.steps.count
+        return self._by_name(gpu, self.work.name[launched].astype(np.int64), self.work.names)
+
+    def _operators_inside(self) -> dict[int, list[KernelCost]]:
+        """Each owner's outermost operators in nodes by name."""
+        events = self.events
+        index, span = operators_inside(events, self.o)
+        run, owner = self.passes.of_span[span], self.o.owner[span]
+        none = np.full(len(index), NOTHING)
+        piece = Piece(run, owner, none, none, events.duration[index])
+        return self._by_name(piece, events.name[index].astype(np.int64), events.names)
+
+    def _by_name(
+        self, piece: Piece, name: Ints, names: Sequence[str]
+    ) -> dict[int, list[KernelCost]]:
+        width = len(names)
+        keys, inverse = numbered(piece.owner * width + name)
+        step, steps = self.steps.of_pass[piece.run], self.steps.count
         ones = np.ones(len(inverse), np.int64)
-        spent = typical(self._by_step(gpu, inverse, len(keys)))
+        spent = typical(self._by_step(piece, inverse, len(keys)))
         count = typical_count(summed_by_step(inverse, step, ones, len(keys), steps))
         kernels: dict[int, list[KernelCost]] = defaultdict(list)
         for key, times, total in zip(keys.tolist(), count.tolist(), spent.tolist(), strict=True):
-            kernels[key // width].append(KernelCost(work.names[key % width], times, total))
+            kernels[key // width].append(KernelCost(names[key % width], times, total))
         return kernels
 
     def _operators(

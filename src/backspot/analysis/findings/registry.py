@@ -33,29 +33,33 @@ class Rule:
         name: the rule's section in ``docs/findings.md``.
         find: return the finding, or ``None`` where the rule finds nothing, from the evidence and
             the findings of earlier rules.
+        needs_gpu: whether the rule can judge only traces with device work.
         fallback: whether the rule needs the findings of the others, and so runs after them.
     """
 
     name: str
     find: LookAfter
+    needs_gpu: bool = False
     fallback: bool = False
 
 
 _registered: dict[str, Rule] = {}
 
 
-def rule(name: str) -> Callable[[Look], Look]:
+def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
     """Register the decorated function as a rule.
 
     Args:
         name: the rule's name, which is its module's name with ``-`` for ``_``.
+        needs_gpu: whether the rule looks at kernels or copies, and so can judge only traces with
+            device work. It is not asked about others.
 
     Raises:
         ValueError: If the name is not the module's, or if a rule of this name exists already.
     """
 
     def register(find: Look) -> Look:
-        _register(Rule(name, lambda evidence, _: find(evidence)), find.__module__)
+        _register(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
         return find
 
     return register

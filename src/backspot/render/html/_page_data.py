@@ -197,9 +197,9 @@ def _kernels(
     for kernel in kernels[:limit]:
         name = visible(kernel.name)
         name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-        data.append([strings(name), kernel.count, _in(unit, kernel.gpu_ns)])
+        data.append([strings(name), kernel.count, _in(unit, kernel.spent_ns)])
     if rest := kernels[limit:]:
-        spent = _in(unit, sum(one.gpu_ns for one in rest))
+        spent = _in(unit, sum(one.spent_ns for one in rest))
         data.append([-len(rest), sum(one.count for one in rest), spent])
     return data
 

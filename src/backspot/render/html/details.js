@@ -101,7 +101,7 @@ function makeDetails(model, box, change, say) {
   function kernels(row) {
     if (!row.kernels.length) return null;
     const decimals = decimalsFor(row.kernels[0].gpu);
-    return section("Kernels and copies", table(["kernel", `per ${model.per}`, "GPU"], row.kernels.map((kernel) =>
+    return section(model.gpu ? "Kernels and copies" : "Operators", table([model.gpu ? "kernel" : "operator", `per ${model.per}`, model.gpu ? "GPU" : "CPU"], row.kernels.map((kernel) =>
       [kernel.name, perStep(kernel.count), per(kernel.gpu, decimals)])));
   }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding
@@ -164,9 +165,8 @@ def _remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
 def _of_function(evidence: Evidence, nodes: Mask) -> str:
     """Return what to do about custom Functions, by the operators that their backward calls."""
     events = evidence.events
-    index = _inside(evidence, nodes)
-    outer = evidence.around(events.thread[index], events.start[index], f"{names.ATEN}*")
-    called, which = numbered(events.name[index[outer == index]].astype(np.int64))
+    index, span = operators_inside(events, evidence.ownership)
+    called, which = numbered(events.name[index[nodes[span]]].astype(np.int64))
     if not len(called):
         return "Rewrite the backward of this Function with operators on whole tensors."
     count = np.bincount(which)

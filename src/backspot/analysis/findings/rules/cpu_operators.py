@@ -15,11 +15,9 @@ from backspot.trace.events import Ints, Mask
 __all__ = ["find"]
 
 
-@rule("cpu-operators")
+@rule("cpu-operators", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find long operators that never call the driver, in the model's forward or backward."""
-    if not evidence.report.has_gpu:
-        return None
     costs, say = evidence.costs, evidence.wording
     index = host_operators(evidence)
     span = evidence.spans.of(evidence.events, index)

@@ -25,7 +25,7 @@ _COMPILED = (
 )
 
 
-@rule("launch-bound")
+@rule("launch-bound", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find the nodes that the host executes while the GPU is idle.
 

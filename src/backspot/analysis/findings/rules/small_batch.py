@@ -18,7 +18,7 @@ _USED = 0.2
 """A device is mostly unused below this share, over time and multiprocessors."""
 
 
-@rule("small-batch")
+@rule("small-batch", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find a launch-bound step with kernels that leave most multiprocessors without a block."""
     costs = evidence.costs

@@ -27,7 +27,7 @@ _INDEX = (
 )
 
 
-@rule("sorted-indexing")
+@rule("sorted-indexing", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find index nodes with kernels that sort.
 

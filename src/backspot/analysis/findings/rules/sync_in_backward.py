@@ -28,7 +28,7 @@ _CALLERS = (
 )
 
 
-@rule("sync-in-backward")
+@rule("sync-in-backward", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find waits inside nodes, and the time in which the GPU is idle because of them.
 

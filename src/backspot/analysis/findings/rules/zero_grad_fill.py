@@ -12,7 +12,7 @@ from backspot.results.findings import Finding
 __all__ = ["find"]
 
 
-@rule("zero-grad-fill")
+@rule("zero-grad-fill", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find ``zero_grad`` that fills; where a step has one pass, adding to the zeros counts too."""
     costs, say = evidence.costs, evidence.wording
