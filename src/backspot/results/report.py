@@ -130,6 +130,9 @@ class Report(Presented):
         phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
             ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
         findings: What makes the step slower than necessary, most expensive first.
+        unprofiled_step_ns: Clock time of a typical step without profiler and labels, ``None`` where
+            it was not measured: a trace alone does not tell.
+        unprofiled_step_ns_by_step: Clock time of each step that was timed without the profiler.
         rules_looked: Number of rules that could judge the trace; 0 for a trace that is cut short.
         rules_unable: Number of rules that could not, because the trace has no device work.
         schema: Version of the JSON form.
@@ -165,6 +168,8 @@ class Report(Presented):
     trace: str = ""
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()
+    unprofiled_step_ns: int | None = None
+    unprofiled_step_ns_by_step: tuple[int, ...] = ()
     rules_looked: int = 0
     rules_unable: int = 0
     schema: str = SCHEMA
