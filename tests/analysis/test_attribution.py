@@ -160,7 +160,7 @@ def test_steps_are_what_the_profiler_marks(locate) -> None:
             trace.node("MulBackward0", at + 60 * TICK, at + (61 + step) * TICK, seq=step)
     report = locate(trace)
     assert report.step_unit == "profiler step"
-    assert report.step_ns == (99 * TICK, 99 * TICK)
+    assert report.step_ns_by_step == (99 * TICK, 99 * TICK)
     assert [p.step for p in report.passes] == [0, 1]
 
 

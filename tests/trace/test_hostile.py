@@ -192,10 +192,7 @@ def located(change: Callable[[Trace], None], tmp_path: Path) -> backspot.Report:
 
 
 def assert_sound(report: backspot.Report) -> None:
-    for name in ("wall_ns", "gpu_ns", "cpu_ns"):
-        costs = [getattr(row, name) for row in report.modules]
-        assert min(costs) >= 0
-        assert sum(costs) == getattr(report, name) == sum(getattr(p, name) for p in report.passes)
+    assert_adds_up(report)
     assert all(0 <= finding.wall_ns <= report.whole_ns for finding in report.findings)
 
 
