@@ -112,10 +112,13 @@ def test_a_node_of_a_double_backward_belongs_where_its_first_backward_does(locat
     trace.operator("aten::sum", 70 * TICK, 71 * TICK, seq=7)
     trace.node("SumBackward0", 80 * TICK, 81 * TICK, seq=7, thread=1)
     trace.node("MulBackward0", 81 * TICK, 82 * TICK, seq=6, thread=1)
-    assert owners(locate(trace)) == {
-        "a": {"MulBackward0": 2},
+    report = locate(trace)
+    assert owners(report) == {
+        "a": {"MulBackward0": 1},
         "(outside model)": {"SumBackward0": 1},
     }
+    assert [run.nodes for run in report.passes] == [1, 2]
+    assert report["a"].row.cpu_ns_by_step == (4 * TICK, TICK)
 
 
 def test_a_functional_loss_stands_outside_the_model(locate) -> None:

@@ -16,6 +16,7 @@ from backspot.commands import main
 from backspot.errors import BackspotError, NoBackwardError, NotATraceError, UsageError
 from backspot.trace import Events, read_events
 from backspot.trace.chrome import ChromeDecoder
+from support.sums import assert_adds_up
 from support.synthetic import Trace
 
 TICK = 10_000

@@ -101,7 +101,7 @@ def test_two_networks_with_a_backward_each():
     # Three calls a step.
     assert found["critic.first"] == times(6)["first"]
     assert len(report.passes) == 4
-    assert report["critic.first"].row.calls == 6
+    assert report["critic.first"].row.recorded_calls == 6
 
 
 def test_a_graph_kept_for_a_second_backward():
