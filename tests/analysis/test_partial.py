@@ -331,8 +331,7 @@ def test_a_real_recording_that_steps_after_the_forward_agrees_with_one_of_whole_
 
     def per_step(report: Report) -> dict[str, dict[str, float]]:
         return {
-            row.path: {"calls": row.calls}
-            | {node.name: node.count for node in row.nodes}
+            row.path: {"calls": row.calls} | {node.name: node.count for node in row.nodes}
             for row in report.modules
             if row.path != UNSTEADY
         }
