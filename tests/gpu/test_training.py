@@ -86,9 +86,9 @@ def test_mixed_precision_with_a_scaler_trains_the_same():
 
     found = owners(check(on_device(lambda: Planted(nn.Tanh())), step, profiled=gpu_profile))
     # The casts are the module's whose operator asked for them.
-    assert found["stem"]["ToCopyBackward0"] >= 2
-    assert found["blocks.1.0"]["ToCopyBackward0"] >= 2
-    assert found["plant"]["TanhBackward0"] == 2
+    assert found["stem"]["ToCopyBackward0"] >= 1
+    assert found["blocks.1.0"]["ToCopyBackward0"] >= 1
+    assert found["plant"]["TanhBackward0"] == 1
 
 
 @pytest.mark.usefixtures("deterministic")
