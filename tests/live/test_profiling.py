@@ -67,7 +67,7 @@ def case():
 def found(report):
     """Whether the slow module is told from the others by what autograd did for it."""
     nodes = {node.name: node.count for node in report["1.1"].row.nodes}
-    return nodes == {"MulBackward0": TIMES * report.steps}
+    return nodes == {"MulBackward0": TIMES}
 
 
 # What it does.
@@ -77,7 +77,7 @@ def test_one_call_names_the_slow_module(case):
     report = backspot.profile(case.step, case.model, steps=4, warmup=2)
     assert found(report)
     assert case.steps == 6
-    assert report["1.1"].row.calls == 4
+    assert report["1.1"].row.recorded_calls == 4
     assert (report.step_unit, report.steps) == ("profiler step", 4)
     assert report.source == "backspot"
     assert "step()" in report.trace

@@ -141,7 +141,7 @@ for holder, name, value in reversed(taken):  # PyTorch itself needs them
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True))
 report = backspot.profile(lambda: model(torch.ones(2, 4)).sum().backward(), model, steps=2)
 assert len(taken) > 5
-print(report["0"].row.calls, report["1"].row.calls, report["0"].row.wall_ns > 0)
+print(report["0"].row.recorded_calls, report["1"].row.recorded_calls, report["0"].row.wall_ns > 0)
 """
 
 
