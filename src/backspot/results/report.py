@@ -130,6 +130,8 @@ class Report(Presented):
         phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
             ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
         findings: What makes the step slower than necessary, most expensive first.
+        rules_looked: Number of rules that looked for findings; 0 if it is not known.
+        rules_unable: Number of these rules that need something that the trace lacks, such as a GPU.
         schema: Version of the JSON form.
 
     Example:
@@ -163,6 +165,8 @@ class Report(Presented):
     trace: str = ""
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()
+    rules_looked: int = 0
+    rules_unable: int = 0
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
