@@ -473,12 +473,16 @@ def searched(report: Report) -> str:
     return f"No cause found by {rules}."
 
 
+_PLURAL = {"step": "steps", "pass": "passes"}
+
+
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     whole = report.whole_ns
     step = "backward" if report.per == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
-    often = "" if finding.steps == report.steps else f", in {finding.steps} of {report.steps} steps"
+    of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
+    often = "" if finding.steps == report.steps else f" (in {of})"
     return duration(finding.wall_ns), f"{share} of the {step}{often}"
 
 
