@@ -227,10 +227,8 @@ def phase_facts(report: Report) -> list[str]:
 
 def finding_lines(report: Report, width: int) -> Iterator[Text]:
     """A heading, a paragraph for each of the most expensive findings, and how many rules looked."""
-    told = searched(report)
-    if report.findings or told:
-        yield Text()
     if report.findings:
+        yield Text()
         yield Text(HEADING, "bold")
     for number, finding in enumerate(report.findings[:_MOST], 1):
         yield from _hanging(f"{number}. ", _seen(report, finding, width), width)
@@ -238,7 +236,8 @@ def finding_lines(report: Report, width: int) -> Iterator[Text]:
     rest = len(report.findings) - _MOST
     if rest > 0:
         yield Text(f"   {counted(rest, 'more finding')}; report.findings lists all.", "dim")
-    if told:
+    if told := searched(report):
+        yield Text()
         yield Text(told, "dim")
 
 

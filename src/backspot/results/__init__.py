@@ -1,8 +1,8 @@
 """The report: frozen data that people read, compare, render and save.
 
 In: nothing but numbers and names. Analysis builds these objects, and ``load`` reads them from JSON.
-Out: the classes that users import from ``backspot``. All times are integer nanoseconds, summed over
-all recorded steps; properties convert them to milliseconds per step.
+Out: the classes that users import from ``backspot``. All times are integer nanoseconds of a
+typical step, the median over the recorded steps; properties convert them to milliseconds.
 
 - ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels and source
@@ -10,6 +10,7 @@ all recorded steps; properties convert them to milliseconds per step.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy.
 - ``subtrees.py``: ``Subtree``, a module with the modules inside it.
 - ``grouping.py``: sums of rows by depth, class or pattern, and the totals of each module.
+- ``unusual.py``: steps that took far longer than the typical one, and where.
 - ``matching.py``: modules chosen by patterns of their paths.
 - ``tracks.py``: the spans that a labelled copy of a trace adds.
 - ``presented.py``: how results print and save themselves although they cannot import renderers.

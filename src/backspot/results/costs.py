@@ -54,7 +54,7 @@ class NodeCost:
 
     Example:
         >>> report["patch_drop"].row.nodes[0]
-        NodeCost(name='GatherBackward0', count=2, wall_ns=11294719, gpu_ns=9299684, cpu_ns=4273320)
+        NodeCost(name='GatherBackward0', count=1, wall_ns=5647359, gpu_ns=4649842, cpu_ns=2136660)
     """
 
     name: str
@@ -206,7 +206,7 @@ class Row:
         >>> row
         <Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>
         >>> row.wall_ns, row.wall_ns_by_step
-        (11736144, (5571520, 6164624))
+        (5868072, (5571520, 6164624))
     """
 
     path: str

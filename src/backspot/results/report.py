@@ -131,7 +131,8 @@ class Report(Presented):
             ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
         findings: What makes the step slower than necessary, most expensive first.
         rules_looked: Number of rules that looked for findings; 0 if it is not known.
-        rules_unable: Number of these rules that need something that the trace lacks, such as a GPU.
+        rules_unable: Number of further rules that could not look, because they need something that
+            the trace lacks, such as a GPU.
         schema: Version of the JSON form.
 
     Example:
