@@ -296,7 +296,7 @@ def test_a_long_phase_is_explained_in_every_output_and_a_short_one_is_not(name):
 def test_what_is_unsteady_is_explained_where_it_is_much():
     times = {"forward": [5, 5, 9, 9, 5, 5], "backward": [9, 9, 5, 5, 5, 5], "loss": [1] * 6}
     times["optimizer"] = [1, 1, 1, 1, 9, 9]
-    made = report([row("fc", wall=0)], phases=phases(times))
+    made = report([row("fc", steps=6)], phases=phases(times))
     assert "Unsteady (" in render_text(made, width=400)
 
 

@@ -164,9 +164,9 @@ def report(
         rows = [*rows, replace(rest, wall_on=WallKinds(), **left)]
     rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
 
-    def owned(kind: str, whole: int) -> float:
-        own = sum(getattr(one, f"{kind}_ns") for one in rows if one.is_module)
-        return own / whole if whole else 1.0
+    def owned(kind: str, by_step: tuple[int, ...]) -> float:
+        own = sum(sum(getattr(one, f"{kind}_ns_by_step")) for one in rows if one.is_module)
+        return own / sum(by_step) if sum(by_step) else 1.0
 
     operators: dict[str, list[int]] = {}
     payers: dict[str, tuple[int, str]] = {}
@@ -212,7 +212,7 @@ def report(
         wall_ns_by_step=whole[0],
         gpu_ns_by_step=whole[1],
         cpu_ns_by_step=whole[2],
-        coverage=Coverage(owned("wall", wall), owned("gpu", gpu), owned("cpu", cpu)),
+        coverage=Coverage(*map(owned, ("wall", "gpu", "cpu"), whole)),
         source=source,
         has_gpu=has_gpu,
         warnings=warnings,

@@ -21,8 +21,8 @@ function makeIcicle(model, box, note, change) {
     const blocks = [];
     let cut = 0;
     const place = (row, level, x, parent) => {
-      const size = (row === zoom ? room : width(row)) * scale;
-      const block = { row, level, x, size, parent, children: [] };
+      const length = row === zoom ? room : width(row);
+      const block = { row, level, x, size: length * scale, parent, children: [] };
       blocks.push(block);
       if (parent) parent.children.push(block);
       const inside = row.children.filter((child) => child.depth <= state.depth);
