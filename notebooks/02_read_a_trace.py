@@ -35,7 +35,7 @@ report
 
 # %%
 for phase in report.phases:
-    ms = phase.wall_ns / 1e6 / report.steps
+    ms = phase.wall_ns / 1e6
     print(f"{phase.name:10}{ms:6.2f} ms, the GPU busy for {phase.utilisation:4.0%} of it")
 
 # %% [markdown]
@@ -76,7 +76,7 @@ for row in report.top(5):
 # %%
 for operator in report.operators[:4]:
     print(
-        f"{operator.wall_ns / 1e6 / report.steps:5.2f} ms  {operator.name}, most in {operator.path}"
+        f"{operator.wall_ns / 1e6:5.2f} ms  {operator.name}, most in {operator.path}"
     )
 
 # %% [markdown]
@@ -111,7 +111,7 @@ foreign = backspot.locate("../tests/data/foreign/hta_recommender_control.json.gz
 for warning in foreign.warnings:
     print("!", warning)
 for operator in foreign.operators[:4]:
-    print(f"{operator.wall_ns / 1e6 / foreign.steps:6.2f} ms  {operator.name}")
+    print(f"{operator.wall_ns / 1e6:6.2f} ms  {operator.name}")
 
 # %% [markdown]
 # ## What do you tell your colleague?
@@ -120,7 +120,7 @@ for operator in foreign.operators[:4]:
 
 # %%
 for finding in foreign.findings:
-    print(f"{finding.wall_ns / 1e6 / foreign.steps:.1f} ms a step: {finding.title}.")
+    print(f"{finding.wall_ns / 1e6:.1f} ms a step: {finding.title}.")
     print(f"  {finding.seen}")
     print(f"  → {finding.remedy}\n")
 

@@ -1,13 +1,16 @@
-"""What sample reports are made of: rows, nodes, and a report that fits its rows.
+"""What sample reports are made of: rows, nodes, phases, and a report that fits its rows.
 
-Costs are given over all of the steps, three by default, which are all alike.
+Costs are given over all of the steps, three by default, which are all alike unless a row has a
+``pace``.
 """
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from backspot.results.report import (
+    UNSTEADY,
     Coverage,
     DeviceCost,
     Finding,
@@ -17,11 +20,18 @@ from backspot.results.report import (
     OperatorCost,
     Pass,
     Phase,
+    PhaseName,
     Report,
     Row,
     WallKinds,
     add_totals,
 )
+
+
+def typical(by_step: Sequence[int]) -> int:
+    """The median, rounded down; 0 of no steps."""
+    ordered, count = sorted(by_step), len(by_step)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2 if count else 0
 
 
 def row(
@@ -40,13 +50,21 @@ def row(
     lines: tuple[LineCost, ...] = (),
     kernels: tuple[KernelCost, ...] = (),
     steps: int = 3,
+    pace: Sequence[float] = (),
 ) -> Row:
-    """A row whose totals are its own costs; ``add_totals`` sets them right."""
+    """A row whose totals are its own costs; ``add_totals`` sets them right.
+
+    Args:
+        pace: for each recorded step, how many times as long as the mean of ``steps`` steps it is.
+    """
     gpu = wall if gpu is None else gpu
     cpu = wall // 10 if cpu is None else cpu
-    wall, gpu, cpu, forward, recompute = (
-        cost // steps for cost in (wall, gpu, cpu, forward, recompute)
-    )
+    by_step = [
+        tuple(int(cost // steps * times) for times in pace or (1,) * steps)
+        for cost in (wall, gpu, cpu, forward)
+    ]
+    wall, gpu, cpu, forward = map(typical, by_step)
+    recompute //= steps
     running = min(wall, gpu)
     return Row(
         path=path,
@@ -66,10 +84,10 @@ def row(
         total_recompute_ns=recompute,
         nodes=nodes,
         lines=lines,
-        wall_ns_by_step=(wall,) * steps,
-        gpu_ns_by_step=(gpu,) * steps,
-        cpu_ns_by_step=(cpu,) * steps,
-        forward_ns_by_step=(forward,) * steps,
+        wall_ns_by_step=by_step[0],
+        gpu_ns_by_step=by_step[1],
+        cpu_ns_by_step=by_step[2],
+        forward_ns_by_step=by_step[3],
         kernels=kernels,
         wall_on=WallKinds(gpu_ns=running, host_ns=wall - running),
     )
@@ -96,6 +114,19 @@ def line(
     return LineCost(file, number, function, text, made.name, exact, *cost)
 
 
+def phases(
+    by_step: Mapping[PhaseName, Sequence[int]], *, busy: float = 0.9, idle: PhaseName = "idle"
+) -> tuple[Phase, ...]:
+    """Phases that take these times in each step, and what their typical times leave over."""
+    made = [
+        Phase(name, typical(times), int(typical(times) * (name != idle) * busy), tuple(times))
+        for name, times in by_step.items()
+    ]
+    sums = tuple(map(sum, zip(*by_step.values(), strict=True)))
+    left = typical(sums) - sum(phase.wall_ns for phase in made)
+    return (*made, *([Phase("unsteady", left, 0, (0,) * len(sums))] if left else []))
+
+
 def report(
     rows: list[Row],
     *,
@@ -106,16 +137,36 @@ def report(
     trace: str = "trace.json.gz",
     phases: tuple[Phase, ...] = (),
     findings: tuple[Finding, ...] = (),
+    rules_looked: int = 0,
+    rules_unable: int = 0,
 ) -> Report:
-    """A report of these rows: ranked, with totals, operators, passes and coverage that fit them."""
-    rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
-    wall, gpu, cpu = (
-        sum(getattr(one, f"{kind}_ns") for one in rows) for kind in ("wall", "gpu", "cpu")
-    )
+    """A report of these rows: ranked, with totals, operators, passes and coverage that fit them.
 
-    def owned(kind: str, whole: int) -> float:
-        own = sum(getattr(one, f"{kind}_ns") for one in rows if one.is_module)
-        return own / whole if whole else 1.0
+    What the typical times of the rows leave over of the whole is one more row.
+    """
+    if phases:
+        step_ns = tuple(map(sum, zip(*(phase.wall_ns_by_step for phase in phases), strict=True)))
+    steps = len(step_ns)
+    whole = [
+        tuple(
+            sum(getattr(one, f"{kind}_ns_by_step")[step] for one in rows) for step in range(steps)
+        )
+        for kind in ("wall", "gpu", "cpu")
+    ]
+    wall, gpu, cpu = map(typical, whole)
+    left = {
+        "wall_ns": wall - sum(one.wall_ns for one in rows),
+        "gpu_ns": gpu - sum(one.gpu_ns for one in rows),
+        "cpu_ns": cpu - sum(one.cpu_ns for one in rows),
+    }
+    if any(left.values()):
+        rest = row(UNSTEADY, "", is_module=False, pace=(0,) * steps)
+        rows = [*rows, replace(rest, wall_on=WallKinds(), **left)]
+    rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
+
+    def owned(kind: str, by_step: tuple[int, ...]) -> float:
+        own = sum(sum(getattr(one, f"{kind}_ns_by_step")) for one in rows if one.is_module)
+        return own / sum(by_step) if sum(by_step) else 1.0
 
     operators: dict[str, list[int]] = {}
     payers: dict[str, tuple[int, str]] = {}
@@ -125,16 +176,15 @@ def report(
             for index, value in enumerate((spent.count, spent.wall_ns, spent.gpu_ns, spent.cpu_ns)):
                 sums[index] += value
             payers[spent.name] = max(payers.get(spent.name, (-1, "")), (spent.wall_ns, one.path))
-    steps = len(step_ns)
     passes = tuple(
         Pass(
             start_ns=step * 50_000_000,
-            duration_ns=sum(one.wall_ns_by_step[step] for one in rows),
-            wall_ns=sum(one.wall_ns_by_step[step] for one in rows),
+            duration_ns=whole[0][step],
+            wall_ns=whole[0][step],
             forward_ns=0,
             other_ns=0,
-            gpu_ns=gpu,
-            cpu_ns=cpu,
+            gpu_ns=whole[1][step],
+            cpu_ns=whole[2][step],
             nodes=490,
             step=step,
         )
@@ -154,19 +204,21 @@ def report(
         passes=passes,
         devices=(device,) if has_gpu else (),
         step_unit="profiler step",
-        step_ns=int(median(step_ns)) if step_ns else 0,
+        step_ns=typical(step_ns),
         wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
         step_ns_by_step=step_ns,
-        wall_ns_by_step=(wall,) * steps,
-        gpu_ns_by_step=(gpu,) * steps,
-        cpu_ns_by_step=(cpu,) * steps,
-        coverage=Coverage(owned("wall", wall), owned("gpu", gpu), owned("cpu", cpu)),
+        wall_ns_by_step=whole[0],
+        gpu_ns_by_step=whole[1],
+        cpu_ns_by_step=whole[2],
+        coverage=Coverage(*map(owned, ("wall", "gpu", "cpu"), whole)),
         source=source,
         has_gpu=has_gpu,
         warnings=warnings,
         trace=trace,
         phases=phases,
         findings=findings,
+        rules_looked=rules_looked,
+        rules_unable=rules_unable,
     )

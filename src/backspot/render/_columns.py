@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
 from backspot.render._sentences import Part, made_by
-from backspot.render.view import Cost, View, heaviest, heaviest_line, share_of
+from backspot.render.view import Cost, View, heaviest, heaviest_line, is_unsteady, share_of
+from backspot.results.costs import half_spread
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
@@ -33,6 +34,7 @@ Kind: TypeAlias = Literal[
     "class",
     "members",
     "time",
+    "spread",
     "share",
     "bar",
     "other time",
@@ -140,7 +142,8 @@ def module_columns(
         columns.append(Column("class", "class", classes, need=5, least=11, left=True))
     if view.by != "path":
         columns.append(Column("members", "modules", of_modules(lambda row: row.members), need=3))
-    columns += _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
+    time, *costs = _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
+    columns += [time, *_spread_column(report, rows, sort, ms), *costs]
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
@@ -149,6 +152,23 @@ def module_columns(
         forward = of_modules(lambda row: ms(row.forward_ns))
         columns.append(Column("forward", "forward", forward, full_head="forward ms", need=8))
     return columns + _node_columns(rows, sort, ms)
+
+
+_FEWEST = 3
+"""From this number of steps, the table shows how much they vary."""
+
+
+def _spread_column(
+    report: Report, rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]
+) -> list[Column]:
+    """How much the time to rank by varies: half the width of the middle half of the steps."""
+    if report.steps < _FEWEST:
+        return []
+    spreads = numbers(
+        "" if is_unsteady(row) else ms(half_spread(getattr(row, f"{sort}_ns_by_step")))
+        for row in rows
+    )
+    return [Column("spread", "±", spreads, full_head="± ms", need=10, gap=1, style="dim")]
 
 
 def operator_columns(report: Report, operators: Sequence[OperatorCost], sort: Sort) -> list[Column]:
@@ -260,6 +280,7 @@ _OF_ROW = (
     "gpu_ms",
     "cpu_ms",
     "forward_ms",
+    "wall_spread_ns",
 )
 FIELDS = (
     *_OF_ROW,

@@ -46,11 +46,13 @@ __all__ = [
     "answered",
     "cost_of",
     "coverage",
+    "explained",
     "kept_phases",
     "made_by",
     "notes",
     "phase_text",
     "remedies",
+    "searched",
     "setting",
     "worth",
 ]
@@ -61,11 +63,13 @@ _DIFFUSE = 0.10
 """If the first row has a smaller share than this, the answer may be about repeated layers."""
 _MOSTLY = 0.5
 _PARTLY = 0.25
-"""Idle shares of a time from which the answer says so, and from which that comes first."""
+"""Idle shares of a time: from the second the answer says so, from the first that comes first."""
 _NEARLY_ALL = 0.95
 """Share of a row's time from which the answer gives no second time for its heaviest node."""
 _UNOWNED = 0.25
 """If a larger share than this is owned by no module, the answer says so."""
+_LONG = 0.2
+"""From this share of the step, a phase other than forward and backward gets an explanation."""
 
 _LEAST_COLLECTIVE = 0.05
 """Share of a row's communication from which the answer names a collective."""
@@ -158,12 +162,16 @@ def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
         ("name", row.path),
         ("text", " takes "),
         ("number", percent(report.share(row))),
-        ("text", " of the backward"),
+        ("text", " of the backward: "),
+        ("number", duration(row.wall_ns)),
     ]
-    for node in row.nodes:
-        if node.wall_ns >= _LEAST_COLLECTIVE * row.wall_ns:
-            parts.append(("text", f", {node.name.strip('()')} "))
-            parts.append(("number", duration(node.wall_ns)))
+    named = [node for node in row.nodes if node.wall_ns >= _LEAST_COLLECTIVE * row.wall_ns]
+    for node in named:
+        name = node.name.strip("()")
+        if len(named) == 1:
+            parts.append(("text", f", mostly {name}"))
+        else:
+            parts += [("text", f", {name} "), ("number", duration(node.wall_ns))]
     most = percent(report.share(module))
     return [*parts, ("text", "; no module takes more than "), ("number", most)]
 
@@ -191,9 +199,9 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
         *parts,
         ("text", " takes "),
         ("number", percent(share_of(report, ranked[0], sort))),
-        ("text", f" of {whole}, "),
+        ("text", f" of {whole}: "),
         ("number", duration(time)),
-        *_partly(report, time, idle),
+        *_partly(time, idle),
     ]
 
 
@@ -212,17 +220,16 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
         ("text", f" of {whole}: "),
     ]
     node = heaviest(row, sort)
-    cost = duration(time)
+    parts += [("number", duration(time)), *_partly(time, idle)]
     if node is None or not time_of(node, sort):
-        return [*parts, ("number", cost)]
+        return parts
     said = _said(node.name)
     name: Part = ("text", said) if said else ("node", short_node_name(node.name))
     part = time_of(node, sort) / time
-    lead = ", mostly " if part >= 0.5 else ", the largest part in "
-    parts += [("number", cost), ("text", lead), name]
+    parts += [("text", ", mostly " if part >= _MOSTLY else ", the largest part in "), name]
     if part < _NEARLY_ALL:
-        parts.append(("text", f" ({duration(time_of(node, sort))})"))
-    return parts + _partly(report, time, idle)
+        parts += [("text", " ("), ("number", duration(time_of(node, sort))), ("text", ")")]
+    return parts
 
 
 def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
@@ -248,11 +255,11 @@ def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> 
     ]
 
 
-def _partly(report: Report, time: int, idle: int) -> list[Part]:
+def _partly(time: int, idle: int) -> list[Part]:
     """How much of a time is idle, if that is worth saying."""
     if idle < _PARTLY * time:
         return []
-    return [("text", ", "), ("number", duration(idle)), ("text", " of it idle")]
+    return [("text", " ("), ("number", duration(idle)), ("text", " of it idle)")]
 
 
 _UNITS = {
@@ -403,12 +410,79 @@ def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
     return name, duration(phase.wall_ns), share
 
 
+_MEANINGS: dict[PhaseName, str] = {
+    "data": (
+        "the time until the model has its next batch; look first at what the host does in this "
+        "time, such as loading data without worker processes"
+    ),
+    "copy": (
+        "copies from the host to the GPU while no kernel runs; look first at pinned memory with "
+        "non_blocking=True, and at the size of the batch"
+    ),
+    "loss": (
+        "work after the model's forward and before the backward; look first at the loss function "
+        "and at what else runs there, such as metrics"
+    ),
+    "optimizer": (
+        "updates of the parameters, with zero_grad and gradient clipping; look first at whether "
+        "the optimizer runs with fused=True or foreach=True"
+    ),
+    "other": (
+        "recorded work that belongs to no other phase; look first at its operators in a trace "
+        "viewer"
+    ),
+    "idle": (
+        "nothing is recorded, neither on the host nor on a GPU; look first at what the program "
+        "does besides PyTorch's operators, such as logging or waiting for another process"
+    ),
+    "unsteady": (
+        "what the typical times of the other phases leave over, because the phases vary from step "
+        "to step; look first at their times by step in the JSON report"
+    ),
+}
+"""What a long phase means and what to look at first; only what follows from any such trace."""
+
+
+def explained(report: Report) -> list[str]:
+    """A sentence for each phase that takes much of the step, the longest first."""
+    phases = [phase for phase in report.phases if phase.wall_ns > _LONG * report.step_ns]
+    sentences = []
+    for phase in sorted(phases, key=lambda phase: -phase.wall_ns):
+        if phase.name in _MEANINGS:
+            name, _, share = phase_text(report, phase)
+            meaning = _MEANINGS[phase.name]
+            if phase.name == "copy" and not report.has_gpu:
+                meaning = "copies before the forward; look first at the size of the batch"
+            sentences.append(
+                f"{name[0].upper()}{name[1:]} ({share} of the {report.per}): {meaning}."
+            )
+    return sentences
+
+
+def searched(report: Report) -> str:
+    """How many rules looked for causes and how many could not, or ``""`` if that says nothing."""
+    looked, unable = report.rules_looked, report.rules_unable
+    rules = counted(looked + unable, "rule")
+    if unable:
+        need = "needs" if unable == 1 else "need"
+        what = "events that this trace lacks" if report.has_gpu else "a GPU trace"
+        told = f"{unable:,} of {rules} {need} {what}."
+        return told if report.findings else f"No cause found; {told}"
+    if not looked or report.findings:
+        return ""
+    return f"No cause found by {rules}."
+
+
+_PLURAL = {"step": "steps", "pass": "passes"}
+
+
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     whole = report.whole_ns
     step = "backward" if report.per == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
-    often = "" if finding.steps == report.steps else f", in {finding.steps} of {report.steps} steps"
+    of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
+    often = "" if finding.steps == report.steps else f" (in {of})"
     return duration(finding.wall_ns), f"{share} of the {step}{often}"
 
 

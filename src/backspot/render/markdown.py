@@ -15,10 +15,12 @@ from backspot.render._sentences import (
     answer,
     cost_of,
     coverage,
+    explained,
     kept_phases,
     notes,
     phase_text,
     remedies,
+    searched,
     setting,
     worth,
 )
@@ -45,6 +47,8 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Time in a {report.per}: {goes}."), ""]
+    for meaning in explained(report):
+        lines += [_text(meaning), ""]
     if warnings := remedies(report):
         lines += [*(f"- Warning: {_text(text)}" for text in warnings), ""]
     if only_nodes(report):
@@ -89,9 +93,10 @@ def _joined(lines: Sequence[str]) -> bytes:
 
 
 def _findings(report: Report) -> list[str]:
-    """The findings, with what to do."""
+    """The findings, with what to do, and how many rules looked."""
+    told = [_text(searched(report))] if searched(report) else []
     if not report.findings:
-        return []
+        return ["", *told]
     lines = ["", f"**{HEADING}**", ""]
     for number, finding in enumerate(report.findings[:_FINDINGS], 1):
         places, more = worth(finding, 3)
@@ -106,7 +111,7 @@ def _findings(report: Report) -> list[str]:
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")
         lines += ["", f"{rest}; report.findings lists all."]
-    return lines
+    return [*lines, "", *told]
 
 
 def _table(columns: Sequence[Column], bold_verdicts: Sequence[bool] = ()) -> list[str]:

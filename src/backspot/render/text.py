@@ -26,6 +26,7 @@ from backspot.render._sentences import (
     answer,
     answered,
     coverage,
+    explained,
     made_by,
     notes,
     remedies,
@@ -88,6 +89,7 @@ def render_text(
     lines += fact_lines([*setting(report), f"times in ms per {report.per}"], width)
     if phases := phase_facts(report):
         lines += fact_lines([f"{report.per}: {phases[0]}", *phases[1:]], width)
+    lines += map(Text, explained(report))
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
     lines.append(Text())
     if only_nodes(report):

@@ -28,11 +28,11 @@ __all__ = [
     "heaviest",
     "heaviest_line",
     "is_unsteady",
-    "is_worth_showing",
     "only_nodes",
     "operators_by",
     "select",
     "share_of",
+    "unowned_rows",
 ]
 
 Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
@@ -108,11 +108,7 @@ def select(report: Report, view: View) -> Selection:
         shown=tuple(modules[:limit]),
         hidden=tuple(modules[limit:]),
         idle=sum(row.members for row in ranked if row.is_module and not costs_anything(row)),
-        unowned=tuple(
-            row
-            for row in ranked
-            if not row.is_module and costs_anything(row) and is_worth_showing(report, row)
-        ),
+        unowned=unowned_rows(report, ranked),
     )
 
 
@@ -121,9 +117,21 @@ def is_unsteady(row: Row) -> bool:
     return row.path == UNSTEADY and not row.is_module
 
 
-def is_worth_showing(report: Report, row: Row) -> bool:
-    """Whether people should see the row: not if the typical times leave over next to nothing."""
-    return not is_unsteady(row) or abs(row.wall_ns) >= LEAST_UNSTEADY * report.wall_ns
+def unowned_rows(report: Report, ranked: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows without a module that people should see, in the order of ``ranked``.
+
+    What the typical times leave over is shown if it is time, and not next to nothing.
+    """
+    least = LEAST_UNSTEADY * report.wall_ns
+    rows = []
+    for row in ranked:
+        if is_unsteady(row):
+            if row.wall_ns > least:
+                gpu_ns, cpu_ns = max(0, row.gpu_ns), max(0, row.cpu_ns)
+                rows.append(replace(row, gpu_ns=gpu_ns, cpu_ns=cpu_ns))
+        elif not row.is_module and costs_anything(row):
+            rows.append(row)
+    return tuple(rows)
 
 
 def costs_anything(row: Row) -> bool:

@@ -6,6 +6,7 @@ thing by itself. What ends in ``_by_step`` has one entry a recorded step, and is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,6 +27,7 @@ __all__ = [
     "Row",
     "Sort",
     "WallKinds",
+    "half_spread",
     "line_of",
     "time_of",
 ]
@@ -52,7 +54,7 @@ class NodeCost:
 
     Example:
         >>> report["patch_drop"].row.nodes[0]
-        NodeCost(name='GatherBackward0', count=2, wall_ns=11294719, gpu_ns=9299684, cpu_ns=4273320)
+        NodeCost(name='GatherBackward0', count=1, wall_ns=5647359, gpu_ns=4649842, cpu_ns=2136660)
     """
 
     name: str
@@ -207,7 +209,7 @@ class Row:
         >>> row
         <Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>
         >>> row.wall_ns, row.wall_ns_by_step
-        (11736144, (5571520, 6164624))
+        (5868072, (5571520, 6164624))
     """
 
     path: str
@@ -268,6 +270,15 @@ class Row:
         return max(1, len(self.wall_ns_by_step))
 
     @property
+    def wall_spread_ns(self) -> int:
+        """How much ``wall_ns`` varies: half the width of the middle half of the recorded steps.
+
+        Half of all steps lie between two quartiles, and this is half of their difference, in
+        nanoseconds, rounded down. Quartiles are interpolated linearly. One step has a spread of 0.
+        """
+        return half_spread(self.wall_ns_by_step)
+
+    @property
     def recorded_wall_ns(self) -> int:
         """Clock time of the backward in nanoseconds, summed over all recorded steps."""
         return sum(self.wall_ns_by_step)
@@ -311,6 +322,18 @@ class Row:
     def forward_ms(self) -> float:
         """``forward_ns`` in milliseconds."""
         return self.forward_ns / 1e6
+
+
+def half_spread(by_step: Sequence[int]) -> int:
+    """Return half of the difference between the quartiles, as ``Row.wall_spread_ns`` has it."""
+    ordered, last = sorted(by_step), len(by_step) - 1
+
+    def quartile(number: int) -> int:
+        """Four times the quartile, in whole nanoseconds."""
+        at, part = divmod(number * last, 4)
+        return 4 * ordered[at] + (part * (ordered[at + 1] - ordered[at]) if part else 0)
+
+    return (quartile(3) - quartile(1)) // 8 if ordered else 0
 
 
 def line_of(row: Row, node_name: str) -> str:

@@ -142,7 +142,7 @@ class Report(Presented):
         >>> report
         <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
         >>> print(report)
-        patch_drop (PatchDropout) takes 28% of the backward: GatherBackward0, 5.9 ms
+        patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly GatherBackward0
         ...
         >>> [step_ns / 1e6 for step_ns in report.step_ns_by_step]
         [28.916678, 31.928339]
@@ -234,7 +234,8 @@ class Report(Presented):
             sort: Share of which time: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``.
 
         Returns:
-            The share, from 0 to 1; 0 if the report has none of that time.
+            The share, from 0 to 1; 0 if the report has none of that time. The share of the row
+            ``(unsteady)`` can be negative.
 
         Raises:
             UsageError: If ``row`` is not a row or ``sort`` is unknown.
@@ -391,7 +392,7 @@ class Report(Presented):
 
         Raises:
             SourceNotFoundError: If the file is missing or cannot be read.
-            NotATraceError: If the file is not a report, contradicts itself, or has a newer schema.
+            NotATraceError: If the file is not a report, contradicts itself, or has another schema.
             UsageError: If ``path`` is not a path.
 
         Example:
@@ -405,8 +406,8 @@ class Report(Presented):
         """Return the rows as a ``pandas.DataFrame``.
 
         Returns:
-            One row per row of ``modules``, the columns of the CSV form, times per step in
-            nanoseconds.
+            One row per row of ``modules``, the columns of the CSV form, times in nanoseconds of a
+            typical step.
 
         Raises:
             MissingDependencyError: If pandas is not installed.
@@ -414,7 +415,7 @@ class Report(Presented):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (77, 24))
+            ('patch_drop', (77, 25))
         """
         return presented.forms().as_frame(self)
 
@@ -427,7 +428,7 @@ class Report(Presented):
         by: By = "path",
         ax: Axes | None = None,
     ) -> Axes:
-        """Draw the most expensive modules as bars, in milliseconds per step.
+        """Draw the most expensive modules as bars, in milliseconds of a typical step.
 
         Bars of wall time are divided by what the time is spent on. Without module labels, the bars
         are autograd nodes.

@@ -14,7 +14,7 @@ from typing import Any
 
 from backspot.formatting import visible
 from backspot.render._sentences import KINDS
-from backspot.render.view import is_worth_showing
+from backspot.render.view import is_unsteady, unowned_rows
 from backspot.results.grouping import parents_of
 from backspot.results.report import KernelCost, LineCost, NodeCost, Report, Row
 from backspot.trace.labels import Kind, Label, format_label
@@ -100,8 +100,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     rows += [_rest(holder, members, unit) for holder, members in rest.items()]
     rows += [
         _row(row, None, place, strings, unit, full=True)
-        for row in report.modules
-        if not row.is_module and row.wall_ns >= 0 and is_worth_showing(report, row)
+        for row in unowned_rows(report, report.modules)
     ]
     return {
         "unit": unit,
@@ -153,7 +152,7 @@ def _row(
         _calls(row.calls),
         [_in(unit, ns) for ns in costs],
         [_in(unit, ns) for ns in astuple(row.wall_on)],
-        _steps(row.wall_ns_by_step, unit),
+        [] if is_unsteady(row) else _steps(row.wall_ns_by_step, unit),
         _nodes(row.nodes, strings, unit, 6 if full else 2),
         _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,

@@ -15,11 +15,14 @@ function makeIcicle(model, box, note, change) {
 
   function layOut(zoom) {
     const pixels = box.clientWidth || 1000;
-    const scale = width(zoom) > 0 ? pixels / width(zoom) : 0;
+    const parts = zoom.children.reduce((sum, child) => sum + width(child), 0);
+    const room = Math.max(width(zoom), parts);
+    const scale = room > 0 ? pixels / room : 0;
     const blocks = [];
     let cut = 0;
     const place = (row, level, x, parent) => {
-      const block = { row, level, x, size: width(row) * scale, parent, children: [] };
+      const length = row === zoom ? room : width(row);
+      const block = { row, level, x, size: length * scale, parent, children: [] };
       blocks.push(block);
       if (parent) parent.children.push(block);
       const inside = row.children.filter((child) => child.depth <= state.depth);
