@@ -1,0 +1,301 @@
+"""What is found in 40 healthy models? An expert judges each finding; all of them are listed.
+
+    python -m benchmarks.accuracy.false_alarms --device cpu --keep recorded
+    python -m benchmarks.accuracy.false_alarms --device cuda --jobs 3 --keep recorded
+    python -m benchmarks.accuracy.false_alarms judge recorded        # the table again
+
+Each model (``healthy.py``) is recorded three times by ``backspot.profile`` with its defaults. On a
+CPU, other processes keep all cores busy meanwhile. ``--keep`` saves each report as JSON, and with
+``--traces`` each recording too; ``judge`` then applies the rules as they are now to the recordings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import statistics
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import backspot
+from benchmarks.cases import exit_code
+from benchmarks.common import (
+    RESULTS,
+    UsageError,
+    choose,
+    command_line,
+    parse,
+    print_table,
+    profile_default,
+    script,
+    write_results,
+)
+from benchmarks.load import add_busy, busy, usable_cores
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
+
+_RECORDINGS = 3
+_TIMEOUT_S = 300.0
+_REPORT, _TRACE = ".report.json", ".trace.json.gz"
+
+
+# One model ---------------------------------------------------------------------------------------
+
+
+class _Turn:
+    """A turn to record, among the workers of one driver.
+
+    The turn ends with the last step: the analysis of one recording runs beside the next.
+    """
+
+    def __init__(self) -> None:
+        self._lock: IO[str] | None = None
+
+    def take(self) -> None:
+        """Wait for the turn."""
+        path = Path(tempfile.gettempdir()) / f"benchmark-{os.getppid()}.lock"
+        self._lock = path.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """Let another worker record."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _examining(device: str, small: bool) -> Handler:
+    """Return what records a model three times and describes what is found."""
+
+    def handle(job: Job, stage: Stage) -> Record:
+        import torch
+
+        from benchmarks.accuracy.healthy import HEALTHY
+        from benchmarks.causes.case import settings
+        from benchmarks.models import Context
+
+        settings()
+        torch.backends.cudnn.benchmark = device != "cpu"
+        record: Record = {"recordings": []}
+        stage("build", record)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                made = HEALTHY[job["name"]](Context(device, small))
+            except ModuleNotFoundError as error:
+                return {"skipped": f"needs {error.name}"}
+            models = {name: module for module, name in made.modules}
+            for number in range(1 if small else _RECORDINGS):
+                stage("record", record)
+                report = _recorded(made.step, models, job, f"{job['name']}.{number}")
+                record["recordings"].append(_described(report))
+        return record
+
+    return handle
+
+
+def _recorded(
+    step: Callable[[], None], models: Mapping[str, Any], job: Job, name: str
+) -> backspot.Report:
+    """Record some steps as a user does, in this worker's turn, and keep what is to be kept."""
+    steps = job["steps"] or profile_default("steps")
+    left = profile_default("warmup") + steps
+    turn = _Turn()
+
+    def counted() -> None:
+        nonlocal left
+        step()
+        left -= 1
+        if not left:
+            turn.end()
+
+    folder = Path(job["keep"]) if job["keep"] else None
+    trace = folder / f"{name}{_TRACE}" if folder and job["traces"] else None
+    turn.take()
+    try:
+        report = backspot.profile(counted, models, steps=steps, trace=trace, force=True)
+    finally:
+        turn.end()
+    if folder:
+        report.save(folder / f"{name}{_REPORT}", force=True)
+    return report
+
+
+def _described(report: backspot.Report) -> Record:
+    """Return the findings of a report, and its first rows."""
+    return {
+        "steps": report.steps,
+        "step_ms": round(statistics.median(report.step_ns) / 1e6, 3) if report.step_ns else None,
+        "findings": [
+            {
+                "rule": finding.rule,
+                "path": finding.path,
+                "places": len(finding.places),
+                "ms": round(finding.wall_ns / 1e6 / report.steps, 3),
+                "title": finding.title,
+                "seen": finding.seen,
+                "remedy": finding.remedy,
+            }
+            for finding in report.findings
+        ],
+        "rows": [
+            {
+                "label": row.label,
+                "share": round(report.share(row), 4),
+                "ms_by_step": [round(ns / 1e6, 3) for ns in row.wall_ns_by_step],
+            }
+            for row in report.top(3)
+        ],
+        "warnings": list(report.warnings),
+    }
+
+
+# All models --------------------------------------------------------------------------------------
+
+
+def _together(cases: Mapping[str, Record]) -> list[Record]:
+    """Return each finding once: in how many of a model's recordings, with its typical cost."""
+    together: list[Record] = []
+    for model, record in cases.items():
+        same: dict[tuple[str, str], list[Record]] = {}
+        for recording in record.get("recordings", ()):
+            for finding in recording["findings"]:
+                same.setdefault((finding["rule"], finding["path"]), []).append(finding)
+        for (rule, path), found in same.items():
+            together.append(
+                {
+                    "model": model,
+                    "rule": rule,
+                    "path": path,
+                    "in": len(found),
+                    "of": len(record["recordings"]),
+                    "ms": statistics.median(finding["ms"] for finding in found),
+                    "seen": found[0]["seen"],
+                    "remedy": found[0]["remedy"],
+                }
+            )
+    return together
+
+
+def _summary(cases: Mapping[str, Record]) -> Record:
+    together = _together(cases)
+    done = [record for record in cases.values() if record.get("recordings")]
+    return {
+        "models": len(done),
+        "recordings": sum(len(record["recordings"]) for record in done),
+        "skipped": {n: r["skipped"] for n, r in cases.items() if "skipped" in r},
+        "models_by_rule": dict(
+            Counter(rule for _, rule in {(f["model"], f["rule"]) for f in together}).most_common()
+        ),
+        "findings": together,
+    }
+
+
+def _counts(summary: Record, rule: str) -> tuple[int, int]:
+    """How many findings a rule has, and how many of them are in all recordings of the model."""
+    found = [finding for finding in summary["findings"] if finding["rule"] == rule]
+    return len(found), sum(finding["in"] == finding["of"] for finding in found)
+
+
+def _print(summary: Record) -> None:
+    by_rule = summary["models_by_rule"]
+    for name, why in summary["skipped"].items():
+        print(f"skipped: {name} {why}")
+    if summary["findings"]:
+        print_table(
+            ("model", "rule", "module", "recordings", "ms", "seen"),
+            [
+                (f["model"], f["rule"], f["path"], f"{f['in']} of {f['of']}", f["ms"], f["seen"])
+                for f in summary["findings"]
+            ],
+        )
+        print()
+        print_table(
+            ("rule", "models", "findings", "of these in each recording"),
+            [(rule, models, *_counts(summary, rule)) for rule, models in by_rule.items()],
+        )
+    print(f"{summary['models']} models, {summary['recordings']} recordings")
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    """Describe kept recordings with the rules of today, or kept reports as they are."""
+    if arguments.folder is None or not arguments.folder.is_dir():
+        raise UsageError("judge needs the folder of the recordings")
+    cases: dict[str, Record] = {}
+    for path in sorted(arguments.folder.glob(f"*{_REPORT}")):
+        name = path.name.removesuffix(_REPORT)
+        trace = path.with_name(f"{name}{_TRACE}")
+        report = backspot.locate(trace) if trace.exists() else backspot.Report.load(path)
+        record = cases.setdefault(name.rpartition(".")[0], {"recordings": []})
+        record["recordings"].append(_described(report))
+    summary = _summary(cases)
+    _print(summary)
+    if arguments.out != RESULTS / arguments.default_out:
+        write_results(arguments, {**summary, "cases": cases})
+    return 0
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, out="false_alarms_{device}.json", seconds=3000, jobs=1)
+    parser.add_argument("verb", nargs="?", choices=("record", "judge"), default="record")
+    parser.add_argument("folder", nargs="?", type=Path, help="judge: what --keep has saved")
+    parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
+    parser.add_argument("--keep", type=Path, help="save each report in this folder")
+    parser.add_argument("--traces", action="store_true", help="with --keep: the recordings too")
+    add_busy(parser, default=None, says="on a CPU as many as it has cores; on a GPU 0")
+    arguments = parse(parser, argv)
+    if arguments.worker:
+        serve(_examining(arguments.device, arguments.small))
+        return 0
+    if arguments.verb == "judge":
+        return _judge(arguments)
+    from benchmarks.accuracy.healthy import HEALTHY, SMALL
+
+    names = choose(arguments, dict.fromkeys(HEALTHY, ""), SMALL)
+    if arguments.keep is not None:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+    if arguments.busy is None:
+        cores = 1 if arguments.small else usable_cores()
+        arguments.busy = cores if arguments.device == "cpu" else 0
+    cases: dict[str, Record] = {}
+
+    def ended(job: Job, record: Record) -> None:
+        cases[job["name"]] = record
+        write_results(arguments, _document(arguments, cases), last=False)
+
+    jobs = [
+        {
+            "name": name,
+            "steps": arguments.steps,
+            "keep": str(arguments.keep.absolute()) if arguments.keep else "",
+            "traces": arguments.traces,
+        }
+        for name in names
+    ]
+    with busy(arguments.busy):
+        records = run(
+            jobs,
+            worker_command(__spec__.name, arguments),
+            lambda: _examining(arguments.device, arguments.small),
+            [Phase(arguments.jobs, _TIMEOUT_S)],
+            seconds=arguments.seconds,
+            ended=ended,
+        )
+    cases = dict(zip(names, records, strict=True))
+    _print(_summary(cases))
+    write_results(arguments, _document(arguments, cases))
+    return exit_code(cases.values())
+
+
+def _document(arguments: argparse.Namespace, cases: Mapping[str, Record]) -> Record:
+    return {"busy": arguments.busy, **_summary(cases), "cases": cases}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
