@@ -159,24 +159,23 @@ def _described(report: backspot.Report) -> Record:
 
 
 def _together(cases: Mapping[str, Record]) -> list[Record]:
-    """Return each finding once: in how many of a model's recordings, with its typical cost."""
+    """Return what each rule finds in each model, over all of its recordings."""
     together: list[Record] = []
     for model, record in cases.items():
-        same: dict[tuple[str, str], list[Record]] = {}
+        same: dict[str, list[Record]] = {}
         for recording in record.get("recordings", ()):
             for finding in recording["findings"]:
-                same.setdefault((finding["rule"], finding["path"]), []).append(finding)
-        for (rule, path), found in same.items():
+                same.setdefault(finding["rule"], []).append(finding)
+        for rule, found in same.items():
+            typical = sorted(found, key=lambda finding: finding["ms"])[len(found) // 2]
             together.append(
                 {
                     "model": model,
                     "rule": rule,
-                    "path": path,
+                    "paths": sorted({finding["path"] for finding in found}),
                     "in": len(found),
                     "of": len(record["recordings"]),
-                    "ms": statistics.median(finding["ms"] for finding in found),
-                    "seen": found[0]["seen"],
-                    "remedy": found[0]["remedy"],
+                    **{key: typical[key] for key in ("ms", "seen", "remedy")},
                 }
             )
     return together
@@ -189,35 +188,33 @@ def _summary(cases: Mapping[str, Record]) -> Record:
         "models": len(done),
         "recordings": sum(len(record["recordings"]) for record in done),
         "skipped": {n: r["skipped"] for n, r in cases.items() if "skipped" in r},
-        "models_by_rule": dict(
-            Counter(rule for _, rule in {(f["model"], f["rule"]) for f in together}).most_common()
-        ),
+        "models_by_rule": dict(Counter(found["rule"] for found in together).most_common()),
         "findings": together,
     }
 
 
-def _counts(summary: Record, rule: str) -> tuple[int, int]:
-    """How many findings a rule has, and how many of them are in all recordings of the model."""
-    found = [finding for finding in summary["findings"] if finding["rule"] == rule]
-    return len(found), sum(finding["in"] == finding["of"] for finding in found)
-
-
 def _print(summary: Record) -> None:
-    by_rule = summary["models_by_rule"]
     for name, why in summary["skipped"].items():
         print(f"skipped: {name} {why}")
-    if summary["findings"]:
+    together = summary["findings"]
+    if together:
         print_table(
             ("model", "rule", "module", "recordings", "ms", "seen"),
             [
-                (f["model"], f["rule"], f["path"], f"{f['in']} of {f['of']}", f["ms"], f["seen"])
-                for f in summary["findings"]
+                (
+                    f["model"], f["rule"], " or ".join(path or "(root)" for path in f["paths"]),
+                    f"{f['in']} of {f['of']}", f["ms"], f["seen"],
+                )
+                for f in together
             ],
-        )
+        )  # fmt: skip
         print()
         print_table(
-            ("rule", "models", "findings", "of these in each recording"),
-            [(rule, models, *_counts(summary, rule)) for rule, models in by_rule.items()],
+            ("rule", "models", "of these in every recording"),
+            [
+                (rule, models, sum(f["in"] == f["of"] for f in together if f["rule"] == rule))
+                for rule, models in summary["models_by_rule"].items()
+            ],
         )
     print(f"{summary['models']} models, {summary['recordings']} recordings")
 
