@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -190,7 +191,26 @@ def _summary(cases: Mapping[str, Record]) -> Record:
         "skipped": {n: r["skipped"] for n, r in cases.items() if "skipped" in r},
         "models_by_rule": dict(Counter(found["rule"] for found in together).most_common()),
         "findings": together,
+        "warnings": _warnings(cases),
     }
+
+
+def _warnings(cases: Mapping[str, Record]) -> list[Record]:
+    """Return how often each warning is given, with one of its texts; numbers do not count."""
+    texts: dict[str, list[tuple[str, str]]] = {}
+    for model, record in cases.items():
+        for recording in record.get("recordings", ()):
+            for text in recording["warnings"]:
+                texts.setdefault(re.sub(r"[\d.,]+", "N", text), []).append((model, text))
+    return [
+        {
+            "models": len({model for model, _ in found}),
+            "recordings": len(found),
+            "model": found[0][0],
+            "text": found[0][1],
+        }
+        for found in texts.values()
+    ]
 
 
 def _print(summary: Record) -> None:
@@ -216,6 +236,13 @@ def _print(summary: Record) -> None:
                 for rule, models in summary["models_by_rule"].items()
             ],
         )
+        print()
+    if summary["warnings"]:
+        print_table(
+            ("models", "recordings", "for example", "warning"),
+            [(w["models"], w["recordings"], w["model"], w["text"]) for w in summary["warnings"]],
+        )
+        print()
     print(f"{summary['models']} models, {summary['recordings']} recordings")
 
 
