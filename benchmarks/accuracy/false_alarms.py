@@ -12,20 +12,17 @@ CPU, other processes keep all cores busy meanwhile. ``--keep`` saves each report
 from __future__ import annotations
 
 import argparse
-import fcntl
-import os
 import re
 import statistics
 import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import backspot
-from benchmarks.cases import exit_code
+from benchmarks.cases import exit_code, profile_in_turn
 from benchmarks.common import (
     RESULTS,
     UsageError,
@@ -46,28 +43,6 @@ _REPORT, _TRACE = ".report.json", ".trace.json.gz"
 
 
 # One model ---------------------------------------------------------------------------------------
-
-
-class _Turn:
-    """A turn to record, among the workers of one driver.
-
-    The turn ends with the last step: the analysis of one recording runs beside the next.
-    """
-
-    def __init__(self) -> None:
-        self._lock: IO[str] | None = None
-
-    def take(self) -> None:
-        """Wait for the turn."""
-        path = Path(tempfile.gettempdir()) / f"benchmark-{os.getppid()}.lock"
-        self._lock = path.open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def end(self) -> None:
-        """Let another worker record."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
 
 def _examining(device: str, small: bool) -> Handler:
@@ -103,25 +78,10 @@ def _examining(device: str, small: bool) -> Handler:
 def _recorded(
     step: Callable[[], None], models: Mapping[str, Any], job: Job, name: str
 ) -> backspot.Report:
-    """Record some steps as a user does, in this worker's turn, and keep what is to be kept."""
-    steps = job["steps"] or profile_default("steps")
-    left = profile_default("warmup") + steps
-    turn = _Turn()
-
-    def counted() -> None:
-        nonlocal left
-        step()
-        left -= 1
-        if not left:
-            turn.end()
-
+    """Record some steps as a user does, and keep what is to be kept."""
     folder = Path(job["keep"]) if job["keep"] else None
     trace = folder / f"{name}{_TRACE}" if folder and job["traces"] else None
-    turn.take()
-    try:
-        report = backspot.profile(counted, models, steps=steps, trace=trace, force=True)
-    finally:
-        turn.end()
+    report = profile_in_turn(step, models, steps=job["steps"], trace=trace, force=True)
     if folder:
         report.save(folder / f"{name}{_REPORT}", force=True)
     return report
@@ -296,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = [
         {
             "name": name,
-            "steps": arguments.steps,
+            "steps": arguments.steps or profile_default("steps"),
             "keep": str(arguments.keep.absolute()) if arguments.keep else "",
             "traces": arguments.traces,
         }
