@@ -317,6 +317,19 @@ def test_a_backward_that_is_slow_says_in_how_many_steps(tmp_path, gpu):
     assert "more than 10 times its forward in 4 of 5 steps" in found.seen
 
 
+def test_adding_a_gradient_to_its_parameter_does_not_make_a_backward_slow(tmp_path):
+    step = Step()
+    for at in (0, 1000, 2000):
+        step.mark(f"ProfilerStep#{at}", at, at + 1000)
+        step.trace.forward("slow", "Slow", (at + 100) * TICK, (at + 110) * TICK)
+        step.operator("aten::mul", at + 101, at + 102, seq=at)
+        step.node("MulBackward0", at + 300, at + 590, seq=at)
+        step.node("torch::autograd::AccumulateGrad", at + 591, at + 599)
+    slow = step.findings(tmp_path)["backward-ratio"]
+    assert slow.seen.endswith("Most of it is MulBackward0.")
+    assert slow.nodes == ("MulBackward0",)
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize(
     ("operators", "says"),
