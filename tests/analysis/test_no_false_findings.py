@@ -360,6 +360,26 @@ def test_why_attention_is_not_fused_is_seen_in_its_forward(tmp_path, operators, 
     assert ("half precision" in remedy) is (gpu and "math" in operators)
 
 
+@pytest.mark.parametrize("layers", [(), (415,), (465,), (415, 465)])
+def test_talking_heads_cannot_be_fused_and_are_no_finding(tmp_path, layers):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("attention", "TalkingHeads", 100 * TICK, 200 * TICK)
+    step.operator("aten::bmm", 110, 120, seq=0)
+    step.operator("aten::_softmax", 131, 139, seq=2)
+    step.operator("aten::bmm", 150, 160, seq=4)
+    step.trace.forward("attention.before", "Linear", 121 * TICK, 130 * TICK)
+    step.operator("aten::addmm", 122, 129, seq=1)
+    step.trace.forward("attention.after", "Linear", 140 * TICK, 149 * TICK)
+    step.operator("aten::addmm", 141, 148, seq=3)
+    step.node("BmmBackward0", 300, 400, seq=4)
+    step.node("SoftmaxBackward0", 430, 450, seq=2)
+    for at in layers:
+        step.node("AddmmBackward0", at, at + 10, seq=3 if at < 430 else 1)
+    step.node("BmmBackward0", 480, 600, seq=0)
+    assert ("attention-math" in step.findings(tmp_path)) is (len(layers) < 2)
+
+
 def remedy_of_a_slow(node: str, folder: Path, inside: list[str]) -> str:
     """What to do about a node of 290 ticks whose forward takes 10, with operators in it."""
     step = Step()
