@@ -334,7 +334,13 @@ def test_adding_a_gradient_to_its_parameter_does_not_make_a_backward_slow(tmp_pa
 @pytest.mark.parametrize(
     ("operators", "says"),
     [
-        ((), {True: "Use torch.nn.functional.scaled", False: "where dropout_p is 0"}),
+        (
+            (),
+            {
+                True: "Use torch.nn.functional.scaled",
+                False: "0. The fused kernel for the CPU needs",
+            },
+        ),
         (("math",), {True: "use half precision", False: "a mask that needs no gradient"}),
         (("math", "dropout"), {True: "use half precision", False: "because dropout_p is not 0"}),
     ],

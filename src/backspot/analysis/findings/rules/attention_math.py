@@ -19,6 +19,10 @@ _ATTENTION = (*_SOFTMAX, "NativeDropout", "MaskedFill", "Where", "Div", "Mul", *
 _LAYERS = ("Addmm", "Mm", "Linear", "MkldnnLinear", "Convolution")
 _MATH = "aten::_scaled_dot_product_attention_math"
 _USE = "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one kernel"
+_NEEDED_ON_CPU = (
+    "inputs of four dimensions, equal head sizes of query, key and value, and a mask that needs no "
+    "gradient"
+)
 _WARNS = "torch.nn.attention.sdpa_kernel warns why a backend cannot run."
 
 
@@ -93,7 +97,8 @@ def _remedy(evidence: Evidence, modules: Mask) -> str:
 
     on_gpu = evidence.report.has_gpu
     if not len(among(events.named(Category.OPERATOR, _MATH))):
-        return f"{_USE}{'' if on_gpu else ' where dropout_p is 0'}."
+        on_cpu = f" where dropout_p is 0. The fused kernel for the CPU needs {_NEEDED_ON_CPU}"
+        return f"{_USE}{'' if on_gpu else on_cpu}."
     if on_gpu:
         return (
             "scaled_dot_product_attention falls back to its math backend here: use half precision "
@@ -108,6 +113,5 @@ def _remedy(evidence: Evidence, modules: Mask) -> str:
         )
     return (
         "scaled_dot_product_attention falls back to its math backend here. The fused kernel for "
-        "the CPU needs inputs of four dimensions, equal head sizes of query, key and value, and a "
-        "mask that needs no gradient."
+        f"the CPU needs {_NEEDED_ON_CPU}."
     )
