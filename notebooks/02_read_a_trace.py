@@ -75,9 +75,7 @@ for row in report.top(5):
 
 # %%
 for operator in report.operators[:4]:
-    print(
-        f"{operator.wall_ns / 1e6:5.2f} ms  {operator.name}, most in {operator.path}"
-    )
+    print(f"{operator.wall_ns / 1e6:5.2f} ms  {operator.name}, most in {operator.path}")
 
 # %% [markdown]
 # ## Can I have it as a table?

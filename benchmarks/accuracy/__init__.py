@@ -11,6 +11,7 @@ Goes out: results that compare Backspot with something independent of it.
 - ``predicted_saving.py``: cost before minus cost after a remedy (``remedies.py``) against the
   change of the step time without profiler.
 - ``compare_runs.py``: what ``backspot.compare`` claims of a real change, and of none.
+- ``false_alarms.py``: what is found in models with nothing wrong (``healthy.py``).
 
 ``steps.py`` has what the sweep and the plants share: inputs, seeds, losses, equality of bits.
 """

@@ -200,7 +200,7 @@ def _rows(
             if row.is_module or row.path == "(outside model)":
                 yield {"path": row.path, "difference": float("inf"), "note": "not seen by events"}
             continue
-        ours = statistics.median(row.wall_ns_by_step)
+        ours = row.wall_ns
         times, shares = spread(found["times"][row.path]), spread(found["shares"][row.path])
         in_ms = absolute or row.gpu_ns >= _GPU_BOUND * row.wall_ns
         difference = (

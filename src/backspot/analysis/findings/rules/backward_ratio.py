@@ -92,7 +92,7 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     if not odd.any():
         return None
     worst = int(np.argmax(np.where(odd, spent, 0)))
-    nodes = odd[owner] & evidence.in_pass & evidence.spans.is_node
+    nodes = odd[owner] & evidence.in_pass & evidence.spans.is_node & ~accumulating(evidence)
     heaviest = costs.top_nodes(nodes & (owner == worst))
     label = costs.label_of(worst)
     ratio = backward[worst] / np.maximum(forward[worst], 1) * (forward[worst] > 0)
