@@ -147,14 +147,12 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str,
     report = backspot.locate(trace, depth=build.depth)
     occupied = _occupied(report, trace)
     gpu_bound = device == "cpu" or occupied >= _GPU_BOUND
-    wall = statistics.median(
-        sum(row.wall_ns_by_step[i] for row in report.modules) for i in range(len(report.step_ns))
-    )
+    wall = report.wall_ns
     heavy = [row for row in report.modules if row.wall_ns >= _HEAVY * report.wall_ns]
     result: dict[str, Any] = {
         "bound": "host" if device == "cpu" else "gpu" if gpu_bound else "launch",
         "busy": occupied,
-        "kernel_ms": report.gpu_ns / 1e6 / max(1, len(report.step_ns)),
+        "kernel_ms": report.gpu_ns / 1e6,
         "depth": build.depth,
         "backward_ms": {"backspot": wall / 1e6, "events": None},
         "modules": [],
@@ -188,7 +186,7 @@ def _occupied(report: Any, trace: Path) -> float:
     if not report.has_gpu:
         return 0.0
     plain = read_plain(read_trace(trace))
-    return busy(plain.intervals) / max(1, report.wall_ns)
+    return busy(plain.intervals) / max(1, report.recorded_wall_ns)
 
 
 def _rows(
@@ -216,8 +214,8 @@ def _rows(
             "backspot_share": ours / wall,
             "events_ms": times,
             "events_share": shares["median"],
-            "gpu_ms": row.gpu_ns / 1e6 / row.steps,
-            "cpu_ms": row.cpu_ns / 1e6 / row.steps,
+            "gpu_ms": row.gpu_ns / 1e6,
+            "cpu_ms": row.cpu_ns / 1e6,
             "heaviest_nodes": [(n.name, n.count, n.wall_ns / 1e6) for n in row.nodes[:3]],
         }
 
