@@ -20,7 +20,7 @@ FLOORS = (
     ("formatting",),
     ("paths", "progress"),
     ("results", "trace"),
-    ("comparison", "analysis.timeline"),
+    ("comparison", "analysis.timeline", "analysis.typical"),
     ("analysis.attribution",),
     ("analysis.accounting", "analysis.caveats"),
     ("analysis.findings",),

@@ -239,7 +239,7 @@ def test_a_representation_is_short_and_shows_no_control_characters(report, compa
     for result in (*shown, report.modules[0], report.findings[0], report.phases[0]):
         assert len(repr(result)) < 200
     evil = backspot.Place("a\x1b[2J", "", 1, 1)
-    assert repr(backspot.Finding("rule", "", "", "", 1, (evil,))).isprintable()
+    assert repr(backspot.Finding("rule", "", "", "", 1, (evil,), 1)).isprintable()
 
 
 # Docstrings.

@@ -74,9 +74,9 @@ def found(report):
 
 
 def test_one_call_names_the_slow_module(case):
-    report = backspot.profile(case.step, case.model, steps=4, warmup=2)
+    report = backspot.profile(case.step, case.model, steps=4, warmup=2, unprofiled=3)
     assert found(report)
-    assert case.steps == 6
+    assert case.steps == 9
     assert report["1.1"].row.recorded_calls == 4
     assert (report.step_unit, report.steps) == ("profiler step", 4)
     assert report.source == "backspot"
@@ -86,12 +86,34 @@ def test_one_call_names_the_slow_module(case):
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
 def test_the_steps_train_as_they_would_without_it(case, warmup):
-    backspot.profile(case.step, case.model, steps=2, warmup=warmup)
+    backspot.profile(case.step, case.model, steps=2, warmup=warmup, unprofiled=3)
     plain = Case()
-    for _ in range(2 + warmup):
+    for _ in range(5 + warmup):
         plain.step()
     for ours, theirs in zip(case.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_real_steps_are_timed_before_and_after_the_recording(case):
+    begun = []
+
+    def step():
+        begun.append(torch.autograd._profiler_enabled())
+        case.step()
+
+    report = backspot.profile(step, case.model, steps=2, warmup=2, unprofiled=5)
+    # The last warm-up runs under a profiler that is prepared, and does not record yet.
+    assert begun.count(True) == 2
+    assert begun[-5:] == [True, True, False, False, False]
+    assert len(report.unprofiled_step_ns_by_step) == 5
+    assert report.unprofiled_step_ns == sorted(report.unprofiled_step_ns_by_step)[2]
+    assert "A step takes" in str(report)
+
+
+def test_without_real_steps_the_report_does_not_know_how_long_they_take(case):
+    report = backspot.profile(case.step, case.model, steps=2, warmup=0, unprofiled=0)
+    assert report.unprofiled_step_ns is None
+    assert "while recorded" in str(report)
 
 
 def test_several_modules_go_by_name(case):
@@ -111,7 +133,14 @@ def test_both_kinds_of_hooks_give_their_labels(case, hooks, tmp_path):
 def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
     trace = tmp_path / "t.json"
     backspot.profile(
-        case.step_on, case.model, data=[1, 2, 3], steps=3, warmup=2, trace=trace, depth=0
+        case.step_on,
+        case.model,
+        data=[1, 2, 3],
+        steps=3,
+        warmup=2,
+        unprofiled=0,
+        trace=trace,
+        depth=0,
     )
     assert case.batches == [1, 2, 3, 1, 2]
     assert trace.read_bytes().count(b'"enumerate(DataLoader)#') == 3
@@ -274,6 +303,7 @@ def plain_step():
         ((plain_step, nn.Tanh()), {"steps": 0}, "steps=0"),
         ((plain_step, nn.Tanh()), {"steps": True}, "steps=True"),
         ((plain_step, nn.Tanh()), {"warmup": -1}, "warmup=-1"),
+        ((plain_step, nn.Tanh()), {"unprofiled": -1}, "unprofiled=-1"),
         ((plain_step, nn.Tanh()), {"depth": -1}, "depth"),
         ((plain_step, nn.Tanh()), {"hooks": "full"}, "hooks"),
         ((plain_step, nn.Tanh()), {"data": 3}, "data must be iterable"),
@@ -294,7 +324,7 @@ model = torch.nn.Linear(2, 2)
 def step():
     time.sleep(0.6)
     model(torch.ones(1, 2)).sum().backward()
-backspot.profile(step, model, steps=2, warmup=2)
+backspot.profile(step, model, steps=2, warmup=1, unprofiled=1)
 """
 
 

@@ -48,7 +48,10 @@ def assert_adds_up(report: Report) -> None:
         kinds = asdict(row.wall_on).values()
         assert 0 <= row.recompute_ns <= row.wall_ns
         assert all(0 <= kind <= row.wall_ns for kind in kinds)
-        assert all(0 <= kernel.gpu_ns <= row.gpu_ns for kernel in row.kernels)
+        assert all(
+            0 <= kernel.spent_ns <= (row.gpu_ns if report.has_gpu else row.cpu_ns)
+            for kernel in row.kernels
+        )
         for time in TIMES:
             assert all(0 <= getattr(n, time) <= getattr(row, time) for n in row.nodes)
         if report.steps <= 2:

@@ -31,6 +31,9 @@ def _contradictions(report: Report) -> Iterator[str]:
     """All inconsistencies; later checks rely on earlier ones."""
     yield from _impossible(report, "the report")
     yield from _of_steps(report, "the report", "step", len(report.step_ns_by_step))
+    real = [*report.unprofiled_step_ns_by_step, report.unprofiled_step_ns or 0]
+    if any(not 0 <= time < _LIMIT for time in real):
+        yield "its unprofiled_step_ns is below 0 or beyond 63 bits"
     for row in report.modules:
         yield from _of_row(row, len(report.step_ns_by_step))
     for cost in ("wall", "gpu", "cpu"):

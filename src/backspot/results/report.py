@@ -140,7 +140,7 @@ class Report(Presented):
     Example:
         >>> report = backspot.locate("trace.json.gz")
         >>> report
-        <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
+        <Report of trace.json.gz: 78 rows, backward 20.906 ms per step>
         >>> print(report)
         patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly GatherBackward0
         ...
@@ -328,7 +328,7 @@ class Report(Presented):
 
         Example:
             >>> report["blocks.0.attn"].row.total_wall_ns
-            3483987
+            1741993
         """
         if not isinstance(path, str):
             raise UsageError(
@@ -415,7 +415,7 @@ class Report(Presented):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (77, 25))
+            ('patch_drop', (78, 25))
         """
         return presented.forms().as_frame(self)
 
