@@ -165,7 +165,7 @@ def test_data_that_ends_too_early_is_told(case):
 
 def test_the_trace_is_labelled_and_tells_the_same(case, tmp_path):
     trace = tmp_path / "x.trace.json.gz"
-    report = backspot.profile(case.step, case.model, trace=trace)
+    report = backspot.profile(case.step, case.model, trace=trace, unprofiled=0)
     text = text_of(trace)
     assert_nested(text)
     names = {event["name"] for event in added_of(text) if event["ph"] == "B"}
