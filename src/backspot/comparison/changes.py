@@ -168,6 +168,10 @@ class Change:
             return not self.low_ms <= 0 <= self.high_ms
         return self.verdict in ("slower", "faster")
 
+    def slower_than(self, percent: float) -> bool:
+        """Return whether it got slower beyond the noise and by more than ``percent`` percent."""
+        return self.verdict == "slower" and (self.percent is None or self.percent > percent)
+
 
 @public
 @dataclass(frozen=True, slots=True)
@@ -266,10 +270,7 @@ class Comparison(Presented):
         number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
         if not number or not 0 <= percent < math.inf:
             raise UsageError(f"slower_than({quoted(percent)}): give a percentage of at least 0")
-        return any(
-            change.verdict == "slower" and (change.percent is None or change.percent > percent)
-            for change in (self.step, self.whole)
-        )
+        return self.step.slower_than(percent) or self.whole.slower_than(percent)
 
     # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -19,9 +19,9 @@ such recordings (``benchmarks/comparison`` evaluates them):
   without the common shift: then the machine was steady in both recordings.
 - Few steps show their range by luck only, so the range counts (1 + (4 / steps)^2) times.
 
-With fewer than eight modules there is no common shift. Then a reach is 8 times the range for the
-whole, and 2 times for modules, which also have to change by 8%. With a single step on either side
-there is no range, no reach and no claim.
+With fewer than eight modules there is no common shift. Then only a change of 8 times the range is
+clear for the whole, and one of 2 times the range and 8% for a module. With a single step on either
+side there is no range, no reach and no claim.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Limits:
         ranges: So many times the range of the steps.
         share: Share of the larger of the two times.
         least: A time.
-        alone: So many times the range of the steps that are clear without a common shift; ``None``
-            if nothing is.
+        alone: So many times the range of the steps is clear whatever the modules have in common;
+            ``None`` for a module.
     """
 
     ranges: float = 1.0
@@ -153,19 +153,19 @@ def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     was, now = before.typical * math.exp(half), after.typical * math.exp(-half)
     change, own = after.typical - before.typical, now - was
     spans = (1 + (4 / steps) ** 2) * math.hypot(_range(before.by_step), _range(after.by_step))
+    is_module = limits.alone is None
     ranges, share = limits.ranges, limits.share
-    if shift is None:
-        ranges = 2 * ranges if limits.alone is None else limits.alone
-        share = share if limits.alone else max(share, _FLOOR_UNSHIFTED)
+    if shift is None and is_module:
+        ranges, share = 2 * ranges, max(share, _FLOOR_UNSHIFTED)
     reach = max(ranges * spans, share * max(before.typical, after.typical, was, now), limits.least)
-    if limits.alone is None:  # a module
+    if is_module:
         scatter = min(shift.scatter, _MOST_SCATTER) * max(was, now) if shift else 0.0
         uncertain = (scatter, _uncertainty(before.by_step), _uncertainty(after.by_step))
         reach = max(reach, _DEVIATIONS * math.hypot(*uncertain))
     beyond = abs(change) > reach
-    apart = abs(own) > reach and (own > 0) == (change > 0)
-    alone = limits.alone is not None and abs(change) > max(reach, limits.alone * spans)
-    clear = beyond and (apart or alone)
+    apart = abs(own) > reach and (own > 0) == (change > 0) and (is_module or shift is not None)
+    steady = limits.alone is not None and abs(change) > limits.alone * spans
+    clear = beyond and (apart or steady)
     return Interval(change - reach, change + reach, clear, not clear and (beyond or apart))
 
 
