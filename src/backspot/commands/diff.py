@@ -59,10 +59,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if comparison.slower_than(args.fail_above):
         flush_output()
-        step = comparison.step.slower_than(args.fail_above)
-        slower = comparison.step if step else comparison.whole
+        slower = max(
+            (one for one in (comparison.step, comparison.whole) if one.verdict == "slower"),
+            key=lambda one: math.inf if one.percent is None else one.percent,
+        )
         change = "" if slower.percent is None else f" by {slower.percent:.1f}%"
-        what = "step" if step else "backward"
+        what = "step" if slower.kind == "step" else "backward"
         limit = f"--fail-above {args.fail_above:g}"
         raise SlowerError(f"the {what} got slower{change}, which {limit} does not allow")
     if "undecided" in (comparison.step.verdict, comparison.whole.verdict):

@@ -108,7 +108,7 @@ class Change:
     Example:
         >>> change = comparison["blocks.2.attn"]
         >>> change
-        <Change of blocks.2.attn: +1.658 ms per step, slower>
+        <Change of blocks.2.attn: +1.644 GPU ms per step, slower>
         >>> f"{change.before_ms:.2f} ms, then {change.after_ms:.2f} ms ({change.percent:+.0f}%)"
         '1.44 ms, then 3.10 ms (+115%)'
     """
@@ -167,10 +167,6 @@ class Change:
         if self.verdict in ("new", "gone") and self.low_ms is not None and self.high_ms is not None:
             return not self.low_ms <= 0 <= self.high_ms
         return self.verdict in ("slower", "faster")
-
-    def slower_than(self, percent: float) -> bool:
-        """Return whether it got slower beyond the noise and by more than ``percent`` percent."""
-        return self.verdict == "slower" and (self.percent is None or self.percent > percent)
 
 
 @public
@@ -270,7 +266,10 @@ class Comparison(Presented):
         number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
         if not number or not 0 <= percent < math.inf:
             raise UsageError(f"slower_than({quoted(percent)}): give a percentage of at least 0")
-        return self.step.slower_than(percent) or self.whole.slower_than(percent)
+        return any(
+            change.verdict == "slower" and (change.percent is None or change.percent > percent)
+            for change in (self.step, self.whole)
+        )
 
     # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
