@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from backspot.comparison.changes import Comparison
 from backspot.formatting import counted, visible
 from backspot.render._columns import Column, module_columns, operator_columns
-from backspot.render._comparison import change_columns, comparison_answer, left_out, sides
+from backspot.render._comparison import (
+    change_columns,
+    comparison_answer,
+    left_out,
+    of_step,
+    sides,
+    step_columns,
+)
 from backspot.render._sentences import (
     HEADING,
     Part,
@@ -72,15 +79,24 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
     lines = [
         f"**{_sentence(comparison_answer(comparison))}**",
         "",
-        f"Wall ms per step; {'; '.join(recorded)}.",
+        f"Ms per step; {'; '.join(recorded)}.",
         "",
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
+        *_step_table(comparison),
         *_table(columns, bold_verdicts=claimed),
         "",
         *(_sentence(parts) for parts in left_out(comparison, shown)),
     ]
     return _joined(lines)
+
+
+def _step_table(comparison: Comparison) -> list[str]:
+    """The phases and the step, if they are known."""
+    rows = of_step(comparison)
+    if not rows:
+        return []
+    return [*_table(step_columns(comparison), [row.claimed for row in rows]), ""]
 
 
 FORMATS = (

@@ -20,7 +20,14 @@ from backspot.render._columns import (
     numbers,
     operator_columns,
 )
-from backspot.render._comparison import change_columns, comparison_answer, left_out, recordings
+from backspot.render._comparison import (
+    change_columns,
+    comparison_answer,
+    left_out,
+    of_step,
+    recordings,
+    step_columns,
+)
 from backspot.render._sentences import (
     Part,
     answer,
@@ -159,6 +166,9 @@ def render_comparison(
     lines = [_sentence(comparison_answer(comparison), width)]
     lines += fact_lines(recordings(comparison), width)
     lines += [Text("! " + visible(note), "yellow") for note in comparison.notes]
+    if phases := of_step(comparison):
+        styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
+        lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
     lines.append(Text())
     lines += lay_out(columns, width, [_VERDICTS.get(verdict, "") for verdict in verdicts])
     for parts in left_out(comparison, shown):

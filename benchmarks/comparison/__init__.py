@@ -1,0 +1,1 @@
+"""How well ``compare`` tells recordings apart."""
