@@ -1,0 +1,107 @@
+"""Replay a recording without the profiler's cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from backspot.analysis.replay.cost import MEASURED, ProfilerCost
+from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.recording import Recording
+from backspot.analysis.replay.simulation import Simulated, simulate
+from backspot.trace import Events
+from backspot.trace.events import Ints
+
+__all__ = ["Replayed", "fit", "host_times", "replay"]
+
+_FACTORS = np.linspace(0.0, 3.0, 61)
+_EQUAL = 0.005  # of the step: a difference that is noise of the measured step
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A recording as it would have been at another cost of the profiler.
+
+    Attributes:
+        events: the trace with moved times, on which attribution and accounting run as on any.
+        step_ns: how long each step takes, in nanoseconds.
+        cost: what was taken out.
+    """
+
+    events: Events
+    step_ns: tuple[int, ...]
+    cost: ProfilerCost
+
+
+def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
+    """Replay a recording without what the profiler cost.
+
+    Args:
+        recording: the recording.
+        cost: what the profiler cost; with ``ZERO``, the recorded times come out.
+    """
+    lengths = recording.host(cost)
+    simulated = simulate(
+        recording, host_times(recording, lengths[:, None]), recording.work(cost)[:, None]
+    )
+    steps = np.round(simulated.step_lengths(recording)[:, 0]).astype(np.int64)
+    return Replayed(_moved(recording, lengths, simulated), tuple(steps.tolist()), cost)
+
+
+def fit(recording: Recording, real_step_ns: float, cost: ProfilerCost = MEASURED) -> ProfilerCost:
+    """Scale costs by one factor so that the median replayed step takes as long as the real step.
+
+    Where many factors fit, because the step waits for the device, the one closest to 1 is taken.
+
+    Args:
+        recording: the recording.
+        real_step_ns: the median step without profiler and labels, in nanoseconds.
+        cost: what is scaled.
+
+    Returns:
+        The scaled costs, with a third of their uncertainty.
+    """
+    costs = [cost.scaled(factor) for factor in _FACTORS.tolist()]
+    host = np.stack([recording.host(one) for one in costs], axis=1)
+    work = np.stack([recording.work(one) for one in costs], axis=1)
+    simulated = simulate(recording, host_times(recording, host), work)
+    steps = np.median(simulated.step_lengths(recording), axis=0)
+    off = np.abs(steps - real_step_ns)
+    fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
+    best = fits[np.argmin(np.abs(_FACTORS[fits] - 1.0))]
+    return replace(cost.scaled(float(_FACTORS[best])), uncertainty=cost.uncertainty / 3)
+
+
+def host_times(recording: Recording, lengths: Floats) -> Floats:
+    """Return how long the host takes to each station (rows) in each variant (columns).
+
+    Args:
+        recording: the recording.
+        lengths: how long each interval of the host (rows) takes.
+    """
+    begins = np.searchsorted(recording.station, np.arange(len(recording.stations)))
+    total = np.concatenate([np.zeros((1, lengths.shape[1])), np.cumsum(lengths, axis=0)])
+    summed: Floats = np.diff(total[np.append(begins, len(lengths))], axis=0)
+    return summed
+
+
+def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Events:
+    events, work = recording.events, recording.ownership.work
+    origin = int(recording.line.edges[0])
+    at = np.searchsorted(recording.stations, recording.line.edges, side="right") - 1
+    total = np.append(0.0, np.cumsum(lengths))
+    on_line = np.searchsorted(recording.line.edges, recording.stations)
+    moved = simulated.station[at, 0] + total - total[on_line[at]]
+    edges = recording.line.edges
+
+    def host(times: Ints) -> Ints:
+        outside = np.minimum(times - edges[0], 0) + np.maximum(times - edges[-1], 0)
+        found: Ints = np.round(np.interp(times, edges, moved) + outside).astype(np.int64) + origin
+        return found
+
+    start, end = host(events.start), host(events.end)
+    start[work.event] = np.round(simulated.begin[:, 0]).astype(np.int64) + origin
+    end[work.event] = np.round(simulated.end[:, 0]).astype(np.int64) + origin
+    flows = replace(events.flows, backward_time=host(events.flows.backward_time))
+    return replace(events, start=start, duration=np.maximum(end - start, 0), flows=flows)
