@@ -14,7 +14,7 @@ from backspot.analysis.timeline import NOTHING, grouped
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["DeviceGraph", "find_device_graph"]
+__all__ = ["DeviceGraph", "find_device_graph", "recorded_launches"]
 
 _IDLE = 20_000  # nanoseconds: after so long the work before does not delay a launch any more
 _NEAR = 10_000  # nanoseconds from the end of work to the start of what waited for it
@@ -67,8 +67,8 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
     work = ownership.work
     count = len(work.start)
     before = _before(work.queue, count)
-    launch = _monotone(work.launch, work.queue)
-    known = work.launch >= 0
+    known = recorded_launches(ownership)
+    launch = _monotone(np.where(known, work.launch, NOTHING), work.queue)
     since_launch = (work.start - launch).astype(np.float64)
     ended = np.where(before >= 0, work.end[before], 0)
     since_end = np.where(before >= 0, work.start - ended, np.iinfo(np.int64).max // 4)
@@ -92,6 +92,13 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
     _add_events(events, ownership, graph)
     _add_late_starts(ownership, graph, latency, usual)
     return graph
+
+
+def recorded_launches(ownership: Ownership) -> Mask:
+    """Whether the launch of each piece of device work was recorded, and not only inferred."""
+    work = ownership.work
+    known: Mask = (work.launch >= 0) & (work.thread >= 0)
+    return known
 
 
 def _before(queue: Ints, count: int) -> Ints:
@@ -118,10 +125,10 @@ def _usual_latency(measured: Floats) -> float:
 
 
 def _room(ownership: Ownership, launch: Ints, known: Mask) -> Ints:
-    """Find the work that has to end before each launch finds room in its device's queue."""
+    """Find the work that has to end before each launch finds room in its queue."""
     work = ownership.work
     found = np.full(len(launch), NOTHING, np.int64)
-    for _, mine in grouped(work.device):
+    for _, mine in grouped(work.queue):
         mine = mine[known[mine]]
         mine = mine[np.argsort(launch[mine], kind="stable")]
         done = np.searchsorted(np.sort(work.end[mine]), launch[mine], side="right")

@@ -10,7 +10,11 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.cost import ProfilerCost
-from backspot.analysis.replay.devices import DeviceGraph, find_device_graph
+from backspot.analysis.replay.devices import (
+    DeviceGraph,
+    find_device_graph,
+    recorded_launches,
+)
 from backspot.analysis.replay.host import (
     Floats,
     HostLine,
@@ -19,7 +23,7 @@ from backspot.analysis.replay.host import (
     time_in_parallel,
 )
 from backspot.analysis.replay.waits import HostWait, find_host_waits
-from backspot.analysis.timeline import NOTHING, merged, take
+from backspot.analysis.timeline import NOTHING, grouped, merged, take
 from backspot.formatting import percent
 from backspot.trace import Events
 from backspot.trace.events import Ints
@@ -209,7 +213,7 @@ def _steps(ownership: Ownership, windows: Windows) -> Steps:
     drained = _equal(work.end[by_end], by_end, end) >= 0
     host_end = end.copy()
     for step in np.flatnonzero(drained).tolist():
-        launch = work.launch[(of_work == step) & (work.launch >= 0)]
+        launch = work.launch[(of_work == step) & (work.thread >= 0)]
         host_end[step] = launch.max(initial=start[step])
         if len(marks.end) == count:
             host_end[step] = max(host_end[step], min(int(marks.end[step]), int(end[step])))
@@ -259,18 +263,18 @@ def _in_parallel(events: Events, _: Ownership, threads: list[int]) -> str:
 
 
 def _without_launch(_: Events, ownership: Ownership, __: list[int]) -> str:
-    work = ownership.work
+    work, known = ownership.work, recorded_launches(ownership)
+    lost = ~known
+    for _queue, mine in grouped(work.queue):
+        # Work before all launches of its queue was launched before the recording began.
+        lost[mine[: int(np.argmax(known[mine]))]] = False
     duration = work.end - work.start
-    lost = int(duration[work.launch < 0].sum())
-    if lost > _LOST * max(1, int(duration.sum())):
-        share = percent(lost / int(duration.sum()))
-        return f"{share} of the device time has no launch record."
-    return ""
+    share = int(duration[lost].sum()) / max(1, int(duration.sum()))
+    return f"{percent(share)} of the device time has no launch record." if share > _LOST else ""
 
 
 def _two_clocks(_: Events, ownership: Ownership, __: list[int]) -> str:
-    work = ownership.work
-    known = work.launch >= 0
+    work, known = ownership.work, recorded_launches(ownership)
     early = int((work.start[known] < work.launch[known] - _CLOCKS).sum())
     if early > _EARLY * max(1, int(known.sum())):
         return "The clocks of host and device disagree: work starts before its launch."
