@@ -17,7 +17,6 @@ from backspot.trace.events import Ints, Mask
 __all__ = ["DeviceGraph", "find_device_graph", "recorded_launches"]
 
 _IDLE = 20_000  # nanoseconds: after so long the work before does not delay a launch any more
-_NEAR = 10_000  # nanoseconds from the end of work to the start of what waited for it
 _LATE = 5_000  # nanoseconds: work that starts so much later than it could waited for something
 _LATENCY, _GAP = 5_000, 1_000  # nanoseconds, where the trace has no work to measure them on
 _QUEUE = 1024  # launches that fit into a queue before the next launch waits
@@ -48,7 +47,7 @@ class DeviceGraph:
     latency: Floats
     before: Ints
     gap: Floats
-    other: dict[int, list[tuple[int, float]]]
+    other: dict[int, dict[int, float]]
     after_end_of: Ints
     wait: Floats
 
@@ -193,15 +192,17 @@ def _add_events(events: Events, ownership: Ownership, graph: DeviceGraph) -> Non
                     continue
                 lag = int(work.start[item] - work.end[queue[last]])
                 if lag >= 0:
-                    _add(graph, item, int(queue[last]), min(lag, _GAP))
+                    graph.other.setdefault(item, {})[int(queue[last])] = float(min(lag, _GAP))
 
 
 def _add_late_starts(
     ownership: Ownership, graph: DeviceGraph, latency: float, usual: float
 ) -> None:
-    """Explain starts that are late by work of another queue that ended directly before.
+    """Explain work that starts late by the end of work in another queue.
 
-    What such work waited for is not its launch nor its own queue, so these get their usual lags.
+    Work that starts much later than its launch and its queue allow waited for another queue: for
+    the last one to end before, among the work that was launched earlier and ended since this work
+    could have started. Its launch and its queue did not hold it back, and get their usual lags.
     """
     work = ownership.work
     if len(np.unique(work.queue)) < 2:
@@ -215,16 +216,11 @@ def _add_late_starts(
     for item in np.flatnonzero(work.start - possible > _LATE).tolist():
         start = int(work.start[item])
         for place in range(int(np.searchsorted(ended, start, side="right")) - 1, -1, -1):
-            lag = start - int(ended[place])
-            if lag > _NEAR:
-                break
             cause = int(ends[place])
+            if ended[place] <= possible[item]:
+                break
             if work.queue[cause] != work.queue[item] and graph.launch[cause] < graph.launch[item]:
-                _add(graph, item, cause, lag)
+                graph.other.setdefault(item, {})[cause] = float(start - ended[place])
                 graph.latency[item] = min(graph.latency[item], latency)
                 graph.gap[item] = min(graph.gap[item], usual)
                 break
-
-
-def _add(graph: DeviceGraph, item: int, cause: int, lag: float) -> None:
-    graph.other.setdefault(item, []).append((cause, lag))

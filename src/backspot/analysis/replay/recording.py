@@ -214,7 +214,7 @@ def _steps(ownership: Ownership, windows: Windows) -> Steps:
     host_end = end.copy()
     for step in np.flatnonzero(drained).tolist():
         launch = work.launch[(of_work == step) & (work.thread >= 0)]
-        host_end[step] = launch.max(initial=start[step])
+        host_end[step] = launch.max() if len(launch) else end[step]
         if len(marks.end) == count:
             host_end[step] = max(host_end[step], min(int(marks.end[step]), int(end[step])))
     return Steps(

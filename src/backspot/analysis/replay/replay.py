@@ -8,15 +8,17 @@ import numpy as np
 
 from backspot.analysis.replay.cost import MEASURED, ProfilerCost
 from backspot.analysis.replay.host import Floats
-from backspot.analysis.replay.recording import Recording
+from backspot.analysis.replay.recording import Recording, Refusal
 from backspot.analysis.replay.simulation import Simulated, simulate
+from backspot.formatting import duration
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
 __all__ = ["Replayed", "fit", "host_times", "replay"]
 
-_FACTORS = np.linspace(0.0, 3.0, 61)
+_FACTORS = np.linspace(0.0, 4.0, 81)
 _EQUAL = 0.005  # of the step: a difference that is noise of the measured step
+_APART = 0.1  # of the step: the recorded steps are of another kind than the measured one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
     return Replayed(_moved(recording, lengths, simulated), tuple(steps.tolist()), cost)
 
 
-def fit(recording: Recording, real_step_ns: float, cost: ProfilerCost = MEASURED) -> ProfilerCost:
+def fit(
+    recording: Recording, real_step_ns: float, cost: ProfilerCost = MEASURED
+) -> ProfilerCost | Refusal:
     """Scale costs by one factor so that the median replayed step takes as long as the real step.
 
     Where many factors fit, because the step waits for the device, the one closest to 1 is taken.
@@ -60,7 +64,8 @@ def fit(recording: Recording, real_step_ns: float, cost: ProfilerCost = MEASURED
         cost: what is scaled.
 
     Returns:
-        The scaled costs, with a third of their uncertainty.
+        The scaled costs, with a third of their uncertainty; a refusal if no factor from 0 to 4
+        brings the replayed step within 10% of the real one.
     """
     costs = [cost.scaled(factor) for factor in _FACTORS.tolist()]
     host = np.stack([recording.host(one) for one in costs], axis=1)
@@ -68,6 +73,13 @@ def fit(recording: Recording, real_step_ns: float, cost: ProfilerCost = MEASURED
     simulated = simulate(recording, host_times(recording, host), work)
     steps = np.median(simulated.step_lengths(recording), axis=0)
     off = np.abs(steps - real_step_ns)
+    if off.min() > _APART * real_step_ns:
+        nearest = float(steps[np.argmin(off)])
+        return Refusal(
+            f"A real step takes {duration(real_step_ns)}, and the replayed one "
+            f"{duration(nearest)} at the nearest: the recording was slowed by more than the "
+            "profiler's own cost."
+        )
     fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
     best = fits[np.argmin(np.abs(_FACTORS[fits] - 1.0))]
     return replace(cost.scaled(float(_FACTORS[best])), uncertainty=cost.uncertainty / 3)
@@ -88,12 +100,8 @@ def host_times(recording: Recording, lengths: Floats) -> Floats:
 
 def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Events:
     events, work = recording.events, recording.ownership.work
+    edges, moved = _moments(recording, lengths, simulated)
     origin = int(recording.line.edges[0])
-    at = np.searchsorted(recording.stations, recording.line.edges, side="right") - 1
-    total = np.append(0.0, np.cumsum(lengths))
-    on_line = np.searchsorted(recording.line.edges, recording.stations)
-    moved = simulated.station[at, 0] + total - total[on_line[at]]
-    edges = recording.line.edges
 
     def host(times: Ints) -> Ints:
         outside = np.minimum(times - edges[0], 0) + np.maximum(times - edges[-1], 0)
@@ -105,3 +113,20 @@ def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Event
     end[work.event] = np.round(simulated.end[:, 0]).astype(np.int64) + origin
     flows = replace(events.flows, backward_time=host(events.flows.backward_time))
     return replace(events, start=start, duration=np.maximum(end - start, 0), flows=flows)
+
+
+def _moments(recording: Recording, lengths: Floats, simulated: Simulated) -> tuple[Ints, Floats]:
+    """Return the edges of the host's line, and when each comes in the replay.
+
+    Without those within waits: what another thread does meanwhile is spread over the wait.
+    """
+    edges = recording.line.edges
+    station = np.searchsorted(recording.stations, edges, side="right") - 1
+    total = np.append(0.0, np.cumsum(lengths))
+    at_station = total[np.searchsorted(edges, recording.stations)]
+    moved = simulated.station[station, 0] + total - at_station[station]
+    within = np.zeros(len(edges), bool)
+    for wait in recording.waits:
+        first, last = np.searchsorted(edges, [wait.start, wait.end])
+        within[first + 1 : last] = True
+    return edges[~within], moved[~within]

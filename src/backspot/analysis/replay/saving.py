@@ -14,9 +14,20 @@ from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.timeline import grouped
+from backspot.errors import UsageError
+from backspot.formatting import quoted
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Change", "Saving", "free_owners", "saved", "scaled_owners", "scaled_work"]
+__all__ = [
+    "Change",
+    "Saving",
+    "free_owners",
+    "owners_within",
+    "saved",
+    "scaled_owners",
+    "scaled_spans",
+    "what_if",
+]
 
 _CELLS = 4_000_000  # numbers in one table of the simulation
 
@@ -89,7 +100,47 @@ def free_owners(ownership: Ownership) -> dict[int, Change]:
     return found
 
 
-def scaled_work(spans: Mask, work: Mask, factor: float = 0.0) -> Change:
+def what_if(recording: Recording, cost: ProfilerCost, factors: Mapping[str, float]) -> Saving:
+    """Return what a step would take less if the backward of some modules took another time.
+
+    Args:
+        recording: the recording.
+        cost: what the profiler cost; steps are compared without that cost.
+        factors: for each module's path what the time of its backward is multiplied by: 0 for free,
+            0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
+            given. The path of an owner that is no module names that owner alone.
+
+    Raises:
+        UsageError: If a path names no owner of the trace, or a factor is not between 0 and 1.
+    """
+    ownership = recording.ownership
+    owners: dict[int, float] = {}
+    for path in sorted(factors, key=len):
+        factor = factors[path]
+        if not 0 <= factor <= 1:
+            raise UsageError(f"{quoted(path)}: {quoted(factor)} is not a factor between 0 and 1")
+        mine = owners_within(ownership, path)
+        if not mine:
+            raise UsageError(f"no module {quoted(path)} has a backward in this recording")
+        owners.update(dict.fromkeys(mine, factor))
+    return saved(recording, cost, [scaled_owners(ownership, owners)])[0]
+
+
+def owners_within(ownership: Ownership, path: str) -> list[int]:
+    """Return the owner with a path and, for a module, those of all modules in it."""
+    owners = ownership.owners
+    return [
+        owner
+        for owner in range(len(owners))
+        if owners.path(owner) == path
+        or (
+            owners.module(owner) is not None
+            and (path == "" or owners.path(owner).startswith(f"{path}."))
+        )
+    ]
+
+
+def scaled_spans(spans: Mask, work: Mask, factor: float = 0.0) -> Change:
     """Return the change in which these spans and pieces of device work take another time.
 
     Args:

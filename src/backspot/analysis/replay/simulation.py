@@ -89,7 +89,7 @@ def simulate(recording: Recording, host: Floats, work: Floats) -> Simulated:
             if before[item] >= 0:
                 maximum(first, end[before[item]] + gap[item], out=first)
             if item in other:
-                for cause, lag in other[item]:
+                for cause, lag in other[item].items():
                     maximum(first, end[cause] + lag, out=first)
             np.add(first, work[item], out=end[item])
         station[at] = now
