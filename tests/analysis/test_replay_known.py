@@ -105,6 +105,21 @@ def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
     assert saves(found, a=0.0) == pytest.approx(8.0, abs=0.05)
 
 
+def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 6 * MS)
+        program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US)
+        program.call("cudaStreamSynchronize", at + 30 * US, at + 5_010 * US)
+        program.node(step, "a", at + 6 * MS, at + 14 * MS)
+    found = program.recording(tmp_path)
+    ownership = found.ownership
+    none = np.zeros(len(ownership.spans.start), bool)
+    nothing = np.zeros(len(ownership.work.start), bool)
+    (wait,) = saved(found, ZERO, [scaled_spans(none, nothing, waits=ownership.waits.event)])
+    assert wait.by_step[1] == pytest.approx(4.98 * MS, abs=0.05 * MS)
+
+
 def test_communication_hidden_behind_a_module_saves_nothing_until_it_is_exposed(tmp_path):
     program = Program()
     for step, at in program.steps():

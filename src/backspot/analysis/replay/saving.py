@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,12 +42,14 @@ class Change:
         span_factors: for each span what its time is multiplied by, 0 for free.
         work: indices of device work.
         work_factors: for each piece of device work what its time is multiplied by.
+        waits: calls in which the host no longer waits for a device, as indices into ``Events``.
     """
 
     spans: Ints
     span_factors: Floats
     work: Ints
     work_factors: Floats
+    waits: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +70,71 @@ class Saving:
     by_step: tuple[float, ...]
 
 
-def scaled_owners(ownership: Ownership, factors: Mapping[int, float]) -> Change:
+def scaled_owners(
+    ownership: Ownership, factors: Mapping[int, float], *, forward: bool = False
+) -> Change:
     """Return the change in which the backward of some owners takes another time.
 
     This scales the nodes of a module, the engine's time after each of these, what runs again in
-    them, and the device work that they launch. The forward of the module and its share of the
-    optimizer are not scaled.
+    them, and the device work that they launch. A node that is free waits for no device. The
+    module's share of the optimizer is not scaled.
 
     Args:
         ownership: the owners of a trace.
         factors: for each owner what its time is multiplied by, 0 for free.
+        forward: scale the forward calls of modules, and their device work, too.
     """
     factor = np.ones(len(ownership.owners))
     factor[list(factors)] = list(factors.values())
-    spans = np.flatnonzero((ownership.passes.of_span >= 0) & (factor[ownership.owner] != 1))
-    work = np.flatnonzero((ownership.work.run >= 0) & (factor[ownership.work_owner] != 1))
-    return Change(spans, factor[ownership.owner[spans]], work, factor[ownership.work_owner[work]])
+    of_spans, of_work = factor[ownership.owner], factor[ownership.work_owner]
+    spans = (of_spans != 1) & (forward | (ownership.passes.of_span >= 0))
+    work = (of_work != 1) & (forward | (ownership.work.run >= 0))
+    return Change(
+        spans=np.flatnonzero(spans),
+        span_factors=of_spans[spans],
+        work=np.flatnonzero(work),
+        work_factors=of_work[work],
+        waits=_waits_in(ownership, spans & (of_spans == 0)),
+    )
 
 
-def free_owners(ownership: Ownership) -> dict[int, Change]:
-    """Return for each owner with a backward the change in which its backward is free."""
-    spans = np.flatnonzero(ownership.passes.of_span >= 0)
-    work = np.flatnonzero(ownership.work.run >= 0)
-    of_spans = dict(grouped(ownership.owner, spans))
-    of_work = dict(grouped(ownership.work_owner, work))
-    nothing = np.empty(0, np.int64)
+def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Change]:
+    """Return for each group of owners the change in which their backward is free.
+
+    As ``scaled_owners`` for one group after the other, in one go.
+
+    Args:
+        ownership: the owners of a trace.
+        group: the group of each owner, such as its row; by default each owner is one.
+
+    Returns:
+        The change for each group with a backward.
+    """
+    group = np.arange(len(ownership.owners)) if group is None else group
+    waits = ownership.waits
+    in_pass = ownership.passes.of_span >= 0
+    spans = dict(grouped(group[ownership.owner], np.flatnonzero(in_pass)))
+    work = dict(grouped(group[ownership.work_owner], np.flatnonzero(ownership.work.run >= 0)))
+    calls = dict(grouped(group[ownership.owner[waits.span]], np.flatnonzero(in_pass[waits.span])))
+    none = np.empty(0, np.int64)
     found = {}
-    for owner in sorted({*of_spans, *of_work}):
-        mine, done = of_spans.get(owner, nothing), of_work.get(owner, nothing)
-        found[owner] = Change(mine, np.zeros(len(mine)), done, np.zeros(len(done)))
+    for number in sorted({*spans, *work}):
+        mine, done = spans.get(number, none), work.get(number, none)
+        found[number] = Change(
+            spans=mine,
+            span_factors=np.zeros(len(mine)),
+            work=done,
+            work_factors=np.zeros(len(done)),
+            waits=waits.event[calls.get(number, none)],
+        )
     return found
+
+
+def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
+    """Return the calls that wait for a device in these spans, as indices into ``Events``."""
+    waits = ownership.waits
+    mine: Ints = waits.event[spans[waits.span]]
+    return mine
 
 
 def what_if(recording: Recording, cost: ProfilerCost, factors: Mapping[str, float]) -> Saving:
@@ -140,16 +177,26 @@ def owners_within(ownership: Ownership, path: str) -> list[int]:
     ]
 
 
-def scaled_spans(spans: Mask, work: Mask, factor: float = 0.0) -> Change:
+def scaled_spans(
+    spans: Mask, work: Mask, factor: float = 0.0, *, waits: Ints | None = None
+) -> Change:
     """Return the change in which these spans and pieces of device work take another time.
 
     Args:
         spans: for each span whether it changes.
         work: for each piece of device work whether it changes.
         factor: what their time is multiplied by, 0 for free.
+        waits: calls in which the host no longer waits for a device, as indices into ``Events``.
     """
     mine, done = np.flatnonzero(spans), np.flatnonzero(work)
-    return Change(mine, np.full(len(mine), factor), done, np.full(len(done), factor))
+    none = np.empty(0, np.int64)
+    return Change(
+        spans=mine,
+        span_factors=np.full(len(mine), factor),
+        work=done,
+        work_factors=np.full(len(done), factor),
+        waits=none if waits is None else waits,
+    )
 
 
 def saved(
@@ -196,8 +243,17 @@ def _saved(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) 
         for column, change in enumerate(some, 1):
             by_span.scale(hosts[:, column], change)
             works[change.work, column] *= change.work_factors
-        taken = simulate(recording, hosts, works).step_lengths(recording)
+        taken = simulate(recording, hosts, works, _skipped(some)).step_lengths(recording)
         found[:, first : first + size] = taken[:, :1] - taken[:, 1:]
+    return found
+
+
+def _skipped(changes: Sequence[Change]) -> dict[int, Mask]:
+    """Return the waits that some changes skip, and the variants that do; the first one is none."""
+    found: dict[int, Mask] = {}
+    for column, change in enumerate(changes, 1):
+        for event in change.waits.tolist():
+            found.setdefault(event, np.zeros(len(changes) + 1, bool))[column] = True
     return found
 
 

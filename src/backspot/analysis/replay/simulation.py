@@ -6,13 +6,14 @@ that the cost of the loop is shared by all variants.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["Simulated", "simulate"]
 
@@ -57,7 +58,12 @@ class Simulated:
         return lengths
 
 
-def simulate(recording: Recording, host: Floats, work: Floats) -> Simulated:
+def simulate(
+    recording: Recording,
+    host: Floats,
+    work: Floats,
+    skipped: Mapping[int, Mask] | None = None,
+) -> Simulated:
     """Replay a recording.
 
     Args:
@@ -65,13 +71,18 @@ def simulate(recording: Recording, host: Floats, work: Floats) -> Simulated:
         host: how long the host takes to each station (rows) in each variant (columns), without
             the waits for devices; nanoseconds.
         work: how long each piece of work takes.
+        skipped: for waits that some variants skip, by the event of the call: in which variants.
     """
     graph, variants = recording.graph, host.shape[1]
     launches = _launches(recording)
-    waits: dict[int, list[tuple[int, float]]] = {}
+    waits: dict[int, list[tuple[int, float | Floats]]] = {}
     ends = np.searchsorted(recording.stations, [wait.end for wait in recording.waits])
     for at, wait in zip(ends.tolist(), recording.waits, strict=True):
-        waits.setdefault(at, []).extend(wait.causes)
+        skips = (skipped or {}).get(wait.event)
+        for cause, lag in wait.causes:
+            waits.setdefault(at, []).append(
+                (cause, lag if skips is None else np.where(skips, -np.inf, lag))
+            )
     before, room = graph.before.tolist(), graph.after_end_of.tolist()
     latency, gap, other = graph.latency.tolist(), graph.gap.tolist(), graph.other
     station, begin, end = np.empty(host.shape), np.empty(work.shape), np.empty(work.shape)
@@ -79,8 +90,8 @@ def simulate(recording: Recording, host: Floats, work: Floats) -> Simulated:
     maximum = np.maximum
     for at in range(len(host)):
         now = now + host[at]
-        for cause, lag in waits.get(at, ()):
-            maximum(now, end[cause] + lag, out=now)
+        for cause, after in waits.get(at, ()):
+            maximum(now, end[cause] + after, out=now)
         for item in launches.get(at, ()):
             if room[item] >= 0:
                 maximum(now, end[room[item]], out=now)

@@ -26,6 +26,7 @@ class HostWait:
     """A call that returns after device work has ended.
 
     Attributes:
+        event: index into ``Events``.
         start: nanoseconds.
         end: nanoseconds.
         own: nanoseconds that the call takes where it waits for nothing.
@@ -33,6 +34,7 @@ class HostWait:
             until the call returns.
     """
 
+    event: int
     start: int
     end: int
     own: float
@@ -68,11 +70,11 @@ def find_host_waits(
         else:
             causes = finder.of_queues(start, end)
         if causes and end > start:
-            found.append(_wait(ownership.work.end, start, end, causes))
+            found.append(_wait(ownership.work.end, int(calls[at]), start, end, causes))
     return found
 
 
-def _wait(ended: Ints, start: int, end: int, causes: list[int]) -> HostWait:
+def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int]) -> HostWait:
     latest = max(int(ended[cause]) for cause in causes)
     waited = latest > start
     lags = [
@@ -81,7 +83,8 @@ def _wait(ended: Ints, start: int, end: int, causes: list[int]) -> HostWait:
         else (cause, float(end - latest))
         for cause in causes
     ]
-    return HostWait(start, end, float(min(end - start, _OWN) if waited else end - start), lags)
+    own = float(min(end - start, _OWN) if waited else end - start)
+    return HostWait(event, start, end, own, lags)
 
 
 def _own_work(events: Events, ownership: Ownership, calls: Ints, category: Category) -> Ints:
