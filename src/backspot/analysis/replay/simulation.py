@@ -54,6 +54,8 @@ class Simulated:
                 starts[step] = ends[step - 1]
             elif opens >= 0:
                 starts[step] = (self.end if steps.opens_at_end[step] else self.begin)[opens]
+            if step:  # a host that runs further ahead begins a step before the last one has ended
+                starts[step] = np.maximum(starts[step], ends[step - 1])
         lengths: Floats = np.maximum(ends - starts, 0.0)
         return lengths
 
