@@ -18,6 +18,7 @@ class ProfilerCost:
         marker_ns: nanoseconds for each marker of a node.
         peer_wait: the share of the waits for other ranks that is due to the profiler, 0 to 1. A
             rank that is recorded is slower at some moments, and the others wait for it.
+        slowdown: how many times slower the host ran while it was recorded, beside these costs.
         uncertainty: by which share of themselves the four costs may be wrong.
     """
 
@@ -26,10 +27,11 @@ class ProfilerCost:
     label_ns: float
     marker_ns: float
     peer_wait: float = 1.0
+    slowdown: float = 1.0
     uncertainty: float = 0.0
 
     def scaled(self, factor: float) -> ProfilerCost:
-        """Return all costs times a factor."""
+        """Return the cost of each event and of waits for ranks times a factor."""
         return replace(
             self,
             operator_ns=self.operator_ns * factor,

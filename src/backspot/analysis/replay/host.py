@@ -73,7 +73,7 @@ class HostLine:
         balance = np.cumsum(added - gives)
         owed = balance - np.minimum(np.minimum.accumulate(balance), 0.0)
         before = np.append(0.0, owed[:-1])
-        shorter: Floats = length - (before + added - owed)
+        shorter: Floats = (length - (before + added - owed)) / cost.slowdown
         return shorter
 
 

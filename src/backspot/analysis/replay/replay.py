@@ -16,7 +16,8 @@ from backspot.trace.events import Ints
 
 __all__ = ["Replayed", "fit", "host_times", "replay"]
 
-_FACTORS = np.linspace(0.0, 4.0, 81)
+_FACTORS = np.linspace(0.0, 6.0, 121)
+_OF_COSTS = 1.5  # the greatest factor that is put down to the costs alone
 _EQUAL = 0.005  # of the step: a difference that is noise of the measured step
 _APART = 0.1  # of the step: the recorded steps are of another kind than the measured one
 
@@ -56,7 +57,9 @@ def fit(
 ) -> ProfilerCost | Refusal:
     """Scale costs by one factor so that the median replayed step takes as long as the real step.
 
-    Where many factors fit, because the step waits for the device, the one closest to 1 is taken.
+    A factor above 1.5 is not the profiler's alone: then the whole host was slower while it was
+    recorded, as on a busy machine, and the rest of the factor goes into ``slowdown``. Where many
+    factors fit, because the step waits for the device, the one closest to 1 is taken.
 
     Args:
         recording: the recording.
@@ -64,10 +67,17 @@ def fit(
         cost: what is scaled.
 
     Returns:
-        The scaled costs, with a third of their uncertainty; a refusal if no factor from 0 to 4
+        The scaled costs, with a third of their uncertainty; a refusal if no factor from 0 to 6
         brings the replayed step within 10% of the real one.
     """
-    costs = [cost.scaled(factor) for factor in _FACTORS.tolist()]
+    costs = [
+        replace(
+            cost.scaled(min(factor, _OF_COSTS)),
+            slowdown=cost.slowdown * max(1.0, factor / _OF_COSTS),
+            uncertainty=cost.uncertainty / 3,
+        )
+        for factor in _FACTORS.tolist()
+    ]
     host = np.stack([recording.host(one) for one in costs], axis=1)
     work = np.stack([recording.work(one) for one in costs], axis=1)
     simulated = simulate(recording, host_times(recording, host), work)
@@ -78,11 +88,11 @@ def fit(
         return Refusal(
             f"A real step takes {duration(real_step_ns)}, and the replayed one "
             f"{duration(nearest)} at the nearest: the recording was slowed by more than the "
-            "profiler's own cost."
+            "profiler, such as by waits for other ranks."
         )
     fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
     best = fits[np.argmin(np.abs(_FACTORS[fits] - 1.0))]
-    return replace(cost.scaled(float(_FACTORS[best])), uncertainty=cost.uncertainty / 3)
+    return costs[int(best)]
 
 
 def host_times(recording: Recording, lengths: Floats) -> Floats:
