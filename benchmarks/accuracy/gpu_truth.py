@@ -325,8 +325,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         describe=_describe,
     )
     head = ("model", "bound", "busy", "kernels equal", "nodes", "equal", "backward ms", "events ms",
-            "modules > 2%", "median diff %", "max diff %", "> 10%", "step ms", "recorded", "replayed",
-            "corrected median %", "max %")  # fmt: skip
+            "modules > 2%", "median diff %", "max diff %", "> 10%", "step ms", "recorded",
+            "replayed", "corrected median %", "max %")  # fmt: skip
     rows = []
     for name, case in cases.items():
         if "sums" not in case:

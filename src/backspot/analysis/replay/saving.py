@@ -205,7 +205,7 @@ def saved(
     """Return what a step would take less with each of these changes alone.
 
     The recording is replayed once for many changes, for the cost of the profiler and for both ends
-    of its uncertainty. The time is linear in the number of changes; see ``benchmarks/cost``.
+    of its uncertainty. The time is linear in the number of changes.
 
     Args:
         recording: the recording.
