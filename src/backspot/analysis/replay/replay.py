@@ -46,7 +46,10 @@ def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
     """
     lengths = recording.host(cost)
     simulated = simulate(
-        recording, host_times(recording, lengths[:, None]), recording.work(cost)[:, None]
+        recording,
+        host_times(recording, lengths[:, None]),
+        recording.work(cost)[:, None],
+        every_station=True,
     )
     steps = np.round(simulated.step_lengths(recording)[:, 0]).astype(np.int64)
     return Replayed(_moved(recording, lengths, simulated), tuple(steps.tolist()), cost)
@@ -119,7 +122,7 @@ def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Event
         return found
 
     start, end = host(events.start), host(events.end)
-    start[work.event] = np.round(simulated.begin[:, 0]).astype(np.int64) + origin
+    start[work.event] = np.round(simulated.end[:, 0] - simulated.work).astype(np.int64) + origin
     end[work.event] = np.round(simulated.end[:, 0]).astype(np.int64) + origin
     flows = replace(events.flows, backward_time=host(events.flows.backward_time))
     return replace(events, start=start, duration=np.maximum(end - start, 0), flows=flows)
@@ -134,7 +137,8 @@ def _moments(recording: Recording, lengths: Floats, simulated: Simulated) -> tup
     station = np.searchsorted(recording.stations, edges, side="right") - 1
     total = np.append(0.0, np.cumsum(lengths))
     at_station = total[np.searchsorted(edges, recording.stations)]
-    moved = simulated.station[station, 0] + total - at_station[station]
+    times = simulated.at(recording, recording.stations)[:, 0]
+    moved = times[station] + total - at_station[station]
     within = np.zeros(len(edges), bool)
     for wait in recording.waits:
         first, last = np.searchsorted(edges, [wait.start, wait.end])

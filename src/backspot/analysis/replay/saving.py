@@ -12,8 +12,8 @@ from backspot.analysis.replay.cost import ProfilerCost
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
-from backspot.analysis.replay.simulation import simulate
-from backspot.analysis.timeline import grouped
+from backspot.analysis.replay.simulation import Variants, simulate
+from backspot.analysis.timeline import grouped, numbered
 from backspot.errors import UsageError
 from backspot.formatting import quoted
 from backspot.trace.events import Ints, Mask
@@ -29,7 +29,7 @@ __all__ = [
     "what_if",
 ]
 
-_CELLS = 4_000_000  # numbers in one table of the simulation
+_CELLS = 16_000_000  # numbers in the table of a simulation: 128 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,20 +231,34 @@ def _saving(by_step: list[Floats]) -> Saving:
 def _saved(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Floats:
     """Return what each step (rows) saves with each change (columns), in nanoseconds."""
     lengths, work = recording.host(cost), recording.work(cost)
-    host = host_times(recording, lengths[:, None])[:, 0]
+    host = host_times(recording, lengths[:, None])
     by_span = _BySpan(recording, lengths)
-    steps = len(recording.steps.start)
-    found = np.empty((steps, len(changes)))
-    size = max(1, _CELLS // max(1, len(host) + len(work)))
+    found = np.empty((len(recording.steps.start), len(changes)))
+    size = max(1, _CELLS // max(1, len(work)))
     for first in range(0, len(changes), size):
         some = changes[first : first + size]
-        hosts = np.repeat(host[:, None], len(some) + 1, axis=1)
-        works = np.repeat(work[:, None], len(some) + 1, axis=1)
-        for column, change in enumerate(some, 1):
-            by_span.scale(hosts[:, column], change)
-            works[change.work, column] *= change.work_factors
-        taken = simulate(recording, hosts, works, _skipped(some)).step_lengths(recording)
+        variants = Variants(
+            count=len(some) + 1,  # the first is without any change
+            host=_sparse([by_span.less(change) for change in some]),
+            work=_sparse([(one.work, work[one.work] * (1 - one.work_factors)) for one in some]),
+            skipped=_skipped(some),
+        )
+        simulated = simulate(recording, host, work[:, None], variants)
+        taken = simulated.step_lengths(recording)
         found[:, first : first + size] = taken[:, :1] - taken[:, 1:]
+    return found
+
+
+def _sparse(less: Sequence[tuple[Ints, Floats]]) -> dict[int, list[tuple[int, float]]]:
+    """Return, for each index that a change makes shorter, the variants and by how much.
+
+    Args:
+        less: for each change its indices and nanoseconds; the first change is variant 1.
+    """
+    found: dict[int, list[tuple[int, float]]] = {}
+    for column, (index, amount) in enumerate(less, 1):
+        for at, one in zip(index.tolist(), amount.tolist(), strict=True):
+            found.setdefault(at, []).append((column, one))
     return found
 
 
@@ -267,11 +281,13 @@ class _BySpan:
         count = len(recording.ownership.spans.start)
         self._begins = np.searchsorted(line.span[order], np.arange(count + 1))
 
-    def scale(self, host: Floats, change: Change) -> None:
-        """Scale in place the host's time to each station."""
+    def less(self, change: Change) -> tuple[Ints, Floats]:
+        """Return the stations that the host comes to earlier, and by how many nanoseconds."""
         first, last = self._begins[change.spans], self._begins[change.spans + 1]
         number = last - first
         offsets = np.repeat(first - np.append(0, np.cumsum(number)[:-1])[: len(number)], number)
         at = np.arange(int(number.sum())) + offsets
-        less = self._lengths[at] * np.repeat(1.0 - change.span_factors, number)
-        host -= np.bincount(self._station[at], less, minlength=len(host))
+        amount = self._lengths[at] * np.repeat(1.0 - change.span_factors, number)
+        stations, which = numbered(self._station[at])
+        less: Floats = np.bincount(which, amount, minlength=len(stations)).astype(np.float64)
+        return stations, less
