@@ -141,6 +141,22 @@ def test_communication_hidden_behind_a_module_saves_nothing_until_it_is_exposed(
     assert saves(found, a=0.0) == pytest.approx(14.0, abs=0.25)  # then it waits for the exchange
 
 
+def test_a_step_that_waits_for_workers_with_the_next_batch_saves_nothing(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        fetched = at + BACKWARD - MS
+        program.trace.annotation(
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+            fetched - 5 * MS,
+            fetched,
+        )
+        program.node(step, "b", at, at + 4 * MS)
+        program.node(step, "a", at + 4 * MS, at + 7 * MS)
+    found = program.recording(tmp_path)
+    # The host of each step ends so much sooner, and the next batch comes no sooner.
+    assert sum(what_if(found, ZERO, {"a": 0.0}).by_step) == pytest.approx(3 * MS, abs=10 * US)
+
+
 def test_costs_are_taken_from_the_host_and_not_from_the_kernels(tmp_path):
     program = Program()
     for step, at in program.steps():

@@ -86,6 +86,8 @@ OPTIMIZER = ("Optimizer.", "Optimizer#")
 """All marks of optimizers, in both spellings."""
 NEXT_BATCH = "enumerate(DataLoader)#"
 """``torch.utils.data.DataLoader``'s iterator fetching a batch, followed by the class."""
+NEXT_BATCH_OF_WORKERS = f"{NEXT_BATCH}_MultiProcessingDataLoaderIter"
+"""The same, where worker processes load the batches."""
 DDP_FORWARD = "DistributedDataParallel.forward"
 """``torch.nn.parallel.DistributedDataParallel.forward``."""
 COMPILED_REGION = "Torch-Compiled Region: "

@@ -147,7 +147,7 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
         own[first:last] = length * (wait.own / (wait.end - wait.start))
     # Launches and ends of waits are points of the line; those of other threads lie between.
     line, own = _cut(line, own, merged(graph.launch, steps.start, steps.end, steps.host_end))
-    ends = np.array([wait.end for wait in waits], np.int64)
+    ends = np.array([at for wait in waits for at in (wait.end, wait.follows) if at >= 0], np.int64)
     stations = merged(
         graph.launch, ends, steps.start, steps.end, steps.host_end, line.edges[[0, -1]]
     )

@@ -110,14 +110,17 @@ def simulate(
     launches = _launches(recording)
     waits = _waits(recording, variants)
     wanted = recording.stations if every_station else np.append(steps.start, steps.host_end)
+    follows = _follows(recording)
     kept = set(np.searchsorted(recording.stations, wanted).tolist())
+    kept.update(earlier for earlier, _ in follows.values())
     before, room, other = graph.before.tolist(), graph.after_end_of.tolist(), graph.other
     latency, gap = graph.latency.tolist(), graph.gap.tolist()
     # Numbers are faster than arrays with one entry.
     to_station = host[:, 0].tolist() if host.shape[1] == 1 else list(host)
     takes = work[:, 0].tolist() if work.shape[1] == 1 else list(work)
     table = np.empty((len(work), variants.count))
-    end, station = list(table), {}
+    end = list(table)
+    station: dict[int, Floats] = {}
     now = np.zeros(variants.count)
     maximum, add = np.maximum, np.add
     nothing: Sequence[tuple[int, float]] = ()
@@ -127,6 +130,9 @@ def simulate(
             now[column] -= less
         for cause, after in waits.get(at, ()):
             maximum(now, end[cause] + after, out=now)
+        if at in follows:
+            earlier, interval = follows[at]
+            maximum(now, station[earlier] + interval, out=now)
         for item in launches.get(at, ()):
             if room[item] >= 0:
                 maximum(now, end[room[item]], out=now)
@@ -155,6 +161,17 @@ def _waits(recording: Recording, variants: Variants) -> dict[int, list[tuple[int
             after = lag if skips is None else np.where(skips, -np.inf, lag)
             found.setdefault(at, []).append((cause, after))
     return found
+
+
+def _follows(recording: Recording) -> dict[int, tuple[int, float]]:
+    """Return the stations that come at least some nanoseconds after an earlier station."""
+    waits = [wait for wait in recording.waits if wait.follows >= 0]
+    earlier = np.searchsorted(recording.stations, [wait.follows for wait in waits]).tolist()
+    ends = np.searchsorted(recording.stations, [wait.end for wait in waits]).tolist()
+    return {
+        at: (before, float(wait.end - wait.follows))
+        for at, before, wait in zip(ends, earlier, waits, strict=True)
+    }
 
 
 def _launches(recording: Recording) -> dict[int, list[int]]:

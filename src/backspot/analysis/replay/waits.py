@@ -1,4 +1,4 @@
-"""What the host waited for: the ends of device work that a call returns after."""
+"""What the host waited for: the ends of device work, and batches that worker processes load."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ __all__ = ["HostWait", "find_host_waits"]
 _OWN = 5_000  # nanoseconds that a call that waits takes itself
 _RETURN = 3_000  # nanoseconds from the end of work until a call that waits for it returns
 _ROUNDING = 2_000  # nanoseconds between the clocks of host and device
+_LOADING = 1_000_000  # nanoseconds: a batch that is ready is fetched in less
+_FETCH = 100_000  # nanoseconds that fetching a batch that is ready takes
 _BLOCKED = 100_000  # nanoseconds: a launch takes a few thousand
 _FULL = 256  # pieces of work that wait in a queue when a launch that takes long is held back
 
 
 @dataclass(frozen=True, slots=True)
 class HostWait:
-    """A call that returns after device work has ended.
+    """A call that returns after device work has ended, or a fetch that waits for a batch.
 
     Attributes:
         event: index into ``Events``.
@@ -32,6 +34,8 @@ class HostWait:
         own: nanoseconds that the call takes where it waits for nothing.
         causes: the works that it waits for, each with the nanoseconds from the end of that work
             until the call returns.
+        follows: when an earlier wait ended that this one cannot end sooner after than recorded;
+            ``NOTHING`` for none.
     """
 
     event: int
@@ -39,6 +43,7 @@ class HostWait:
     end: int
     own: float
     causes: list[tuple[int, float]]
+    follows: int = NOTHING
 
 
 def find_host_waits(
@@ -71,7 +76,25 @@ def find_host_waits(
             causes = finder.of_queues(start, end)
         if causes and end > start:
             found.append(_wait(ownership.work.end, int(calls[at]), start, end, causes))
-    return found
+    return found + _batches(events, threads)
+
+
+def _batches(events: Events, threads: list[int]) -> list[HostWait]:
+    """Find where the host waits for worker processes that load batches.
+
+    How fast these load does not depend on the host: as long as the host waits for each batch, the
+    batches come in the recorded intervals.
+    """
+    marks = events.named(Category.ANNOTATION, names.NEXT_BATCH_OF_WORKERS)
+    marks = marks[np.isin(events.thread[marks], threads) & (events.duration[marks] >= _LOADING)]
+    marks = marks[np.argsort(events.start[marks], kind="stable")]
+    ends = events.end[marks].tolist()
+    return [
+        HostWait(event, start, end, float(_FETCH), [], follows)
+        for event, start, end, follows in zip(
+            marks.tolist()[1:], events.start[marks].tolist()[1:], ends[1:], ends, strict=False
+        )
+    ]
 
 
 def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int]) -> HostWait:
