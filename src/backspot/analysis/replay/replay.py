@@ -16,7 +16,8 @@ from backspot.trace.events import Ints
 
 __all__ = ["Replayed", "fit", "host_times", "replay"]
 
-_FACTORS = np.linspace(0.0, 6.0, 121)
+_FACTORS = np.linspace(0.0, 6.0, 13)
+_FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
 _OF_COSTS = 1.5  # the greatest factor that is put down to the costs alone
 _EQUAL = 0.005  # of the step: a difference that is noise of the measured step
 _APART = 0.1  # of the step: the recorded steps are of another kind than the measured one
@@ -73,29 +74,39 @@ def fit(
         The scaled costs, with a third of their uncertainty; a refusal if no factor from 0 to 6
         brings the replayed step within 10% of the real one.
     """
-    costs = [
-        replace(
-            cost.scaled(min(factor, _OF_COSTS)),
-            slowdown=cost.slowdown * max(1.0, factor / _OF_COSTS),
-            uncertainty=cost.uncertainty / 3,
-        )
-        for factor in _FACTORS.tolist()
-    ]
-    host = np.stack([recording.host(one) for one in costs], axis=1)
-    work = np.stack([recording.work(one) for one in costs], axis=1)
-    simulated = simulate(recording, host_times(recording, host), work)
-    steps = np.median(simulated.step_lengths(recording), axis=0)
-    off = np.abs(steps - real_step_ns)
+    factor = 1.0
+    for factors in (_FACTORS, _FINER):
+        tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
+        costs = [_scaled(cost, one) for one in tried.tolist()]
+        steps = _median_steps(recording, costs)
+        off = np.abs(steps - real_step_ns)
+        fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
+        best = int(fits[np.argmin(np.abs(tried[fits] - 1.0))])
+        factor = float(tried[best])
     if off.min() > _APART * real_step_ns:
-        nearest = float(steps[np.argmin(off)])
         return Refusal(
             f"A real step takes {duration(real_step_ns)}, and the replayed one "
-            f"{duration(nearest)} at the nearest: the recording was slowed by more than the "
-            "profiler, such as by waits for other ranks."
+            f"{duration(float(steps[best]))} at the nearest: the recording was slowed by more than "
+            "the profiler, such as by waits for other ranks."
         )
-    fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
-    best = fits[np.argmin(np.abs(_FACTORS[fits] - 1.0))]
-    return costs[int(best)]
+    return costs[best]
+
+
+def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
+    return replace(
+        cost.scaled(min(factor, _OF_COSTS)),
+        slowdown=cost.slowdown * max(1.0, factor / _OF_COSTS),
+        uncertainty=cost.uncertainty / 3,
+    )
+
+
+def _median_steps(recording: Recording, costs: list[ProfilerCost]) -> Floats:
+    """Return the median replayed step at each of these costs, in nanoseconds."""
+    hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
+    works = [recording.work(one)[:, None] for one in costs]
+    simulated = simulate(recording, np.hstack(hosts), np.hstack(works))
+    steps: Floats = np.median(simulated.step_lengths(recording), axis=0)
+    return steps
 
 
 def host_times(recording: Recording, lengths: Floats) -> Floats:
