@@ -23,7 +23,7 @@ FLOORS = (
     ("comparison", "analysis.timeline", "analysis.typical"),
     ("analysis.attribution",),
     ("analysis.accounting", "analysis.caveats"),
-    ("analysis.findings",),
+    ("analysis.findings", "analysis.replay"),
     ("analysis",),
     ("render",),
     ("pipeline",),
