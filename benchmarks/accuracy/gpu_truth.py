@@ -201,7 +201,7 @@ def _corrected(
     """The rows without the profiler's cost, by path, and how they were found."""
     (times,) = interleaved([step], device, rounds=15, inner=2, seconds=4)
     real = statistics.median(times)
-    recorded = statistics.median(report.step_ns) / 1e6
+    recorded = report.step_ns / 1e6
     said: dict[str, Any] = {"real_ms": real, "recorded_ms": recorded}
     try:
         recording = read_recording(trace)
@@ -232,7 +232,7 @@ def _rows(
     *,
     absolute: bool,
 ) -> Iterable[dict[str, Any]]:
-    total = sum(statistics.median(row.wall_ns_by_step) for row in corrected.values())
+    total = sum(row.wall_ns for row in corrected.values())
     for row in heavy:
         found = measured.get(row.path)
         if found is None or row.path not in found["times"]:
@@ -247,7 +247,7 @@ def _rows(
         )
         replayed: dict[str, Any] = {}
         if row.path in corrected:
-            theirs = statistics.median(corrected[row.path].wall_ns_by_step)
+            theirs = corrected[row.path].wall_ns
             share = theirs / total / shares["median"] - 1
             replayed = {
                 "corrected_ms": theirs / 1e6,

@@ -44,8 +44,11 @@ def cost_of(recording: Recording, real_step_ns: float) -> tuple[ProfilerCost, st
 
 def corrected_rows(recording: Recording, cost: ProfilerCost, depth: int | None) -> tuple[Row, ...]:
     """Return the rows of a report without the profiler's cost."""
-    ownership = attribute(replay(recording, cost).events)
-    return account(ownership, Clock(ownership), depth=depth).modules
+    events = replay(recording, cost).events
+    ownership = attribute(events)
+    clock = Clock(ownership)
+    windows = step_windows(events, ownership, clock) or ownership.windows
+    return account(events, ownership, clock, windows, depth=depth).modules
 
 
 def share_busy(recording: Recording) -> float:

@@ -71,8 +71,8 @@ def _rows_ms(report: Any, paths: Sequence[str], *, forward: bool) -> float:
         for row in report.modules
         if any(row.path == path or row.path.startswith(f"{path}.") for path in paths)
     ]
-    wall = sum(row.wall_ms_per_step for row in mine)
-    return wall + sum(row.forward_ms_per_step for row in mine) if forward else wall
+    wall = sum(row.wall_ms for row in mine)
+    return wall + sum(row.forward_ms for row in mine) if forward else wall
 
 
 def _judge(
@@ -90,7 +90,7 @@ def _judge(
     real = spread([a - b for a, b in zip(before, after, strict=True)])
     cost, said = cost_of(recording, step * 1e6)
     (saving,) = saved(recording, cost, [change])
-    recorded = statistics.median(report.step_ns) / 1e6
+    recorded = report.step_ns / 1e6
     wall = wall_ms / recorded * step
     predicted = saving.typical_ns / 1e6
     return {
@@ -143,7 +143,7 @@ def _switches(name: str, context: Any, folder: Path, stage: Stage) -> list[Recor
     for _ in range(3):
         steps[0]()
     report, recording = _record(case.model, steps[0], device, folder / "before.json", small)
-    stage("recorded", {"recorded_ms": statistics.median(report.step_ns) / 1e6})
+    stage("recorded", {"recorded_ms": report.step_ns / 1e6})
     times = _times(steps, device, small)
     return [
         _judge(
@@ -183,7 +183,7 @@ def _remedy(name: str, context: Any, folder: Path) -> list[Record]:
     own = [path.removeprefix("=") for path in reach]
     rows = [
         sum(
-            row.wall_ms_per_step + row.forward_ms_per_step
+            row.wall_ms + row.forward_ms
             for row in one.modules
             if row.path in own
             or any(path and path[0] != "=" and row.path.startswith(f"{path}.") for path in reach)

@@ -200,8 +200,8 @@ def test_facts_break_between_facts_only_and_a_line_that_goes_on_says_so(width):
     text = render_text(SAMPLES["diagnosed"](), width=width)
     told = text.partition("\n\n")[0].partition("Backward ")[2].split("\n")
     assert " ".join(told) == (
-        "28.6 ms per step · 3 profiler steps of 45.7 ms while recorded · GPU 27.8 ms · CPU 3.3 ms · "
-        "modules by Backspot's labels · times in ms per step "
+        "28.6 ms per step · 3 profiler steps of 45.7 ms while recorded · GPU 27.8 ms · "
+        "CPU 3.3 ms · modules by Backspot's labels · times in ms per step "
         "Step: 3.0% waiting for data · 1.0% copies to the GPU · 22% forward · 1.0% loss · "
         "62% backward · 7.0% optimizer · 4.0% idle"
     )
