@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backspot.live import calls, markers, source_lines, torch_internals
-from backspot.live.calls import calls_that_fail
+from backspot.live.calls import Call, calls_that_fail
 from backspot.live.calls import local as _local
 from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope, marker
@@ -26,6 +26,7 @@ __all__ = [
     "Hook",
     "Leave",
     "LeaveAndExplain",
+    "functions_of",
     "hook_of",
 ]
 
@@ -33,7 +34,7 @@ __all__ = [
 _is_dynamo_compiling, _labelling = torch_internals.is_dynamo_compiling, torch_internals.labelling
 _next_number = torch_internals.sequence_number
 _forward_hooks_of = torch_internals.forward_hooks_of
-_mark_nodes, _mark_output = markers.mark_nodes, markers.mark_output
+_mark_inputs, _mark_output = markers.mark_inputs, markers.mark_output
 
 
 class Hook:
@@ -94,13 +95,9 @@ class Enter(Hook):
                     take_away(module)
                     return
             thread = _local.thread
-            number = thread.enter(owner, module, kwargs)
+            number = thread.enter(Call(owner, None, id(module), id(kwargs)), module)
             if scope.marks_nodes:
-                # Usually the input is the output of the call before, which was just looked at.
-                if thread.seen_at != number or len(args) != 1 or thread.seen_id != id(args[0]):
-                    _mark_nodes(thread, owner, args, number)
-                if kwargs:
-                    _mark_nodes(thread, owner, tuple(kwargs.values()), number)
+                _mark_inputs(thread, owner, args, kwargs, number)
         except Exception:
             return  # a label is never worth a failed forward
 
@@ -134,13 +131,9 @@ class Leave(Hook):
                 if found is None:
                     return
                 call = found
-            number = _next_number()
+            number = _next_number() if sessions.marking else -1
             try:
-                if (
-                    output is not None
-                    and (thread.seen_at != number or thread.seen_id != id(output))
-                    and owner.scope.marks_nodes
-                ):
+                if output is not None and owner.scope.marks_nodes:
                     _mark_output(thread, owner, output, number)
             finally:
                 thread.leave(call, number)
@@ -218,7 +211,7 @@ def hook_of(registered: object) -> Hook | None:
 def _withdraw(scope: Scope) -> None:
     """Remove the forward hooks after a profiler stopped: a call with one hook costs less."""
     _local.thread.drop(scope)  # it may have stopped within a forward
-    if scope.marks_nodes:
+    if scope.hooks == "node":
         failing = calls_that_fail()  # their hooks go when the next profiler stops
         for _, module in scope.live_modules():
             if id(module) not in failing:
@@ -245,7 +238,8 @@ def _explain(owner: Owner, error: BaseException | None) -> None:
         error.args = (f"{error}\n{advice}", *error.args[1:])
 
 
-def _functions_of(*holders: object) -> list[FunctionType]:
+def functions_of(*holders: object) -> list[FunctionType]:
+    """Return the functions of the live half in modules and classes."""
     return [
         value
         for holder in holders
@@ -256,7 +250,7 @@ def _functions_of(*holders: object) -> list[FunctionType]:
 
 # Every frame that a hook can open while a profiler records.
 torch_internals.keep_from_dynamo(
-    *_functions_of(
+    *functions_of(
         torch_internals,
         markers,
         calls,
@@ -267,7 +261,7 @@ torch_internals.keep_from_dynamo(
         Owner,
         Scope,
     ),
-    *_functions_of(
+    *functions_of(
         source_lines,
         source_lines.Inside,
         source_lines.Recorder,
@@ -275,7 +269,7 @@ torch_internals.keep_from_dynamo(
         source_lines.Store,
         source_lines.Book,
     ),
-    *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
+    *functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
     marker(Scope.__new__(Scope), ""),  # all markers share one code object
     torch_internals.node_hooker(print),  # and all that hook nodes
     _explain,

@@ -44,7 +44,7 @@ def profile(
     warmup: int = 3,
     depth: int | None = None,
     match: str | Sequence[str] | None = None,
-    hooks: Literal["node", "module"] = "node",
+    hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -123,7 +123,13 @@ def profile(
         instrumented = [
             stack.enter_context(
                 put_labels(
-                    part, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines
+                    part,
+                    depth=depth,
+                    patterns=patterns,
+                    name=name,
+                    hooks=hooks,
+                    markers=False,
+                    lines=lines,
                 )
             )
             for name, part in models.items()

@@ -1,0 +1,354 @@
+"""``hooks="call"``: one wrapper around ``torch.nn.Module.__call__``, while a profiler records.
+
+The wrapper is installed when a profiler has started and removed when it stops. At all other times
+PyTorch is as it was, and nothing is ever on the model. A dictionary from the ``id`` of a module to
+its owner tells which calls have a label.
+
+Most calls need nothing but a range: their label is the module's first within the outermost call,
+and the trace itself has their sequence numbers. The wrapper opens such a range in its own frame.
+The outermost call, repeated calls and, with markers, all calls go through ``Thread`` as with hooks.
+
+A class with a ``__call__`` of its own may never get to the wrapper. Its modules have node hooks
+instead, as long as the wrapper is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from backspot.live import torch_internals
+from backspot.live.calls import Call, Thread, calls_that_fail, wrapper_codes
+from backspot.live.calls import local as _local
+from backspot.live.copies import end_plain_copies, keep_copies_plain
+from backspot.live.hooks import Enter, Leave, functions_of
+from backspot.live.markers import mark_inputs, mark_output
+from backspot.live.owner import Owner, Scope
+from backspot.live.sessions import sessions
+from backspot.live.torch_internals import (
+    MODULE_CALL,
+    REPLICATE,
+    Place,
+    put_before,
+    take_away,
+)
+
+__all__ = ["CallWrapper", "ModuleReference", "call_wrapper"]
+
+# A global is found faster than an attribute of a module.
+_is_dynamo_compiling, _new_range = torch_internals.is_dynamo_compiling, torch_internals.new_range
+_innermost_transform = torch_internals.innermost_transform
+_next_number = torch_internals.sequence_number
+
+# From Python 3.13 on a class that was changed a thousand times is slow for good. Each session
+# changes ``torch.nn.Module`` twice.
+_MOST_SESSIONS = 250
+
+
+class ModuleReference(weakref.ref[torch.nn.Module]):
+    """A weak reference to a module, which gives up the module's ``id`` when the module dies."""
+
+    __slots__ = ("module_id",)
+
+    def __new__(cls, module: torch.nn.Module) -> ModuleReference:
+        """Return a new reference, without the cache of ``weakref.ref``."""
+        reference = super().__new__(cls, module, _forget)
+        reference.module_id = id(module)
+        return reference
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module, _forget)
+
+
+def _forget(reference: Any) -> None:
+    call_wrapper.owners.pop(reference.module_id, None)
+
+
+class CallWrapper:
+    """The wrapper, installed and removed.
+
+    Each step of that can be repeated after an interrupt.
+
+    Attributes:
+        owners: the owners of the modules with labels, by ``id`` of the module; empty while nothing
+            records.
+        direct: whether the wrapper calls what PyTorch's ``__call__`` would call. Under
+            ``with_stack``, Kineto finds modules by the frames of that ``__call__``.
+        compiled_class: the class of what ``torch.compile(module)`` returns.
+    """
+
+    direct = False
+    compiled_class: type | None = None
+
+    def __init__(self) -> None:
+        self.owners: dict[int, Owner] = {}
+        self._original: Any = None
+        self._wrapper: Any = None
+        self._replicate = _Replaced(REPLICATE)
+        self._hooked: list[Scope] = []  # the instrumentations with modules that have hooks
+        self._references: list[ModuleReference] = []  # to replicas
+        self._modules_before: set[str] = set()  # the names of the Python modules
+        self._count = 0
+
+    def begin(self) -> None:
+        """Label the modules of all instrumentations that want it: a profiler has started."""
+        for scope in sessions.live_scopes():
+            self.add(scope)
+
+    def add(self, scope: Scope) -> None:
+        """Label the modules of an instrumentation, if it wants that: a profiler records."""
+        if scope.hooks != "call":
+            return
+        installed = self._install()
+        common = MODULE_CALL.get()
+        hooked = []
+        for owner, module in scope.live_modules():
+            if installed and _gets_to(type(module), common):
+                self.owners[id(module)] = owner
+            else:
+                hooked.append((owner, module))
+        if hooked:
+            self._hooked.append(scope)
+            keep_copies_plain(scope, ())
+            for owner, module in hooked:
+                put_before(module, Enter(owner, Leave(owner)).__call__)
+
+    def drop(self, scope: Scope) -> None:
+        """Label the modules of an instrumentation no more."""
+        for owner, reference in scope.modules:
+            if isinstance(reference, ModuleReference):
+                if self.owners.get(reference.module_id) is owner:
+                    del self.owners[reference.module_id]
+        for module_id, owner in list(self.owners.items()):  # replicas
+            if owner.scope is scope:
+                del self.owners[module_id]
+        if scope in self._hooked:
+            self._take_hooks(scope)
+        if not any(scope.hooks == "call" for scope in sessions.live_scopes()):
+            self.end()
+
+    def end(self) -> None:
+        """Leave PyTorch as it was: the profiler has stopped."""
+        self.owners.clear()
+        while self._hooked:
+            self._take_hooks(self._hooked[-1])
+        if self._wrapper is not None:
+            if MODULE_CALL.get() is self._wrapper:
+                MODULE_CALL.set(self._original)
+            self._replicate.undo()
+            self._correct_imports()
+            self._references.clear()
+        sessions.wraps_calls = False
+        sessions.make_room()
+
+    def _install(self) -> bool:
+        """Install the wrapper; return whether module calls go through it."""
+        if sessions.wraps_calls:
+            return True
+        if sys.version_info >= (3, 13) and self._count >= _MOST_SESSIONS:
+            return False
+        self._modules_before = set(sys.modules)
+        current = MODULE_CALL.get()
+        while _is_wrapper(current):  # left behind by a tool that had wrapped it
+            current = current.original
+        if self._wrapper is None or self._original is not current:
+            # One that another tool has wrapped stays in there, with an empty dictionary.
+            self.owners = {}
+            self._wrapper = None
+            self._original = current
+            self._wrapper = _wrapper_of(current, self.owners)
+        self.direct = torch_internals.only_chooses(current) and sys.getprofile() is None
+        self.compiled_class = torch_internals.compiled_class()
+        sessions.wraps_calls = True
+        sessions.make_room()
+        self._replicate.do(self._replicating)
+        self._count += 1
+        MODULE_CALL.set(self._wrapper)
+        return True
+
+    def _replicating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def replicate(module: torch.nn.Module) -> Any:
+            replica = original(module)
+            with suppress(Exception):  # at worst the replica has no label
+                owner = self.owners.get(id(module))
+                if owner is not None:
+                    self._references.append(ModuleReference(replica))
+                    self.owners[id(replica)] = owner
+            return replica
+
+        return replicate
+
+    def _take_hooks(self, scope: Scope) -> None:
+        failing = calls_that_fail()
+        for owner, module in scope.live_modules():
+            take_away(module, keep_after=id(module) in failing)
+        end_plain_copies(scope)
+        self._hooked[:] = [hooked for hooked in self._hooked if hooked is not scope]
+
+    def _correct_imports(self) -> None:
+        """Correct what was imported meanwhile: Dynamo keeps ``Module.__call__`` in a global."""
+        for name in set(sys.modules) - self._modules_before:
+            for attribute, value in list(vars(sys.modules.get(name) or sys).items()):
+                if value is self._wrapper:
+                    setattr(sys.modules[name], attribute, self._original)
+
+
+class _Replaced:
+    """An attribute that is replaced, unless other code has replaced it since."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._original: Any = None
+        self._ours: Any = None
+
+    def do(self, replacement: Callable[[Any], Any]) -> None:
+        self.undo()
+        self._original = self._place.get()
+        if self._original is not None:
+            self._ours = replacement(self._original)
+            self._place.set(self._ours)
+
+    def undo(self) -> None:
+        if self._ours is not None and self._place.get() is self._ours:
+            self._place.set(self._original)
+        self._ours = None
+
+
+def _gets_to(cls: type[torch.nn.Module], common: Any) -> bool:
+    """Return whether calls of a class get to ``Module.__call__``."""
+    # The class of a graph module has a ``__call__`` of its own, which calls that of its base.
+    return cls.__call__ is common or issubclass(cls, torch.fx.GraphModule)
+
+
+def _is_wrapper(call: Any) -> bool:
+    return getattr(call, "__code__", None) in wrapper_codes
+
+
+def _wrapper_of(original: Any, owners: dict[int, Owner]) -> Any:
+    """Return a wrapper around a ``__call__`` of modules.
+
+    Args:
+        original: what it calls.
+        owners: the owners of the modules with labels, by ``id`` of the module.
+    """
+    owner_of = owners.get
+
+    def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _is_dynamo_compiling():  # asked first and alone: Dynamo folds it
+            return original(self, *args, **kwargs)
+        owner = owner_of(id(self))
+        if owner is None:
+            if not owners or type(self) is call_wrapper.compiled_class:
+                return _other_call(self, args, kwargs, original, owners)
+            return original(self, *args, **kwargs)
+        if _innermost_transform() is not None:
+            torch_internals.pass_over()
+            return original(self, *args, **kwargs)
+        thread = _local.thread
+        number = sessions.number
+        if thread.brief != number or not thread.calls or owner in thread.counts:
+            return _listed_call(self, args, kwargs, original, thread, owner)
+        thread.counts[owner] = 1
+        opened = _new_range(owner.forward)
+        try:
+            opened.__enter__()
+            if call_wrapper.direct and self._compiled_call_impl is None:
+                result = self._call_impl(*args, **kwargs)
+            else:
+                result = original(self, *args, **kwargs)
+            if number != sessions.number:
+                sessions.put_aside(Call(owner, opened, 0))
+            opened = None  # frees the range, which ends it
+        except BaseException:
+            if number != sessions.number:
+                sessions.put_aside(Call(owner, opened, 0))
+            opened = None
+            raise
+        return result
+
+    labelled_call.original = original  # type: ignore[attr-defined]
+    return labelled_call
+
+
+def _listed_call(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    original: Any,
+    thread: Thread,
+    owner: Owner,
+) -> Any:
+    """Run a call that is listed in its thread, as a call with hooks is."""
+    call = Call(owner, None, id(module))
+    marks = owner.scope.marks_nodes
+    try:
+        with suppress(Exception):  # a label is never worth a failed forward
+            if not _is_passed_on(thread, call) and not torch_internals.exporting():
+                number = thread.enter(call, module)
+                if marks:
+                    mark_inputs(thread, owner, args, kwargs, number)
+        if call_wrapper.direct and module._compiled_call_impl is None:
+            result = module._call_impl(*args, **kwargs)
+        else:
+            result = original(module, *args, **kwargs)
+        with suppress(Exception):
+            number = _next_number() if sessions.marking else -1
+            if marks and call in thread.calls:
+                mark_output(thread, owner, result, number)
+            thread.leave_if_listed(call, number)
+    except BaseException:
+        with suppress(Exception):
+            thread.leave_if_listed(call, _next_number() if sessions.marking else -1)
+        raise
+    return result
+
+
+def _is_passed_on(thread: Thread, call: Call) -> bool:
+    """Return whether ``torch.compile(module)`` passes its own call on to the module."""
+    around = thread.calls[-1] if thread.calls else None
+    return (
+        around is not None
+        and around.owner is call.owner
+        and around.module_id != call.module_id
+        and not around.kwargs_id
+    )
+
+
+def _other_call(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    original: Any,
+    owners: dict[int, Owner],
+) -> Any:
+    """Run a call of a module without a label of its own."""
+    owner = None
+    with suppress(Exception):
+        if not owners:
+            # Another tool had wrapped the wrapper, and has put it back since.
+            current = MODULE_CALL.get()
+            if _is_wrapper(current) and current.original is original:
+                MODULE_CALL.set(original)
+        elif _innermost_transform() is None:
+            # ``torch.compile(module)`` keeps the ``__call__`` of the time when it was made.
+            owner = owners.get(id(torch_internals.compiled_module(module)))
+    if owner is None:
+        return original(module, *args, **kwargs)
+    return _listed_call(module, args, kwargs, original, _local.thread, owner)
+
+
+call_wrapper = CallWrapper()
+sessions.when_started = call_wrapper.begin
+sessions.when_ending = call_wrapper.end
+
+_example = _wrapper_of(MODULE_CALL.get(), {})
+wrapper_codes.add(_example.__code__)
+# Every frame that a call can open.
+torch_internals.keep_from_dynamo(
+    _example, _listed_call, _other_call, _is_passed_on, *functions_of(torch_internals)
+)
