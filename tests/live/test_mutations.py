@@ -8,6 +8,9 @@ import pytest
 from mutate_live import MUTATIONS, PACKAGE, ROOT
 
 
+WITHOUT_HOOKS = True
+
+
 def test_there_is_one_mutation_of_a_name():
     names = [mutation.name for mutation in MUTATIONS]
     assert len(set(names)) == len(names) > 0

@@ -8,8 +8,10 @@ Most calls need nothing but a range: their label is the module's first within th
 and the trace itself has their sequence numbers. The wrapper opens such a range in its own frame.
 The outermost call, repeated calls and, with markers, all calls go through ``Thread`` as with hooks.
 
-A class with a ``__call__`` of its own may never get to the wrapper. Its modules have node hooks
-instead, as long as the wrapper is installed.
+Some modules have node hooks instead, as long as the wrapper is installed. A class with a
+``__call__`` of its own may never get to the wrapper. Around a module with full backward hooks
+PyTorch makes nodes after the forward hooks, and a trace does not show which kind of label those
+nodes are in.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from backspot.live import torch_internals
 from backspot.live.calls import Call, Thread, calls_that_fail, wrapper_codes
 from backspot.live.calls import local as _local
 from backspot.live.copies import end_plain_copies, keep_copies_plain
-from backspot.live.hooks import Enter, Leave, functions_of
+from backspot.live.hooks import Enter, Leave
 from backspot.live.markers import mark_inputs, mark_output
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
@@ -87,12 +89,11 @@ class CallWrapper:
 
     def __init__(self) -> None:
         self.owners: dict[int, Owner] = {}
-        self._original: Any = None
-        self._wrapper: Any = None
         self._replicate = _Replaced(REPLICATE)
         self._hooked: list[Scope] = []  # the instrumentations with modules that have hooks
         self._references: list[ModuleReference] = []  # to replicas
         self._modules_before: set[str] = set()  # the names of the Python modules
+        self._is_inside_another = False  # a tool had wrapped the wrapper when it was to be removed
         self._count = 0
 
     def begin(self) -> None:
@@ -108,7 +109,7 @@ class CallWrapper:
         common = MODULE_CALL.get()
         hooked = []
         for owner, module in scope.live_modules():
-            if installed and _gets_to(type(module), common):
+            if installed and _is_wrapped(module, common):
                 self.owners[id(module)] = owner
             else:
                 hooked.append((owner, module))
@@ -137,9 +138,10 @@ class CallWrapper:
         self.owners.clear()
         while self._hooked:
             self._take_hooks(self._hooked[-1])
-        if self._wrapper is not None:
-            if MODULE_CALL.get() is self._wrapper:
-                MODULE_CALL.set(self._original)
+        if sessions.wraps_calls:
+            self._is_inside_another = MODULE_CALL.get() is not labelled_call
+            if not self._is_inside_another:
+                MODULE_CALL.set(_original)
             self._replicate.undo()
             self._correct_imports()
             self._references.clear()
@@ -148,27 +150,24 @@ class CallWrapper:
 
     def _install(self) -> bool:
         """Install the wrapper; return whether module calls go through it."""
+        global _original
         if sessions.wraps_calls:
             return True
         if sys.version_info >= (3, 13) and self._count >= _MOST_SESSIONS:
             return False
-        self._modules_before = set(sys.modules)
         current = MODULE_CALL.get()
-        while _is_wrapper(current):  # left behind by a tool that had wrapped it
-            current = current.original
-        if self._wrapper is None or self._original is not current:
-            # One that another tool has wrapped stays in there, with an empty dictionary.
-            self.owners = {}
-            self._wrapper = None
-            self._original = current
-            self._wrapper = _wrapper_of(current, self.owners)
-        self.direct = torch_internals.only_chooses(current) and sys.getprofile() is None
+        if current is not labelled_call and current is not _original:
+            if self._is_inside_another:
+                return False  # it may still be inside, and would be called twice
+            _original = current
+        self._modules_before = set(sys.modules)
+        self.direct = torch_internals.only_chooses(_original) and sys.getprofile() is None
         self.compiled_class = torch_internals.compiled_class()
+        self._count += 1
         sessions.wraps_calls = True
         sessions.make_room()
         self._replicate.do(self._replicating)
-        self._count += 1
-        MODULE_CALL.set(self._wrapper)
+        MODULE_CALL.set(labelled_call)
         return True
 
     def _replicating(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,8 +193,8 @@ class CallWrapper:
         """Correct what was imported meanwhile: Dynamo keeps ``Module.__call__`` in a global."""
         for name in set(sys.modules) - self._modules_before:
             for attribute, value in list(vars(sys.modules.get(name) or sys).items()):
-                if value is self._wrapper:
-                    setattr(sys.modules[name], attribute, self._original)
+                if value is labelled_call:
+                    setattr(sys.modules[name], attribute, _original)
 
 
 class _Replaced:
@@ -219,67 +218,59 @@ class _Replaced:
         self._ours = None
 
 
-def _gets_to(cls: type[torch.nn.Module], common: Any) -> bool:
-    """Return whether calls of a class get to ``Module.__call__``."""
+def _is_wrapped(module: torch.nn.Module, common: Any) -> bool:
+    """Return whether the wrapper can label a module, given the ``__call__`` of all modules."""
+    if torch_internals.wraps_in_backward_hooks(module):
+        return False
     # The class of a graph module has a ``__call__`` of its own, which calls that of its base.
-    return cls.__call__ is common or issubclass(cls, torch.fx.GraphModule)
+    return type(module).__call__ is common or isinstance(module, torch.fx.GraphModule)
 
 
-def _is_wrapper(call: Any) -> bool:
-    return getattr(call, "__code__", None) in wrapper_codes
+# What the wrapper calls. A global, as Dynamo would compile a region again whose guards found that
+# ``Module.__call__`` has a closure no more.
+_original: Any = MODULE_CALL.get()
 
 
-def _wrapper_of(original: Any, owners: dict[int, Owner]) -> Any:
-    """Return a wrapper around a ``__call__`` of modules.
-
-    Args:
-        original: what it calls.
-        owners: the owners of the modules with labels, by ``id`` of the module.
-    """
-    owner_of = owners.get
-
-    def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _is_dynamo_compiling():  # asked first and alone: Dynamo folds it
-            return original(self, *args, **kwargs)
-        owner = owner_of(id(self))
-        if owner is None:
-            if not owners or type(self) is call_wrapper.compiled_class:
-                return _other_call(self, args, kwargs, original, owners)
-            return original(self, *args, **kwargs)
-        if _innermost_transform() is not None:
-            torch_internals.pass_over()
-            return original(self, *args, **kwargs)
-        thread = _local.thread
-        number = sessions.number
-        if thread.brief != number or not thread.calls or owner in thread.counts:
-            return _listed_call(self, args, kwargs, original, thread, owner)
-        thread.counts[owner] = 1
-        opened = _new_range(owner.forward)
-        try:
-            opened.__enter__()
-            if call_wrapper.direct and self._compiled_call_impl is None:
-                result = self._call_impl(*args, **kwargs)
-            else:
-                result = original(self, *args, **kwargs)
-            if number != sessions.number:
-                sessions.put_aside(Call(owner, opened, 0))
-            opened = None  # frees the range, which ends it
-        except BaseException:
-            if number != sessions.number:
-                sessions.put_aside(Call(owner, opened, 0))
-            opened = None
-            raise
-        return result
-
-    labelled_call.original = original  # type: ignore[attr-defined]
-    return labelled_call
+def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, as ``torch.nn.Module.__call__`` while a profiler records."""
+    if _is_dynamo_compiling():  # asked first and alone: Dynamo folds it
+        return _original(self, *args, **kwargs)
+    owners = call_wrapper.owners
+    owner = owners.get(id(self))
+    if owner is None:
+        if not owners or type(self) is call_wrapper.compiled_class:
+            return _other_call(self, args, kwargs)
+        return _original(self, *args, **kwargs)
+    if _innermost_transform() is not None:
+        torch_internals.pass_over()
+        return _original(self, *args, **kwargs)
+    thread = _local.thread
+    number = sessions.number
+    if thread.brief != number or not thread.calls or owner in thread.counts:
+        return _listed_call(self, args, kwargs, thread, owner)
+    thread.counts[owner] = 1
+    opened = _new_range(owner.forward)
+    try:
+        opened.__enter__()
+        if call_wrapper.direct and self._compiled_call_impl is None:
+            result = self._call_impl(*args, **kwargs)
+        else:
+            result = _original(self, *args, **kwargs)
+        if number != sessions.number:
+            sessions.put_aside(Call(owner, opened, 0))
+        opened = None  # frees the range, which ends it
+    except BaseException:
+        if number != sessions.number:
+            sessions.put_aside(Call(owner, opened, 0))
+        opened = None
+        raise
+    return result
 
 
 def _listed_call(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    original: Any,
     thread: Thread,
     owner: Owner,
 ) -> Any:
@@ -295,7 +286,7 @@ def _listed_call(
         if call_wrapper.direct and module._compiled_call_impl is None:
             result = module._call_impl(*args, **kwargs)
         else:
-            result = original(module, *args, **kwargs)
+            result = _original(module, *args, **kwargs)
         with suppress(Exception):
             number = _next_number() if sessions.marking else -1
             if marks and call in thread.calls:
@@ -319,36 +310,27 @@ def _is_passed_on(thread: Thread, call: Call) -> bool:
     )
 
 
-def _other_call(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    original: Any,
-    owners: dict[int, Owner],
-) -> Any:
+def _other_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a call of a module without a label of its own."""
     owner = None
     with suppress(Exception):
-        if not owners:
+        if not sessions.wraps_calls:
             # Another tool had wrapped the wrapper, and has put it back since.
-            current = MODULE_CALL.get()
-            if _is_wrapper(current) and current.original is original:
-                MODULE_CALL.set(original)
+            if MODULE_CALL.get() is labelled_call:
+                MODULE_CALL.set(_original)
         elif _innermost_transform() is None:
             # ``torch.compile(module)`` keeps the ``__call__`` of the time when it was made.
-            owner = owners.get(id(torch_internals.compiled_module(module)))
+            inner = torch_internals.compiled_module(module)
+            owner = call_wrapper.owners.get(id(inner))
     if owner is None:
-        return original(module, *args, **kwargs)
-    return _listed_call(module, args, kwargs, original, _local.thread, owner)
+        return _original(module, *args, **kwargs)
+    return _listed_call(module, args, kwargs, _local.thread, owner)
 
 
 call_wrapper = CallWrapper()
 sessions.when_started = call_wrapper.begin
 sessions.when_ending = call_wrapper.end
+wrapper_codes.add(labelled_call.__code__)
 
-_example = _wrapper_of(MODULE_CALL.get(), {})
-wrapper_codes.add(_example.__code__)
-# Every frame that a call can open.
-torch_internals.keep_from_dynamo(
-    _example, _listed_call, _other_call, _is_passed_on, *functions_of(torch_internals)
-)
+# Every frame that a call can open, but for those that node hooks open too.
+torch_internals.keep_from_dynamo(labelled_call, _listed_call, _other_call, _is_passed_on)

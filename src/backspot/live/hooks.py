@@ -26,7 +26,6 @@ __all__ = [
     "Hook",
     "Leave",
     "LeaveAndExplain",
-    "functions_of",
     "hook_of",
 ]
 
@@ -238,8 +237,7 @@ def _explain(owner: Owner, error: BaseException | None) -> None:
         error.args = (f"{error}\n{advice}", *error.args[1:])
 
 
-def functions_of(*holders: object) -> list[FunctionType]:
-    """Return the functions of the live half in modules and classes."""
+def _functions_of(*holders: object) -> list[FunctionType]:
     return [
         value
         for holder in holders
@@ -250,7 +248,7 @@ def functions_of(*holders: object) -> list[FunctionType]:
 
 # Every frame that a hook can open while a profiler records.
 torch_internals.keep_from_dynamo(
-    *functions_of(
+    *_functions_of(
         torch_internals,
         markers,
         calls,
@@ -261,7 +259,7 @@ torch_internals.keep_from_dynamo(
         Owner,
         Scope,
     ),
-    *functions_of(
+    *_functions_of(
         source_lines,
         source_lines.Inside,
         source_lines.Recorder,
@@ -269,7 +267,7 @@ torch_internals.keep_from_dynamo(
         source_lines.Store,
         source_lines.Book,
     ),
-    *functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
+    *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
     marker(Scope.__new__(Scope), ""),  # all markers share one code object
     torch_internals.node_hooker(print),  # and all that hook nodes
     _explain,

@@ -383,9 +383,7 @@ def _instrumentation_of(
     paths = tuple(path for path, _, _ in found)
     _check_paths(paths, model)
 
-    scope = Scope(
-        unwrap(model), frozenset(paths), hooks=hooks, markers=markers, lines=lines
-    )
+    scope = Scope(unwrap(model), frozenset(paths), hooks=hooks, markers=markers, lines=lines)
     owners: dict[int, Owner] = {}
     for path, module, labelled in found:
         outer = owners.get(id(labelled))
@@ -438,7 +436,9 @@ def check_arguments(
 
 def _check_plain(model: torch.nn.Module) -> None:
     owners = {
-        id(module): owner for scope in sessions.live_scopes() for owner, module in scope.live_modules()
+        id(module): owner
+        for scope in sessions.live_scopes()
+        for owner, module in scope.live_modules()
     }
     for path, module, _ in find_modules(model):
         owner = owners.get(id(module))

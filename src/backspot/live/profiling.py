@@ -128,7 +128,7 @@ def profile(
                     patterns=patterns,
                     name=name,
                     hooks=hooks,
-                    markers=False,
+                    markers=hooks == "module",  # the report needs none
                     lines=lines,
                 )
             )

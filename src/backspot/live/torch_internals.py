@@ -9,6 +9,7 @@ The policy of this file:
 - The hook dictionaries of ``torch.nn.Module`` and a few attributes of tensors and autograd nodes
   have no fallback: every supported version has them, and PyTorch cannot work without them. Other
   files use the functions of this file.
+- ``call_wrapper`` has two of these attributes itself, as a function here would cost every call.
 - What differs between versions is decided here. The other files ask for a capability
   (``push_node_hook is None``) and never for a version.
 
@@ -46,7 +47,6 @@ __all__ = [
     "emit",
     "exporting",
     "forward_hooks_of",
-    "forward_pre_hooks_of",
     "full_backward_flag",
     "has_hooks",
     "ignore_torch_function",
@@ -75,6 +75,7 @@ __all__ = [
     "unset_full_backward_flag",
     "version_of",
     "without_backward_flag",
+    "wraps_in_backward_hooks",
 ]
 
 
@@ -428,11 +429,6 @@ def take_away(
         getattr(module, name, {}).pop(KEY, None)
 
 
-def forward_pre_hooks_of(module: torch.nn.Module) -> list[Any]:
-    """Return the forward pre-hooks of a module; a scripted module may have none here."""
-    return list(vars(module).get("_forward_pre_hooks", {}).values())
-
-
 def has_hooks(module: torch.nn.Module) -> bool:
     """Return whether a module has a hook of any kind."""
     return bool(
@@ -440,6 +436,19 @@ def has_hooks(module: torch.nn.Module) -> bool:
         or module._forward_hooks
         or module._backward_pre_hooks
         or module._backward_hooks
+    )
+
+
+_globals: Any = sys.modules[torch.nn.Module.__module__]
+
+
+def wraps_in_backward_hooks(module: torch.nn.Module) -> bool:
+    """Return whether PyTorch puts nodes for full backward hooks around calls of a module."""
+    return bool(
+        module._backward_hooks
+        or module._backward_pre_hooks
+        or getattr(_globals, "_global_backward_hooks", None)
+        or getattr(_globals, "_global_backward_pre_hooks", None)
     )
 
 
@@ -488,7 +497,7 @@ WRAPPED_CHILD = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 
-_module_file: str = sys.modules[torch.nn.Module.__module__].__file__ or ""
+_module_file: str = _globals.__file__ or ""
 
 
 def is_call(code: CodeType) -> bool:
