@@ -99,7 +99,8 @@ IN_A_STEP = """
         model, lines=True, hooks=sys.argv[2], markers=markers
     )
     whole = record(step)
-    assert len(whole) == ({"call": 8, "node": 8, "module": 10}[sys.argv[2]] if markers else 5), whole
+    expected = {"call": 8, "node": 8, "module": 10}[sys.argv[2]] if markers else 5
+    assert len(whole) == expected, whole
     number = 0
     while not kept or kept[-1] is not None:
         number += 1

@@ -9,7 +9,6 @@ from torch import nn
 import backspot
 from support.leftovers import hooks_on, left_in_torch
 
-
 WITHOUT_HOOKS = True
 
 

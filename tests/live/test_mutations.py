@@ -7,7 +7,6 @@ import pytest
 
 from mutate_live import MUTATIONS, PACKAGE, ROOT
 
-
 WITHOUT_HOOKS = True
 
 

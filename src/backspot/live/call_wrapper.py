@@ -52,19 +52,21 @@ _next_number = torch_internals.sequence_number
 _MOST_SESSIONS = 250
 
 
-class ModuleReference(weakref.ref[torch.nn.Module]):
+class ModuleReference(weakref.ref):  # type: ignore[type-arg]  # generic for type checkers alone
     """A weak reference to a module, which gives up the module's ``id`` when the module dies."""
 
     __slots__ = ("module_id",)
 
+    module_id: int
+
     def __new__(cls, module: torch.nn.Module) -> ModuleReference:
-        """Return a new reference, without the cache of ``weakref.ref``."""
+        """Return a new reference."""
         reference = super().__new__(cls, module, _forget)
         reference.module_id = id(module)
         return reference
 
     def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__(module, _forget)
+        super().__init__(module, _forget)  # type: ignore[call-arg]
 
 
 def _forget(reference: Any) -> None:
@@ -122,9 +124,11 @@ class CallWrapper:
     def drop(self, scope: Scope) -> None:
         """Label the modules of an instrumentation no more."""
         for owner, reference in scope.modules:
-            if isinstance(reference, ModuleReference):
-                if self.owners.get(reference.module_id) is owner:
-                    del self.owners[reference.module_id]
+            if (
+                isinstance(reference, ModuleReference)
+                and self.owners.get(reference.module_id) is owner
+            ):
+                del self.owners[reference.module_id]
         for module_id, owner in list(self.owners.items()):  # replicas
             if owner.scope is scope:
                 del self.owners[module_id]
@@ -184,7 +188,7 @@ class CallWrapper:
 
     def _take_hooks(self, scope: Scope) -> None:
         failing = calls_that_fail()
-        for owner, module in scope.live_modules():
+        for _, module in scope.live_modules():
             take_away(module, keep_after=id(module) in failing)
         end_plain_copies(scope)
         self._hooked[:] = [hooked for hooked in self._hooked if hooked is not scope]

@@ -214,15 +214,26 @@ def instrument(
     """Label the forward and the backward of every module of a model in a profiler's trace.
 
     The labels are ``forward: blocks.3.attn (Attention)`` and
-    ``backward: blocks.3.attn (Attention)``. They are written only while a profiler records; at all
-    other times a hook asks whether one does, and returns. Loss and gradients are bit for bit the
-    same as without labels. ``instrument`` starts no profiler and writes no file: record with
-    ``torch.profiler`` and give the profiler, or its trace, to ``backspot.locate``.
+    ``backward: blocks.3.attn (Attention)``. They are written only while a profiler records. Loss
+    and gradients are bit for bit the same as without labels. ``instrument`` starts no profiler and
+    writes no file: record with ``torch.profiler`` and give the profiler, or its trace, to
+    ``backspot.locate``.
 
-    With ``hooks="node"`` the autograd graph stays as it is: a backward label is a marker at the
-    moment when autograd begins with nodes of that module. A view of memory that was changed in
-    place gets no marker, as reading its node is not safe; labels ``unmarked: …`` count these views.
-    The report is complete without these markers, as it uses autograd's own sequence numbers.
+    With ``hooks="call"`` nothing is on the model. When a profiler starts, a wrapper replaces
+    ``torch.nn.Module.__call__``; when it stops, PyTorch's own is there again. This costs least,
+    works with ``torch.compile`` and needs no setting. Only modules that the wrapper cannot label
+    have hooks while a profiler records: those with full backward hooks or with a ``__call__`` in
+    their class. A profiler that starts without PyTorch's Python code, such as Kineto's daemon, is
+    not noticed.
+
+    With ``hooks="node"`` each module has a forward pre-hook of PyTorch's public kind, which asks
+    whether a profiler records. Use it if nothing may replace a method of PyTorch.
+
+    In both modes the autograd graph stays as it is: a backward label is a marker at the moment when
+    autograd begins with nodes of that module. A view of memory that was changed in place gets no
+    marker, as reading its node is not safe; labels ``unmarked: …`` count these views. The report
+    needs no markers, as it uses autograd's own sequence numbers: they are for trace viewers. With
+    ``markers=False`` no node has a hook, and the backward runs exactly as without labels.
 
     With ``hooks="module"`` the markers come from ``register_full_backward_pre_hook`` and
     ``register_full_backward_hook``, which is the widely published technique. These hooks wrap the
@@ -238,7 +249,7 @@ def instrument(
     A shared module has the first of its paths. Paths leave out the parts that wrappers add
     (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
     hooks and without a forward of its own gets no label, as it makes no node and launches nothing.
-    Modules that are added later get none. ``torch.jit.script`` refuses an instrumented model: call
+    Modules that are added later get none. ``torch.jit.script`` refuses a model with hooks: call
     ``remove()`` before.
 
     Args:
@@ -252,7 +263,8 @@ def instrument(
             ``depth``, both must hold. ``None`` (default) labels every module.
         name: the first part of all paths, which distinguishes several instrumented modules.
             ``""`` (default) adds no part.
-        hooks: ``"node"`` (default) or ``"module"``.
+        hooks: ``"call"`` (default), ``"node"`` or ``"module"``.
+        markers: whether to write backward labels. Default true.
         lines: whether to record the source line of each node. Default false.
 
     Returns:

@@ -76,7 +76,8 @@ def profile(
             every module.
         match: pattern of the paths to label, or a list of patterns, as in ``instrument``. ``None``
             (default) labels every module.
-        hooks: ``"node"`` (default) or ``"module"``, as in ``instrument``.
+        hooks: ``"call"`` (default), ``"node"`` or ``"module"``, as in ``instrument``. The first two
+            write no backward labels, as the report and the spans in ``trace`` need none.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with

@@ -221,8 +221,8 @@ class _Watch:
 class _StackRoom:
     """A higher recursion limit while module calls go through hooks or the wrapper.
 
-    Both take a frame or two more for each call. Without this, a model as deep as Python's limit allows
-    would fail.
+    Both take a frame or two more for each call. Without this, a model as deep as Python's limit
+    allows would fail.
     """
 
     _HOOKS = 64  # frames that a hook may need at the very bottom
