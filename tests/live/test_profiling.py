@@ -17,6 +17,7 @@ from backspot.errors import (
     OutputExistsError,
     UsageError,
 )
+from support.hooks import MODES
 from support.leftovers import hooks_on, left_in_torch
 from support.tracks import added_of, assert_nested, text_of
 from support.training import cpu_profile
@@ -123,7 +124,7 @@ def test_several_modules_go_by_name(case):
     assert not any("No call" in warning for warning in report.warnings)
 
 
-@pytest.mark.parametrize("hooks", ["node", "module"])
+@pytest.mark.parametrize("hooks", MODES)
 def test_both_kinds_of_hooks_give_their_labels(case, hooks, tmp_path):
     trace = tmp_path / "t.json"
     backspot.profile(case.step, case.model, hooks=hooks, trace=trace)

@@ -1,7 +1,7 @@
 """The live half: label the modules of a model in the trace that ``torch.profiler`` records.
 
 In comes a ``torch.nn.Module`` that trains. Out go labels in the trace and, from ``profile``, a
-report. This is the only room that imports torch. It never changes the model: no hook raises, keeps
+report. This is the only room that imports torch. It never changes the model: nothing raises, keeps
 a tensor alive or changes the autograd graph, and after removal nothing is left.
 
 An instrumentation is set up and removed by:
@@ -12,7 +12,8 @@ An instrumentation is set up and removed by:
 
 A module call that a profiler records goes through:
 
-1. ``hooks.py``: the *hooks* on the module, which ask first whether a profiler records.
+1. ``call_wrapper.py``: the *wrapper* around ``torch.nn.Module.__call__``, installed while a
+   profiler records. Or ``hooks.py``: the *hooks* on the module, which ask first whether one does.
 2. ``calls.py``: the running *calls* of each thread. A call opens the *range* of its forward label
    and ends the range when the call returns.
 3. ``intervals.py``: autograd numbers the nodes that a thread makes; the calls cut these sequence

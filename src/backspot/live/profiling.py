@@ -48,7 +48,7 @@ def profile(
     unprofiled: int = 10,
     depth: int | None = None,
     match: str | Sequence[str] | None = None,
-    hooks: Literal["node", "module"] = "node",
+    hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -85,7 +85,8 @@ def profile(
             every module.
         match: pattern of the paths to label, or a list of patterns, as in ``instrument``. ``None``
             (default) labels every module.
-        hooks: ``"node"`` (default) or ``"module"``, as in ``instrument``.
+        hooks: ``"call"`` (default), ``"node"`` or ``"module"``, as in ``instrument``. The first two
+            write no backward labels, as the report and the spans in ``trace`` need none.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
@@ -133,7 +134,13 @@ def profile(
         instrumented = [
             stack.enter_context(
                 put_labels(
-                    part, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines
+                    part,
+                    depth=depth,
+                    patterns=patterns,
+                    name=name,
+                    hooks=hooks,
+                    markers=hooks == "module",  # the report needs none
+                    lines=lines,
                 )
             )
             for name, part in models.items()
