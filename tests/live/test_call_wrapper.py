@@ -204,7 +204,7 @@ def test_a_schedule_has_labels_in_each_cycle():
         for _ in range(7):
             step(model)()
             profiler.step()
-    assert found == [ALL, ALL]
+    assert [names[-len(ALL) :] for names in found] == [ALL, ALL]  # torch 2.4 keeps earlier cycles
 
 
 def test_where_starts_cannot_be_noticed_there_are_node_hooks(monkeypatch, record):
