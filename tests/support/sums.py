@@ -12,14 +12,17 @@ TIMES = ("wall_ns", "gpu_ns", "cpu_ns")
 
 
 def middle(by_step: Sequence[int]) -> int:
-    """Return the median, rounded down."""
-    ordered = sorted(by_step)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
+    """Return the median of the steps that have any, shared over all steps, rounded down."""
+    ordered, steps = sorted(one for one in by_step if one), len(by_step)
+    if 4 * len(ordered) < steps or (len(ordered) < 2 and steps > 3) or not ordered:
+        return 0
+    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
+    return median * len(ordered) // steps
 
 
 def middle_count(by_step: Sequence[int]) -> int:
-    """Return the median of counts; of two middle counts, the larger."""
-    return sorted(by_step)[len(by_step) // 2]
+    """Return the mean of counts, rounded up."""
+    return -(-sum(by_step) // len(by_step))
 
 
 def assert_adds_up(report: Report) -> None:

@@ -321,4 +321,4 @@ def test_forwards_in_several_threads_all_recorded():
     for path, nodes in found.items():
         _, _, inner = path.partition(".")
         assert path.startswith("(") or set(nodes) == EXPECTED[inner], "a wrong owner"
-        assert path.startswith("(") or set(nodes.values()) == {3}
+        assert path.startswith("(") or set(nodes.values()) == {1}  # in each of three passes

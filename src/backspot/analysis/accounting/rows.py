@@ -7,9 +7,9 @@ its own steps, and what these medians leave over is the row ``(unsteady)``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -61,6 +61,8 @@ __all__ = ["BackwardCosts", "account"]
 # Listed among the nodes, although they are none.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
+_Part = TypeVar("_Part", NodeCost, LineCost)
+
 _ADDED = (_RECOMPUTE, _REPLAY)  # then the collectives
 
 
@@ -368,7 +370,7 @@ class _Accountant:
         kernels: dict[int, list[KernelCost]],
         lines: dict[int, list[LineCost]],
     ) -> list[Row]:
-        spans, steps = self.spans, self.steps.count
+        spans, steps, has_work = self.spans, self.steps.count, bool(self.clock.devices)
         owners, is_module = len(self.o.owners), self.o.owners.is_module
         wall, _, _ = costs_of
         by_step = [self._by_step(piece, piece.owner, owners) for piece in costs_of]
@@ -387,6 +389,7 @@ class _Accountant:
             recorded = any(each[owner].any() for each in by_step[:3])
             if not named and not recorded and not nodes[owner]:
                 continue
+            own = [column[owner] for column in costs]
             rows.append(
                 Row(
                     path=self.o.owners.path(owner),
@@ -394,20 +397,23 @@ class _Accountant:
                     root=module.root if module and named else "",
                     is_module=named,
                     calls=float(calls[owner]),
-                    wall_ns=costs[0][owner],
-                    gpu_ns=costs[1][owner],
-                    cpu_ns=costs[2][owner],
-                    forward_ns=costs[3][owner],
-                    recompute_ns=recompute[owner],
+                    wall_ns=own[0],
+                    gpu_ns=own[1],
+                    cpu_ns=own[2],
+                    forward_ns=own[3],
+                    recompute_ns=min(recompute[owner], own[0]),
                     total_wall_ns=0,
                     total_gpu_ns=0,
                     total_cpu_ns=0,
                     total_forward_ns=0,
                     total_recompute_ns=0,
-                    nodes=ranked_nodes(nodes[owner]),
-                    kernels=ranked_kernels(kernels[owner]),
-                    lines=ranked_lines(lines[owner]),
-                    wall_on=WallKinds(*spent_on[owner].tolist()),
+                    nodes=ranked_nodes(_within(nodes[owner], own)),
+                    kernels=ranked_kernels(
+                        replace(one, spent_ns=min(one.spent_ns, own[1 if has_work else 2]))
+                        for one in kernels[owner]
+                    ),
+                    lines=ranked_lines(_within(lines[owner], own)),
+                    wall_on=WallKinds(*(min(kind, own[0]) for kind in spent_on[owner].tolist())),
                     wall_ns_by_step=tuple(by_step[0][owner].tolist()),
                     gpu_ns_by_step=tuple(by_step[1][owner].tolist()),
                     cpu_ns_by_step=tuple(by_step[2][owner].tolist()),
@@ -487,6 +493,28 @@ class _Accountant:
         held = np.flatnonzero(costs)
         ranked = held[np.argsort(-costs[held], kind="stable")]
         return {self.o.owners.path(index): int(costs[index]) for index in ranked.tolist()}
+
+
+def _within(parts: Iterable[_Part], whole: Sequence[int]) -> list[_Part]:
+    """Return the parts of a row with no more time than the row has.
+
+    A part that is not there in every step is shared over all of them, and can come out above the
+    median of the row.
+
+    Args:
+        parts: its nodes or lines.
+        whole: the wall, GPU and CPU time of the row.
+    """
+    wall, gpu, cpu, *_ = whole
+    return [
+        replace(
+            part,
+            wall_ns=min(part.wall_ns, wall),
+            gpu_ns=min(part.gpu_ns, gpu),
+            cpu_ns=min(part.cpu_ns, cpu),
+        )
+        for part in parts
+    ]
 
 
 def _unsteady(rows: Sequence[Row], whole: Sequence[Ints]) -> tuple[Row, ...]:
