@@ -9,11 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
-from backspot.analysis.typical import typical_value
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.live import torch_internals
@@ -172,13 +170,9 @@ def profile(
             synchronize(parts)
         transformed = torch_internals.PassedOver.calls > passed_over
         real += step_times(run, parts, unprofiled - len(real))
-    report = locate_export(profiler, named, warmed_up=warmup > 0, trace=trace, force=force)
-    if real:
-        report = replace(
-            report,
-            unprofiled_step_ns=typical_value(np.array(real)),
-            unprofiled_step_ns_by_step=real,
-        )
+    report = locate_export(
+        profiler, named, warmed_up=warmup > 0, real_steps=real, trace=trace, force=force
+    )
     return _with_unused(report, models, instrumented, transformed=transformed)
 
 

@@ -49,9 +49,18 @@ def find(evidence: Evidence) -> Finding | None:
             f"For {percent(cost / evidence.report.wall_ns)} of the backward, {say.ms(cost)}, the "
             "GPU has nothing queued while the host executes nodes. The backward has "
             f"{say.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
-            "average. (The profiler slows the host: without it the share is lower.)"
+            f"average. {_without_profiler(evidence)}"
         ),
         remedy=_REPLAYED if replayed else remedy,
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(mine),
     )
+
+
+def _without_profiler(evidence: Evidence) -> str:
+    """Return what is known about the step without the profiler, which slows the host."""
+    real = evidence.report.unprofiled_step_ns
+    if not real:
+        return "(The profiler slows the host: without it the share is lower.)"
+    busy = percent(evidence.costs.busy_ns / real)
+    return f"Without the profiler, the GPU is busy for {busy} of the step."

@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Finding | None:
     if not length.sum():
         return None
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
-    if used * costs.busy_ns > _USED * evidence.step_ns:
+    if used * costs.busy_ns > _USED * evidence.real_step_ns:
         return None
     launch_bound = costs.of_host(launching(evidence))
     if not launch_bound:
@@ -36,13 +36,15 @@ def find(evidence: Evidence) -> Finding | None:
     # A larger batch does not load faster, so waiting for data is not counted.
     data = evidence.phase("data")
     waited = data.wall_ns - data.busy_ns if data else 0
-    idle = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
+    recorded = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
+    idle = np.maximum(0, recorded - (evidence.step_ns - evidence.real_step_ns))
     path, class_name = _root(evidence)
+    busy = percent(costs.busy_ns / evidence.real_step_ns)
     return finding(
         costs.place(path, idle, evidence.report.steps, class_name),
         title="The batch is too small for the GPU",
         seen=(
-            f"The GPU is busy for {percent(costs.busy_ns / evidence.step_ns)} of the step, and "
+            f"The GPU is busy for {busy} of the step, and "
             f"its kernels then have thread blocks for {percent(used)} of the multiprocessors."
         ),
         remedy=(
