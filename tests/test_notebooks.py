@@ -25,7 +25,7 @@ _SPEC.loader.exec_module(executing)
 SOURCES = executing.sources()
 SHOWN = {
     "01_find_the_slow_module": [
-        r"3 profiler steps",
+        r"10 profiler steps",
         r"Indexing backward sorts its indices",
         r"vit\.trace\.json\.gz: \d",
     ],

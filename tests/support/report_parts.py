@@ -191,7 +191,9 @@ def report(
         for step in range(steps)
     )
     device = DeviceCost(
-        0, {one.path: one.wall_ns for one in rows}, {one.path: one.gpu_ns for one in rows}
+        0,
+        {one.path: one.wall_ns for one in rows if one.wall_ns >= 0},
+        {one.path: one.gpu_ns for one in rows if one.gpu_ns >= 0},
     )
     return Report(
         modules=tuple(rows),

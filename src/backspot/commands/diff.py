@@ -1,8 +1,9 @@
 """Compare two traces or saved reports: what got slower, and what is only noise.
 
 BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
-With --fail-above, the exit code is 8 if the step or its backward got slower by more
-than PERCENT and by more than the noise. That needs several steps on both sides.
+With --fail-above, the exit code is 8 if the step or its backward got slower by
+more than PERCENT and by more than the noise. That needs several steps on both
+sides.
 
 Example:
   backspot diff before.json.gz after.json.gz --fail-above 5

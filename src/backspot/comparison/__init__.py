@@ -13,7 +13,7 @@ change, and writes the notes. It uses the other files in this order:
 Between equal recordings on an H200 with a busy host, the GPU time of a module varies by 0.1% and
 its clock time by 4% to 20%. So modules are compared by GPU time if both reports have device work,
 and otherwise with each other: what all modules do alike is the machine, or everything. The method
-is described in ``noise.py``, and ``benchmarks/comparison`` evaluates it.
+is described in ``noise.py``, and ``benchmarks/accuracy/compare_runs.py`` evaluates it.
 
 Terms: a *side* is one of the two recordings. A *move* is one renaming that explains several new
 paths. A change is *claimed* if its verdict is slower or faster, or if a module with time beyond the

@@ -74,7 +74,7 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
         >>> before = backspot.locate("main.trace.json.gz")
         >>> after = backspot.locate("branch.trace.json.gz")
         >>> print(backspot.compare(before, after))
-        The backward got slower by 14%: 21.3 ms before, 24.4 ms after, per step; ...
+        The step got slower by 20%: 31.7 ms before, 38.2 ms after, per step; ...
     """
     for report in (before, after):
         if not isinstance(report, Report):

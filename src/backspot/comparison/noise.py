@@ -3,7 +3,7 @@
 The steps of one recording share what the machine did at the time, so no number of steps shows how
 recordings differ. On a busy machine, two recordings of the same thing differ by up to 70%, and a
 confidence interval of the mean over the steps is far too narrow. The rules below were chosen by
-such recordings (``benchmarks/comparison`` evaluates them):
+such recordings (``benchmarks/accuracy/compare_runs.py`` evaluates it):
 
 - What all modules do alike is the machine, or everything. The *common shift* is the median over the
   modules of log(after / before), and its *scatter* is 1.4826 times the median absolute deviation

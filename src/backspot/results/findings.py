@@ -52,7 +52,7 @@ class Finding:
         seen: What was seen, with counts and times: one or two sentences.
         remedy: What to do: one or two sentences.
         wall_ns: Clock time that the cause takes, in nanoseconds of a typical step, and the sum over
-            its places. The remedy cannot save more than this.
+            its places, at most the whole step. The remedy cannot save more than this.
         places: Where it happens, most wall time first. Never empty.
         steps: Number of recorded steps in which the cause takes at least 1% of the step.
         nodes: Names of the autograd nodes involved, most expensive first.

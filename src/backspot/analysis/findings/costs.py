@@ -43,7 +43,7 @@ class Placed:
 
     Attributes:
         places: where, with the typical cost of each place, the most expensive first.
-        wall_ns: the sum over the places.
+        wall_ns: the sum over the places, at most the whole step.
         steps: in how many steps the cause takes at least ``LEAST_SHARE`` of the step.
     """
 
@@ -274,7 +274,8 @@ class Costs:
             for one in np.unique(owner[kept]).tolist()
         ]
         places.sort(key=lambda place: (-place.wall_ns, -place.count, place.path))
-        together = sum(place.wall_ns for place in places)
+        # Medians of many places can sum to more than the median of the step.
+        together = min(sum(place.wall_ns for place in places), typical_value(self.step_ns))
         return Placed(tuple(places), together, self._steps_with(by_step.sum(axis=0), LEAST_SHARE))
 
     def _placed_at(self, owner: Ints, chosen: Mask) -> Ints:

@@ -1,1 +1,0 @@
-"""How well ``compare`` tells recordings apart."""
