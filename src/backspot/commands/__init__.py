@@ -4,7 +4,8 @@ The arguments come in; text on standard output, one-line complaints on standard 
 code come out. In the order in which they are used:
 
 - this file parses the arguments and turns every error into one line and an exit code
-- ``show.py``, ``report.py``, ``annotate.py``, ``diff.py`` and ``demo.py`` are the verbs
+- ``run.py``, ``show.py``, ``report.py``, ``annotate.py``, ``diff.py`` and ``demo.py`` are the verbs
+- ``_script.py`` runs a script as ``python`` does
 - ``_source.py`` reads the trace that a verb was given
 - ``_ranks.py`` mentions the traces of other ranks
 - ``_output.py`` prints a result in the format that ``--format`` names
@@ -31,7 +32,7 @@ from backspot.errors import BackspotError, UsageError
 
 __all__ = ["main"]
 
-VERBS = ("demo", "show", "report", "annotate", "diff")
+VERBS = ("run", "demo", "show", "report", "annotate", "diff")
 """The verbs, in the order of the help; each is a module of this package."""
 
 _ABOUT = """\

@@ -9,6 +9,9 @@ An instrumentation is set up and removed by:
 - ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
   paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
 - ``profiling.py``: ``profile`` runs the steps, shows ``progress.py`` and calls the pipeline.
+  ``recording.py`` has the devices and the profiler's states.
+- ``running.py``: ``backspot run`` observes the steps of a script and records some of them.
+  ``discovery.py`` finds the models that the script trains.
 
 A module call that a profiler records goes through:
 

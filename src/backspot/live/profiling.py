@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch.profiler import ProfilerActivity, supported_activities
 
 from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
@@ -24,6 +22,7 @@ from backspot.live.instrumentation import (
     put_labels,
 )
 from backspot.live.modules import class_name, unwrap
+from backspot.live.recording import activities, prepared, recording, synchronize
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
@@ -132,20 +131,20 @@ def profile(
         for _ in range(warmup - 1):
             take()
             tick()
-        profiler = torch.profiler.profile(activities=_activities(models))
-        with _prepared(profiler):
+        profiler = torch.profiler.profile(activities=activities(models.values()))
+        with prepared(profiler):
             if warmup:
                 take()
                 tick()
             # Kernels that still run have their launch before the recording, and no owner in it.
-            _synchronize(models)
+            synchronize(models.values())
         passed_over = torch_internals.PassedOver.calls
-        with _recording(profiler):
+        with recording(profiler):
             for number in range(steps):
                 with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
                     take()
                 tick()
-            _synchronize(models)
+            synchronize(models.values())
     report = locate_export(profiler, named, warmed_up=warmup > 0, trace=trace, force=force)
     transformed = torch_internals.PassedOver.calls > passed_over
     return _with_unused(report, models, instrumented, transformed=transformed)
@@ -211,72 +210,6 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
         step(batch)
 
     return take
-
-
-# Devices -----------------------------------------------------------------------------------------
-
-
-def _kind(activity: ProfilerActivity) -> str:
-    """Return the ``torch.device.type`` of the devices that an activity records."""
-    if activity.name == "PrivateUse1":
-        return torch_internals.privateuse1_name()
-    return str(activity.name).lower()
-
-
-def _devices(models: Mapping[str, torch.nn.Module]) -> set[torch.device]:
-    """Return the devices in use except the host: the models' and all that are initialized."""
-    found = {
-        tensor.device
-        for part in models.values()
-        for tensor in (*part.parameters(), *part.buffers())
-    }
-    for activity in supported_activities() - {ProfilerActivity.CPU}:
-        backend = getattr(torch, _kind(activity), None)
-        if backend is not None and getattr(backend, "is_initialized", bool)():
-            found.add(torch.device(_kind(activity), backend.current_device()))
-    return {device for device in found if device.type not in ("cpu", "meta")}
-
-
-def _activities(models: Mapping[str, torch.nn.Module]) -> list[ProfilerActivity]:
-    kinds = {"cpu", *(device.type for device in _devices(models))}
-    return [activity for activity in supported_activities() if _kind(activity) in kinds]
-
-
-def _synchronize(models: Mapping[str, torch.nn.Module]) -> None:
-    for device in _devices(models):
-        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
-        if device.type == "mps":
-            torch.mps.synchronize()
-        elif wait is not None:
-            wait(device)
-
-
-# The profiler's two states -----------------------------------------------------------------------
-
-
-@contextmanager
-def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
-    with warnings.catch_warnings():
-        # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
-        profiler.prepare_trace()
-    try:
-        yield
-    except BaseException:
-        # A prepared profiler can only be ended by starting and stopping it.
-        profiler.start_trace()
-        profiler.stop_trace()
-        raise
-
-
-@contextmanager
-def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
-    try:
-        profiler.start_trace()
-        yield
-    finally:
-        if torch_internals.recording():  # unless an interrupt came before the start
-            profiler.stop_trace()
 
 
 # Warnings ----------------------------------------------------------------------------------------
