@@ -600,17 +600,17 @@ def _clock_of(model: torch.nn.Module | None) -> _HostClock | _DeviceClock:
 class _Hook:
     """A hook of a monitor on a block, which does nothing in a copy of the model."""
 
-    __slots__ = ("_block", "_monitor")
+    __slots__ = ("_block", "_of_monitor")
 
     def __init__(self, monitor: Monitor, block: int) -> None:
-        self._monitor, self._block = monitor, block
+        self._of_monitor, self._block = monitor, block
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments and returns None
 
     def _fail(self) -> None:
-        if self._monitor._sample is not None:
-            self._monitor._sample.broken = True
+        if self._of_monitor._sample is not None:
+            self._of_monitor._sample.broken = True
 
 
 class _Before(_Hook):
@@ -618,7 +618,7 @@ class _Before(_Hook):
 
     def __call__(self, module: object, args: object, kwargs: dict[str, Any]) -> None:
         try:
-            self._monitor._before(self._block, (args, kwargs))
+            self._of_monitor._before(self._block, (args, kwargs))
         except Exception:
             self._fail()  # a time is never worth a failed step
 
@@ -628,7 +628,7 @@ class _After(_Hook):
 
     def __call__(self, module: object, args: object, output: object) -> None:
         try:
-            self._monitor._after(self._block, output)
+            self._of_monitor._after(self._block, output)
         except Exception:
             self._fail()
 
@@ -638,7 +638,7 @@ class _Reached(_Hook):
 
     def __call__(self, *_: object) -> None:
         try:
-            self._monitor._reached(self._block)
+            self._of_monitor._reached(self._block)
         except Exception:
             self._fail()
 

@@ -186,7 +186,7 @@ class Recorder:
         self._watch: discovery.CallWatch | None = None
         self._models: Mapping[str, torch.nn.Module] = {}
         self._labels = ExitStack()
-        self._profiler: torch.profiler.profile | None = None
+        self._own_profiler: torch.profiler.profile | None = None
         self._mark: Any = None
         self._recorded = 0
 
@@ -356,15 +356,15 @@ class Recorder:
                         lines=True,
                     )
                 )
-        self._profiler = torch.profiler.profile(activities=activities(self._models.values()))
+        self._own_profiler = torch.profiler.profile(activities=activities(self._models.values()))
         self._state = State.PREPARED
-        self._labels.enter_context(prepared(self._profiler))
+        self._labels.enter_context(prepared(self._own_profiler))
 
     def _begin_recording(self) -> None:
-        assert self._profiler is not None  # noqa: S101 - for type checkers
+        assert self._own_profiler is not None  # noqa: S101 - for type checkers
         synchronize(self._models.values())
         self._state = State.RECORDING
-        self._labels.enter_context(recording(self._profiler))
+        self._labels.enter_context(recording(self._own_profiler))
         self._begin_mark()
 
     def _begin_mark(self) -> None:
@@ -378,7 +378,7 @@ class Recorder:
 
     def _finish(self) -> None:
         """Remove everything, deliver the recording, and wait for the next one."""
-        profiler, times, count = self._profiler, tuple(self._times), self._recorded
+        profiler, times, count = self._own_profiler, tuple(self._times), self._recorded
         first = self.steps - count + 1
         self._stop()
         if self._plan.every is None:
@@ -398,8 +398,8 @@ class Recorder:
         """End what is under way and remove all of it."""
         if self._watch is not None:
             self._watch.end()
-        if self._state is State.PREPARED and self._profiler is not None:
-            with recording(self._profiler):  # a prepared profiler can only be ended in this way
+        if self._state is State.PREPARED and self._own_profiler is not None:
+            with recording(self._own_profiler):  # a prepared profiler can only be ended in this way
                 pass
         if self._state is State.RECORDING:
             synchronize(self._models.values())
@@ -412,7 +412,7 @@ class Recorder:
         """Remove everything, because the script has ended; deliver what was recorded."""
         if self.is_child:
             return
-        profiler, times, count = self._profiler, tuple(self._times), self._recorded
+        profiler, times, count = self._own_profiler, tuple(self._times), self._recorded
         first = self.steps - count + 1
         with suppress(Exception):
             self._stop()
