@@ -217,6 +217,8 @@ def test_the_help_holds_an_example_and_every_exit_code(capsys):
     ("verb", "codes"),
     [
         ("demo", [6, 7]),
+        ("explain", []),
+        ("run", [3, 6, 7]),
         ("show", [3, 4, 5]),
         ("report", [3, 4, 5, 6]),
         ("annotate", [3, 4, 5, 6]),

@@ -9,6 +9,10 @@ An instrumentation is set up and removed by:
 - ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
   paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
 - ``profiling.py``: ``profile`` runs the steps, shows ``progress.py`` and calls the pipeline.
+  ``recording.py`` has the devices and the profiler's states.
+- ``running.py``: ``backspot run`` observes the steps of a script and records some of them.
+  ``discovery.py`` finds the models that the script trains.
+- ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
 
 A module call that a profiler records goes through:
 
@@ -38,11 +42,12 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise MissingDependencyError(
-        "backspot.profile and backspot.instrument need torch, which is not installed: "
+        "backspot.profile, instrument and Monitor need torch, which is not installed: "
         "pip install torch (traces are read without it: backspot.locate, backspot show)"
     ) from None
 
 from backspot.live.instrumentation import Instrumentation, instrument
+from backspot.live.monitor import Alarm, Monitor
 from backspot.live.profiling import profile
 
-__all__ = ["Instrumentation", "instrument", "profile"]
+__all__ = ["Alarm", "Instrumentation", "Monitor", "instrument", "profile"]

@@ -15,7 +15,7 @@ from backspot.live import torch_internals
 from backspot.live.calls import Thread
 from backspot.live.owner import Owner
 
-__all__ = ["mark_inputs", "mark_output"]
+__all__ = ["mark_inputs", "mark_output", "tensors_in"]
 
 _KEY = "backspot"  # in node.metadata: this node was checked
 _DEPTH = 6  # levels of nested containers that are searched
@@ -74,7 +74,7 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
         if kind is _Tensor:
             _mark(thread, caller, value, following)
         elif value is not None and kind not in _PLAIN:
-            for tensor in _tensors_in(value):
+            for tensor in tensors_in(value):
                 try:
                     if type(tensor) is _Tensor:
                         _mark(thread, caller, tensor, following)
@@ -134,7 +134,7 @@ _PLAIN = frozenset(
 )
 
 
-def _tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in nested tuples, lists, dicts (``ModelOutput`` too) and dataclasses."""
     found: list[torch.Tensor] = []
     visits = _VISITS

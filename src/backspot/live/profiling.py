@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,7 +14,6 @@ from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.live import torch_internals
-from backspot.live.devices import activities_of, synchronize
 from backspot.live.instrumentation import (
     NO_FUNCTION,
     Instrumentation,
@@ -24,6 +22,7 @@ from backspot.live.instrumentation import (
     put_labels,
 )
 from backspot.live.modules import class_name, unwrap
+from backspot.live.recording import activities, prepared, recording, synchronize
 from backspot.live.step_clock import step_times
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
@@ -152,17 +151,16 @@ def profile(
 
         for _ in range(warmup - 1):
             run()
-        parts = list(parts)
         # Without a step before, the first one to be timed would be a warm-up.
         real = step_times(run, parts, unprofiled // 2 if warmup > 1 else 0)
-        profiler = torch.profiler.profile(activities=activities_of(parts))
-        with _prepared(profiler):
+        profiler = torch.profiler.profile(activities=activities(parts))
+        with prepared(profiler):
             if warmup:
                 run()
             # Kernels that still run have their launch before the recording, and no owner in it.
             synchronize(parts)
         passed_over = torch_internals.PassedOver.calls
-        with _recording(profiler):
+        with recording(profiler):
             for number in range(steps):
                 with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
                     take()
@@ -245,34 +243,6 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
         step(batch)
 
     return take
-
-
-# The profiler's two states -----------------------------------------------------------------------
-
-
-@contextmanager
-def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
-    with warnings.catch_warnings():
-        # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
-        profiler.prepare_trace()
-    try:
-        yield
-    except BaseException:
-        # A prepared profiler can only be ended by starting and stopping it.
-        profiler.start_trace()
-        profiler.stop_trace()
-        raise
-
-
-@contextmanager
-def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
-    try:
-        profiler.start_trace()
-        yield
-    finally:
-        if torch_internals.recording():  # unless an interrupt came before the start
-            profiler.stop_trace()
 
 
 # Warnings ----------------------------------------------------------------------------------------

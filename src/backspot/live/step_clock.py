@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from backspot.live.devices import devices_of, synchronize
+from backspot.live.recording import devices_of, synchronize
 
 __all__ = ["step_times"]
 

@@ -41,6 +41,7 @@ __all__ = [
     "PassedOver",
     "Place",
     "add_metadata",
+    "at_end_of_backward",
     "children_of",
     "compiled_class",
     "compiled_module",
@@ -50,6 +51,7 @@ __all__ = [
     "full_backward_flag",
     "has_hooks",
     "ignore_torch_function",
+    "in_backward",
     "innermost_transform",
     "is_call",
     "is_dynamo_compiling",
@@ -282,6 +284,24 @@ sequence_number: Callable[[], int] = _find("_C", "_autograd", "_get_sequence_nr"
 def number_of(node: torch.autograd.graph.Node) -> int:
     """Return the sequence number of an autograd node."""
     return node._sequence_nr()  # type: ignore[no-any-return]  # each class of nodes has its own
+
+
+# The engine's run that this thread is in, -1 outside. Without it forward code that checkpointing
+# runs again is timed as forward.
+_graph_task: Callable[[], int] = _find("_C", "_current_graph_task_id") or (lambda: -1)
+
+
+def in_backward() -> bool:
+    """Return whether autograd's engine runs on this thread."""
+    return _graph_task() >= 0
+
+
+def at_end_of_backward(action: Callable[[], None]) -> None:
+    """Call a function when the engine's run that this thread is in has ended without an error.
+
+    Data parallelism ends its communication in the same way.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(action)
 
 
 # From torch 2.14 on autograd calls a hook with each node that a thread makes. None before: then the
