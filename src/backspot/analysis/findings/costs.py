@@ -255,7 +255,7 @@ class Costs:
             count: how many things there are in all steps.
             class_name: the class of the module.
         """
-        cost = typical_value(by_step)
+        cost = min(typical_value(by_step), typical_value(self.step_ns))
         only = Place(path, class_name, self._per_step(count), cost)
         return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE))
 
