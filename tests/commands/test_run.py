@@ -169,7 +169,7 @@ def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
     assert report.trace == f"{path}, steps 5 to 6"
     assert {"0", "1", "2"} <= {row.path for row in report.modules}
     assert report.steps == 2
-    assert report["0"].row.calls == 2
+    assert report["0"].row.recorded_calls == 2
     assert report["0"].row.class_name.encode() in done.stderr
     again = backspot.locate(tmp_path / "backspot" / "trace.json.gz")
     assert [row.path for row in again.modules] == [row.path for row in report.modules]
@@ -318,7 +318,7 @@ def test_labels_of_the_scripts_own_are_used(write, tmp_path):
     code = training("import backspot", "with backspot.instrument(model, name='net'):", "  train(9)")
     program("run", *SMALL, write(code), cwd=tmp_path)
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
-    assert report["net.0"].row.calls == 2
+    assert report["net.0"].row.recorded_calls == 2
 
 
 def test_a_forked_process_writes_nothing(write, tmp_path):
