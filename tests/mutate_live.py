@@ -429,7 +429,7 @@ MUTATIONS = (
     ),
     Mutation(
         "profile() leaves the profiler on where a step fails",
-        "live/profiling.py",
+        "live/recording.py",
         "    finally:\n        if torch_internals.recording():",
         "    except ZeroDivisionError:\n        if torch_internals.recording():",
         f"{PROFILING}::test_what_the_step_raises_passes_through_and_the_next_profile_works",
