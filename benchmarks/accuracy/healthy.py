@@ -88,8 +88,12 @@ def _images(context: Context, model: nn.Module, batch: int, side: int) -> torch.
 
 
 def _classified(context: Context, model: nn.Module, batch: int, side: int) -> Built:
-    data = _images(context, model, batch, side)
-    labels = context.randint(1000, batch)
+    return _with_labels(context, model, _images(context, model, batch, side), batch, classes=1000)
+
+
+def _with_labels(context: Context, model: nn.Module, data: Any, *shape: int, classes: int) -> Built:
+    """Train on random labels of this shape."""
+    labels = context.randint(classes, *shape)
     return built(
         context,
         model,
@@ -190,13 +194,8 @@ def _vae(context: Context) -> Built:
 def _unet(context: Context) -> Built:
     model = _made(context, lambda: models.Unet(_size(context, 64, 16, 4)))
     side, batch = _size(context, 128, 64, 16), _size(context, 32, 4, 2)
-    data, masks = _images(context, model, batch, side), context.randint(16, batch, side, side)
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(data), masks),
-        autocast=_on_gpu(context),
-    )
+    data = _images(context, model, batch, side)
+    return _with_labels(context, model, data, batch, side, side, classes=16)
 
 
 # Text --------------------------------------------------------------------------------------------

@@ -87,12 +87,16 @@ def test_in_a_step_that_waits_for_the_host_a_kernel_saves_nothing_and_a_node_sav
     assert saves(found, a=0.5) == pytest.approx(4.0, abs=0.01)
 
 
+def b_waits_for_its_kernel(program, step, at):
+    program.node(step, "b", at, at + 6 * MS)
+    program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US)
+    program.call("cudaStreamSynchronize", at + 30 * US, at + 5_010 * US)
+
+
 def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
     program = Program()
     for step, at in program.steps():
-        program.node(step, "b", at, at + 6 * MS)
-        program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US)
-        program.call("cudaStreamSynchronize", at + 30 * US, at + 5_010 * US)
+        b_waits_for_its_kernel(program, step, at)
         program.node(step, "a", at + 6 * MS, at + 14 * MS)
         program.trace.kernel(at + 6_020 * US, at + 8 * MS, launch=at + 6_010 * US)
     found = program.recording(tmp_path)
@@ -108,9 +112,7 @@ def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
 def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
     program = Program()
     for step, at in program.steps():
-        program.node(step, "b", at, at + 6 * MS)
-        program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US)
-        program.call("cudaStreamSynchronize", at + 30 * US, at + 5_010 * US)
+        b_waits_for_its_kernel(program, step, at)
         program.node(step, "a", at + 6 * MS, at + 14 * MS)
     found = program.recording(tmp_path)
     ownership = found.ownership

@@ -183,12 +183,12 @@ class _Observer:
             complain(f"no report: {error}")
             return
         if rank == 0:
-            _print(report, recorded)
+            _print(report)
             shown = Path(os.path.relpath(self._folder))
             complain(f"wrote {', '.join(names)} into {shown}{os.sep}")
 
 
-def _print(report: Report, recorded: Recorded) -> None:
+def _print(report: Report) -> None:
     """Print the report on standard error: standard output is the script's own."""
     import shutil
 
@@ -203,11 +203,11 @@ def _print(report: Report, recorded: Recorded) -> None:
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         print(f"\n{text}\n", file=sys.stderr, flush=True)
-    if recorded.times_ns:
-        middle, low, high = recorded.median_ns, min(recorded.times_ns), max(recorded.times_ns)
+    times = report.unprofiled_step_ns_by_step
+    if report.unprofiled_step_ns is not None:
         complain(
-            f"without the profiler a step takes {duration(middle)} (median of "
-            f"{len(recorded.times_ns)}; {duration(low)} to {duration(high)})"
+            f"without the profiler a step takes {duration(report.unprofiled_step_ns)} (median of "
+            f"{len(times)}; {duration(min(times))} to {duration(max(times))})"
         )
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import os
-import statistics
 import sys
 import threading
 import time
@@ -97,11 +96,6 @@ class Recorded:
     def last(self) -> int:
         """The number of the last recorded step."""
         return self.first + self.count - 1
-
-    @property
-    def median_ns(self) -> int:
-        """The median time of a step without the profiler."""
-        return int(statistics.median(self.times_ns))
 
 
 class Cycle:
