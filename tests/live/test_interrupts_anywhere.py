@@ -138,6 +138,16 @@ WHILE_INSTRUMENTING = """
         assert nn.Module.__call__ is call
 
 
+    def end(profiler):
+        '''End what an interrupt has left of a profiler: PyTorch itself cannot be interrupted.'''
+        if not profiler.profiling_start_time_ns and not torch.autograd._profiler_enabled():
+            profiler._start_trace()  # PyTorch 2.4 prepares no other after one that did not start
+        if torch.autograd._profiler_enabled():
+            torch.autograd._disable_profiler()
+        if torch.autograd.profiler._is_profiler_enabled:
+            torch.autograd.profiler._set_is_profiler_enabled(False)
+
+
     model = net()
     record(lambda: model(torch.randn(2, 4)).sum().backward())  # imports what PyTorch wants
     call = nn.Module.__call__
@@ -188,11 +198,16 @@ WHILE_INSTRUMENTING = """
         number += 1
         instrumentation = backspot.instrument(model, hooks=sys.argv[2])
         x = torch.randn(2, 4)
-        error = interrupted(number, lambda: record(lambda: model(x).sum().backward()))
-        if torch.autograd.profiler._is_profiler_enabled:  # PyTorch cannot be interrupted there
-            torch.autograd.profiler._set_is_profiler_enabled(False)
-        if torch.autograd._profiler_enabled():
-            torch.autograd._disable_profiler()
+        profiler = profile(activities=[ProfilerActivity.CPU])
+
+
+        def step():
+            with profiler:
+                model(x).sum().backward()
+
+
+        error = interrupted(number, step)
+        end(profiler.profiler)
         instrumentation.remove()
         nothing_left(model)
     print("recorded after", number)
