@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from backspot.live.modules import class_name, unwrap
-from backspot.live.torch_internals import children_of
+from backspot.live.torch_internals import children_of, is_dynamos, parameters_of
 
 __all__ = ["CallWatch", "named", "other_optimizers", "outermost", "profilers", "trained_by"]
 
@@ -30,8 +30,24 @@ def _living(kind: type) -> list[Any]:
 
 
 def outermost() -> list[torch.nn.Module]:
-    """Return the live modules that no other live module contains."""
+    """Return the live modules that no other live module contains.
+
+    The graphs that Dynamo made do not count, nor do the copies of modules that it put into them.
+    """
     modules = _living(torch.nn.Module)
+    graphs = [module for module in modules if is_dynamos(module)]
+    parts = {id(part) for graph in graphs for part in graph.modules()}
+    held = {
+        id(parameter)
+        for module in modules
+        if id(module) not in parts
+        for parameter in parameters_of(module)
+    }
+    modules = [
+        module
+        for module in modules
+        if not (id(module) in parts and all(id(p) in held for p in module.parameters()))
+    ]
     inside = {id(child) for module in modules for child in children_of(module).values()}
     return [module for module in modules if id(module) not in inside]
 

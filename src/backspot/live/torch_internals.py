@@ -393,6 +393,15 @@ def compiled_module(module: torch.nn.Module) -> torch.nn.Module | None:
     return module._modules.get(WRAPPED_CHILD["OptimizedModule"])
 
 
+def is_dynamos(module: torch.nn.Module) -> bool:
+    """Return whether Dynamo made this module, as the graph of a region that it compiled.
+
+    Up to torch 2.4 it holds the parameters and children of the module that is compiled. Where no
+    graph has the attribute, none is told apart.
+    """
+    return isinstance(module, torch.fx.GraphModule) and "compile_subgraph_reason" in vars(module)
+
+
 # Modules -----------------------------------------------------------------------------------------
 
 # PyTorch would number each hook, and Dynamo's guards for a block check the numbers of the block's
