@@ -25,6 +25,7 @@ FLOORS = (
     ("analysis.accounting", "analysis.caveats"),
     ("analysis.findings", "analysis.replay"),
     ("analysis",),
+    ("job",),
     ("render",),
     ("pipeline",),
     ("live",),
