@@ -8,6 +8,9 @@ The order in which the files work::
     identity.py   which rank a trace is of, and on which host, from its head and its name
     reduce.py     one located trace to a ``Summary``
     summary.py    ``Summary``, its bytes and back
+    matching.py   the same collective on all ranks
+    align.py      one clock for all ranks
+    waiting.py    how long each rank waits in each collective, and how long the transfer takes
 
 Terms:
 
