@@ -1,6 +1,6 @@
 """A training job of many ranks: which rank is slow, where, and who waits for it.
 
-In: one located trace for each rank. Each trace is reduced to a ``Summary``
+In: one located trace for each rank. Out: a ``JobReport``. Each trace is reduced to a ``Summary``
 where it lies, and only summaries are put together, so that memory grows with ranks times modules.
 
 The order in which the files work::
@@ -11,6 +11,7 @@ The order in which the files work::
     matching.py   the same collective on all ranks
     align.py      one clock for all ranks
     waiting.py    how long each rank waits in each collective, and how long the transfer takes
+    answer.py     the slow rank of each step, the modules that differ, and what follows from it
 
 Terms:
 
