@@ -28,6 +28,7 @@ FLOORS = (
     ("job",),
     ("render",),
     ("pipeline",),
+    ("job.gather",),
     ("live",),
     ("integrations",),
     ("",),

@@ -6,10 +6,14 @@ import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backspot.errors import UsageError
 from backspot.job.answer import answer
+from backspot.job.others import Others
 from backspot.job.summary import ModuleTimes, PhaseTimes, Summary, from_json
 from backspot.render.job import render_job
 from backspot.results.job import JobReport
@@ -88,6 +92,15 @@ def test_a_slow_module_is_found_among_many_ranks() -> None:
     ranks[4] = _slower(ranks[4], SLOW, 8_000_000)
     (finding,) = answer(ranks).findings
     assert (finding.rank, finding.path, finding.kind) == (4, SLOW, "gpu")
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=2, max_size=7))
+def test_each_rank_is_compared_with_the_median_of_the_others(values: list[list[int]]) -> None:
+    every = np.array(values)
+    others_of = Others(every)
+    for row in range(len(every)):
+        others = np.delete(every, row, axis=0)
+        assert others_of.of(every[row]).tolist() == np.floor(np.median(others, axis=0)).tolist()
 
 
 def test_a_gpu_whose_kernels_all_take_longer_is_found() -> None:

@@ -11,7 +11,9 @@ The order in which the files work::
     matching.py   the same collective on all ranks
     align.py      one clock for all ranks
     waiting.py    how long each rank waits in each collective, and how long the transfer takes
+    others.py     the median of the other ranks, for each rank
     answer.py     the slow rank of each step, the modules that differ, and what follows from it
+    gather.py     all of this for the traces of a job, one process for each; above ``pipeline.py``
 
 Terms:
 

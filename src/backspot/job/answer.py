@@ -23,6 +23,7 @@ from backspot.errors import UsageError
 from backspot.formatting import counted, duration, percent, visible
 from backspot.job.align import RankClock, align
 from backspot.job.matching import common_steps, match_collectives
+from backspot.job.others import Others
 from backspot.job.summary import ModuleTimes, PhaseTimes, Summary
 from backspot.job.waiting import GroupWaits, find_waits
 from backspot.results.job import (
@@ -82,6 +83,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     }
     waits = find_waits(matching.groups, certain)
     late = _lateness(waits, certain, len(numbers))
+    sums = _sums(waits, len(numbers))
     table = _Table(ranks, at)
     modules, claims = _spreads(table, step_ns)
     world = max([len(ranks), *(summary.world_size for summary in ranks.values())])
@@ -93,7 +95,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         )
     return JobReport(
         ranks=tuple(
-            _rank_cost(ranks[rank], rank, at[rank], lengths[rank], waits, late, clocks)
+            _rank_cost(ranks[rank], rank, at[rank], lengths[rank], sums, late, clocks)
             for rank in ranks
         ),
         world_size=world,
@@ -170,14 +172,24 @@ def _lateness(
     late: dict[int, list[list[float]]] = {rank: [[] for _ in range(steps)] for rank in clocks}
     for one in waits:
         # A wait is the time to the last entry, so differences of waits are those of entries.
-        for row, rank in enumerate(one.ranks):
-            others = np.delete(one.wait, row, axis=0)
-            apart = np.median(others, axis=0) - one.wait[row]
-            for step in range(steps):
-                late[rank][step] += apart[one.group.step == step].tolist()
+        apart = Others(one.wait).of(one.wait) - one.wait
+        for step in range(steps):
+            of_step = apart[:, one.group.step == step].tolist()
+            for rank, some in zip(one.ranks, of_step, strict=True):
+                late[rank][step] += some
     return {
         rank: [median(some) if some else 0.0 for some in by_step] for rank, by_step in late.items()
     }
+
+
+def _sums(waits: Sequence[GroupWaits], steps: int) -> dict[int, tuple[Ints, Ints]]:
+    """Return the waits and the transfers of each rank in each step, over all process groups."""
+    found: dict[int, tuple[Ints, Ints]] = {}
+    for one in waits:
+        for rank, wait, transfer in zip(one.ranks, *one.by_step(steps), strict=True):
+            waited, moved = found.get(rank, (0, 0))
+            found[rank] = waited + wait, moved + transfer
+    return found
 
 
 def _slowest(
@@ -211,16 +223,11 @@ def _rank_cost(
     rank: int,
     at: Sequence[int],
     length: Ints,
-    waits: Sequence[GroupWaits],
+    sums: Mapping[int, tuple[Ints, Ints]],
     late: Mapping[int, Sequence[float]],
     clocks: Mapping[int, RankClock],
 ) -> RankCost:
-    wait, transfer = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
-    for one in waits:
-        if rank in one.ranks:
-            row = one.ranks.index(rank)
-            waited, moved = one.by_step(len(at))
-            wait, transfer = wait + waited[row], transfer + moved[row]
+    wait, transfer = sums.get(rank, (np.zeros(len(at), np.int64),) * 2)
     clock = clocks.get(rank)
     return RankCost(
         rank=rank,
@@ -281,12 +288,11 @@ class _Table:
                 if module.is_module:
                     parts = np.array([getattr(module, part) for part in PARTS])
                     self.times[row, place[module.path]] = parts[:, at[rank]]
+        self._others = Others(self.times)
 
     def others(self, rank: int) -> Ints:
         """Return the median over the other ranks, by module, part and step."""
-        rest = np.delete(self.times, self.ranks.index(rank), axis=0)
-        found: Ints = np.median(rest, axis=0).astype(np.int64)
-        return found
+        return self._others.of(self.times[self.ranks.index(rank)])
 
     def longer(self, rank: int) -> Ints:
         """Return by how much a rank exceeds the median of the others, by module, part and step."""
@@ -368,8 +374,11 @@ def _findings(
     step_ns: int,
 ) -> tuple[JobFinding, ...]:
     found = [_slow_module(claim) for claim in claims]
-    for rank in ranks:
-        found += [*_slow_gpu(table, rank), *_slow_data(rank, ranks, at, step_ns)]
+    data = np.array([_phase(one.phases, "data", at[rank]) for rank, one in ranks.items()])
+    usual = Others(data).of(data)
+    for row, rank in enumerate(ranks):
+        found += _slow_gpu(table, rank)
+        found += _slow_data(rank, data[row], usual[row], step_ns)
     return tuple(sorted(found, key=lambda one: (-one.cost_ns, one.rank, one.path)))
 
 
@@ -407,13 +416,15 @@ def _slow_gpu(table: _Table, rank: int) -> list[JobFinding]:
     forward = PARTS.index("forward_gpu")
     was = table.others(rank)[:, forward]
     now = table.times[table.ranks.index(rank)][:, forward]
+    usual, taken = (typical_value(times.sum(axis=0)) for times in (was, now))
+    if taken <= (1 + _CLOCK) * usual:  # most ranks end here
+        return []
     shifts = [_shift(was, now)]
     shifts += [_shift(was[:, [step]], now[:, [step]]) for step in range(was.shape[1])]
     if was.shape[1] < 2 or not all(
         shift and math.expm1(shift.common) > max(_CLOCK, 2 * shift.scatter) for shift in shifts
     ):
         return []
-    usual, taken = (typical_value(times.sum(axis=0)) for times in (was, now))
     return [
         JobFinding(
             rule="slow-gpu",
@@ -432,13 +443,8 @@ def _slow_gpu(table: _Table, rank: int) -> list[JobFinding]:
     ]
 
 
-def _slow_data(
-    rank: int, ranks: Mapping[int, Summary], at: Mapping[int, Sequence[int]], step_ns: int
-) -> list[JobFinding]:
+def _slow_data(rank: int, now: Ints, was: Ints, step_ns: int) -> list[JobFinding]:
     """Find a rank that waits longer for its batches."""
-    times = {one: _phase(summary.phases, "data", at[one]) for one, summary in ranks.items()}
-    now = times.pop(rank)
-    was = np.median(np.array(list(times.values())), axis=0).astype(np.int64)
     if not _is_clear(was, now, None, _MATTERS * step_ns):
         return []
     usual, taken = typical_value(was), typical_value(now)
