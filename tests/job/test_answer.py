@@ -94,6 +94,31 @@ def test_a_slow_module_is_found_among_many_ranks() -> None:
     assert (finding.rank, finding.path, finding.kind) == (4, SLOW, "gpu")
 
 
+def test_each_of_two_slow_ranks_is_named() -> None:
+    ranks = _many(6)
+    for rank in (1, 4):
+        ranks[rank] = _slower(ranks[rank], SLOW, 8_000_000)
+    assert {(one.rank, one.path) for one in answer(ranks).findings} == {(1, SLOW), (4, SLOW)}
+
+
+def test_transfers_that_hold_up_all_ranks_are_no_rank_s_fault() -> None:
+    ranks = []
+    for one in _many(4):
+        (group,) = one.groups
+        start = tuple(end - 2_000_000 for end in group.end)
+        group = msgspec.structs.replace(group, start=start)
+        ranks.append(
+            msgspec.structs.replace(
+                one, groups=(group,), exposed=(30_000_000, 31_000_000, 30_500_000)
+            )
+        )
+    (finding,) = answer(ranks).findings
+    assert (finding.rule, finding.rank) == ("exposed-transfer", None)
+    assert "all_gather" in finding.title
+    assert "prefetch" in finding.remedy
+    assert finding.cost_ns == 30_500_000
+
+
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=2, max_size=7))
 def test_each_rank_is_compared_with_the_median_of_the_others(values: list[list[int]]) -> None:
     every = np.array(values)

@@ -45,6 +45,8 @@ _MATTERS = 0.02
 """Share of the step from which a difference is worth a claim."""
 _CLOCK = 0.05
 """Share by which the forward kernels of a slower GPU take longer."""
+_EXPOSED = 0.1
+"""Share of the step from which exposed transfers are worth a claim."""
 _UNCERTAIN = 0.1
 """Share of the step from which the clocks are too uncertain to say who waits for whom."""
 
@@ -93,18 +95,18 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
             f"{counted(missing, 'rank')} of {world} {'is' if missing == 1 else 'are'} not part of "
             "the answer. The ranks here may have waited for them."
         )
+    costs = tuple(
+        _rank_cost(ranks[rank], rank, at[rank], lengths[rank], sums, late, clocks) for rank in ranks
+    )
     return JobReport(
-        ranks=tuple(
-            _rank_cost(ranks[rank], rank, at[rank], lengths[rank], sums, late, clocks)
-            for rank in ranks
-        ),
+        ranks=costs,
         world_size=world,
         steps=numbers,
         step_ns=step_ns,
         slowest=_slowest(numbers, late, table),
         groups=tuple(_group_cost(one, len(numbers)) for one in waits),
         modules=modules,
-        findings=_findings(table, claims, ranks, at, step_ns),
+        findings=_findings(table, claims, costs, waits, ranks, at, step_ns),
         lost=tuple(lost),
         warnings=tuple(warnings),
     )
@@ -312,41 +314,41 @@ class _Claim:
 
 
 def _spreads(table: _Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], list[_Claim]]:
-    """Compare each module on its worst rank with the other ranks."""
+    """Compare each module on each rank with the other ranks; list its worst rank."""
     if not len(table.modules):
         return (), []
     total = typical(table.times.sum(axis=2))  # by rank and module
+    middle = np.median(total, axis=0).astype(np.int64)
     worst = total.argmax(axis=0)
     spreads, claims = [], []
     for row, rank in enumerate(table.ranks):
-        mine = np.flatnonzero(worst == row)
-        if not len(mine):
-            continue
         before, after = table.others(rank), table.times[row]
         was, now = before.sum(axis=1), after.sum(axis=1)
-        shift = _shift(was, now)
         usual = typical(was)
-        for index in mine.tolist():
-            gap = int(total[row, index] - usual[index])
-            if gap <= 0:
-                continue
-            apart = typical(after[index]) - typical(before[index])
-            part, module = PARTS[int(apart.argmax())], table.modules[index]
-            clear = _is_clear(was[index], now[index], shift, _MATTERS * step_ns)
-            spreads.append(
-                ModuleSpread(
-                    path=module.path,
-                    class_name=module.class_name,
-                    median_ns=int(np.median(total[:, index])),
-                    worst_ns=int(total[row, index]),
-                    worst_rank=rank,
-                    part=part,
-                    cost_ns=gap,
-                    clear=clear,
-                )
-            )
+        gap = total[row] - usual
+        large = gap >= _MATTERS * step_ns
+        shift = _shift(was, now) if large.any() else None
+        for index in np.flatnonzero((gap > 0) & (large | (worst == row))).tolist():
+            module = table.modules[index]
+            part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]
+            least = _MATTERS * step_ns
+            clear = bool(large[index]) and _is_clear(was[index], now[index], shift, least)
             if clear:
-                claims.append(_Claim(rank, module, part, int(usual[index]), int(total[row, index])))
+                taken = int(total[row, index])
+                claims.append(_Claim(rank, module, part, int(usual[index]), taken))
+            if worst[index] == row:
+                spreads.append(
+                    ModuleSpread(
+                        path=module.path,
+                        class_name=module.class_name,
+                        median_ns=int(middle[index]),
+                        worst_ns=int(total[row, index]),
+                        worst_rank=rank,
+                        part=part,
+                        cost_ns=int(gap[index]),
+                        clear=clear,
+                    )
+                )
     return tuple(sorted(spreads, key=lambda one: (-one.cost_ns, one.path))), claims
 
 
@@ -369,17 +371,24 @@ def _is_clear(was: Ints, now: Ints, shift: Shift | None, least: float) -> bool:
 def _findings(
     table: _Table,
     claims: Sequence[_Claim],
+    costs: Sequence[RankCost],
+    waits: Sequence[GroupWaits],
     ranks: Mapping[int, Summary],
     at: Mapping[int, Sequence[int]],
     step_ns: int,
 ) -> tuple[JobFinding, ...]:
     found = [_slow_module(claim) for claim in claims]
+    found += _exposed_transfer(costs, waits, step_ns)
     data = np.array([_phase(one.phases, "data", at[rank]) for rank, one in ranks.items()])
     usual = Others(data).of(data)
     for row, rank in enumerate(ranks):
         found += _slow_gpu(table, rank)
         found += _slow_data(rank, data[row], usual[row], step_ns)
-    return tuple(sorted(found, key=lambda one: (-one.cost_ns, one.rank, one.path)))
+    return tuple(
+        sorted(
+            found, key=lambda one: (-one.cost_ns, -1 if one.rank is None else one.rank, one.path)
+        )
+    )
 
 
 def _slow_module(claim: _Claim) -> JobFinding:
@@ -461,6 +470,46 @@ def _slow_data(rank: int, now: Ints, was: Ints, step_ns: int) -> list[JobFinding
             ),
             remedy="Compare the loader's workers, the storage and the samples of this rank.",
             cost_ns=taken - usual,
+        )
+    ]
+
+
+def _exposed_transfer(
+    costs: Sequence[RankCost], waits: Sequence[GroupWaits], step_ns: int
+) -> list[JobFinding]:
+    """Find transfers that hold the clock of all ranks, so that no rank is to blame.
+
+    Waits that nothing hides count as exposed, and others do not. So what all waits leave of the
+    exposed time is transfer for certain.
+    """
+    certain = [cost.exposed_ns - cost.wait_ns for cost in costs]
+    if not waits or min(certain) < _EXPOSED * step_ns:
+        return []
+    sums: dict[str, int] = {}
+    for one in waits:
+        for column, kind in enumerate(one.group.kind):
+            sums[kind] = sums.get(kind, 0) + int(np.median(one.transfer[:, column]))
+    most = max(sorted(sums), key=lambda kind: sums[kind])
+    gathers = "gather" in most
+    return [
+        JobFinding(
+            rule="exposed-transfer",
+            kind="transfer",
+            rank=None,
+            path="",
+            title=f"Transfers hold up all ranks, mostly {most}",
+            seen=(
+                f"In at least {duration(min(certain))} of a step, data moves between the ranks "
+                "and nothing else runs, on every rank, waits for other ranks left out."
+            ),
+            remedy=(
+                "Gather parameters earlier (FSDP2: set_modules_to_forward_prefetch and "
+                "set_modules_to_backward_prefetch), or in larger groups of layers."
+                if gathers
+                else "Let the exchange run beside the backward: larger or smaller buckets, fewer "
+                "bytes (bf16), or fewer exchanges (gradient accumulation with no_sync)."
+            ),
+            cost_ns=min(certain),
         )
     ]
 

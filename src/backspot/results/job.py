@@ -141,12 +141,12 @@ class ModuleSpread:
 @public
 @dataclass(frozen=True, slots=True)
 class JobFinding:
-    """A cause that lies on one rank.
+    """A cause that makes the job slower, with times in nanoseconds.
 
     Attributes:
-        rule: ``slow-module``, ``slow-gpu`` or ``slow-data``.
-        kind: ``host``, ``gpu`` or ``data``: what takes longer.
-        rank: The rank.
+        rule: ``slow-module``, ``slow-gpu``, ``slow-data`` or ``exposed-transfer``.
+        kind: ``host``, ``gpu``, ``data`` or ``transfer``: what takes longer.
+        rank: The rank, ``None`` if the cause lies on all ranks.
         path: The module, ``""`` if the cause lies in none.
         title: What is wrong, in a few words.
         seen: What was seen, with times.
@@ -155,8 +155,8 @@ class JobFinding:
     """
 
     rule: str
-    kind: Literal["host", "gpu", "data"]
-    rank: int
+    kind: Literal["host", "gpu", "data", "transfer"]
+    rank: int | None
     path: str
     title: str
     seen: str
