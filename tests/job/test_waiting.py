@@ -157,6 +157,14 @@ def test_a_step_in_which_ranks_launch_other_collectives_is_left_out_and_named() 
     assert "1 step of process group data cannot be matched" in matching.problems[0]
 
 
+def test_a_process_group_whose_ranks_are_not_known_is_mentioned() -> None:
+    job = _even(3)
+    summaries = {rank: _replaced(job.summary(rank), ranks=()) for rank in range(3)}
+    matching = match_collectives(summaries)
+    assert len(matching.groups) == 1
+    assert "do not say which ranks process group data has" in matching.problems[0]
+
+
 def test_only_the_steps_that_all_ranks_recorded_are_matched() -> None:
     job = _even(2)
     late = Job(job.offsets, job.drifts, job.entries, numbers=(2, 3, 4))

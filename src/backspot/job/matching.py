@@ -79,10 +79,15 @@ def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
         if len(groups) < 2:
             continue
         matched, lost = _match(name, ranks, groups, summaries, steps)
+        shown = f"process group {name}" if name else "the process group"
         if len(matched.step):
             found.append(matched)
+            if not ranks and len(groups) > 2:
+                problems.append(
+                    f"The traces do not say which ranks {shown} has: it is taken to have all "
+                    "ranks that use one of this name."
+                )
         if lost:
-            shown = f"process group {name}" if name else "the process group"
             problems.append(
                 f"{counted(len(lost), 'step')} of {shown} cannot be matched, because the ranks "
                 f"launch different collectives: {', '.join(map(str, lost))}"
