@@ -157,6 +157,17 @@ def test_a_step_in_which_ranks_launch_other_collectives_is_left_out_and_named() 
     assert "1 step of process group data cannot be matched" in matching.problems[0]
 
 
+def test_point_to_point_transfers_do_not_disturb_the_collectives() -> None:
+    job = _even(2)
+    usual = ["all_reduce"] * 3 * EACH
+    sends = ["send_recv" if k % EACH == 3 else kind for k, kind in enumerate(usual)]
+    matching = match_collectives({0: job.summary(0, kinds=sends), 1: job.summary(1, kinds=sends)})
+    assert set(matching.groups[0].kind) == {"all_reduce"}
+    assert len(matching.groups[0].step) == 3 * (EACH - 1)
+    alone = _replaced(job.summary(1), kinds=("send_recv",))
+    assert match_collectives({0: alone, 1: alone}).groups == ()
+
+
 def test_a_process_group_whose_ranks_are_not_known_is_mentioned() -> None:
     job = _even(3)
     summaries = {rank: _replaced(job.summary(rank), ranks=()) for rank in range(3)}

@@ -24,7 +24,7 @@ from backspot.trace.events import Ints
 
 __all__ = ["ROOTED", "RankClock", "align", "aligned"]
 
-ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Collectives that some ranks leave while others have not entered."""
 _NORMAL = 1.4826
 """Standard deviation of normal noise in median absolute deviations."""

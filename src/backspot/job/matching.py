@@ -5,6 +5,8 @@ step is one event on all ranks, if they launch the same kinds in that step. A re
 end within a step: then the first or the last step has fewer collectives on that rank, and these are
 matched from the other end. Steps with other differences are left out, because any choice could be
 wrong.
+
+Point-to-point transfers are no collectives: their two ranks launch them, and the others do not.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from backspot.job.summary import Group, Summary
 from backspot.trace.events import Ints
 
 __all__ = ["Matched", "Matching", "common_steps", "match_collectives"]
+
+_POINT_TO_POINT = "send_recv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +143,11 @@ def _matrix(rows: Sequence[tuple[int, Sequence[int], list[int]]]) -> Ints:
 
 
 def _by_step(group: Group, summary: Summary) -> dict[int, list[int]]:
+    """Return the collectives of each step, by the step's number."""
     found: dict[int, list[int]] = {}
-    for index, step in enumerate(group.step):
-        found.setdefault(summary.step_numbers[step], []).append(index)
+    for index, (step, kind) in enumerate(zip(group.step, group.kind, strict=True)):
+        if group.kinds[kind] != _POINT_TO_POINT:
+            found.setdefault(summary.step_numbers[step], []).append(index)
     return found
 
 
