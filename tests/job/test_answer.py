@@ -117,6 +117,8 @@ def test_transfers_that_hold_up_all_ranks_are_no_rank_s_fault() -> None:
     assert "all_gather" in finding.title
     assert "prefetch" in finding.remedy
     assert finding.cost_ns == 30_500_000
+    # With a rank missing, this may be waiting for that rank.
+    assert not answer(ranks[1:]).findings
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=2, max_size=7))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,8 +173,13 @@ def test_point_to_point_transfers_do_not_disturb_the_collectives() -> None:
 def test_a_process_group_whose_ranks_are_not_known_is_mentioned() -> None:
     job = _even(3)
     summaries = {rank: _replaced(job.summary(rank), ranks=()) for rank in range(3)}
+    assert not match_collectives(summaries).problems
+    for rank, one in summaries.items():
+        (group,) = one.groups
+        groups = (group, msgspec.structs.replace(group, name="tensor"))
+        summaries[rank] = msgspec.structs.replace(one, groups=groups)
     matching = match_collectives(summaries)
-    assert len(matching.groups) == 1
+    assert len(matching.groups) == 2
     assert "do not say which ranks process group data has" in matching.problems[0]
 
 
@@ -211,16 +218,12 @@ def _even(ranks: int) -> Job:
 
 
 def _replaced(summary: Summary, **changed: tuple[int, ...]) -> Summary:
-    import msgspec
-
     (group,) = summary.groups
     group = msgspec.structs.replace(group, **changed)
     return msgspec.structs.replace(summary, groups=(group,))
 
 
 def _without_groups(summary: Summary) -> Summary:
-    import msgspec
-
     return msgspec.structs.replace(summary, groups=())
 
 
@@ -233,6 +236,4 @@ def _waits(summaries: dict[int, Summary]) -> list[object]:
 
 
 def _array(time: int) -> object:
-    import numpy as np
-
     return np.array([time], np.int64)

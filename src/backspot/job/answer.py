@@ -95,6 +95,8 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
             f"{counted(missing, 'rank')} of {world} {'is' if missing == 1 else 'are'} not part of "
             "the answer. The ranks here may have waited for them."
         )
+    # Of all waits: with any of them missing, waits would pass for transfers.
+    known = not (missing or matching.problems) and len(certain) == len(ranks)
     costs = tuple(
         _rank_cost(ranks[rank], rank, at[rank], lengths[rank], sums, late, clocks) for rank in ranks
     )
@@ -106,7 +108,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         slowest=_slowest(numbers, late, table),
         groups=tuple(_group_cost(one, len(numbers)) for one in waits),
         modules=modules,
-        findings=_findings(table, claims, costs, waits, ranks, at, step_ns),
+        findings=_findings(table, claims, costs, waits if known else (), ranks, at, step_ns),
         lost=tuple(lost),
         warnings=tuple(warnings),
     )
@@ -155,8 +157,8 @@ def _alignment_problems(
     if doubtful:
         problems.append(
             f"{_listed(sorted(doubtful)).capitalize()} and the others do not end the same "
-            "collectives together. The recordings may be of different steps: the waits do not "
-            "count there."
+            "collectives together. The recordings may be of different steps, or the machine is "
+            "too busy: the waits do not count there."
         )
     return problems
 

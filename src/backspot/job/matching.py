@@ -86,7 +86,8 @@ def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
         shown = f"process group {name}" if name else "the process group"
         if len(matched.step):
             found.append(matched)
-            if not ranks and len(groups) > 2:
+            several = any(len(summaries[rank].groups) > 1 for rank in groups)
+            if not ranks and several and len(groups) > 2:
                 problems.append(
                     f"The traces do not say which ranks {shown} has: it is taken to have all "
                     "ranks that use one of this name."
