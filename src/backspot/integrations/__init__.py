@@ -1,0 +1,13 @@
+"""Backspot inside the programs that people train with: trainers, pytest, notebooks.
+
+In comes the training of another program, through that program's own interface: a callback, a
+fixture, a magic command. Out goes a report, in the place where that program keeps its results.
+Each file needs its own package, which is imported with the file and never with ``backspot``:
+
+- ``lightning.py`` and ``transformers.py``: a ``BackspotCallback`` for each trainer. The trainer
+  tells which model it trains and when a step ends; ``live/recorder.py`` does the rest.
+  ``_trainer.py`` has what both share: the folder, the headline, and what goes to the loggers.
+
+A *logger* is what the trainer reports to, such as TensorBoard. The report goes to loggers through
+the trainer, so that names, steps and runs are those of the trainer.
+"""
