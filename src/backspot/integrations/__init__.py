@@ -7,6 +7,8 @@ Each file needs its own package, which is imported with the file and never with 
 - ``lightning.py`` and ``transformers.py``: a ``BackspotCallback`` for each trainer. The trainer
   tells which model it trains and when a step ends; ``live/recorder.py`` does the rest.
   ``_trainer.py`` has what both share: the folder, the headline, and what goes to the loggers.
+- ``pytest_plugin.py``: the fixture ``backward_budget`` fails a test if a step's backward takes more
+  than a share, or got slower than a saved report.
 
 A *logger* is what the trainer reports to, such as TensorBoard. The report goes to loggers through
 the trainer, so that names, steps and runs are those of the trainer.
