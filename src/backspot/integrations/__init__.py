@@ -9,6 +9,8 @@ Each file needs its own package, which is imported with the file and never with 
   ``_trainer.py`` has what both share: the folder, the headline, and what goes to the loggers.
 - ``pytest_plugin.py``: the fixture ``backward_budget`` fails a test if a step's backward takes more
   than a share, or got slower than a saved report.
+- ``ipython.py``: the magic command ``%%backspot`` runs a cell that trains, as ``backspot run`` does
+  with a script.
 
 A *logger* is what the trainer reports to, such as TensorBoard. The report goes to loggers through
 the trainer, so that names, steps and runs are those of the trainer.

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
@@ -17,6 +15,9 @@ from backspot.live.recorder import GivenModels, Plan, Recorded, Recorder, rank_a
 from backspot.render.markdown import to_markdown
 from backspot.render.text import render_text
 from backspot.results.report import Report
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["TrainerRecording", "Written", "plan_of", "say", "to_wandb"]
 
