@@ -9,6 +9,7 @@ On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 
 Example:
   backspot run train.py --epochs 3
+  backspot run --at 1000 --steps 20 train.py
   backspot run --exit -o slow-run -m package.train --config a.yaml
   torchrun --nproc-per-node 2 -m backspot run train.py
 """
@@ -23,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backspot.commands._console import complain, count, use_color
+from backspot.commands._console import add_width, complain, count, use_color
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "next free name)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files in --output")
+    add_width(parser)
     parser.add_argument(
         "-m",
         dest="module",
@@ -176,21 +178,18 @@ class _Observation:
             complain(f"no report: {error}")
             return
         if _is_first():
-            _print(report)
+            _print(report, self._args.width)
             shown = Path(os.path.relpath(self._folder))
             complain(f"wrote {', '.join(names)} into {shown}{os.sep}")
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, width: int | None) -> None:
     """Print the report on standard error: standard output is the script's own."""
-    import shutil
-
     from backspot.formatting import duration
     from backspot.render.text import render_text
 
     if sys.stderr is None:
         return
-    width = shutil.get_terminal_size().columns
     text = render_text(report, width=width, color=use_color(sys.stderr))
     with suppress(OSError, ValueError):
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
