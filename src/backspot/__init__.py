@@ -149,5 +149,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic command ``%%backspot`` to IPython; called by ``%load_ext backspot``."""
+    from backspot.integrations.ipython import CellMagic
+
+    shell.register_magic_function(CellMagic(shell).backspot, "cell")
+
+
 def __dir__() -> list[str]:
     return [*__all__]
