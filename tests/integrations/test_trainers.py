@@ -55,7 +55,7 @@ def tensorboard(folder):
 # Lightning ---------------------------------------------------------------------------------------
 
 
-def lit(callbacks, *, logger=False, fails_at=None, batches=16, **options):
+def lit(callbacks, *, logger=False, fails_at=None, batches=16, accelerator="cpu", **options):
     """Train a small module; the module, its losses and the trainer."""
     import lightning.pytorch as pl
     from torch import nn
@@ -82,7 +82,7 @@ def lit(callbacks, *, logger=False, fails_at=None, batches=16, **options):
     model, data = Lit(), torch.randn(4 * batches, 8)
     trainer = pl.Trainer(
         max_epochs=1,
-        accelerator="cpu",
+        accelerator=accelerator,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -141,6 +141,19 @@ def test_accumulated_batches_are_one_step_for_lightning(tmp_path):
     )
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert (report.steps, len(report.passes)) == (2, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs("lightning")
+def test_lightning_on_a_gpu_gets_the_same_losses_and_gpu_times(tmp_path):
+    from backspot.integrations.lightning import BackspotCallback
+
+    plain, *_ = lit([], accelerator="gpu", devices=1)
+    callback = BackspotCallback(warmup=1, steps=2, folder=tmp_path)
+    model, *_ = lit([callback], accelerator="gpu", devices=1)
+    assert model.losses == plain.losses
+    assert backspot.Report.load(tmp_path / "report.json").gpu_ns
 
 
 @needs("lightning")
