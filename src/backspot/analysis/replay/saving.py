@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.replay.cost import ProfilerCost
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
@@ -20,9 +20,12 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "Change",
+    "Replays",
     "Saving",
+    "change_of_paths",
     "free_owners",
     "owners_within",
+    "replays",
     "saved",
     "scaled_owners",
     "scaled_spans",
@@ -143,37 +146,47 @@ def what_if(recording: Recording, cost: ProfilerCost, factors: Mapping[str, floa
     Args:
         recording: the recording.
         cost: what the profiler cost; steps are compared without that cost.
-        factors: for each module's path what the time of its backward is multiplied by: 0 for free,
-            0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
-            given. The path of an owner that is no module names that owner alone.
+        factors: as ``change_of_paths`` takes them.
 
     Raises:
         UsageError: If a path names no owner of the trace, or a factor is not between 0 and 1.
     """
     ownership = recording.ownership
-    owners: dict[int, float] = {}
-    for path in sorted(factors, key=len):
-        factor = factors[path]
+    for path, factor in factors.items():
         if not 0 <= factor <= 1:
             raise UsageError(f"{quoted(path)}: {quoted(factor)} is not a factor between 0 and 1")
-        mine = owners_within(ownership, path)
-        if not mine:
+        if not owners_within(ownership, path):
             raise UsageError(f"no module {quoted(path)} has a backward in this recording")
-        owners.update(dict.fromkeys(mine, factor))
-    return saved(recording, cost, [scaled_owners(ownership, owners)])[0]
+    return saved(recording, cost, [change_of_paths(ownership, factors)])[0]
+
+
+def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Change:
+    """Return the change in which the backward of some modules takes another time.
+
+    Args:
+        ownership: the owners of a trace.
+        factors: for each module's path what the time of its backward is multiplied by: 0 for free,
+            0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
+            given. The path of an owner that is no module names that owner alone.
+    """
+    owners: dict[int, float] = {}
+    for path in sorted(factors, key=len):
+        owners.update(dict.fromkeys(owners_within(ownership, path), factors[path]))
+    return scaled_owners(ownership, owners)
 
 
 def owners_within(ownership: Ownership, path: str) -> list[int]:
     """Return the owner with a path and, for a module, those of all modules in it."""
     owners = ownership.owners
+    roots = {module.root for _, module in owners.each_module() if module.path == path}
     return [
-        owner
-        for owner in range(len(owners))
-        if owners.path(owner) == path
-        or (
-            owners.module(owner) is not None
-            and (path == "" or owners.path(owner).startswith(f"{path}."))
-        )
+        *(owner for owner in range(len(Special)) if owners.path(owner) == path),
+        *(
+            owner
+            for owner, module in owners.each_module()
+            if module.path == path
+            or (module.root in roots and (path == "" or module.path.startswith(f"{path}.")))
+        ),
     ]
 
 
@@ -204,9 +217,6 @@ def saved(
 ) -> tuple[Saving, ...]:
     """Return what a step would take less with each of these changes alone.
 
-    The recording is replayed once for many changes, for the cost of the profiler and for both ends
-    of its uncertainty. The time is linear in the number of changes.
-
     Args:
         recording: the recording.
         cost: what the profiler cost; steps are compared without that cost.
@@ -214,8 +224,8 @@ def saved(
     """
     if not changes:
         return ()
-    spent = [_saved(recording, one, changes) for one in cost.range()]
-    return tuple(_saving([table[:, at] for table in spent]) for at in range(len(changes)))
+    tables = [one.saved for one in replays(recording, cost, changes)]
+    return tuple(_saving([table[:, at] for table in tables]) for at in range(len(changes)))
 
 
 def _saving(by_step: list[Floats]) -> Saving:
@@ -228,25 +238,67 @@ def _saving(by_step: list[Floats]) -> Saving:
     )
 
 
-def _saved(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Floats:
-    """Return what each step (rows) saves with each change (columns), in nanoseconds."""
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """A recording replayed with many changes at one cost of the profiler; nanoseconds.
+
+    Attributes:
+        steps: how long each step takes without any change.
+        saved: what each step (rows) saves with each change (columns).
+        shorter: for each change the time that it takes from host and devices in an average step.
+    """
+
+    steps: Floats
+    saved: Floats
+    shorter: Floats
+
+
+def replays(
+    recording: Recording, cost: ProfilerCost, changes: Sequence[Change]
+) -> tuple[Replays, ...]:
+    """Replay a recording with each of these changes alone.
+
+    The recording is replayed once for many changes, for the cost of the profiler and for both ends
+    of its uncertainty. The time is linear in the number of changes.
+
+    Args:
+        recording: the recording.
+        cost: what the profiler cost.
+        changes: the changes.
+
+    Returns:
+        The replays at the cost, and where it is uncertain at the least and the greatest likely one.
+    """
+    return tuple(_replays(recording, one, changes) for one in cost.range())
+
+
+def _replays(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Replays:
     lengths, work = recording.host(cost), recording.work(cost)
     host = host_times(recording, lengths[:, None])
     by_span = _BySpan(recording, lengths)
+    steps = np.empty(0)
     found = np.empty((len(recording.steps.start), len(changes)))
+    shorter = np.empty(len(changes))
     size = max(1, _CELLS // max(1, len(work)))
-    for first in range(0, len(changes), size):
+    for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
+        of_host = [by_span.less(change) for change in some]
+        of_work = [(one.work, work[one.work] * (1 - one.work_factors)) for one in some]
         variants = Variants(
             count=len(some) + 1,  # the first is without any change
-            host=_sparse([by_span.less(change) for change in some]),
-            work=_sparse([(one.work, work[one.work] * (1 - one.work_factors)) for one in some]),
+            host=_sparse(of_host),
+            work=_sparse(of_work),
             skipped=_skipped(some),
         )
         simulated = simulate(recording, host, work[:, None], variants)
         taken = simulated.step_lengths(recording)
+        steps = taken[:, 0]
         found[:, first : first + size] = taken[:, :1] - taken[:, 1:]
-    return found
+        shorter[first : first + size] = [
+            host_less.sum() + work_less.sum() + recording.events.duration[change.waits].sum()
+            for change, (_, host_less), (_, work_less) in zip(some, of_host, of_work, strict=True)
+        ]
+    return Replays(steps, found, shorter / max(1, len(steps)))
 
 
 def _sparse(less: Sequence[tuple[Ints, Floats]]) -> dict[int, list[tuple[int, float]]]:
