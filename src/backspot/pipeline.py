@@ -24,7 +24,7 @@ from backspot.analysis.caveats import warnings_of, why_no_backward
 from backspot.analysis.findings import Evidence, Found, find_all
 from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
-from backspot.analysis.replay.saving import Change, change_of_paths, free_owners, scaled_spans
+from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
@@ -281,23 +281,26 @@ def _report(
             rules_looked=judged.looked,
             rules_unable=judged.unable,
         )
-    report = _with_savings(report, predict(events, ownership, steps, report.unprofiled_step_ns))
+    prediction = predict(events, ownership, steps, report.unprofiled_step_ns)
+    report = _with_savings(report, events, ownership, prediction)
     if depth is None:
         return report
     return changed(report, modules=ranked_rows(fold(report.modules, depth)))
 
 
-def _with_savings(report: Report, prediction: Prediction | Refusal) -> Report:
+def _with_savings(
+    report: Report, events: Events, ownership: Ownership, prediction: Prediction | Refusal
+) -> Report:
     """Add what the step would save without each row, each subtree and the work of each finding."""
     if isinstance(prediction, Refusal):
         findings = tuple(_plain(finding, None) for finding in report.findings)
         return replace(report, findings=findings, not_replayed=prediction.reason)
-    ownership = prediction.recording.ownership
-    free = {_key(ownership, owner): one for owner, one in free_owners(ownership).items()}
+    replayed = prediction.recording.ownership
+    free = {_key(replayed, owner): one for owner, one in free_owners(replayed).items()}
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
-    whole = {path: change_of_paths(ownership, {path: 0.0}) for path in outer}
-    causes = [_change_of(finding, prediction) for finding in report.findings]
+    whole = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
+    causes = [_change_of(finding, events, ownership, prediction) for finding in report.findings]
     changes = [*free.values(), *whole.values(), *(one for one in causes if one is not None)]
     step, savings = prediction.savings(changes)
     each = iter(savings)
@@ -327,13 +330,15 @@ def _key(ownership: Ownership, owner: int) -> tuple[str, str]:
     return ownership.owners.path(owner), module.class_name if module else ""
 
 
-def _change_of(finding: Finding, prediction: Prediction) -> Change | None:
+def _change_of(
+    finding: Finding, events: Events, ownership: Ownership, prediction: Prediction
+) -> Change | None:
     """Return the change in which a finding's work is free, ``None`` where that is not known."""
     work = finding.removable if isinstance(finding, Found) else None
     # Where the step waits for the host, device work alone does not say what a cause costs.
     if work is None or not (work.with_host or prediction.is_device_bound):
         return None
-    return scaled_spans(work.spans, work.work, waits=work.waits)
+    return prediction.change_of(events, ownership, work.spans, work.work, work.waits)
 
 
 def _plain(finding: Finding, saves: Saving | None) -> Finding:

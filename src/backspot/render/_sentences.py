@@ -131,7 +131,7 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
         return [*_exchanges(report, row, first), *_without(row)]
     if sort == "saves":
         return _saves(report, row)
-    parts = _takes(report, row, sort, whole) + _without(row)
+    parts = _takes(report, row, sort, whole)
     if row.members > first.members:
         parts += [
             ("text", "; no single module takes more than "),
@@ -245,7 +245,7 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     parts += [("text", ", mostly " if part >= _MOSTLY else ", the largest part in "), name]
     if part < _NEARLY_ALL:
         parts += [("text", " ("), ("number", duration(time_of(node, sort))), ("text", ")")]
-    return parts
+    return parts + (_without(row) if sort == "wall" else [])
 
 
 def _saves(report: Report, row: Row) -> list[Part]:
@@ -268,8 +268,12 @@ def _without(row: Row) -> list[Part]:
     saves = row.saves
     if saves is None or saves.low_ns <= row.wall_ns <= saves.high_ns:
         return []
-    less = "hardly less" if not saves.ns else f"{duration(saves.ns)} less"
-    return [("text", "; without it, a step would take "), ("number", less)]
+    least, most = duration(saves.low_ns), duration(saves.high_ns)
+    return [
+        ("text", "; without it, a step would take "),
+        ("number", f"{duration(saves.ns)} less" if saves.ns else "hardly less"),
+        ("text", f" ({least} to {most})"),
+    ]
 
 
 def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
@@ -565,7 +569,7 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     often = "" if finding.steps == report.steps else f" (in {of})"
     saves = ""
     if finding.saves is not None and finding.saves.ns < _CLEARLY_LESS * finding.wall_ns:
-        saves = f"; without it, {duration(finding.saves.ns)} less"
+        saves = f" ({duration(finding.saves.ns)} less without it)"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
 
 

@@ -102,7 +102,6 @@ class _Predicted:
     """What a report knows besides its data: it is not saved, compared or printed."""
 
     __slots__ = ("_predictor",)
-    _predictor: Predictor
 
 
 @public
@@ -159,7 +158,8 @@ class Report(Presented, _Predicted):
         >>> report
         <Report of trace.json.gz: 78 rows, backward 20.906 ms per step>
         >>> print(report)
-        patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly GatherBackward0
+        patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly
+        GatherBackward0; without it, a step would take 3.5 ms less (1.9 ms to 5.1 ms)
         ...
         >>> [step_ns / 1e6 for step_ns in report.step_ns_by_step]
         [28.916678, 31.928339]
@@ -384,12 +384,14 @@ class Report(Presented, _Predicted):
 
         Raises:
             KeyError: If a key names no module. The message suggests near names.
-            UsageError: If a factor is not a number from 0 to 1, or the report cannot be replayed: it
-                was read from JSON, or the reason is in ``not_replayed``.
+            UsageError: If a factor is not a number from 0 to 1, or if the report cannot be
+                replayed: it was read from JSON, or ``not_replayed`` has the reason.
 
         Example:
             >>> report.what_if({"patch_drop": 0.5}).saves_ns
-            2500123
+            1922516
+            >>> report.what_if({"blocks.*.attn": 0.0}).step_ns  # without all attention
+            21894048
         """
         paths = self._factors_by_path(factors)
         predictor: Predictor | None = getattr(self, "_predictor", None)
@@ -508,7 +510,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 25))
+            ('patch_drop', (78, 29))
         """
         return presented.forms().as_frame(self)
 

@@ -70,7 +70,7 @@ class WhatIf:
 
     Example:
         >>> report.what_if({"patch_drop": 0.5})
-        WhatIf(step_ns=..., saves_ns=..., low_ns=..., high_ns=...)
+        WhatIf(step_ns=24698846, saves_ns=1922516, low_ns=434546, high_ns=3394807)
     """
 
     step_ns: int

@@ -7,18 +7,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.steps import step_windows
+from backspot.analysis.attribution.ownership import Ownership, attribute
+from backspot.analysis.attribution.partial import only_steps
+from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.replay.cost import MEASURED, ProfilerCost
-from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording, Refusal, Windows, prepare
 from backspot.analysis.replay.replay import fit
-from backspot.analysis.replay.saving import Change, Replays, change_of_paths, replays
-from backspot.analysis.typical import typical_value
+from backspot.analysis.replay.saving import (
+    Change,
+    Replays,
+    change_of_paths,
+    replays,
+    scaled_spans,
+)
+from backspot.analysis.typical import typical, typical_value
 from backspot.results.savings import ReplayedStep, Saving, WhatIf
 from backspot.trace import Events
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["Prediction", "predict"]
 
+_ENOUGH = 6_000  # spans and pieces of device work
+_FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
 _ERRORS = {True: 0.02, False: 0.04}
 """How far a prediction may be off, as a share of the step: where a device decides, and where not.
@@ -32,7 +44,7 @@ class Prediction:
     """A recording without the profiler's cost, ready to be asked what a change would save.
 
     Attributes:
-        recording: the recording.
+        recording: the recording, of some steps of the trace if the trace has very many.
         cost: what the profiler cost.
         fitted: whether the cost was fitted to measured steps.
     """
@@ -40,6 +52,28 @@ class Prediction:
     recording: Recording
     cost: ProfilerCost
     fitted: bool
+
+    def change_of(
+        self, events: Events, ownership: Ownership, spans: Mask, work: Mask, waits: Ints
+    ) -> Change:
+        """Return the change in which some work of the trace is free, as far as it is replayed.
+
+        Args:
+            events: the trace.
+            ownership: its owners.
+            spans: for each span of the trace whether it is free.
+            work: for each piece of device work whether it is free.
+            waits: calls in which the host no longer waits for a device, as indices into ``events``.
+        """
+        mine = self.recording
+        if mine.ownership is not ownership:
+            here = mine.ownership
+            spans = np.isin(_of_spans(here.spans), _of_spans(ownership.spans)[spans])
+            done, all_done = here.work.event, ownership.work.event
+            work = np.isin(_of_events(mine.events, done), _of_events(events, all_done)[work])
+            calls = here.waits.event
+            waits = calls[np.isin(_of_events(mine.events, calls), _of_events(events, waits))]
+        return scaled_spans(spans, work, waits=waits)
 
     @property
     def is_device_bound(self) -> bool:
@@ -52,8 +86,7 @@ class Prediction:
         """Return the step without any change, and what it saves with each change alone."""
         found = replays(self.recording, self.cost, changes)
         step = self._step(found)
-        error = _ERRORS[self.is_device_bound] * step.ns
-        return step, [_saving(found, at, error) for at in range(len(changes))]
+        return step, _savings(found, _ERRORS[self.is_device_bound] * step.ns)
 
     def what_if(self, factors: Mapping[str, float]) -> WhatIf:
         """Return the step if the backward of these modules takes so much of its time.
@@ -84,7 +117,7 @@ def predict(
     Returns:
         The prediction, or why the recording cannot be replayed.
     """
-    recording = prepare(events, ownership, windows)
+    recording = _prepared(events, ownership, windows)
     if isinstance(recording, Refusal):
         return recording
     if real_step_ns is None:
@@ -93,19 +126,44 @@ def predict(
     return cost if isinstance(cost, Refusal) else Prediction(recording, cost, fitted=True)
 
 
-def _saving(found: Sequence[Replays], at: int, error: float) -> Saving:
-    """Return one saving with the error of predictions on both sides.
+def _prepared(events: Events, ownership: Ownership, windows: Windows) -> Recording | Refusal:
+    """Compile the middle steps of a recording, as many as a typical step needs."""
+    steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
+    kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
+    if kept >= steps or events.truncated:
+        return prepare(events, ownership, windows)
+    first = (steps - kept) // 2
+    events = only_steps(events, ownership, first, first + kept - 1)
+    ownership = attribute(events)
+    return prepare(
+        events, ownership, step_windows(events, ownership, Clock(ownership)) or ownership.windows
+    )
+
+
+def _identity(start: Ints, end: Ints, thread: Ints) -> np.ndarray:
+    """Return what identifies spans or events in a trace and in a part of the trace."""
+    table = np.stack([start, end, thread], axis=1).astype(np.int64)
+    return table.view([("", np.int64)] * 3)[:, 0]
+
+
+def _of_spans(spans: Spans) -> np.ndarray:
+    return _identity(spans.start, spans.end, spans.thread)
+
+
+def _of_events(events: Events, index: Ints) -> np.ndarray:
+    return _identity(events.start[index], events.end[index], events.thread[index])
+
+
+def _savings(found: Sequence[Replays], error: float) -> list[Saving]:
+    """Return what each change saves, with the error of predictions on both sides.
 
     A change saves at least nothing, and at most the time of all work that it makes shorter.
     """
-    by_level = [_typical(one.saved[:, at]) for one in found]
-    spread = [np.quantile(one.saved[:, at], [0.25, 0.75]) for one in found]
-    most = max(float(one.shorter[at]) for one in found)
-    low = max(0.0, float(np.min(spread)) - error)
-    high = min(most, max(float(np.max(spread)), *by_level) + error)
-    ns = by_level[0]
-    return Saving(ns, min(ns, round(low)), max(ns, round(high)))
-
-
-def _typical(by_step: Floats) -> int:
-    return typical_value(np.maximum(np.round(by_step), 0).astype(np.int64))
+    by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
+    quartiles = np.stack([np.quantile(one.saved, [0.25, 0.75], axis=0) for one in found])
+    most = np.max([one.shorter for one in found], axis=0)
+    ns = typical(by_step.T)
+    low = np.clip(np.round(quartiles.min(axis=(0, 1)) - error), 0, ns).astype(np.int64)
+    high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + error), np.round(most))
+    high = np.maximum(high, ns).astype(np.int64)
+    return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]

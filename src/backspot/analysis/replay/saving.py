@@ -13,7 +13,7 @@ from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import Variants, simulate
-from backspot.analysis.timeline import grouped, numbered
+from backspot.analysis.timeline import grouped
 from backspot.errors import UsageError
 from backspot.formatting import quoted
 from backspot.trace.events import Ints, Mask
@@ -258,8 +258,8 @@ def replays(
 ) -> tuple[Replays, ...]:
     """Replay a recording with each of these changes alone.
 
-    The recording is replayed once for many changes, for the cost of the profiler and for both ends
-    of its uncertainty. The time is linear in the number of changes.
+    The recording is run through once for many changes, for the cost of the profiler and for both
+    ends of its uncertainty. The time is linear in the number of changes.
 
     Args:
         recording: the recording.
@@ -269,49 +269,91 @@ def replays(
     Returns:
         The replays at the cost, and where it is uncertain at the least and the greatest likely one.
     """
-    return tuple(_replays(recording, one, changes) for one in cost.range())
-
-
-def _replays(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Replays:
-    lengths, work = recording.host(cost), recording.work(cost)
-    host = host_times(recording, lengths[:, None])
+    costs = cost.range()
+    lengths = np.stack([recording.host(one) for one in costs], axis=1)
+    work = np.stack([recording.work(one) for one in costs], axis=1)
+    host = host_times(recording, lengths)
     by_span = _BySpan(recording, lengths)
-    steps = np.empty(0)
-    found = np.empty((len(recording.steps.start), len(changes)))
-    shorter = np.empty(len(changes))
-    size = max(1, _CELLS // max(1, len(work)))
+    steps = np.empty((0, len(costs)))
+    found = np.empty((len(recording.steps.start), len(costs), len(changes)))
+    shorter = np.empty((len(costs), len(changes)))
+    size = max(1, _CELLS // max(1, work.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
-        of_host = [by_span.less(change) for change in some]
-        of_work = [(one.work, work[one.work] * (1 - one.work_factors)) for one in some]
+        of_host = by_span.less([(one.spans, one.span_factors) for one in some])
+        of_work = _less([(one.work, one.work_factors) for one in some], work)
         variants = Variants(
             count=len(some) + 1,  # the first is without any change
-            host=_sparse(of_host),
-            work=_sparse(of_work),
+            host=of_host.by_index(),
+            work=of_work.by_index(),
             skipped=_skipped(some),
         )
-        simulated = simulate(recording, host, work[:, None], variants)
-        taken = simulated.step_lengths(recording)
-        steps = taken[:, 0]
-        found[:, first : first + size] = taken[:, :1] - taken[:, 1:]
-        shorter[first : first + size] = [
-            host_less.sum() + work_less.sum() + recording.events.duration[change.waits].sum()
-            for change, (_, host_less), (_, work_less) in zip(some, of_host, of_work, strict=True)
-        ]
-    return Replays(steps, found, shorter / max(1, len(steps)))
+        taken = simulate(recording, host, work, variants).step_lengths(recording)
+        steps = taken[:, :, 0]
+        found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
+        waited = [recording.events.duration[change.waits].sum() for change in some]
+        shorter[:, first : first + size] = (
+            of_host.by_column(len(some)) + of_work.by_column(len(some)) + waited
+        )
+    shorter /= max(1, len(steps))
+    return tuple(Replays(steps[:, at], found[:, at], shorter[at]) for at in range(len(costs)))
 
 
-def _sparse(less: Sequence[tuple[Ints, Floats]]) -> dict[int, list[tuple[int, float]]]:
-    """Return, for each index that a change makes shorter, the variants and by how much.
+@dataclass(frozen=True, slots=True)
+class _Less:
+    """What some changes make shorter, sorted by index; one entry for each index and change.
+
+    Attributes:
+        index: the station or the piece of work.
+        column: the variant; that of the first change is 1.
+        amount: nanoseconds, with one column for each cost.
+    """
+
+    index: Ints
+    column: Ints
+    amount: Floats
+
+    def by_index(self) -> dict[int, tuple[Ints, Floats]]:
+        """Return the variants of each index, and what they take less, as ``Variants`` has it."""
+        begins = np.flatnonzero(np.append(True, self.index[1:] != self.index[:-1]))
+        begins = begins[: len(self.index)]
+        ends = np.append(begins[1:], len(self.index))[: len(begins)]
+        amount = np.ascontiguousarray(self.amount.T)
+        return {
+            at: (self.column[first:last], amount[:, first:last])
+            for at, first, last in zip(
+                self.index[begins].tolist(), begins.tolist(), ends.tolist(), strict=True
+            )
+        }
+
+    def by_column(self, count: int) -> Floats:
+        """Return what each change takes less in all (columns), at each cost (rows)."""
+        sums = [np.bincount(self.column - 1, one, minlength=count) for one in self.amount.T]
+        found: Floats = np.stack(sums).astype(np.float64)
+        return found
+
+
+def _less(
+    changes: Sequence[tuple[Ints, Floats]], amount: Floats, index: Ints | None = None
+) -> _Less:
+    """Return what changes make shorter.
 
     Args:
-        less: for each change its indices and nanoseconds; the first change is variant 1.
+        changes: for each change the rows of ``amount``, and what they are multiplied by.
+        amount: nanoseconds, with one column for each cost.
+        index: the index of each row of ``amount``; by default its own.
     """
-    found: dict[int, list[tuple[int, float]]] = {}
-    for column, (index, amount) in enumerate(less, 1):
-        for at, one in zip(index.tolist(), amount.tolist(), strict=True):
-            found.setdefault(at, []).append((column, one))
-    return found
+    empty = np.empty(0, np.int64)
+    rows = np.concatenate([empty, *(one for one, _ in changes)])
+    factors = np.concatenate([empty, *(factor for _, factor in changes)])
+    column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
+    at = rows if index is None else index[rows]
+    key = at * (len(changes) + 1) + column
+    order = np.argsort(key, kind="stable")
+    begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))[: len(key)]
+    less = amount[rows[order]] * (1.0 - factors[order])[:, None]
+    summed: Floats = np.add.reduceat(less, begins, axis=0) if len(begins) else less
+    return _Less(at[order][begins], column[order][begins], summed)
 
 
 def _skipped(changes: Sequence[Change]) -> dict[int, Mask]:
@@ -333,13 +375,16 @@ class _BySpan:
         count = len(recording.ownership.spans.start)
         self._begins = np.searchsorted(line.span[order], np.arange(count + 1))
 
-    def less(self, change: Change) -> tuple[Ints, Floats]:
-        """Return the stations that the host comes to earlier, and by how many nanoseconds."""
-        first, last = self._begins[change.spans], self._begins[change.spans + 1]
+    def less(self, changes: Sequence[tuple[Ints, Floats]]) -> _Less:
+        """Return the stations that the host comes to earlier, and by how many nanoseconds.
+
+        Args:
+            changes: for each change its spans, and what their time is multiplied by.
+        """
+        return _less([self._intervals(*change) for change in changes], self._lengths, self._station)
+
+    def _intervals(self, spans: Ints, factors: Floats) -> tuple[Ints, Floats]:
+        first, last = self._begins[spans], self._begins[spans + 1]
         number = last - first
         offsets = np.repeat(first - np.append(0, np.cumsum(number)[:-1])[: len(number)], number)
-        at = np.arange(int(number.sum())) + offsets
-        amount = self._lengths[at] * np.repeat(1.0 - change.span_factors, number)
-        stations, which = numbered(self._station[at])
-        less: Floats = np.bincount(which, amount, minlength=len(stations)).astype(np.float64)
-        return stations, less
+        return np.arange(int(number.sum())) + offsets, np.repeat(factors, number)
