@@ -21,15 +21,14 @@ def said(report, **view) -> str:
     return " ".join(render_text(report, width=100, **view).split())
 
 
-def hidden_behind_another_stream(program: Program) -> Program:
-    """The kernel of ``b`` runs first, on a stream that ``a`` does not wait for."""
-    for _, at in program.steps():
-        program.node(_, "b", at, at + 100 * US)
-        program.node(_, "a", at + 100 * US, at + 300 * US)
-        program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US, stream=8)
-        program.trace.kernel(at + 120 * US, at + 9 * MS, launch=at + 110 * US, stream=7)
-        program.trace.kernel(at + 9 * MS, at + 28 * MS, launch=at + 210 * US, stream=7)
-        program.call("cudaDeviceSynchronize", at + 500 * US, at + 28 * MS + 5 * US)
+def beside_a_long_kernel(program: Program, name: str) -> Program:
+    """``a`` computes for 5 ms, while ``b`` has a kernel of 20 ms on another stream."""
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 100 * US)
+        program.trace.kernel(at + 20 * US, at + 20 * MS, launch=at + 10 * US, stream=20, name=name)
+        program.node(step, "a", at + 100 * US, at + 200 * US)
+        program.trace.kernel(at + 120 * US, at + 5_120 * US, launch=at + 110 * US)
+        program.call("cudaDeviceSynchronize", at + 500 * US, at + 20 * MS + 5 * US)
     return program
 
 
@@ -42,15 +41,24 @@ def waiting_for_the_host(program: Program) -> Program:
     return program
 
 
-def test_a_module_that_hides_behind_other_work_saves_little_and_the_report_says_so(tmp_path):
-    report = backspot.locate(hidden_behind_another_stream(Program()).save(tmp_path))
-    row = report["b"].row
-    assert row.wall_ns > 4 * MS
+def test_a_module_that_hides_behind_communication_saves_little_and_the_report_says_so(tmp_path):
+    program = beside_a_long_kernel(Program(), "ncclDevKernel_AllReduce_Sum_f32")
+    report = backspot.locate(program.save(tmp_path))
+    row = report["a"].row
+    assert row.wall_ns == pytest.approx(5 * MS, rel=0.05)
     assert row.saves.ns <= row.saves.high_ns < 2 * MS
-    assert report.top(1, sort="saves")[0].path == "a"
+    assert report.top(1, sort="saves")[0].path == "(communication)"
     text = said(report)
-    assert "b takes 5.0 ms of the backward, but without it a step would be" in text
+    assert "a takes 5.0 ms of the backward, but without it a step would be" in text
     assert text.count("other work takes that time anyway") == 1
+
+
+def test_two_computations_share_the_gpu_so_one_that_hides_may_save_its_time(tmp_path):
+    report = backspot.locate(beside_a_long_kernel(Program(), "gemm").save(tmp_path))
+    saves = report["a"].row.saves
+    assert saves.ns < MS
+    assert saves.high_ns == pytest.approx(5 * MS, rel=0.05)
+    assert "other work takes that time anyway" not in said(report)
 
 
 def test_where_the_gpu_decides_a_module_saves_its_gpu_time():

@@ -9,10 +9,12 @@ import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.steps import step_windows
+from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.replay.cost import MEASURED, ProfilerCost
+from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording, Refusal, Windows, prepare
 from backspot.analysis.replay.replay import fit
 from backspot.analysis.replay.saving import (
@@ -22,6 +24,7 @@ from backspot.analysis.replay.saving import (
     replays,
     scaled_spans,
 )
+from backspot.analysis.timeline import grouped
 from backspot.analysis.typical import typical, typical_value
 from backspot.results.savings import ReplayedStep, Saving, WhatIf
 from backspot.trace import Events
@@ -86,7 +89,10 @@ class Prediction:
         """Return the step without any change, and what it saves with each change alone."""
         found = replays(self.recording, self.cost, changes)
         step = self._step(found)
-        return step, _savings(found, _ERRORS[self.is_device_bound] * step.ns)
+        error = _ERRORS[self.is_device_bound] * step.ns
+        shared = _time_shared(self.recording.ownership.work)
+        errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
+        return step, _savings(found, error, np.array(errors))
 
     def what_if(self, factors: Mapping[str, float]) -> WhatIf:
         """Return the step if the backward of these modules takes so much of its time.
@@ -154,16 +160,38 @@ def _of_events(events: Events, index: Ints) -> np.ndarray:
     return _identity(events.start[index], events.end[index], events.thread[index])
 
 
-def _savings(found: Sequence[Replays], error: float) -> list[Saving]:
+def _time_shared(work: DeviceWork) -> Floats:
+    """Return for how long each piece of device work runs beside other computation on its device.
+
+    Both share the device's units, which a replay does not know: without one, the other runs faster.
+    """
+    shared = np.zeros(len(work.start))
+    for _, mine in grouped(work.device, np.flatnonzero(work.tier == Tier.COMPUTE)):
+        edges = np.concatenate([work.start[mine], work.end[mine]])
+        order = np.argsort(edges, kind="stable")
+        edges = edges[order]
+        running = np.cumsum(np.repeat([1, -1], len(mine))[order])
+        several = np.append(0.0, np.cumsum(np.diff(edges) * (running[:-1] > 1)))
+        first, last = (np.searchsorted(edges, at[mine]) for at in (work.start, work.end))
+        shared[mine] = several[last] - several[first]
+    return shared
+
+
+def _savings(found: Sequence[Replays], less: float, more: Floats) -> list[Saving]:
     """Return what each change saves, with the error of predictions on both sides.
 
     A change saves at least nothing, and at most the time of all work that it makes shorter.
+
+    Args:
+        found: the replays.
+        less: by how much a saving can be less, in nanoseconds.
+        more: by how much each saving can be more.
     """
     by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
     quartiles = np.stack([np.quantile(one.saved, [0.25, 0.75], axis=0) for one in found])
     most = np.max([one.shorter for one in found], axis=0)
     ns = typical(by_step.T)
-    low = np.clip(np.round(quartiles.min(axis=(0, 1)) - error), 0, ns).astype(np.int64)
-    high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + error), np.round(most))
+    low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
+    high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
     high = np.maximum(high, ns).astype(np.int64)
     return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]
