@@ -74,6 +74,8 @@ _LONG = 0.2
 
 _MOVED = 0.03
 """From this share of the step, a replayed step that is shorter than the recorded one is shown."""
+_ANOTHER = 0.25
+"""The answer gives a saving that differs from the row's time by this share or more."""
 _HIDDEN = 0.5
 """A row that saves certainly less than this share of its time is hidden behind other work."""
 _CONCERNED = 5
@@ -264,9 +266,11 @@ def _saves(report: Report, row: Row) -> list[Part]:
 
 
 def _without(row: Row) -> list[Part]:
-    """What the step would save, if that is certainly another time than the row takes."""
-    saves = row.saves
-    if saves is None or saves.low_ns <= row.wall_ns <= saves.high_ns:
+    """What the step would save, if that is clearly another time than the row takes."""
+    saves, wall = row.saves, row.wall_ns
+    if saves is None or saves.low_ns <= wall <= saves.high_ns:
+        return []
+    if abs(saves.ns - wall) < _ANOTHER * wall:
         return []
     least, most = duration(saves.low_ns), duration(saves.high_ns)
     return [
