@@ -130,7 +130,7 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
         takes = "The step would save nothing without any one module" if sort == "saves" else ""
         return [("text", f"{takes or f'No module takes any of {whole}'}.")]
     if row.is_exchange:
-        return [*_exchanges(report, row, first), *_without(row)]
+        return _exchanges(report, row, first)
     if sort == "saves":
         return _saves(report, row)
     parts = _takes(report, row, sort, whole)
@@ -191,7 +191,7 @@ def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
         else:
             parts += [("text", f", {name} "), ("number", duration(node.wall_ns))]
     most = percent(report.share(module))
-    return [*parts, ("text", "; no module takes more than "), ("number", most)]
+    return [*parts, *_without(row), ("text", "; no module takes more than "), ("number", most)]
 
 
 def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
@@ -345,11 +345,23 @@ def setting(report: Report) -> list[str]:
 
 
 def _replayed(report: Report) -> str:
-    """How long the step takes without the profiler, if that is another time."""
+    """How long the step takes without the profiler, if that is another time.
+
+    How much sooner other ranks are without the profiler, one rank's trace does not say.
+    """
     step = report.replayed_step
-    if step is None or abs(report.step_ns - step.ns) < _MOVED * report.step_ns:
+    if (
+        step is None
+        or _has_ranks(report)
+        or abs(report.step_ns - step.ns) < _MOVED * report.step_ns
+    ):
         return ""
     return f", about {duration(step.ns)} without the profiler"
+
+
+def _has_ranks(report: Report) -> bool:
+    """Whether the step communicates with other ranks."""
+    return any(row.is_exchange for row in report.modules)
 
 
 def _spread(report: Report) -> str:
@@ -405,6 +417,8 @@ def savings(report: Report, chosen: Selection) -> list[str]:
     meaning = f"saves: what a {report.per} would take less if that backward were free, by replay"
     if not step.fitted:
         meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
+    if _has_ranks(report):
+        meaning += "; other ranks are not replayed"
     return [*_hidden(report, chosen), f"{meaning}."]
 
 
