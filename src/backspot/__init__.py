@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from backspot.results.findings import Finding, Place
     from backspot.results.report import Report
+    from backspot.results.savings import ReplayedStep, Saving, WhatIf
     from backspot.results.subtrees import Subtree
     from backspot.trace.source import Source
 
@@ -73,14 +74,17 @@ __all__ = [
     "Pass",
     "Phase",
     "Place",
+    "ReplayedStep",
     "Report",
     "Row",
+    "Saving",
     "Side",
     "Source",
     "SourceNotFoundError",
     "Subtree",
     "UsageError",
     "WallKinds",
+    "WhatIf",
     "__version__",
     "compare",
     "instrument",
@@ -111,14 +115,17 @@ _HOMES = {
     "Pass": "backspot.results.costs",
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
+    "ReplayedStep": "backspot.results.savings",
     "Report": "backspot.results.report",
     "Row": "backspot.results.costs",
+    "Saving": "backspot.results.savings",
     "Side": "backspot.comparison.changes",
     "Source": "backspot.trace.source",
     "SourceNotFoundError": "backspot.errors",
     "Subtree": "backspot.results.subtrees",
     "UsageError": "backspot.errors",
     "WallKinds": "backspot.results.costs",
+    "WhatIf": "backspot.results.savings",
     "compare": "backspot.comparison.compare",
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",

@@ -47,9 +47,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sort",
-        choices=("wall", "gpu", "cpu"),
+        choices=("wall", "gpu", "cpu", "saves"),
         default="wall",
-        help="the time to rank by (default: wall)",
+        help="the time to rank by, or what a step would save without the module (default: wall)",
     )
     add_format(parser, "Report")
     add_jobs(parser)
