@@ -225,7 +225,7 @@ class Recorder:
         self._state = State.WAITING
         self._models: Mapping[str, torch.nn.Module] = {}
         self._labels = ExitStack()
-        self._profiler: torch.profiler.profile | None = None
+        self._own_profiler: torch.profiler.profile | None = None
         self._mark: Any = None
         self._recorded = 0
 
@@ -314,15 +314,15 @@ class Recorder:
                         lines=True,
                     )
                 )
-        self._profiler = torch.profiler.profile(activities=activities(self._models.values()))
+        self._own_profiler = torch.profiler.profile(activities=activities(self._models.values()))
         self._state = State.PREPARED
-        self._labels.enter_context(prepared(self._profiler))
+        self._labels.enter_context(prepared(self._own_profiler))
 
     def _begin_recording(self) -> None:
-        assert self._profiler is not None  # noqa: S101 - for type checkers
+        assert self._own_profiler is not None  # noqa: S101 - for type checkers
         synchronize(self._models.values())
         self._state = State.RECORDING
-        self._labels.enter_context(recording(self._profiler))
+        self._labels.enter_context(recording(self._own_profiler))
         self._begin_mark()
 
     def _begin_mark(self) -> None:
@@ -350,11 +350,11 @@ class Recorder:
             raise SystemExit(0)
 
     def _so_far(self) -> Recorded | None:
-        if self._profiler is None or not self._recorded:
+        if self._own_profiler is None or not self._recorded:
             return None
         first = self.steps - self._recorded + 1
         number = self.reports + 1
-        return Recorded(self._profiler, first, self._recorded, tuple(self._times), number)
+        return Recorded(self._own_profiler, first, self._recorded, tuple(self._times), number)
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:
@@ -364,8 +364,8 @@ class Recorder:
     def _stop(self) -> None:
         """End what is under way and remove all of it."""
         self._search.end()
-        if self._state is State.PREPARED and self._profiler is not None:
-            with recording(self._profiler):  # a prepared profiler can only be ended in this way
+        if self._state is State.PREPARED and self._own_profiler is not None:
+            with recording(self._own_profiler):  # a prepared profiler can only be ended in this way
                 pass
         if self._state is State.RECORDING:
             synchronize(self._models.values())
