@@ -88,7 +88,7 @@ def fit(
         why = (
             "The machine was busier while the real steps were timed"
             if nearest < real_step_ns
-            else "Besides the profiler, something slowed the recording, such as other programs or ranks"
+            else "Not the profiler alone slowed the recording, but other programs or ranks too"
         )
         return Refusal(
             f"A real step takes {duration(real_step_ns)}, and the replayed one "
