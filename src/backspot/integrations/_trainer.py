@@ -115,10 +115,7 @@ class TrainerRecording:
         recorder, steps = self._recorder, self._recorder.steps
         recorder.end()
         if not recorder.reports:
-            recorder.complain(
-                f"no report: the training ended after {steps} steps, and a report needs "
-                f"{self._plan.needed}; use a smaller warmup or steps"
-            )
+            recorder.complain(self._plan.too_few("training", steps, "warmup or steps"))
 
     def _deliver(self, recorded: Recorded) -> None:
         try:

@@ -61,6 +61,19 @@ class Plan:
         """How many steps the first report needs."""
         return self.warmup + 2 * self.steps + 1
 
+    def too_few(self, training: str, steps: int, options: str) -> str:
+        """Return why there is no report of a training that ended too early.
+
+        Args:
+            training: what ended, such as ``"script"``.
+            steps: after how many steps.
+            options: what makes ``needed`` smaller.
+        """
+        return (
+            f"no report: the {training} ended after {steps} steps, and a report needs "
+            f"{self.needed}; use a smaller {options}"
+        )
+
 
 @dataclass(frozen=True)
 class Recorded:
