@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         SlowestRank,
     )
     from backspot.results.report import Report
+    from backspot.results.savings import ReplayedStep, Saving, WhatIf
     from backspot.results.subtrees import Subtree
     from backspot.trace.source import Source
 
@@ -89,8 +90,10 @@ __all__ = [
     "Phase",
     "Place",
     "RankCost",
+    "ReplayedStep",
     "Report",
     "Row",
+    "Saving",
     "Side",
     "SlowestRank",
     "Source",
@@ -98,6 +101,7 @@ __all__ = [
     "Subtree",
     "UsageError",
     "WallKinds",
+    "WhatIf",
     "__version__",
     "compare",
     "instrument",
@@ -135,8 +139,10 @@ _HOMES = {
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
     "RankCost": "backspot.results.job",
+    "ReplayedStep": "backspot.results.savings",
     "Report": "backspot.results.report",
     "Row": "backspot.results.costs",
+    "Saving": "backspot.results.savings",
     "Side": "backspot.comparison.changes",
     "SlowestRank": "backspot.results.job",
     "Source": "backspot.trace.source",
@@ -144,6 +150,7 @@ _HOMES = {
     "Subtree": "backspot.results.subtrees",
     "UsageError": "backspot.errors",
     "WallKinds": "backspot.results.costs",
+    "WhatIf": "backspot.results.savings",
     "compare": "backspot.comparison.compare",
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",
@@ -173,6 +180,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'backspot' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic command ``%%backspot`` to IPython; called by ``%load_ext backspot``."""
+    from backspot.integrations.ipython import CellMagic
+
+    shell.register_magic_function(CellMagic(shell).backspot, "cell")
 
 
 def __dir__() -> list[str]:
