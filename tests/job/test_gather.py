@@ -29,6 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_read_in_processes_of_their_own(folder: Path) -> None:
+    (folder / "settings.json").write_text("{}")
     job = ranks(folder)
     assert [(one.rank, one.source) for one in job.ranks] == [
         (rank, str(folder / f"rank{rank}.json.gz")) for rank in (0, 1)

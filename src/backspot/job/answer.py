@@ -273,6 +273,7 @@ class _Table:
         ranks: the ranks, ascending.
         modules: the modules that any rank has, by path.
         times: nanoseconds by rank, module, part and step.
+        has_gpu: whether kernels of any module run on a GPU.
     """
 
     def __init__(self, ranks: Mapping[int, Summary], at: Mapping[int, Sequence[int]]) -> None:
@@ -292,6 +293,8 @@ class _Table:
                 if module.is_module:
                     parts = np.array([getattr(module, part) for part in PARTS])
                     self.times[row, place[module.path]] = parts[:, at[rank]]
+        on_gpu = [part.endswith("_gpu") for part in PARTS]
+        self.has_gpu = bool(self.times[:, :, on_gpu].any())
         self._others = Others(self.times)
 
     def others(self, rank: int) -> Ints:
@@ -379,7 +382,7 @@ def _findings(
     at: Mapping[int, Sequence[int]],
     step_ns: int,
 ) -> tuple[JobFinding, ...]:
-    found = [_slow_module(claim) for claim in claims]
+    found = [_slow_module(claim, table.has_gpu) for claim in claims]
     found += _exposed_transfer(costs, waits, step_ns)
     data = np.array([_phase(one.phases, "data", at[rank]) for rank, one in ranks.items()])
     usual = Others(data).of(data)
@@ -393,9 +396,18 @@ def _findings(
     )
 
 
-def _slow_module(claim: _Claim) -> JobFinding:
+def _slow_module(claim: _Claim, has_gpu: bool) -> JobFinding:
     direction, _, kind = claim.part.partition("_")
     on_host = kind == "host"
+    where = ", where the host holds up the GPU" if on_host and has_gpu else ""
+    look = (
+        "Look for what only this rank does in the module on the host: I/O, logging, a wait, a busy "
+        "core"
+    )
+    compare = (
+        "Compare the shapes and the kernels of the module on both ranks: unequal sequence lengths, "
+        "experts or shards"
+    )
     name = visible(claim.module.path or claim.module.class_name)
     return JobFinding(
         rule="slow-module",
@@ -405,16 +417,10 @@ def _slow_module(claim: _Claim) -> JobFinding:
         title=f"{name} is slow on rank {claim.rank}",
         seen=(
             f"It takes {duration(claim.taken_ns)} of a step there, and {duration(claim.usual_ns)} "
-            f"on the other ranks. The difference is in its {direction}, "
-            f"{'where the host holds up the GPU' if on_host else 'in kernels'}."
+            f"on the other ranks. The difference is in its {direction}"
+            f"{where if on_host else ', in kernels'}."
         ),
-        remedy=(
-            "Look for what only this rank does in the module on the host: I/O, logging, a wait, a "
-            "busy core."
-            if on_host
-            else "Compare the shapes and the kernels of the module on both ranks: unequal sequence "
-            "lengths, experts or shards."
-        ),
+        remedy=(f"{look if on_host else compare}{'' if has_gpu else '; or for unequal work'}."),
         cost_ns=claim.taken_ns - claim.usual_ns,
     )
 

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import TypeAlias
 
 from backspot._version import __version__
-from backspot.errors import BackspotError, NotATraceError, SourceNotFoundError, UsageError
+from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.job.answer import answer
-from backspot.job.summary import SCHEMA, Summary, from_bytes, to_bytes
+from backspot.job.summary import SCHEMA, from_bytes, to_bytes
 from backspot.paths import path_text
 from backspot.pipeline import summarize
 from backspot.results.job import JobReport, LostRank
+from backspot.trace.read import traces_in
 
 __all__ = ["Sources", "main", "ranks", "read_summary"]
 
 Sources: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
-_SUFFIXES = (".json", ".json.gz")
 _HEAD = 1 << 20
 """Bytes of a trace that are part of its key in the cache."""
 _CODE = "import sys; from backspot.job.gather import main; sys.exit(main(*sys.argv[1:]))"
@@ -104,7 +104,7 @@ def read_summary(path: str, cache: str | None = None) -> bytes:
             kept = place.read_bytes()
             from_bytes(kept)
             return kept
-    summary = to_bytes(_named(summarize(Path(path)), path))
+    summary = to_bytes(summarize(Path(path)))
     if place is not None:
         _keep(place, summary)
     return summary
@@ -121,13 +121,6 @@ def main(path: str, cache: str = "") -> int:
     return 0
 
 
-def _named(summary: Summary, path: str) -> Summary:
-    """Return the summary with the trace's own path, which the cache must not mix up."""
-    import msgspec
-
-    return msgspec.structs.replace(summary, source=path)
-
-
 def _traces(sources: Sources) -> list[Path]:
     if isinstance(sources, (str, os.PathLike)):
         sources = [sources]
@@ -136,15 +129,7 @@ def _traces(sources: Sources) -> list[Path]:
     found: list[Path] = []
     for source in sources:
         path = Path(path_text(source, "ranks"))
-        if not path.is_dir():
-            found.append(path)
-            continue
-        inside = sorted(one for one in path.iterdir() if one.name.endswith(_SUFFIXES))
-        if not inside:
-            raise SourceNotFoundError(
-                f"{visible(str(path))} has no trace: there is no .json or .json.gz directly in it"
-            )
-        found += inside
+        found += traces_in(path) if path.is_dir() else [path]
     if not found:
         raise UsageError("ranks([]): give a folder, or the paths of two traces or more")
     return found

@@ -98,7 +98,6 @@ def as_html(result: Report | Comparison | JobReport) -> str:
 
     if isinstance(result, JobReport):
         return f"<pre>{escape(as_text(result))}</pre>"
-
     return comparison_html(result) if isinstance(result, Comparison) else report_html(result)
 
 
