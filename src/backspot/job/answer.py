@@ -487,10 +487,10 @@ def _exposed_transfer(
 ) -> list[JobFinding]:
     """Find transfers that hold the clock of all ranks, so that no rank is to blame.
 
-    Waits that nothing hides count as exposed, and others do not. So what all waits leave of the
-    exposed time is transfer for certain.
+    Waits that nothing hides count as exposed, and others do not. So what all waits, and twice the
+    uncertainty of the clock, leave of the exposed time is transfer for certain.
     """
-    certain = [cost.exposed_ns - cost.wait_ns for cost in costs]
+    certain = [cost.exposed_ns - cost.wait_ns - 2 * cost.uncertainty_ns for cost in costs]
     if not waits or min(certain) < _EXPOSED * step_ns:
         return []
     sums: dict[str, int] = {}
