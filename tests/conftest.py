@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +55,16 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert content == path.read_bytes().decode()
 
     return compare
+
+
+def pytest_runtest_setup() -> None:
+    """Let a test collect its own garbage alone: with all of PyTorch, it takes half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
