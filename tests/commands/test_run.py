@@ -341,7 +341,17 @@ def until_it_prints(process):
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
 def test_a_signal_asks_for_a_report_now(write, tmp_path):
     path = write(training("import time", "for _ in range(600): train(1); time.sleep(0.02)"))
-    command = [*preloaded.python(), "-m", "backspot", "run", "--warmup", "100000", "--steps", "2", str(path)]
+    command = [
+        *preloaded.python(),
+        "-m",
+        "backspot",
+        "run",
+        "--warmup",
+        "100000",
+        "--steps",
+        "2",
+        str(path),
+    ]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -13,7 +13,9 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 # In the tests ------------------------------------------------------------------------------------
 
@@ -85,7 +87,6 @@ def _serve(listening: socket.socket) -> list[str]:
 
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 
-
     waking, waker = socket.socketpair()
     for end in (waking, waker):
         end.setblocking(False)
@@ -105,10 +106,8 @@ def _serve(listening: socket.socket) -> list[str]:
                 if not child:
                     break
                 with clients.pop(child) as client:
-                    try:
+                    with suppress(OSError):  # it has been killed
                         client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-                    except OSError:
-                        pass  # it has been killed
         for child, client in list(clients.items()):
             if client in ready:
                 os.kill(child, signal.SIGKILL)  # the client was
@@ -192,8 +191,7 @@ def _go_on_as_python(arguments: list[str]) -> None:
         sys.argv[:] = arguments
         main = type(sys)("__main__")
         sys.modules["__main__"] = main
-        with open(arguments[0], "rb") as file:
-            code = compile(file.read(), arguments[0], "exec")
+        code = compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
         vars(main)["__file__"] = arguments[0]
         exec(code, vars(main))
 
