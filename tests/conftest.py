@@ -39,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with which hooks the tests of live/ and training/ run; without it, quick ones with "
         "all, slow ones with those that are the default",
     )
+    parser.addoption(
+        "--every-bytecode",
+        action="store_true",
+        help="interrupt the live half at every bytecode; without it, at every seventh, and at "
+        "every line",
+    )
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 class Step:
     """A step of a thousand ticks: forward 100 to 200, backward 300 to 600, optimizer 700 to 800."""
 
-    def __init__(self, at: int = 0) -> None:
-        self.trace, self.at, self._streams = Trace(), at, 7
+    def __init__(self) -> None:
+        self.trace = Trace()
 
     def operator(self, name: str, start: int, end: int, seq: int | None = None) -> None:
         self.trace.operator(name, start * TICK, end * TICK, seq=seq)

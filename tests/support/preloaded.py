@@ -105,9 +105,8 @@ def _serve(listening: socket.socket) -> list[str]:
                 child, status = os.waitpid(-1, os.WNOHANG)
                 if not child:
                     break
-                with clients.pop(child) as client:
-                    with suppress(OSError):  # it has been killed
-                        client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+                with clients.pop(child) as client, suppress(OSError):  # it may have been killed
+                    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
         for child, client in list(clients.items()):
             if client in ready:
                 os.kill(child, signal.SIGKILL)  # the client was
