@@ -1,0 +1,370 @@
+"""The modules inside compiled regions: each launch of a compiled graph matched with its site.
+
+A region calls compiled graphs, and what such a call launches are the events directly inside it, in
+the order of the generated code. If their number and names agree with the sites that the live half
+recorded, the k-th event is the k-th site. If not, the region keeps its one owner, and ``unmatched``
+says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import DeviceWork
+from backspot.analysis.attribution.spans import Module, Spans
+from backspot.analysis.timeline import NOTHING, grouped, innermost, take
+from backspot.trace import Category, Events, names
+from backspot.trace.compiled import CompiledGraph, Place, Site
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Compiled", "Share", "Shares", "Unmatched", "find_compiled_launches", "shares_of"]
+
+_WHOLE = 1 << 16  # so fine that rounding is invisible, and no product exceeds 64 bits
+_ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Who pays for things that can have several owners: the shares of one thing lie side by side.
+
+    Attributes:
+        first: for each thing the index of its first share; one more entry at the end.
+        owner: the owner of each share; of one thing, the largest share comes first.
+        weight: the shares of one thing sum to 65,536.
+        again: whether a share is forward work that the backward repeats.
+        line: the source line of each share, an index into ``Ownership.lines``; ``NOTHING`` where it
+            is not known.
+    """
+
+    first: Ints
+    owner: Ints
+    weight: Ints
+    again: Mask
+    line: Ints
+
+    @property
+    def count(self) -> Ints:
+        """How many shares each thing has."""
+        return np.diff(self.first)
+
+    @property
+    def largest(self) -> Ints:
+        """The owner of each thing's largest share."""
+        found: Ints = self.owner[self.first[:-1]]
+        return found
+
+    def over(self, which: Ints, owner: Ints, line: Ints, *, modules: int, lines: int) -> Shares:
+        """Return the shares of other things, each of which is one of these things or none.
+
+        Args:
+            which: for each of the other things the one of these that it is, ``NOTHING`` for none.
+            owner: the one owner of those that are none, and of shares without an owner.
+            line: the source line of those that are none.
+            modules: what to add to the owners of these things.
+            lines: what to add to their lines.
+        """
+        known = which >= 0
+        first = np.append(0, np.cumsum(np.where(known, take(self.count, which), 1)))
+        place = np.repeat(np.arange(len(which)), np.diff(first))
+        mine = known[place]
+        share = (take(self.first, which)[place] + np.arange(len(place)) - first[place])[mine]
+        every_owner, every_line = owner[place], line[place]
+        weight, again = np.full(len(place), _WHOLE), np.zeros(len(place), bool)
+        owned = self.owner[share]
+        every_owner[mine] = np.where(owned >= 0, owned + modules, every_owner[mine])
+        every_line[mine] = np.where(self.line[share] >= 0, self.line[share] + lines, NOTHING)
+        weight[mine], again[mine] = self.weight[share], self.again[share]
+        return Shares(first, every_owner, weight, again, every_line)
+
+    def split(self, things: Ints, amount: Ints) -> tuple[Ints, Ints, Ints]:
+        """Split an amount of each of some things; the parts sum to the amount exactly.
+
+        Args:
+            things: indices of things; one may come several times.
+            amount: an amount of each.
+
+        Returns:
+            For each part: its place in ``things``, its share, and its amount.
+        """
+        count = self.count[things]
+        place = np.repeat(np.arange(len(things)), count)
+        within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
+        share = self.first[things][place] + within
+        before = np.append(0, np.cumsum(self.weight))
+        begin = before[share] - before[self.first[things]][place]
+        whole = amount[place]
+        parts = whole * (begin + self.weight[share]) // _WHOLE - whole * begin // _WHOLE
+        return place, share, parts
+
+
+class Share(NamedTuple):
+    """One share of one thing, as ``Shares`` has it in columns."""
+
+    owner: int
+    weight: int
+    again: bool = False
+    line: int = NOTHING
+
+
+def shares_of(things: Sequence[Sequence[Share]]) -> Shares:
+    """Return the shares of some things as columns, with weights that sum up as ``Shares`` says."""
+    rows = [share for shares in things for share in _scaled(shares)]
+    owner, weight, again, line = np.array(rows, np.int64).reshape(-1, len(Share._fields)).T
+    first = np.append(0, np.cumsum([len(shares) for shares in things])).astype(np.int64)
+    return Shares(first, owner, weight, again.astype(bool), line)
+
+
+def _scaled(shares: Sequence[Share]) -> Iterator[Share]:
+    """Yield the shares with weights of the right sum; equal ones if none has a weight."""
+    whole = sum(share.weight for share in shares)
+    done = before = 0
+    for number, share in enumerate(shares, 1):
+        done += share.weight
+        up_to = _WHOLE * done // whole if whole else _WHOLE * number // len(shares)
+        yield share._replace(weight=up_to - before)
+        before = up_to
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """Calls of compiled graphs in which launches could not be matched with sites.
+
+    Attributes:
+        path: the module that the region was entered at; ``""`` is the model or unknown.
+        calls: how many calls.
+        reason: why.
+    """
+
+    path: str
+    calls: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What is known inside compiled regions.
+
+    Attributes:
+        modules: the modules without a label that own launches in regions.
+        event: the host's event of each matched launch.
+        shares: the owners of each of these launches: indices into the spans' modules followed by
+            ``modules``; ``NOTHING`` stands for the owner of the region.
+        of_work: for each piece of device work the index of its launch in ``event``, ``NOTHING`` for
+            none.
+        unmatched: the calls that keep one owner.
+    """
+
+    modules: tuple[Module, ...]
+    event: Ints
+    shares: Shares
+    of_work: Ints
+    unmatched: tuple[Unmatched, ...]
+
+
+def find_compiled_launches(
+    events: Events, spans: Spans, module: Ints, work: DeviceWork
+) -> Compiled:
+    """Match the launches of compiled graphs with their sites.
+
+    Args:
+        events: the trace.
+        spans: its spans.
+        module: the module that owns each span, ``NOTHING`` for other owners.
+        work: the work of the devices.
+    """
+    matcher = _Matcher(events, spans)
+    launches: list[int] = []
+    shares: list[list[Share]] = []
+    unmatched: Counter[tuple[int, str]] = Counter()
+    of_work = np.full(len(work.start), NOTHING, np.int64)
+    is_call = events.name_mask(names.COMPILED_GRAPH)
+    calls = events.chosen(is_call, Category.OPERATOR, Category.ANNOTATION)
+    if not events.compiled.recorded:
+        calls = calls[:0]
+    entered = take(module, spans.of(events, calls))
+    for thread, here in grouped(events.thread[calls]):
+        called = _called(events, calls[here], thread)
+        first = len(launches)
+        for call, children in zip(here.tolist(), called, strict=True):
+            found = matcher.match(int(calls[call]), int(entered[call]), children)
+            if isinstance(found, str):
+                unmatched[int(entered[call]), found] += 1
+            else:
+                launches += children
+                shares += found
+        matched = np.array(launches[first:], np.int64)
+        at = innermost(events.start[matched], events.end[matched]).timeline
+        mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
+        launch = at.at(work.launch[mine])
+        of_work[mine] = np.where(launch >= 0, launch + first, NOTHING)
+    return Compiled(
+        modules=tuple(matcher.added),
+        event=np.array(launches, np.int64),
+        shares=shares_of(shares),
+        of_work=of_work,
+        unmatched=tuple(
+            Unmatched(spans.modules[where].path if where >= 0 else "", count, reason)
+            for (where, reason), count in unmatched.most_common()
+        ),
+    )
+
+
+def _called(events: Events, calls: Ints, thread: int) -> list[list[int]]:
+    """Return the events directly inside each of some calls on one thread, by start."""
+    host = events.of(Category.OPERATOR, Category.ANNOTATION)
+    host = host[(events.thread[host] == thread) & ~events.is_label[events.name[host]]]
+    within = innermost(events.start[calls], events.end[calls]).timeline.at(events.start[host]) >= 0
+    host = np.setdiff1d(host[within], calls)
+    every = np.concatenate([calls, host])
+    parent = innermost(events.start[every], events.end[every], tolerance=_ROUNDING).parent
+    direct = np.flatnonzero((parent[len(calls) :] >= 0) & (parent[len(calls) :] < len(calls)))
+    direct = direct[np.argsort(events.start[host[direct]], kind="stable")]
+    inside: list[list[int]] = [[] for _ in calls]
+    for call, event in zip(
+        parent[direct + len(calls)].tolist(), host[direct].tolist(), strict=True
+    ):
+        inside[call].append(event)
+    return inside
+
+
+class _Matcher:
+    """Matches launches with the sites of compiled graphs, and sites with modules.
+
+    Attributes:
+        added: modules without a label that were found in regions.
+    """
+
+    def __init__(self, events: Events, spans: Spans) -> None:
+        self.added: list[Module] = []
+        self._events, self._spans = events, spans
+        self._graphs: dict[str, list[CompiledGraph]] = {}
+        for graph in events.compiled.graphs:
+            same = self._graphs.setdefault(graph.key, [])
+            if graph not in same:
+                same.append(graph)
+        self._known = {module.path: module for module in events.compiled.modules}
+        self._index = {
+            module.path: index for index, module in enumerate(spans.modules) if not module.is_region
+        }
+        self._answers: dict[tuple[int, int, tuple[int, ...]], list[list[Share]] | str] = {}
+
+    def match(self, call: int, entered: int, children: list[int]) -> list[list[Share]] | str:
+        """Return the shares of each launch of a call, or why they are not known.
+
+        Args:
+            call: the event of the call.
+            entered: the module that the region was entered at, ``NOTHING`` for none.
+            children: the events of its launches.
+        """
+        name = int(self._events.name[call])
+        launched = tuple(self._events.name[children].tolist())
+        asked = name, entered, launched
+        if asked not in self._answers:
+            self._answers[asked] = self._match(self._events.names[name], entered, launched)
+        return self._answers[asked]
+
+    def _match(self, name: str, entered: int, launched: tuple[int, ...]) -> list[list[Share]] | str:
+        graphs = self._graphs.get(names.compiled_graph_key(name), [])
+        recorded = [graph for graph in graphs if graph.sites is not None]
+        if not recorded:
+            return "compiled before backspot.instrument(model)"
+        called = [self._events.names[one] for one in launched]
+        reasons = []
+        answers = []
+        for graph in recorded:
+            sites = _aligned(graph.sites or (), called)
+            found = sites if isinstance(sites, str) else self._owned(graph, sites, entered)
+            if isinstance(found, str):
+                reasons.append(found)
+            elif found not in answers:
+                answers.append(found)
+        if len(answers) > 1:
+            return "several graphs without a key have the same launches"
+        return answers[0] if answers else reasons[0]
+
+    def _owned(
+        self, graph: CompiledGraph, sites: Sequence[Site], entered: int
+    ) -> list[list[Share]] | str:
+        bases: dict[str, str | None] = {}
+        for root in {place.root for place in graph.places}:
+            bases[root] = self._base([p for p in graph.places if p.root == root], entered)
+            if bases[root] is None:
+                return f"its modules ({root}) are not those of the module that was called"
+        owners = [self._owner(place, bases[place.root] or "", entered) for place in graph.places]
+        owners.append(NOTHING)  # the place -1
+        return [
+            _merged(Share(owners[p.place], p.weight, p.again, p.line) for p in site.parts)
+            for site in sites
+        ]
+
+    def _base(self, places: Sequence[Place], entered: int) -> str | None:
+        """Return the path of the module that is the root of some places; ``None`` if unknown.
+
+        It must have modules of the right classes at all places. This is the module that the region
+        was entered at, or else the only module inside it, or anywhere if there is none.
+        """
+
+        def fits(base: str) -> bool:
+            return all(
+                (known := self._known.get(_joined(base, place.path))) is not None
+                and known.class_name == place.class_name
+                for place in places
+            )
+
+        around = self._spans.modules[entered].path if self._is_module(entered) else ""
+        if self._is_module(entered) and fits(around):
+            return around
+        inside = f"{around}." if around else ""
+        candidates = [path for path in self._known if path.startswith(inside) and fits(path)]
+        return candidates[0] if len(candidates) == 1 else None
+
+    def _owner(self, place: Place, base: str, entered: int) -> int:
+        """Return the module that owns the time of a place, as an index; a new one is added."""
+        path = self._known[_joined(base, place.path)].owner
+        if path not in self._index:
+            root = self._spans.modules[entered].root if self._is_module(entered) else base
+            self._index[path] = len(self._spans.modules) + len(self.added)
+            self.added.append(Module(path, self._known[path].class_name, root))
+        return self._index[path]
+
+    def _is_module(self, entered: int) -> bool:
+        return entered >= 0 and not self._spans.modules[entered].is_region
+
+
+def _merged(parts: Iterable[Share]) -> list[Share]:
+    """Return one share for each owner, the largest first, with the line of its largest part."""
+    merged: dict[tuple[int, bool], Share] = {}
+    for part in sorted(parts, key=lambda part: -part.weight):
+        before = merged.setdefault((part.owner, part.again), part._replace(weight=0))
+        merged[part.owner, part.again] = before._replace(weight=before.weight + part.weight)
+    return sorted(merged.values(), key=lambda share: -share.weight) or [Share(NOTHING, 1)]
+
+
+def _joined(base: str, path: str) -> str:
+    return f"{base}.{path}" if base and path else base or path
+
+
+def _aligned(sites: Sequence[Site], called: Sequence[str]) -> Sequence[Site] | str:
+    """Return the site of each launch, or why that is not known."""
+    # The profiler does not see generated C++ code, unless Inductor was told to show it.
+    seen = [site for site in sites if not names.is_generated_cpp(site.name)]
+    for chosen in (sites, seen):
+        if len(chosen) == len(called) and all(
+            names.launched_by(site.name) == name for site, name in zip(chosen, called, strict=True)
+        ):
+            return chosen
+    if not called:
+        return "nothing was launched in it one by one, as in the replay of a CUDA graph"
+    if len(called) not in (len(sites), len(seen)):
+        return f"it has {len(sites)} launch sites, and {len(called)} launches were recorded"
+    chosen = sites if len(called) == len(sites) else seen
+    return next(
+        f"a launch of {name} was recorded where its code has {site.name}"
+        for site, name in zip(chosen, called, strict=True)
+        if names.launched_by(site.name) != name
+    )
