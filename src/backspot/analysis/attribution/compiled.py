@@ -152,6 +152,9 @@ class Compiled:
     Attributes:
         modules: the modules without a label that own launches in regions.
         event: the host's event of each matched launch.
+        start: when the launch began, nanoseconds.
+        end: when the launch ended.
+        span: the host's innermost span around the launch.
         shares: the owners of each of these launches: indices into the spans' modules followed by
             ``modules``; ``NOTHING`` stands for the owner of the region.
         of_work: for each piece of device work the index of its launch in ``event``, ``NOTHING`` for
@@ -161,6 +164,9 @@ class Compiled:
 
     modules: tuple[Module, ...]
     event: Ints
+    start: Ints
+    end: Ints
+    span: Ints
     shares: Shares
     of_work: Ints
     unmatched: tuple[Unmatched, ...]
@@ -189,9 +195,12 @@ def find_compiled_launches(
     entered = take(module, spans.of(events, calls))
     for thread, here in grouped(events.thread[calls]):
         called = _called(events, calls[here], thread)
+        replayed = _replayed(events, calls[here], thread)
         first = len(launches)
-        for call, children in zip(here.tolist(), called, strict=True):
+        for at, (call, children) in enumerate(zip(here.tolist(), called, strict=True)):
             found = matcher.match(int(calls[call]), int(entered[call]), children)
+            if isinstance(found, str) and at in replayed:
+                found = "a captured CUDA graph was replayed in it"
             if isinstance(found, str):
                 unmatched[int(entered[call]), found] += 1
             else:
@@ -202,9 +211,13 @@ def find_compiled_launches(
         mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
         launch = at.at(work.launch[mine])
         of_work[mine] = np.where(launch >= 0, launch + first, NOTHING)
+    event = np.array(launches, np.int64)
     return Compiled(
         modules=tuple(matcher.added),
-        event=np.array(launches, np.int64),
+        event=event,
+        start=events.start[event],
+        end=events.end[event],
+        span=spans.of(events, event),
         shares=shares_of(shares),
         of_work=of_work,
         unmatched=tuple(
@@ -230,6 +243,14 @@ def _called(events: Events, calls: Ints, thread: int) -> list[list[int]]:
     ):
         inside[call].append(event)
     return inside
+
+
+def _replayed(events: Events, calls: Ints, thread: int) -> set[int]:
+    """Return the indices of those calls that replay a captured graph."""
+    replays = events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)
+    replays = replays[events.thread[replays] == thread]
+    timeline = innermost(events.start[calls], events.end[calls]).timeline
+    return set(timeline.at(events.start[replays]).tolist())
 
 
 class _Matcher:
@@ -272,7 +293,10 @@ class _Matcher:
         graphs = self._graphs.get(names.compiled_graph_key(name), [])
         recorded = [graph for graph in graphs if graph.sites is not None]
         if not recorded:
-            return "compiled before backspot.instrument(model)"
+            return (
+                "the code was compiled before backspot.instrument(model), which "
+                "torch.compiler.reset() undoes"
+            )
         called = [self._events.names[one] for one in launched]
         reasons = []
         answers = []
@@ -358,8 +382,6 @@ def _aligned(sites: Sequence[Site], called: Sequence[str]) -> Sequence[Site] | s
             names.launched_by(site.name) == name for site, name in zip(chosen, called, strict=True)
         ):
             return chosen
-    if not called:
-        return "nothing was launched in it one by one, as in the replay of a CUDA graph"
     if len(called) not in (len(sites), len(seen)):
         return f"it has {len(sites)} launch sites, and {len(called)} launches were recorded"
     chosen = sites if len(called) == len(sites) else seen
