@@ -12,6 +12,7 @@ import torch
 
 from backspot.errors import AlreadyInstrumentedError, UsageError
 from backspot.live.calls import calls_that_fail, current_thread
+from backspot.live.compiled import compiled_book
 from backspot.live.copies import end_plain_copies, keep_copies_plain
 from backspot.live.hooks import (
     BackwardEnd,
@@ -63,6 +64,7 @@ class Instrumentation:
         match: the patterns of the paths that are labelled; ``None`` for all paths.
         hooks: ``"node"`` or ``"module"``.
         lines: whether the source line of each node is recorded.
+        compiled: whether the modules inside compiled code are recorded.
         paths: the labelled module paths, parents first; ``""`` is the model without a name.
         skipped: the paths that could not be labelled, each with the reason.
 
@@ -88,6 +90,7 @@ class Instrumentation:
         match: tuple[str, ...] | None,
         hooks: str,
         lines: bool,
+        compiled: bool,
         paths: tuple[str, ...],
         skipped: dict[str, str],
     ) -> None:
@@ -96,6 +99,7 @@ class Instrumentation:
         self.match = match
         self.hooks = hooks
         self.lines = lines
+        self.compiled = compiled
         self.paths = paths
         self.skipped = skipped
         self._scope = scope
@@ -127,7 +131,7 @@ class Instrumentation:
             if module is not None:
                 unset_full_backward_flag(module)
         current_thread().drop(self._scope)
-        end_plain_copies(self._scope)
+        _forget(self._scope)
         if self._model_gone is not None:
             self._model_gone.detach()
         sessions.depart(self._scope)
@@ -157,6 +161,8 @@ class Instrumentation:
             parts.append(f"match={list(self.match)!r}")
         if self.lines:
             parts.append("lines=True")
+        if not self.compiled:
+            parts.append("compiled=False")
         if self.skipped:
             parts.append(f"{len(self.skipped)} skipped")
         if not self.active:
@@ -183,9 +189,17 @@ class Instrumentation:
         sessions.join(scope)  # first: a range may be opened only while sessions are counted
         classes = {type(module) for _, module in scope.live_modules()}
         flagged = classes if self.hooks == "module" else ()
-        self._model_gone = weakref.finalize(scope.model(), end_plain_copies, scope)
+        self._model_gone = weakref.finalize(scope.model(), _forget, scope)
+        if self.compiled:
+            compiled_book.join(scope)
         keep_copies_plain(scope, flagged)
         self._put_hooks()
+
+
+def _forget(scope: Scope) -> None:
+    """Undo what an instrumentation changed outside of its model."""
+    end_plain_copies(scope)
+    compiled_book.leave(scope)
 
 
 def instrument(
@@ -196,6 +210,7 @@ def instrument(
     name: str = "",
     hooks: Literal["node", "module"] = "node",
     lines: bool = False,
+    compiled: bool = True,
 ) -> Instrumentation:
     """Label the forward and the backward of every module of a model in a profiler's trace.
 
@@ -221,6 +236,12 @@ def instrument(
     while a profiler records. Before, it is the line that called the module, for modules of
     PyTorch's own.
 
+    Inside code that ``torch.compile`` generates, the modules are known if the code was compiled
+    while the model was instrumented: call ``instrument`` before the first step, or
+    ``torch.compiler.reset()`` after it. A pass of Inductor notes the modules then; the generated
+    code stays the same. The pass is part of the key of PyTorch's caches, so the first run compiles
+    again, and both caches stay valid. ``compiled=False`` keeps out of compilation.
+
     A shared module has the first of its paths. Paths leave out the parts that wrappers add
     (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
     hooks and without a forward of its own gets no label, as it makes no node and launches nothing.
@@ -240,6 +261,7 @@ def instrument(
             ``""`` (default) adds no part.
         hooks: ``"node"`` (default) or ``"module"``.
         lines: whether to record the source line of each node. Default false.
+        compiled: whether to record for which modules compiled code works. Default true.
 
     Returns:
         A handle with ``remove()``, which is also a context manager that calls ``remove()``.
@@ -258,9 +280,17 @@ def instrument(
         >>> report["1"].row.class_name
         'Linear'
     """
-    check_arguments(model, depth, name, hooks, lines)
+    check_arguments(model, depth, name, hooks, lines, compiled)
     patterns = checked_patterns(match, {name: model})
-    return put_labels(model, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines)
+    return put_labels(
+        model,
+        depth=depth,
+        patterns=patterns,
+        name=name,
+        hooks=hooks,
+        lines=lines,
+        compiled=compiled,
+    )
 
 
 def checked_patterns(match: object, models: Mapping[str, torch.nn.Module]) -> Patterns | None:
@@ -296,6 +326,7 @@ def put_labels(
     name: str,
     hooks: Literal["node", "module"],
     lines: bool,
+    compiled: bool,
 ) -> Instrumentation:
     """Label a model, as ``instrument`` does with arguments that were checked."""
     instrumentation = None
@@ -303,7 +334,13 @@ def put_labels(
         # At 50,000 modules the garbage collector would take half of the time.
         with _without_collecting():
             instrumentation = _instrumentation_of(
-                model, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines
+                model,
+                depth=depth,
+                patterns=patterns,
+                name=name,
+                hooks=hooks,
+                lines=lines,
+                compiled=compiled,
             )
             instrumentation._begin()
         return instrumentation  # noqa: TRY300 - an interrupt can come before it
@@ -321,6 +358,7 @@ def _instrumentation_of(
     name: str,
     hooks: Literal["node", "module"],
     lines: bool,
+    compiled: bool,
 ) -> Instrumentation:
     _check_plain(model)
     found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
@@ -363,6 +401,7 @@ def _instrumentation_of(
         match=None if patterns is None else patterns.texts,
         hooks=hooks,
         lines=lines,
+        compiled=compiled,
         paths=paths,
         skipped=skipped,
     )
@@ -375,7 +414,7 @@ def _path(name: str, inner_path: str) -> str:
 
 
 def check_arguments(
-    model: object, depth: object, name: object, hooks: object, lines: object
+    model: object, depth: object, name: object, hooks: object, lines: object, compiled: object
 ) -> None:
     """Check the arguments of ``instrument`` but ``match``.
 
@@ -395,8 +434,9 @@ def check_arguments(
         raise UsageError(f"name must be a module path such as 'loss' or 'heads.a', not {name!r}")
     if hooks not in _MODES:
         raise UsageError(f"hooks must be 'node' or 'module', not {hooks!r}")
-    if not isinstance(lines, bool):
-        raise UsageError(f"lines must be True or False, not {lines!r}")
+    for word, value in (("lines", lines), ("compiled", compiled)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{word} must be True or False, not {value!r}")
 
 
 def _check_plain(model: torch.nn.Module) -> None:

@@ -46,6 +46,7 @@ def profile(
     match: str | Sequence[str] | None = None,
     hooks: Literal["node", "module"] = "node",
     lines: bool = True,
+    compiled: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
@@ -79,6 +80,8 @@ def profile(
         hooks: ``"node"`` (default) or ``"module"``, as in ``instrument``.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.
+        compiled: whether to record for which modules compiled code works, as in ``instrument``.
+            Default true.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -115,7 +118,7 @@ def profile(
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     for name, part in models.items():
-        check_arguments(part, depth, name, hooks, lines)
+        check_arguments(part, depth, name, hooks, lines, compiled)
     patterns = checked_patterns(match, models)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
@@ -123,7 +126,13 @@ def profile(
         instrumented = [
             stack.enter_context(
                 put_labels(
-                    part, depth=depth, patterns=patterns, name=name, hooks=hooks, lines=lines
+                    part,
+                    depth=depth,
+                    patterns=patterns,
+                    name=name,
+                    hooks=hooks,
+                    lines=lines,
+                    compiled=compiled,
                 )
             )
             for name, part in models.items()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from torch.autograd import profiler
 
 from backspot.live import torch_internals
+from backspot.live.compiled import compiled_book
 from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
 from backspot.live.source_lines import book
@@ -110,7 +111,7 @@ class Sessions:
         self.number += 1  # from here on sessions are not counted
         self._stack_room.take()
         self._optimizers.stop()
-        if book.is_open:  # lines wait for the end of their trace, and the watch ends then
+        if book.is_open or compiled_book.is_open:  # tables wait for the end of their trace
             return
         for watch in self._watches:
             watch.end()
@@ -121,16 +122,19 @@ class Sessions:
         return original()
 
     def _stopping(self, original: Callable[[], Any]) -> Any:
-        form = None
-        with suppress(Exception):  # at worst the trace has no lines
-            form = book.write()
+        forms: list[tuple[Any, str]] = []
+        for each in (book, compiled_book):
+            with suppress(Exception):  # at worst the trace has no such table
+                form = each.write()
+                if form is not None:
+                    forms.append((each, form))
         self.number += 1  # before the session ends: open ranges must not end in it any more
         results = original()
-        if form is not None:
+        for each, form in forms:
             with suppress(TypeError):  # results that take no weak reference
-                book.keep(results, form)
-            if not self.live_scopes():
-                self._unwatch()
+                each.keep(results, form)
+        if forms and not self.live_scopes():
+            self._unwatch()
         return results
 
     def _stopped(self, original: Callable[[], Any]) -> Any:

@@ -134,6 +134,7 @@ def is_optimizer_mark(name: str) -> bool:
 # Generated code: torch/_inductor -----------------------------------------------------------------
 
 _GENERATED_CPP = re.compile(r"cpp_")
+_GRAPH_NUMBER = re.compile(r"graph_\d+_")
 _EXTERN_KERNEL = re.compile(r"(?:\w+\.)*extern_kernels\.(\w+)$")
 _OVERLOAD = re.compile(r"(?:torch\.ops\.)?(\w+)\.(\w+)(?:\.\w+)?$")
 _RENAMED = {"bias_addmm": "addmm"}
@@ -149,17 +150,17 @@ def is_generated_cpp(name: str) -> bool:
     return _GENERATED_CPP.match(name) is not None
 
 
-def launched_by(name: str) -> str:
-    """Return the name of the event that a launch site of generated code makes.
+def is_launch_of(site: str, name: str) -> bool:
+    """Whether an event is a launch at this site of generated code.
 
     ``extern_kernels.mm`` is ``aten::mm``, ``torch.ops.aten.sort.stable`` is ``aten::sort``; a
-    generated kernel has its own name.
+    generated kernel has its own name, after ``graph_0_`` if it is C++.
     """
-    if match := _EXTERN_KERNEL.match(name):
-        return f"{ATEN}{_RENAMED.get(match[1], match[1])}"
-    if match := _OVERLOAD.match(name):
-        return f"{match[1]}::{match[2]}"
-    return name
+    if match := _EXTERN_KERNEL.match(site):
+        return name == f"{ATEN}{_RENAMED.get(match[1], match[1])}"
+    if match := _OVERLOAD.match(site):
+        return name == f"{match[1]}::{match[2]}"
+    return site == (_GRAPH_NUMBER.sub("", name) if is_generated_cpp(site) else name)
 
 
 # Autograd: torch/csrc/autograd -------------------------------------------------------------------

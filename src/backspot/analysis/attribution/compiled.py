@@ -207,9 +207,9 @@ def find_compiled_launches(
                 launches += children
                 shares += found
         matched = np.array(launches[first:], np.int64)
-        at = innermost(events.start[matched], events.end[matched]).timeline
+        timeline = innermost(events.start[matched], events.end[matched]).timeline
         mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
-        launch = at.at(work.launch[mine])
+        launch = timeline.at(work.launch[mine])
         of_work[mine] = np.where(launch >= 0, launch + first, NOTHING)
     event = np.array(launches, np.int64)
     return Compiled(
@@ -379,7 +379,7 @@ def _aligned(sites: Sequence[Site], called: Sequence[str]) -> Sequence[Site] | s
     seen = [site for site in sites if not names.is_generated_cpp(site.name)]
     for chosen in (sites, seen):
         if len(chosen) == len(called) and all(
-            names.launched_by(site.name) == name for site, name in zip(chosen, called, strict=True)
+            names.is_launch_of(site.name, name) for site, name in zip(chosen, called, strict=True)
         ):
             return chosen
     if len(called) not in (len(sites), len(seen)):
@@ -388,5 +388,5 @@ def _aligned(sites: Sequence[Site], called: Sequence[str]) -> Sequence[Site] | s
     return next(
         f"a launch of {name} was recorded where its code has {site.name}"
         for site, name in zip(chosen, called, strict=True)
-        if names.launched_by(site.name) != name
+        if not names.is_launch_of(site.name, name)
     )
