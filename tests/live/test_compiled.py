@@ -77,7 +77,8 @@ def fresh(tmp_path, monkeypatch, request):
 
 
 def train(model, x=None, *, around=None):
-    (around or model)(torch.ones(3, 8) if x is None else x).square().sum().backward()
+    called = model if around is None else around
+    called(torch.ones(3, 8) if x is None else x).square().sum().backward()
 
 
 def recorded(model, around=None, x=None, **options):
@@ -344,7 +345,8 @@ def test_a_pass_that_cannot_be_cached_stays_so():
 def test_settings_are_restored_with_the_last_model_only():
     from torch._inductor import config
 
-    first, second = backspot.instrument(Net()), backspot.instrument(Net(), name="second")
+    models = Net(), Net()
+    first, second = (backspot.instrument(m, name=f"m{i}") for i, m in enumerate(models))
     first.remove()
     assert config.trace.provenance_tracking_level
     second.remove()
@@ -358,8 +360,9 @@ def test_a_setting_that_others_changed_meanwhile_is_left_alone():
     from torch._inductor import config
 
     theirs = user_pass()
+    model = Net()
     with config.patch(post_grad_custom_post_pass=None):
-        instrumentation = backspot.instrument(Net())
+        instrumentation = backspot.instrument(model)
         config.post_grad_custom_post_pass = theirs
         instrumentation.remove()
         assert config.post_grad_custom_post_pass is theirs
