@@ -46,7 +46,8 @@ _TEXT = ("llama", "gpt2", "bert", "t5")
 _MODELS = (*_TIMM, *_TEXT)
 _HOW = ("whole", "regional", "checkpointed")
 _PLANTS = ("product", "hidden", "chain")
-_SMALL = ("vit/whole", "llama/regional", "bert/checkpointed")
+_SMALL = ("vit/regional",)
+_TINY = {"vit": {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 64}}
 _SUBSET = (
     "vit/whole", "llama/whole", "resnet/whole", "bert/regional", "mixer/regional",
     "gpt2/checkpointed", "vit/checkpointed",
@@ -65,8 +66,11 @@ def _build(name: str, device: str, small: bool) -> tuple[Any, Callable[[Any], An
         import timm
 
         arch, options = _TIMM[name]
+        if small:
+            options = {**options, **_TINY.get(name, {})}
         model = timm.create_model(arch, num_classes=100, **options).to(device)
-        images = torch.randn(2 if small else 64, 3, 224, 224, device=device)
+        side = options.get("img_size", 224)
+        images = torch.randn(2 if small else 64, 3, side, side, device=device)
         labels = torch.randint(0, 100, (len(images),), device=device)
         blocks = _repeated(model)
         return model, lambda called: functional.cross_entropy(called(images), labels), blocks
