@@ -268,7 +268,8 @@ def code_and_gradients(compiled):
         handle = None if compiled is None else backspot.instrument(model, compiled=compiled)
         with handle or nullcontext():
             loss, code = run_and_get_code(step)
-    plain = [re.sub(r"(#|//)[^\n]*", "", text) for text in code]
+    # Inductor numbers all graphs of a process, in the names that profilers see.
+    plain = [re.sub(r"(#|//)[^\n]*|graph_\d+", "", text) for text in code]
     lines = [[line for line in text.splitlines() if line.strip()] for text in plain]
     return lines, loss, [parameter.grad for parameter in model.parameters()]
 
