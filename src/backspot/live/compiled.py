@@ -15,6 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -368,7 +369,8 @@ class CompiledBook:
         if scope not in self._scopes:
             return
         if torch_internals.recording():
-            self._waiting = self._table()
+            with suppress(Exception):  # at worst the trace has no such table
+                self._waiting = self._table()
         self._scopes.remove(scope)
         self._names.pop(scope, None)
         if not self._scopes and self._stop_watching is not None:
@@ -403,6 +405,10 @@ class CompiledBook:
         return format_compiled(graphs, list(known), list(tables.lines))
 
     def _install(self) -> None:
+        with suppress(Exception):  # it can run within an import of the user's
+            self._set_up()
+
+    def _set_up(self) -> None:
         settings = torch_internals.inductor_settings()
         if settings is None or self._pass is not None:
             return
