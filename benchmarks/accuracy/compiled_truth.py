@@ -328,7 +328,8 @@ def _judge(path: Path, case: _Case) -> Record:
     from backspot.trace import names, read_events
 
     report = backspot.locate(path)
-    first = next((row.path for row in report.modules if row.is_module), "")
+    ranked = [row.path for row in report.modules if row.is_module]
+    first = ranked[0] if ranked else ""
     events = read_events(path)
     ownership = attribute(events)
     work, compiled = ownership.work, ownership.compiled
@@ -349,9 +350,7 @@ def _judge(path: Path, case: _Case) -> Record:
         "kind": case.kind,
         "first": first,
         "hit": first == case.path,
-        "rank": 1 + [row.path for row in report.modules if row.is_module].index(case.path)
-        if case.path in report.paths
-        else None,
+        "rank": next((at for at, path in enumerate(ranked, 1) if path == case.path), None),
         "attributed": float(parts[inside].sum() / total),
         "exact": float(amount[known][alone].sum() / total),
         "backward_gpu_ms": total / 1e6,
