@@ -5,8 +5,8 @@
 
 Each case compiles a model whole, block by block, or with activation checkpointing, after slow work
 was planted into one random module: an extra product of matrices, a wide hidden layer, or a chain of
-elementwise operations and reductions. A hit is a first row that names this module. The share of the
-compiled backward's GPU time with a module inside the region is reported, and what of it was split.
+elementwise operations and reductions. A hit is a first row that names this module; hits by GPU time
+are counted too, as a region's host time belongs to the region. The share of the compiled backward's GPU time with a module inside the region is reported, and what of it was split.
 
 The case is compiled twice from nothing, with and without Backspot: kernels, loss and gradients must
 be equal, and the times of both compilations are compared. Gradients that differ between two steps
@@ -330,6 +330,7 @@ def _judge(path: Path, case: _Case) -> Record:
     report = backspot.locate(path)
     ranked = [row.path for row in report.modules if row.is_module]
     first = ranked[0] if ranked else ""
+    by_gpu = max((r for r in report.modules if r.is_module), key=lambda r: r.gpu_ns).path
     events = read_events(path)
     ownership = attribute(events)
     work, compiled = ownership.work, ownership.compiled
@@ -350,6 +351,7 @@ def _judge(path: Path, case: _Case) -> Record:
         "kind": case.kind,
         "first": first,
         "hit": first == case.path,
+        "hit_gpu": by_gpu == case.path,
         "rank": next((at for at, path in enumerate(ranked, 1) if path == case.path), None),
         "attributed": float(parts[inside].sum() / total),
         "exact": float(amount[known][alone].sum() / total),
@@ -390,6 +392,7 @@ def _summarise(cases: dict[str, Record]) -> Record:
         "summary": {
             "cases": len(done),
             "hits": sum(case["hit"] for case in done),
+            "hits_by_gpu_time": sum(case["hit_gpu"] for case in done),
             "attributed_median": statistics.median(case["attributed"] for case in done),
             "exact_median": statistics.median(case["exact"] for case in done),
             "same_kernels": sum(case["same_kernels"] for case in done),
