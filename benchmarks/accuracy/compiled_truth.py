@@ -6,7 +6,8 @@
 Each case compiles a model whole, block by block, or with activation checkpointing, after slow work
 was planted into one random module: an extra product of matrices, a wide hidden layer, or a chain of
 elementwise operations and reductions. A hit is a first row that names this module; hits by GPU time
-are counted too, as a region's host time belongs to the region. The share of the compiled backward's GPU time with a module inside the region is reported, and what of it was split.
+are counted too, as a region's host time belongs to the region. Also measured: the share of the
+compiled backward's GPU time with a module inside the region, and what of it was not split.
 
 The case is compiled twice from nothing, with and without Backspot: kernels, loss and gradients must
 be equal, and the times of both compilations are compared. Gradients that differ between two steps
