@@ -6,10 +6,11 @@ a full run writes to ``benchmarks/results``.
 
 ``accuracy``, ``causes``, ``cost`` and ``robustness`` hold the scripts, ``fixtures`` records the
 traces that the tests read, and ``traces`` reads, trims and copies exported traces. All rooms share
-three files:
+four files:
 
 - ``common.py``: the command line, tables, results with hardware and versions, timing, profiling.
 - ``workers.py``: the one manager of worker processes.
+- ``load.py``: other processes that keep the machine busy.
 - ``models.py``: the models, each at the size of the run.
 
 Importing this package sets the environment that PyTorch reads at its import, and finds

@@ -9,12 +9,20 @@ import os
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import command_line, machine, write_json, write_results
+import backspot
+from benchmarks.common import (
+    command_line,
+    machine,
+    profile_default,
+    write_json,
+    write_results,
+)
 from benchmarks.workers import (
     NO_TIME,
     Handler,
@@ -25,9 +33,13 @@ from benchmarks.workers import (
     worker_command,
 )
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = [
     "exit_code",
     "join_ranks",
+    "profile_in_turn",
     "resumed_command_line",
     "run_cases",
     "run_resumed",
@@ -63,10 +75,40 @@ def turn(*imports: str) -> Iterator[None]:
             __import__(name)
         except ImportError:
             print(f"{name} is not installed")
-    lock = Path(tempfile.gettempdir()) / f"benchmark-{os.getppid()}.lock"
-    with lock.open("w") as file:
+    with _turns().open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def profile_in_turn(
+    step: Callable[[], None],
+    model: torch.nn.Module | Mapping[str, torch.nn.Module],
+    *,
+    steps: int,
+    **options: Any,
+) -> backspot.Report:
+    """Run ``backspot.profile`` with its defaults when it is this worker's turn.
+
+    The turn ends with the last step: the analysis of one recording runs beside the steps of the
+    next. The arguments are those of ``backspot.profile``.
+    """
+    left = profile_default("warmup") + steps
+    with _turns().open("w") as file:
+
+        def counted() -> None:
+            nonlocal left
+            step()
+            left -= 1
+            if not left:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return backspot.profile(counted, model, steps=steps, **options)
+
+
+def _turns() -> Path:
+    """Return the lock among the workers of one driver."""
+    return Path(tempfile.gettempdir()) / f"benchmark-{os.getppid()}.lock"
 
 
 def run_cases(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import os
 import platform
@@ -31,6 +32,7 @@ __all__ = [
     "parse",
     "print_machine",
     "print_table",
+    "profile_default",
     "profiling",
     "record_trace",
     "script",
@@ -144,6 +146,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
         arguments.device = "cuda" if torch.cuda.device_count() else "cpu"
     arguments.default_out = arguments.default_out.format(**vars(arguments))
+    if getattr(arguments, "busy", None):
+        path = Path(arguments.default_out)
+        arguments.default_out = f"{path.stem}_busy{path.suffix}"
     if arguments.out is None and arguments.default_out and not arguments.small:
         arguments.out = RESULTS / arguments.default_out
     if arguments.default_jobs is not None and arguments.jobs is None:
@@ -378,6 +383,14 @@ def interleaved(
 
 
 # Profiling ---------------------------------------------------------------------------------------
+
+
+def profile_default(argument: str) -> int:
+    """Return the default of an argument of ``backspot.profile``: what a user gets."""
+    import backspot
+
+    default: int = inspect.signature(backspot.profile).parameters[argument].default
+    return default
 
 
 @contextmanager

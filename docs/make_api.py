@@ -1,6 +1,6 @@
 """Write api.md: the reference of all public names, made from their signatures and docstrings.
 
-Usage: python docs/make_api.py   (needs torch, because ``profile`` and ``instrument`` do)
+Usage: python docs/make_api.py   (needs torch, because ``profile`` and others do)
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from backspot.results import report
 from backspot.trace import source
 
 GROUPS = {
-    "Entry points": ("profile", "instrument", "Instrumentation", "locate", "compare", "Source"),
+    "Entry points": (
+        "profile",
+        "instrument",
+        "Instrumentation",
+        "Monitor",
+        "Alarm",
+        "locate",
+        "compare",
+        "Source",
+    ),
     "Results": (
         "Report",
         "Row",
@@ -64,8 +73,8 @@ HEAD = """\
 # The Python API
 
 All public names are imported from `backspot`. `import backspot` loads neither torch nor numpy;
-`profile` and `instrument` need torch, everything else does not. The examples use a `report` of a
-small trace and a `comparison` of two others; tests run them.
+`profile`, `instrument` and `Monitor` need torch, everything else does not. The examples use a
+`report` of a small trace and a `comparison` of two others; tests run them.
 
 Made from the docstrings by `python docs/make_api.py`.
 """

@@ -75,7 +75,7 @@ report
 
 # %%
 for row in report.top(6, by="pattern"):
-    print(f"{row.wall_ms_per_step:8.2f} ms  {report.share(row):4.0%}  {row.name}")
+    print(f"{row.wall_ms:8.2f} ms  {report.share(row):4.0%}  {row.name}")
 
 # %% [markdown]
 # ## And inside one block?

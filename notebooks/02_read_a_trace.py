@@ -35,7 +35,7 @@ report
 
 # %%
 for phase in report.phases:
-    ms = phase.wall_ns / 1e6 / report.steps
+    ms = phase.wall_ns / 1e6
     print(f"{phase.name:10}{ms:6.2f} ms, the GPU busy for {phase.utilisation:4.0%} of it")
 
 # %% [markdown]
@@ -50,7 +50,7 @@ for phase in report.phases:
 for by in ("class", "pattern"):
     print(f"by {by}")
     for row in report.top(4, by=by):
-        print(f"  {row.wall_ms_per_step:5.2f} ms  {report.share(row):4.0%}  {row.name}")
+        print(f"  {row.wall_ms:5.2f} ms  {report.share(row):4.0%}  {row.name}")
 
 # %% [markdown]
 # ## What is inside `layer1`?
@@ -67,7 +67,7 @@ print(report["layer1"])
 # %%
 for row in report.top(5):
     on, ms = row.wall_on, 1e6 * report.steps
-    print(f"{row.name:16}{row.wall_ms_per_step:5.2f} ms:", end="")
+    print(f"{row.name:16}{row.wall_ms:5.2f} ms:", end="")
     print(f"{on.gpu_ns / ms:5.2f} the GPU works,{on.host_ns / ms:5.2f} it waits for the host")
 
 # %% [markdown]
@@ -75,9 +75,7 @@ for row in report.top(5):
 
 # %%
 for operator in report.operators[:4]:
-    print(
-        f"{operator.wall_ns / 1e6 / report.steps:5.2f} ms  {operator.name}, most in {operator.path}"
-    )
+    print(f"{operator.wall_ns / 1e6:5.2f} ms  {operator.name}, most in {operator.path}")
 
 # %% [markdown]
 # ## Can I have it as a table?
@@ -111,7 +109,7 @@ foreign = backspot.locate("../tests/data/foreign/hta_recommender_control.json.gz
 for warning in foreign.warnings:
     print("!", warning)
 for operator in foreign.operators[:4]:
-    print(f"{operator.wall_ns / 1e6 / foreign.steps:6.2f} ms  {operator.name}")
+    print(f"{operator.wall_ns / 1e6:6.2f} ms  {operator.name}")
 
 # %% [markdown]
 # ## What do you tell your colleague?
@@ -120,7 +118,7 @@ for operator in foreign.operators[:4]:
 
 # %%
 for finding in foreign.findings:
-    print(f"{finding.wall_ns / 1e6 / foreign.steps:.1f} ms a step: {finding.title}.")
+    print(f"{finding.wall_ns / 1e6:.1f} ms a step: {finding.title}.")
     print(f"  {finding.seen}")
     print(f"  → {finding.remedy}\n")
 

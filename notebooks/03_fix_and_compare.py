@@ -72,10 +72,10 @@ def step():
 # %% [markdown]
 # ## Before
 #
-# Ten steps: noise is estimated from the differences between steps.
+# Twenty steps: noise is estimated from the differences between steps.
 
 # %%
-before = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
+before = backspot.profile(step, {"": model, "loss": loss_fn}, steps=20)
 before
 
 # %% [markdown]
@@ -91,7 +91,7 @@ print(line.place, "|", line.text)
 # Before you believe any difference, record the same thing twice and compare.
 
 # %%
-again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
+again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=20)
 backspot.compare(before, again, names=("one run", "another"))
 
 # %% [markdown]
@@ -106,7 +106,7 @@ backspot.compare(before, again, names=("one run", "another"))
 
 # %%
 model[2][1] = nn.ReLU()
-after = backspot.profile(step, {"": model, "loss": loss_fn}, steps=10)
+after = backspot.profile(step, {"": model, "loss": loss_fn}, steps=20)
 backspot.compare(before, after, names=("Gated", "ReLU"))
 
 # %% [markdown]

@@ -73,7 +73,7 @@ MUTATIONS = (
         "live/hooks.py",
         "        if not _labelling():\n",
         "        if False:\n",
-        f"{INSTRUMENTATION}::test_a_module_bears_one_hook_while_no_profiler_records",
+        f"{INSTRUMENTATION}::test_with_node_hooks_a_module_has_one_while_no_profiler_records",
     ),
     Mutation(
         "a thread that is profiled with all others is not labelled",
@@ -85,7 +85,7 @@ MUTATIONS = (
     Mutation(
         "labels in transforms of torch.func",
         "live/torch_internals.py",
-        "        and (_transform() is None or _pass_over())\n",
+        "        and (innermost_transform() is None or pass_over())\n",
         "",
         f"{TRANSFORMS}::test_functional_transforms_are_left_alone",
     ),
@@ -192,7 +192,7 @@ MUTATIONS = (
     Mutation(
         "what an interrupt left behind is not cleared away",
         "live/calls.py",
-        "            self.repair(module)\n",
+        "            self.repair(module, call)\n",
         "            pass\n",
         f"{INTERRUPTIONS}::test_another_call_after_an_interrupt_does_not_stand_in_the_"
         "interrupted_one",
@@ -224,7 +224,7 @@ MUTATIONS = (
     Mutation(
         "the watch on the profiler does not end",
         "live/sessions.py",
-        "            setattr(profiler, self._name, self._original)\n",
+        "            self._place.set(self._original)\n",
         "            pass\n",
         f"{INSTRUMENTATION}::test_the_watch_on_the_profiler_ends_with_the_last_instrumentation",
     ),
@@ -233,7 +233,7 @@ MUTATIONS = (
         "live/hooks.py",
         "                take_away(module, only_after=True)\n",
         "                pass\n",
-        f"{INSTRUMENTATION}::test_a_module_bears_one_hook_while_no_profiler_records",
+        f"{INSTRUMENTATION}::test_with_node_hooks_a_module_has_one_while_no_profiler_records",
     ),
     # Owners and markers.
     Mutation(
@@ -429,7 +429,7 @@ MUTATIONS = (
     ),
     Mutation(
         "profile() leaves the profiler on where a step fails",
-        "live/profiling.py",
+        "live/recording.py",
         "    finally:\n        if torch_internals.recording():",
         "    except ZeroDivisionError:\n        if torch_internals.recording():",
         f"{PROFILING}::test_what_the_step_raises_passes_through_and_the_next_profile_works",

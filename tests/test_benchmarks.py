@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import common
+from benchmarks.load import busy
 from benchmarks.workers import NO_TIME, Phase, do_alone, run
 
 pytestmark = pytest.mark.slow
@@ -109,6 +111,32 @@ def test_a_case_that_does_not_exist_is_one_line(name, capsys):
     main = script(f"benchmarks.{name}")
     assert main(["--small", "--device", "cpu", "--cases", "no_such_case"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["accuracy.compare_runs", "accuracy.false_alarms"])
+@pytest.mark.filterwarnings("ignore")
+def test_kept_recordings_are_judged_again(name, tmp_path, capsys, settings):
+    main = script(f"benchmarks.{name}")
+    kept, out = str(tmp_path / "kept"), tmp_path / "again.json"
+    assert main(["--small", "--device", "cpu", "--keep", kept]) == 0
+    first = capsys.readouterr().out
+    assert main(["judge", kept, "--small", "-o", str(out)]) == 0
+    again = capsys.readouterr().out
+    assert again.splitlines()[0] in first
+    assert json.loads(out.read_text())["small"]
+    assert main(["judge", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_machine_is_busy_until_the_measurement_ends(monkeypatch):
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+    with busy(2):
+        assert [process.poll() for process in started] == [None, None]
+    assert all(process.poll() is not None for process in started)
 
 
 # Worker processes --------------------------------------------------------------------------------

@@ -10,7 +10,10 @@ Goes out: results that compare Backspot with something independent of it.
   against CUDA events between nodes (``module_clock.py``), on the models of ``truth_models.py``.
 - ``predicted_saving.py``: cost before minus cost after a remedy (``remedies.py``) against the
   change of the step time without profiler.
+- ``what_if.py``: what a replay of one recording says that a change saves (``changes.py``) against
+  the change of the step time; ``replayed.py`` compiles a trace for replays.
 - ``compare_runs.py``: what ``backspot.compare`` claims of a real change, and of none.
+- ``false_alarms.py``: what is found in models with nothing wrong (``healthy.py``).
 
 ``steps.py`` has what the sweep and the plants share: inputs, seeds, losses, equality of bits.
 """

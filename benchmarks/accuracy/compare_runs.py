@@ -1,125 +1,394 @@
 """Does ``backspot.compare`` tell a real change from the same thing recorded twice?
 
-    python -m benchmarks.accuracy.compare_runs
+    python -m benchmarks.accuracy.compare_runs --device cpu --busy 2 --pairs 100 --keep recorded
+    python -m benchmarks.accuracy.compare_runs judge recorded      # again, by the rules of today
 
-Each model is recorded several times in one process, in turn, eight steps at a time. Between two
-recordings of the same model no difference may be claimed. The published remedy (PatchDropout by
-indexing in place of gather) must be claimed, in the module that was changed. The results list every
-claim.
+- False alarms: pairs of equal recordings of a ViT, and with ``--cases`` of a ResNet-50. No
+  difference may be claimed.
+- Power: in one module of the ViT the backward takes 10% longer (``--percent``), another module for
+  each pair. The change must be claimed, in this module.
+- The published remedy (``--cases index``): PatchDropout by indexing in place of gather.
+
+Each recording is ``backspot.profile`` with its defaults in a process of its own; both kinds of a
+pair are recorded one after the other. The recordings are kept as reports in JSON.
 """
 
 from __future__ import annotations
 
-import copy
-import itertools
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import command_line, parse, print_table, record_trace, script, write_results
+import backspot
+from benchmarks.cases import exit_code, profile_in_turn
+from benchmarks.common import (
+    RESULTS,
+    UsageError,
+    choose,
+    command_line,
+    parse,
+    print_table,
+    profile_default,
+    script,
+    write_json,
+    write_results,
+)
+from benchmarks.load import add_busy, busy
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
 
-
-def _models(device: str, small: bool) -> dict[str, tuple[Any, Callable[[], None]]]:
+if TYPE_CHECKING:
     import torch
-    from torch.nn.functional import cross_entropy
 
-    from benchmarks.models import (
-        Context,
-        IndexPatchDropout,
-        patch_drop_vit,
-        timm_model,
-        training_step,
-    )
+    from benchmarks.models import Context
 
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    context = Context(device, small)
-    gather = patch_drop_vit(context, depth=context.pick(12, 2))
-    index = copy.deepcopy(gather)
-    index.patch_drop = IndexPatchDropout()
-    side, batch = context.pick(224, 32), context.pick(128, 4)
-    images = context.randn(batch, 3, side, side)
-    labels = context.randint(1000, batch)
-    name = "resnet10t" if small else "resnet50"
-    models = {"gather": gather, "index": index, name: timm_model(context, name)}
+_CASES = {
+    "equal": "a ViT, twice",
+    "slower": "a ViT, then with a slower backward in one module",
+    "resnet50": "a ResNet-50, twice",
+    "index": "a ViT that drops patches by gather, then by indexing",
+}
+_DEFAULT = ("equal", "slower")
+_BLOCKS = 4
+_PLACES = tuple(
+    f"blocks.{block}.{part}"
+    for block in range(_BLOCKS)
+    for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+)
+"""The modules of the ViT, one of which is slower in each pair."""
+_OF_VIT = ("calibration", "vit", "slower")
+_CALIBRATIONS = 3
+_TIMEOUT_S = 200.0
 
-    def step_of(model: torch.nn.Module) -> Callable[[], None]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        return training_step(
-            model,
-            lambda: cross_entropy(model(images), labels),
-            optimizer,
-            around=lambda: context.bf16(device == "cuda"),
+
+# One recording -----------------------------------------------------------------------------------
+
+
+class _Vit:
+    """A ViT with a planted backward in each module of ``_PLACES``; all but one take no time.
+
+    The plants are in every recording: the only change of a pair is how long one of them takes.
+    """
+
+    def __init__(self, context: Context, job: Job) -> None:
+        from torch.nn.functional import cross_entropy
+
+        from benchmarks.accuracy.plants import cycles_per_millisecond, planted, spin_for
+        from benchmarks.models import Vit, training_step
+
+        small, on_cpu = context.small, context.device == "cpu"
+        width, side, patch = (48, 16, 8) if small else (256, 64, 8) if on_cpu else (1024, 224, 16)
+        batch = 2 if small else 16 if on_cpu else 96
+        self.model = Vit(width, _BLOCKS, side, patch).to(context.device).train()
+        modules = dict(self.model.named_modules())
+
+        @functools.cache
+        def spin_of() -> Callable[[], None]:
+            # In the first step, because another worker may use the GPU before it.
+            cycles = 0.0 if on_cpu else cycles_per_millisecond()
+            return spin_for(job["ms"], context.device, cycles)
+
+        def chosen() -> None:
+            spin_of()()
+
+        self.plants = stack = ExitStack()  # which removes them when it is gone
+        plants = []
+        for path in _PLACES:
+            spin = chosen if path == job.get("path") else lambda: None
+            plants.append(stack.enter_context(planted(modules[path], 0, spin)))
+        images, labels = context.randn(batch, 3, side, side), context.randint(1000, batch)
+
+        def loss() -> torch.Tensor:
+            for plant in plants:
+                plant.begin_step()
+            return cross_entropy(self.model(images), labels)
+
+        self.step = training_step(self.model, loss, around=lambda: context.bf16(not on_cpu))
+
+
+class _Other:
+    """ResNet-50, or the ViT of the published remedy."""
+
+    def __init__(self, context: Context, kind: str) -> None:
+        from torch.nn.functional import cross_entropy
+
+        from benchmarks.models import IndexPatchDropout, patch_drop_vit, timm_model, training_step
+
+        if kind == "resnet50":
+            self.model = timm_model(context, "resnet10t" if context.small else kind)
+        else:
+            self.model = patch_drop_vit(context, depth=context.pick(12, 2))
+        if kind == "index":
+            self.model.patch_drop = IndexPatchDropout()
+        on_cpu = context.device == "cpu"
+        side = context.pick(224, 32)
+        batch = 4 if on_cpu else context.pick(128, 4)
+        images, labels = context.randn(batch, 3, side, side), context.randint(1000, batch)
+        self.step = training_step(
+            self.model,
+            lambda: cross_entropy(self.model(images), labels),
+            around=lambda: context.bf16(not on_cpu),
         )
 
-    return {kind: (model, step_of(model)) for kind, model in models.items()}
+
+def _recording(device: str, small: bool) -> Handler:
+    """Return what makes one recording and saves it."""
+
+    def handle(job: Job, _: Stage) -> Record:
+        import torch
+
+        from benchmarks.models import Context
+
+        torch.manual_seed(0)
+        kind = job["kind"]
+        # The published remedy is about deterministic algorithms.
+        torch.use_deterministic_algorithms(kind in ("gather", "index"))
+        context = Context(device, small)
+        made = _Vit(context, job) if kind in _OF_VIT else _Other(context, kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = profile_in_turn(made.step, made.model, steps=job["steps"])
+        report.save(job["file"], force=True)
+        return {}
+
+    return handle
 
 
-def _compared(before: Path, after: Path) -> dict[str, Any]:
-    import backspot
+# All recordings ----------------------------------------------------------------------------------
 
-    comparison = backspot.compare(backspot.locate(before), backspot.locate(after))
-    whole = comparison.whole
-    claims = [c for c in comparison.changes if c.verdict in ("slower", "faster")]
+
+def _file(folder: Path, kind: str, number: int) -> Path:
+    return folder / f"{kind}.{number}.report.json"
+
+
+def _jobs(cases: Sequence[str], pairs: int) -> Iterator[tuple[str, int]]:
+    """Yield kind and number of each recording, those of a pair one after the other."""
+    for number in range(_CALIBRATIONS if "slower" in cases else 0):
+        yield "calibration", number
+    for number in range(pairs + 1):
+        last = number == pairs
+        if {"equal", "slower"} & {*cases}:
+            yield "vit", number
+        if "slower" in cases and not last:
+            yield "slower", number
+        if "resnet50" in cases:
+            yield "resnet50", number
+        if "index" in cases and not last:
+            yield "gather", number
+            yield "index", number
+
+
+def _record(arguments: argparse.Namespace, cases: Sequence[str], folder: Path) -> int:
+    """Make all recordings that the folder does not have yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = arguments.steps or profile_default("steps")
+    wanted = [one for one in _jobs(cases, arguments.pairs) if not _file(folder, *one).exists()]
+    plants_file = folder / "plants.json"
+    plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
+    began = [one for one in wanted if one[0] == "calibration"]
+    codes = []
+    with busy(arguments.busy):
+        for some in (began, [one for one in wanted if one not in began]):
+            jobs = [_job(folder, kind, number, steps) for kind, number in some]
+            slower = [job for job in jobs if job["kind"] == "slower"]
+            if slower:
+                typical = _typical_ms(folder)
+                for job in slower:
+                    path = _PLACES[job["number"] * 5 % len(_PLACES)]
+                    plants[job["name"]] = {
+                        "path": path,
+                        "ms": typical[path] * arguments.percent / 100,
+                        "percent": arguments.percent,
+                    }
+                    job |= plants[job["name"]]
+                write_json(plants_file, plants)
+            records = run(
+                jobs,
+                worker_command(__spec__.name, arguments),
+                lambda: _recording(arguments.device, arguments.small),
+                [Phase(arguments.jobs, _TIMEOUT_S)],
+                seconds=arguments.seconds,
+                fresh=True,
+            )
+            codes.append(exit_code(records))
+    return max(codes)
+
+
+def _job(folder: Path, kind: str, number: int, steps: int) -> Job:
+    file = str(_file(folder, kind, number).absolute())
     return {
+        "name": f"{kind}.{number}",
+        "kind": kind,
+        "number": number,
+        "steps": steps,
+        "file": file,
+    }
+
+
+def _typical_ms(folder: Path) -> Mapping[str, float]:
+    """Return what each module's backward takes in the median step before anything is planted."""
+    found: dict[str, list[float]] = {path: [] for path in _PLACES}
+    for number in range(_CALIBRATIONS):
+        path = _file(folder, "calibration", number)
+        if path.exists():
+            for row in backspot.Report.load(path).modules:
+                if row.path in found:
+                    found[row.path].append(row.wall_ms)
+    return {path: statistics.median(values) for path, values in found.items() if values}
+
+
+# Judging -----------------------------------------------------------------------------------------
+
+
+def _pairs(folder: Path) -> Iterator[tuple[str, int, Path, Path]]:
+    """Yield case, number, and both files of each pair that is recorded."""
+
+    def pair(case: str, number: int, before: Path, after: Path) -> Iterator[Any]:
+        if before.exists() and after.exists():
+            yield case, number, before, after
+
+    numbers = sorted(int(path.name.split(".")[1]) for path in folder.glob("*.report.json"))
+    for number in sorted(set(numbers)):
+        for case, kind in (("equal", "vit"), ("resnet50", "resnet50")):
+            files = _file(folder, kind, number), _file(folder, kind, number + 1)
+            yield from pair(case, number, *files)
+        for case, kind in (("slower", "vit"), ("index", "gather")):
+            files = _file(folder, kind, number), _file(folder, case, number)
+            yield from pair(case, number, *files)
+
+
+def _changes(comparison: backspot.Comparison) -> list[backspot.Change]:
+    """Return every change in a comparison: of the whole, of modules, and of whatever it has."""
+    found = []
+    for field in dataclasses.fields(comparison):
+        value = getattr(comparison, field.name)
+        several = value if isinstance(value, tuple) else (value,)
+        found += [change for change in several if isinstance(change, backspot.Change)]
+    return found
+
+
+def _compared(before: Path, after: Path, planted: Mapping[str, Any]) -> Record:
+    comparison = backspot.compare(backspot.Report.load(before), backspot.Report.load(after))
+    whole = comparison.whole
+    claims = [change for change in _changes(comparison) if change.claimed]
+    record: Record = {
         "before_ms": whole.before_ms,
         "after_ms": whole.after_ms,
         "interval_ms": (whole.low_ms, whole.high_ms),
         "whole": whole.verdict,
         "modules": len(comparison.changes),
-        "claims": [(c.path, c.verdict, c.before_ms, c.after_ms) for c in claims],
+        "claims": [(c.kind, c.path, c.verdict, c.before_ms, c.after_ms) for c in claims],
         "first": comparison.changes[0].path,
     }
+    if planted:
+        path = planted["path"]
+        found = [c.verdict for c in claims if c.kind == "module" and c.path == path]
+        others = {c.path for c in claims if c.kind == "module"} - {path}
+        record |= {"planted": planted, "found": "slower" in found, "others": sorted(others)}
+    return record
+
+
+def _judge(arguments: argparse.Namespace, folder: Path) -> None:
+    """Compare all pairs of a folder, print what is claimed, and write it."""
+    plants_file = folder / "plants.json"
+    plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
+    results: dict[str, list[Record]] = {}
+    for case, number, before, after in _pairs(folder):
+        planted = plants.get(f"slower.{number}", {}) if case == "slower" else {}
+        planted = {"path": "patch_drop"} if case == "index" else planted
+        record = {"pair": number, **_compared(before, after, planted)}
+        if case == "index":
+            record["found"] = any(path == "patch_drop" for _, path, *_ in record["claims"])
+        results.setdefault(case, []).append(record)
+    if not results:
+        raise UsageError(f"{folder} has no pair of recordings")
+    summary = {case: _summary(records) for case, records in results.items()}
+    for case, records in results.items():
+        for record in records:
+            expected = record["claims"] if "found" not in record else not record["found"]
+            if expected:
+                print(f"{case} {record['pair']}: {_said(record)}")
+    print_table(
+        ("case", "pairs", "module found", "any claim", "step or backward", "another module"),
+        [
+            (
+                _CASES[case], s["pairs"], s.get("found"), s["with_a_claim"],
+                s["whole_claimed"], s["another_module"],
+            )
+            for case, s in summary.items()
+        ],
+    )  # fmt: skip
+    write_results(arguments, {"busy": arguments.busy, "summary": summary, "pairs": results})
+
+
+def _summary(records: Sequence[Record]) -> Record:
+    claims = [{kind for kind, *_ in record["claims"]} for record in records]
+    summary: Record = {
+        "pairs": len(records),
+        "with_a_claim": sum(bool(kinds) for kinds in claims),
+        "whole_claimed": sum(bool(kinds - {"module", "node", "unowned"}) for kinds in claims),
+    }
+    if "found" in records[0]:
+        summary["found"] = sum(record["found"] for record in records)
+        summary["another_module"] = sum(bool(record["others"]) for record in records)
+        missed = [r["planted"]["path"] for r in records if not r["found"]]
+        summary["missed"] = dict(Counter(missed).most_common())
+    else:
+        summary["another_module"] = sum("module" in kinds for kinds in claims)
+    return summary
+
+
+def _said(record: Record) -> str:
+    claims = "; ".join(
+        f"{path or kind} {verdict} {before:.2f} to {after:.2f} ms"
+        for kind, path, verdict, before, after in record["claims"]
+    )
+    if "found" not in record:
+        return f"claims {claims}"
+    planted = record["planted"]
+    by = f" (+{planted['ms']:.3f} ms)" if "ms" in planted else ""
+    return f"misses {planted['path']}{by}; claims {claims or 'nothing'}"
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="compare_runs.json", cases=False)
-    parser.add_argument("--repeats", type=int, help="recordings of each model (default: 3)")
-    parser.add_argument("--keep", type=Path, help="keep the recordings in this folder")
+    parser = command_line(__doc__, out="compare_runs_{device}.json", seconds=3000, jobs=1)
+    parser.add_argument("verb", nargs="?", choices=("record", "judge"), default="record")
+    parser.add_argument("folder", nargs="?", type=Path, help="judge: what --keep has saved")
+    parser.add_argument("--pairs", type=int, help="pairs of each case (default: 20)")
+    parser.add_argument("--percent", type=float, default=10, help="how much slower (default: 10)")
+    parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
+    parser.add_argument("--keep", type=Path, help="keep the recordings here, or go on with them")
+    add_busy(parser)
     arguments = parse(parser, argv)
-    import backspot
-
-    repeats = arguments.repeats or (2 if arguments.small else 3)
-    steps = 3 if arguments.small else 8
+    if arguments.worker:
+        serve(_recording(arguments.device, arguments.small))
+        return 0
+    cases = choose(arguments, _CASES, _DEFAULT)
+    if not arguments.cases:
+        cases = list(_DEFAULT)
+    arguments.pairs = arguments.pairs or (1 if arguments.small else 20)
+    if arguments.verb == "judge":
+        if arguments.folder is None or not arguments.folder.is_dir():
+            raise UsageError("judge needs the folder of the recordings")
+        if arguments.out == RESULTS / arguments.default_out:
+            arguments.out = None
+        _judge(arguments, arguments.folder)
+        return 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        models = _models(arguments.device, arguments.small)
-        recorded: dict[str, list[Path]] = {name: [] for name in models}
-        for number in range(repeats):
-            for name, (model, step) in models.items():
-                path = folder / f"{name}.{number}.json.gz"
-                with backspot.instrument(model):
-                    record_trace(
-                        step, arguments.device, path, steps=steps, warmup=3, settled=3 + steps
-                    )
-                recorded[name].append(path)
-        pairs = [
-            (f"{name}, twice", *pair)
-            for name, paths in recorded.items()
-            for pair in itertools.combinations(paths, 2)
-        ]
-        pairs += [
-            ("gather → index", *pair)
-            for pair in zip(recorded["gather"], recorded["index"], strict=True)
-        ]
-        results = [{"pair": what, **_compared(before, after)} for what, before, after in pairs]
-    print_table(
-        ("pair", "before ms", "after ms", "interval ms", "whole", "modules claimed", "first"),
-        [
-            (
-                r["pair"], r["before_ms"], r["after_ms"],
-                " to ".join(f"{x:.2f}" for x in r["interval_ms"]), r["whole"],
-                f"{len(r['claims'])} of {r['modules']}", r["first"],
-            )
-            for r in results
-        ],
-    )  # fmt: skip
-    write_results(arguments, {"steps": steps, "pairs": results})
-    return 0
+        code = _record(arguments, cases, folder)
+        _judge(arguments, folder)
+    return code
 
 
 if __name__ == "__main__":

@@ -6,7 +6,13 @@ For each model: (a) the device time of every module against a second, plain coun
 from the same trace (``traces/plain.py``), which must agree to the nanosecond; (b) the wall time of
 every module above 2% of the backward against CUDA events recorded between the modules' backward
 nodes in a run without profiler. Absolute where the GPU is the bottleneck, of the backward or of
-that module; as shares where the host is, since the profiler slows the host.
+that module; as shares where the host is, since the profiler slows the host. Beside the recorded
+wall time stands the one that a replay corrects by the profiler's cost, which is fitted to the step
+without profiler.
+
+    python -m benchmarks.accuracy.gpu_truth --cases HOST
+
+takes the cases that wait for the host, and ResNet-50 at batch 128.
 """
 
 from __future__ import annotations
@@ -18,15 +24,20 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from backspot.analysis.replay.cost import MEASURED
+from backspot.analysis.replay.replay import replay
 from benchmarks.accuracy.module_clock import Tracker, fold, time_modules
+from benchmarks.accuracy.replayed import corrected_rows, cost_of, read_recording
 from benchmarks.cases import exit_code, run_cases, turn
 from benchmarks.common import (
     choose,
     command_line,
+    interleaved,
     parse,
     print_table,
     record_trace,
@@ -147,20 +158,19 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str,
     report = backspot.locate(trace, depth=build.depth)
     occupied = _occupied(report, trace)
     gpu_bound = device == "cpu" or occupied >= _GPU_BOUND
-    wall = statistics.median(
-        sum(row.wall_ns_by_step[i] for row in report.modules) for i in range(len(report.step_ns))
-    )
+    wall = report.wall_ns
     heavy = [row for row in report.modules if row.wall_ns >= _HEAVY * report.wall_ns]
     result: dict[str, Any] = {
         "bound": "host" if device == "cpu" else "gpu" if gpu_bound else "launch",
         "busy": occupied,
-        "kernel_ms": report.gpu_ns / 1e6 / max(1, len(report.step_ns)),
+        "kernel_ms": report.gpu_ns / 1e6,
         "depth": build.depth,
         "backward_ms": {"backspot": wall / 1e6, "events": None},
         "modules": [],
     }
     if not build.clock:
         return {**result, "clock": "kernels of two streams run at once: no events"}
+    corrected, result["replay"] = _corrected(report, trace, step, device, build.depth)
     tracker = Tracker(build.model)
     gc.collect()
     gc.disable()
@@ -179,8 +189,31 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str,
     result["backward_ms"]["events"] = statistics.median(
         statistics.median(found["totals"]) for found in measured.values()
     )
-    result["modules"] = list(_rows(heavy, measured, wall, absolute=gpu_bound and device != "cpu"))
+    result["modules"] = list(
+        _rows(heavy, corrected, measured, wall, absolute=gpu_bound and device != "cpu")
+    )
     return result
+
+
+def _corrected(
+    report: Any, trace: Path, step: Callable[[], None], device: str, depth: int | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows without the profiler's cost, by path, and how they were found."""
+    (times,) = interleaved([step], device, rounds=15, inner=2, seconds=4)
+    real = statistics.median(times)
+    recorded = report.step_ns / 1e6
+    said: dict[str, Any] = {"real_ms": real, "recorded_ms": recorded}
+    try:
+        recording = read_recording(trace)
+    except RuntimeError as refusal:
+        return {}, said | {"refused": str(refusal)}
+    cost, refused = cost_of(recording, real * 1e6)
+    rows = {row.path: row for row in corrected_rows(recording, cost, depth)}
+    steps = replay(recording, cost).step_ns
+    usual = replay(recording, MEASURED).step_ns
+    said |= {"replayed_ms": statistics.median(steps) / 1e6, "refused": refused}
+    said |= {"unfitted_ms": statistics.median(usual) / 1e6, "cost": asdict(cost)}
+    return rows, said
 
 
 def _occupied(report: Any, trace: Path) -> float:
@@ -188,25 +221,40 @@ def _occupied(report: Any, trace: Path) -> float:
     if not report.has_gpu:
         return 0.0
     plain = read_plain(read_trace(trace))
-    return busy(plain.intervals) / max(1, report.wall_ns)
+    return busy(plain.intervals) / max(1, report.recorded_wall_ns)
 
 
 def _rows(
-    heavy: Iterable[Any], measured: dict[str, dict[str, Any]], wall: float, *, absolute: bool
+    heavy: Iterable[Any],
+    corrected: dict[str, Any],
+    measured: dict[str, dict[str, Any]],
+    wall: float,
+    *,
+    absolute: bool,
 ) -> Iterable[dict[str, Any]]:
+    total = sum(row.wall_ns for row in corrected.values())
     for row in heavy:
         found = measured.get(row.path)
         if found is None or row.path not in found["times"]:
             if row.is_module or row.path == "(outside model)":
                 yield {"path": row.path, "difference": float("inf"), "note": "not seen by events"}
             continue
-        ours = statistics.median(row.wall_ns_by_step)
+        ours = row.wall_ns
         times, shares = spread(found["times"][row.path]), spread(found["shares"][row.path])
         in_ms = absolute or row.gpu_ns >= _GPU_BOUND * row.wall_ns
         difference = (
             ours / 1e6 / times["median"] - 1 if in_ms else ours / wall / shares["median"] - 1
         )
+        replayed: dict[str, Any] = {}
+        if row.path in corrected:
+            theirs = corrected[row.path].wall_ns
+            share = theirs / total / shares["median"] - 1
+            replayed = {
+                "corrected_ms": theirs / 1e6,
+                "corrected_difference": theirs / 1e6 / times["median"] - 1 if in_ms else share,
+            }
         yield {
+            **replayed,
             "path": row.path,
             "class": row.class_name,
             "difference": difference,
@@ -216,8 +264,8 @@ def _rows(
             "backspot_share": ours / wall,
             "events_ms": times,
             "events_share": shares["median"],
-            "gpu_ms": row.gpu_ns / 1e6 / row.steps,
-            "cpu_ms": row.cpu_ns / 1e6 / row.steps,
+            "gpu_ms": row.gpu_ns / 1e6,
+            "cpu_ms": row.cpu_ns / 1e6,
             "heaviest_nodes": [(n.name, n.count, n.wall_ns / 1e6) for n in row.nodes[:3]],
         }
 
@@ -225,11 +273,14 @@ def _rows(
 def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
     """Distribution of the differences and the outliers, over all cases so far."""
     groups: dict[str, list[float]] = defaultdict(list)
+    corrected: dict[str, list[float]] = defaultdict(list)
     outliers = []
     for name, case in cases.items():
         for row in case.get("modules", ()):
             if row["difference"] != float("inf"):
                 groups[row["compared"]].append(abs(row["difference"]))
+                if "corrected_difference" in row:
+                    corrected[row["compared"]].append(abs(row["corrected_difference"]))
             if abs(row["difference"]) > _FAR:
                 outliers.append({"case": name, "bound": case["bound"], **row})
     distribution = {}
@@ -242,6 +293,11 @@ def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
             "max": values[-1],
             "above_10_percent": sum(value > _FAR for value in values),
         }
+        if after := corrected[compared]:
+            distribution[compared] |= {
+                "corrected_median": statistics.median(after),
+                "corrected_max": max(after),
+            }
     return {"distribution": distribution, "outliers": outliers}
 
 
@@ -254,8 +310,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.worker:
         serve(_measuring(arguments))
         return 0
-    from benchmarks.accuracy.truth_models import MODELS
+    from benchmarks.accuracy.truth_models import HOST, MODELS
 
+    if arguments.cases == "HOST":
+        arguments.cases = ",".join(HOST)
     cases = run_cases(
         __spec__.name,
         choose(arguments, dict.fromkeys(MODELS, ""), _SMALL),
@@ -265,19 +323,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         describe=_describe,
     )
     head = ("model", "bound", "busy", "kernels equal", "nodes", "equal", "backward ms", "events ms",
-            "modules > 2%", "median diff %", "max diff %", "> 10%")  # fmt: skip
+            "modules > 2%", "median diff %", "max diff %", "> 10%", "step ms", "recorded",
+            "replayed", "corrected median %", "max %")  # fmt: skip
     rows = []
     for name, case in cases.items():
         if "sums" not in case:
-            rows.append((name, case["end"], *([None] * 10)))
+            rows.append((name, case["end"], *([None] * 15)))
             continue
         sums = case["sums"]
         differences = [abs(row["difference"]) * 100 for row in case["modules"]] or [float("nan")]
+        found = case.get("replay", {})
+        after = [abs(row["corrected_difference"]) * 100
+                 for row in case["modules"] if "corrected_difference" in row]  # fmt: skip
         rows.append((
             name, case["bound"], case["busy"], str(sums["equal"]), sums["nodes"],
             str(sums["nodes_equal"]), case["backward_ms"]["backspot"],
             case["backward_ms"]["events"], len(case["modules"]), statistics.median(differences),
             max(differences), sum(value > _FAR * 100 for value in differences),
+            *(found.get(key) for key in ("real_ms", "recorded_ms", "replayed_ms")),
+            statistics.median(after) if after else None, max(after) if after else None,
         ))  # fmt: skip
     print_table(head, rows)
     print(_summarise(cases)["distribution"])

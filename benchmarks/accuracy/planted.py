@@ -2,16 +2,17 @@
 
     python -m benchmarks.accuracy.planted --device cpu --trials 300 --jobs 12
     python -m benchmarks.accuracy.planted --device cuda --trials 120 --jobs 2
+    python -m benchmarks.accuracy.planted --device cpu --trials 104 --busy 2 --only backspot
     python -m benchmarks.accuracy.planted --summarize planted_cpu.jsonl
 
 Each trial draws one call of one module, leaf or container, and runs its output through a node whose
-backward spins (on the host, or on the GPU), made within the module's forward. Three steps are
-profiled; a hit is a first row that names exactly this module. The node has the name of the node
-before it, as a slow backward in practice is one of many of its kind.
+backward spins (on the host, or on the GPU), made within the module's forward. As many steps are
+profiled as ``backspot.profile`` records; a hit is a first row that names exactly this module. The
+node has the name of the node before it, as a slow backward in practice is one of many of its kind.
 
-The spin takes 30% of the plain backward, and at least 1.5 times what the heaviest other row takes
-without it, so that the module is the slowest in truth; the table says in how many trials this made
-it longer.
+The spin takes 30% of the plain backward, and at least 1.5 times what the heaviest other row
+typically takes without it, so that the module is the slowest in truth; the table says in how many
+trials this made it longer. ``--busy`` keeps cores busy with other processes meanwhile.
 
 Two older techniques are compared with Backspot. *Label ranges*: full backward hooks write "before"
 and "after"; the module whose ranges hold the most time, less what is nested in them, comes first
@@ -33,10 +34,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.cases import resumed_command_line, run_resumed, summarise_lines
-from benchmarks.common import parse, print_table, profiling, script, synchronize
+from benchmarks.common import (
+    parse,
+    print_table,
+    profile_default,
+    profiling,
+    script,
+    synchronize,
+)
+from benchmarks.load import add_busy, busy
 from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short, worker_command
 
-_STEPS = 3
 _SHARE = 0.3
 _OVER_HEAVIEST = 1.5
 _TECHNIQUES = {"backspot": "Backspot", "ranges": "label ranges", "names": "node names"}
@@ -55,6 +63,7 @@ class Trial:
         self.cycles_per_ms = cycles_per_ms
         self.seed = steps.seed
         self.number = job["seed"]
+        self.steps = job["steps"]
         self.model, self.forward = architectures.build(job["architecture"], device)
         self.modules = dict(self.model.named_modules())
         self.plant: Any = None
@@ -81,13 +90,13 @@ class Trial:
         self.forward().backward()
 
     def profile(self) -> Any:
-        """A warm-up step, then three under the profiler, with no collection of garbage between."""
+        """A warm-up step, then the recorded ones, with no collection of garbage between."""
         self.step()
         gc.collect()
         gc.disable()
         try:
             with profiling(self.device) as profiler:
-                for _ in range(_STEPS):
+                for _ in range(self.steps):
                     self.step()
         finally:
             gc.enable()
@@ -120,7 +129,8 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
     """Plant one bottleneck and rank the modules by each technique.
 
     Args:
-        job: ``architecture`` and ``seed``.
+        job: ``architecture``, ``seed``, how many ``steps`` to record, and which technique ``only``
+            (``""``: all).
         stage: takes what begins and what is known so far.
         device: ``cpu`` or ``cuda``.
         cycles_per_ms: of ``torch.cuda._sleep``.
@@ -140,7 +150,7 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
     stage("backspot", record)
     with backspot.instrument(trial.model):
         natural = backspot.locate(trial.profile())
-    others = [row.wall_ms_per_step for row in natural.top() if row.path != path]
+    others = [row.wall_ms for row in natural.top() if row.path != path]
     milliseconds = max(_SHARE * backward_ms, _OVER_HEAVIEST * max(others, default=0.0))
     own = [row for row in natural.modules if row.path == path]
     record |= {
@@ -155,11 +165,12 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
         # As the list shows them: rows that are no module are below the modules.
         ranked = [row for row in report.top() if row.is_module]
         record["backspot"] = _verdict([row.path for row in ranked[:1]], path)
-        record["rows"] = [[r.label, round(r.wall_ms_per_step, 3)] for r in ranked[:3]]
-        stage("ranges", record)
-        record["ranges"] = _ask_ranges(trial, path)
-        stage("names", record)
-        record["names"] = _ask_names(trial, path, report)
+        record["rows"] = [[r.label, round(r.wall_ms, 3)] for r in ranked[:3]]
+        if not job["only"]:
+            stage("ranges", record)
+            record["ranges"] = _ask_ranges(trial, path)
+            stage("names", record)
+            record["names"] = _ask_names(trial, path, report)
     record["seconds"] = round(time.monotonic() - began, 2)
     return record
 
@@ -300,7 +311,9 @@ def print_summary(summary: Record) -> None:
     rows = []
     for key, title in _TECHNIQUES.items():
         found = summary["techniques"][key]
-        asked = found["trials"] or 1
+        asked = found["trials"]
+        if not asked:
+            continue
         cells = [f"{found[v] / asked:.1%}" for v in ("hit", "crash", "wrong", "none")]
         rows.append([title, *cells])
     print_table(head, rows)
@@ -324,6 +337,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = resumed_command_line(__doc__, out="planted_{device}.json")
     parser.add_argument("--trials", type=int, help="how many (default: 300; with --small 1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
+    parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
+    parser.add_argument("--only", choices=("backspot",), default="", help="no other technique")
+    add_busy(parser)
     parser.add_argument("--timeout", type=float, default=90, help="seconds for one trial")
     parser.add_argument("--host-gib", type=float, default=8, help="memory of a worker at most")
     arguments = parse(parser, argv)
@@ -343,21 +359,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             "name": f"{number:04}-{names[number % len(names)]}",
             "architecture": names[number % len(names)],
             "seed": number,
+            "steps": arguments.steps or profile_default("steps"),
+            "only": arguments.only,
         }
         for number in range(arguments.first, arguments.first + count)
     ]
     phases = [Phase(arguments.jobs, arguments.timeout, arguments.host_gib)]
     if arguments.jobs > 1:
         phases.append(Phase(1, arguments.timeout, arguments.host_gib))
-    return run_resumed(
-        jobs,
-        worker_command(__spec__.name, arguments),
-        lambda: _examining(arguments.device, 1),
-        phases,
-        arguments,
-        summarise=summarise,
-        show=print_summary,
-    )
+    with busy(arguments.busy):
+        return run_resumed(
+            jobs,
+            worker_command(__spec__.name, arguments),
+            lambda: _examining(arguments.device, 1),
+            phases,
+            arguments,
+            summarise=lambda records: {"busy": arguments.busy, **summarise(records)},
+            show=print_summary,
+        )
 
 
 if __name__ == "__main__":

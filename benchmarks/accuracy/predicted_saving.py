@@ -52,17 +52,17 @@ def _profile(side: Side, device: str, path: Path, steps: int) -> dict[str, Any]:
     return {
         "rows": {
             row.path: {
-                "forward": row.forward_ms_per_step,
-                "backward": row.wall_ms_per_step,
-                "recompute": row.recompute_ns / 1e6 / row.steps,
+                "forward": row.forward_ms,
+                "backward": row.wall_ms,
+                "recompute": row.recompute_ns / 1e6,
                 "heaviest": row.nodes[0].name if row.nodes else "",
             }
             for row in report.modules
         },
-        "steps": len(report.step_ns),
-        "profiled_step_ms": statistics.median(report.step_ns) / 1e6,
-        "backward_ms": report.wall_ns / 1e6 / max(1, len(report.step_ns)),
-        "busy": busy(plain.intervals) / max(1, report.wall_ns),
+        "steps": report.steps,
+        "profiled_step_ms": report.step_ns / 1e6,
+        "backward_ms": report.wall_ns / 1e6,
+        "busy": busy(plain.intervals) / max(1, report.recorded_wall_ns),
         "lost": plain.lost,
         "coverage": report.coverage.wall,
         "warnings": list(report.warnings),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from benchmarks.models import (
     gpt2 as make_gpt2,
 )
 
-__all__ = ["MODELS", "Build"]
+__all__ = ["HOST", "MODELS", "Build"]
 
 
 @dataclass
@@ -84,6 +84,11 @@ def vit(context: Context) -> Build:
 @_model
 def vit_launch_bound(context: Context) -> Build:
     return _classifier(context, timm_model(context, "vit_small_patch16_224", num_classes=10), 2)
+
+
+@_model
+def resnet50_128(context: Context) -> Build:
+    return _classifier(context, resnet(context, 50, classes=10), 128)
 
 
 @_model
@@ -262,3 +267,54 @@ def two_streams(context: Context) -> Build:
     model = TwoStreams(context.pick(2048, 16), 4, context.device).to(context.device)
     inputs = context.randn(context.pick(4096, 4), context.pick(2048, 16))
     return Build(model, lambda: model(inputs).square().mean(), clock=False)
+
+
+# Models that wait for the host, by blocks, so that each is above 2% of the backward ---------------
+
+
+def _blocks(build: Build, depth: int) -> Build:
+    return replace(build, depth=depth)
+
+
+@_model
+def vit_host(context: Context) -> Build:
+    model = timm_model(context, "vit_base_patch16_224", num_classes=10)
+    return _blocks(_classifier(context, model, 2), 2)
+
+
+@_model
+def resnet50_host(context: Context) -> Build:
+    return _blocks(_classifier(context, resnet(context, 50, classes=10), 8), 2)
+
+
+@_model
+def gpt2_host(context: Context) -> Build:
+    model = make_gpt2(context, layers=context.pick(8, 2))
+    return Build(model, gpt2_loss(context, model, 1, length=128), depth=3)
+
+
+@_model
+def convnext_host(context: Context) -> Build:
+    return _blocks(_classifier(context, timm_model(context, "convnext_tiny", num_classes=10), 4), 4)
+
+
+@_model
+def swin_host(context: Context) -> Build:
+    model = timm_model(context, "swin_tiny_patch4_window7_224", num_classes=10)
+    return _blocks(_classifier(context, model, 4), 4)
+
+
+@_model
+def efficientnet_host(context: Context) -> Build:
+    return _blocks(
+        _classifier(context, timm_model(context, "efficientnet_b0", num_classes=10), 8), 3
+    )
+
+
+@_model
+def mlp_host(context: Context) -> Build:
+    return _blocks(mlp_launch_bound(context), 1)
+
+
+HOST = (*(name for name in MODELS if name.endswith("_host")), "resnet50_128")
+"""The cases with the name ``HOST``."""

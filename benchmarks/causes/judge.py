@@ -75,18 +75,15 @@ def _examine(data: bytes, *, shapes: bool = True) -> dict[str, Any]:
         report = backspot.locate(io.BytesIO(data))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "findings": []}
-    steps = len(report.step_ns)
-    whole = max(1, sum(report.step_ns))
+    whole = max(1, report.whole_ns)
     return {
         "seconds": round(time.monotonic() - began, 3),
-        "steps": steps,
-        "step_ms": whole / 1e6 / max(1, steps),
-        "backward_ms": report.wall_ns / 1e6 / max(1, steps),
-        "phases": {
-            phase.name: round(phase.wall_ns / 1e6 / max(1, steps), 3) for phase in report.phases
-        },
+        "steps": report.steps,
+        "step_ms": whole / 1e6,
+        "backward_ms": report.wall_ns / 1e6,
+        "phases": {phase.name: round(phase.wall_ns / 1e6, 3) for phase in report.phases},
         "rows": [
-            [row.label, round(row.wall_ms_per_step, 3), row.nodes[0].name if row.nodes else ""]
+            [row.label, round(row.wall_ms, 3), row.nodes[0].name if row.nodes else ""]
             for row in report.modules[:3]
         ],
         "warnings": list(report.warnings),
@@ -216,7 +213,7 @@ def show_findings(name: str, found: dict[str, Any]) -> None:
         print(f"   {finding['rule']} {100 * finding['share']:.1f}% at {finding['path']!r}")
         print(f"      {finding['title']}. {finding['seen']} {finding['remedy']}")
         for place in finding["places"]:
-            wall = place["wall_ns"] / 1e6 / max(1, found["steps"])
+            wall = place["wall_ns"] / 1e6
             print(
                 f"      · {place['path']} ({place['class_name']}) ×{place['count']} {wall:.2f} ms"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch.profiler import record_function
 
 from benchmarks.models import Context, gpt2, gpt2_loss, timm_model, training_step
 
-__all__ = ["CASES", "PLAIN", "VARIANTS", "Case", "Training", "Variant"]
+__all__ = ["CASES", "LABELS", "PLAIN", "UNPROFILED", "VARIANTS", "Case", "Training", "Variant"]
 
 _CLASSES = 100
 
@@ -105,11 +104,13 @@ class Variant:
         around: what is put on the model while its steps are timed.
         profiler: further arguments of ``torch.profiler.profile``.
         without_profiler: whether a step with the profiler off says anything.
+        profiled: whether a profiler records, in the rounds with profiler.
     """
 
     around: Callable[[torch.nn.Module], AbstractContextManager[Any]]
     profiler: Mapping[str, Any] = field(default_factory=dict)
     without_profiler: bool = True
+    profiled: bool = True
 
 
 def _plain(model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -152,21 +153,27 @@ def _lightning_labels(model: torch.nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def _takes(option: str) -> bool:
-    import backspot
-
-    return option in inspect.signature(backspot.instrument).parameters
-
-
 PLAIN = "nothing"
+UNPROFILED = "no profiler"
+
+LABELS: dict[str, dict[str, Any]] = {
+    "call, no markers": {"hooks": "call", "markers": False},
+    "call": {"hooks": "call"},
+    "node, no markers": {"hooks": "node", "markers": False},
+    "node": {"hooks": "node"},
+    "module": {"hooks": "module"},
+}
 
 VARIANTS: dict[str, Variant] = {
     PLAIN: Variant(_plain),
-    "instrument": Variant(_instrumented()),
-    "instrument(depth=2)": Variant(_instrumented(depth=2)),
-    'hooks="module"': Variant(_instrumented(hooks="module")),
-    "with_stack=True": Variant(_plain, {"with_stack": True}, without_profiler=False),
+    UNPROFILED: Variant(_plain, without_profiler=False, profiled=False),
+    **{name: Variant(_instrumented(**options)) for name, options in LABELS.items()},
+    **{
+        f"{name}, depth=2": Variant(_instrumented(depth=2, **options))
+        for name, options in LABELS.items()
+        if options["hooks"] != "module"
+    },
+    "call, no markers, lines": Variant(_instrumented(hooks="call", markers=False, lines=True)),
     "Lightning's labels": Variant(_lightning_labels),
+    "with_stack=True": Variant(_plain, {"with_stack": True}, without_profiler=False),
 }
-if _takes("lines"):
-    VARIANTS["instrument(lines=True)"] = Variant(_instrumented(lines=True))

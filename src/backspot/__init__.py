@@ -7,7 +7,7 @@
     print(backspot.locate(prof))           # or the path of a trace
 
 Importing ``backspot`` imports neither torch nor numpy: public names are loaded on first use, and
-only ``profile`` and ``instrument`` need torch.
+only ``profile``, ``instrument`` and ``Monitor`` need torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         SourceNotFoundError,
         UsageError,
     )
-    from backspot.live import Instrumentation, instrument, profile
+    from backspot.live import Alarm, Instrumentation, Monitor, instrument, profile
     from backspot.pipeline import locate
     from backspot.results.costs import (
         Coverage,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from backspot.trace.source import Source
 
 __all__ = [
+    "Alarm",
     "AlreadyInstrumentedError",
     "BackspotError",
     "Change",
@@ -62,6 +63,7 @@ __all__ = [
     "KernelCost",
     "LineCost",
     "MissingDependencyError",
+    "Monitor",
     "Move",
     "NoBackwardError",
     "NodeCost",
@@ -87,6 +89,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Alarm": "backspot.live",
     "AlreadyInstrumentedError": "backspot.errors",
     "BackspotError": "backspot.errors",
     "Change": "backspot.comparison.changes",
@@ -98,6 +101,7 @@ _HOMES = {
     "KernelCost": "backspot.results.costs",
     "LineCost": "backspot.results.costs",
     "MissingDependencyError": "backspot.errors",
+    "Monitor": "backspot.live",
     "Move": "backspot.comparison.changes",
     "NoBackwardError": "backspot.errors",
     "NodeCost": "backspot.results.costs",

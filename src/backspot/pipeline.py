@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
@@ -19,6 +21,7 @@ from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import warnings_of, why_no_backward
 from backspot.analysis.findings import Evidence, find_all
+from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
@@ -61,7 +64,7 @@ def locate(
         force: Whether to overwrite an existing file at ``trace``. Default: ``False``.
 
     Returns:
-        The report, with times in nanoseconds, summed over all recorded steps.
+        The report, with times of a typical step in nanoseconds.
 
     Raises:
         SourceNotFoundError: If ``source`` is missing or cannot be read.
@@ -89,7 +92,7 @@ def locate(
         path_text(source, "locate")
     if trace is None:
         events = read_events(source, progress=progress, jobs=jobs)
-        return _report(events, _owned(events), depth=depth)
+        return _report(events, _owned(events), depth)
     path_text(trace, "trace=")
     if is_profiler(source):
         return locate_export(source, LIVE, depth=depth, trace=trace, force=force)
@@ -101,7 +104,7 @@ def locate(
     path = trace_file(source)
     check_labelled(trace, force=force, source=path)
     events = read_events(path, progress=progress, jobs=jobs)
-    return _labelled(path, events, trace, depth=depth, force=force)
+    return _labelled(path, events, trace, depth, force)
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:
@@ -126,6 +129,7 @@ def locate_export(
     named: str,
     *,
     warmed_up: bool = False,
+    real_steps: tuple[int, ...] = (),
     depth: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -136,6 +140,7 @@ def locate_export(
         profiler: a ``torch.profiler.profile`` that has stopped.
         named: what the report calls the source.
         warmed_up: whether steps are known to have run before the recording.
+        real_steps: how long steps take without the profiler, in nanoseconds.
         depth: as in ``locate``.
         trace: as in ``locate``.
         force: as in ``locate``.
@@ -150,8 +155,8 @@ def locate_export(
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
         if trace is None:
-            return _report(events, _owned(events), depth=depth, warmed_up=warmed_up)
-        return _labelled(path, events, trace, depth=depth, force=force, warmed_up=warmed_up)
+            return _report(events, _owned(events), depth, warmed_up, real_steps)
+        return _labelled(path, events, trace, depth, force, warmed_up, real_steps)
 
 
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -195,13 +200,13 @@ def _labelled(
     path: Path,
     events: Events,
     output: str | os.PathLike[str],
-    *,
     depth: int | None,
     force: bool,
     warmed_up: bool = False,
+    real_steps: tuple[int, ...] = (),
 ) -> Report:
     ownership = _owned(events)
-    report = _report(events, ownership, depth=depth, warmed_up=warmed_up)
+    report = _report(events, ownership, depth, warmed_up, real_steps)
     write_labelled(path, events, find_tracks(events, ownership), output, force=force)
     return report
 
@@ -220,23 +225,34 @@ def _whole(events: Events, ownership: Ownership) -> tuple[Events, Ownership]:
 
 
 def _report(
-    events: Events, ownership: Ownership, *, depth: int | None, warmed_up: bool = False
+    events: Events,
+    ownership: Ownership,
+    depth: int | None,
+    warmed_up: bool = False,
+    real_steps: tuple[int, ...] = (),
 ) -> Report:
     events, ownership = _whole(events, ownership)
     clock = Clock(ownership)
-    costs = account(ownership, clock, depth=depth)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
+    costs = account(events, ownership, clock, steps, depth=depth)
+    step_ns = steps.end - steps.start
     report = Report(
         modules=costs.modules,
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
         step_unit=ownership.steps.unit,
-        step_ns=tuple((steps.end - steps.start).tolist()),
+        step_ns=typical_value(step_ns),
         wall_ns=costs.wall_ns,
         gpu_ns=costs.gpu_ns,
         cpu_ns=costs.cpu_ns,
+        step_ns_by_step=tuple(step_ns.tolist()),
+        wall_ns_by_step=costs.wall_ns_by_step,
+        gpu_ns_by_step=costs.gpu_ns_by_step,
+        cpu_ns_by_step=costs.cpu_ns_by_step,
+        unprofiled_step_ns=typical_value(np.array(real_steps)) if real_steps else None,
+        unprofiled_step_ns_by_step=real_steps,
         coverage=costs.coverage,
         source=ownership.spans.source,
         has_gpu=bool(clock.devices),
@@ -247,7 +263,13 @@ def _report(
     if events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return report
-    return replace(report, findings=find_all(Evidence(events, ownership, clock, report, steps)))
+    judged = find_all(Evidence(events, ownership, clock, report, steps))
+    return replace(
+        report,
+        findings=judged.findings,
+        rules_looked=judged.looked,
+        rules_unable=judged.unable,
+    )
 
 
 def _are_passes_of(report: Report, ownership: Ownership) -> bool:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import backspot
 from backspot import Report
 from backspot.results.report import WallKinds
+from support.sums import assert_adds_up
 from support.synthetic import Trace
 
 TICK = 10_000  # nanoseconds: well above what is taken for a clock's rounding
@@ -207,19 +208,14 @@ def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
 @given(cases())
 def test_the_parts_sum_to_the_whole_exactly(case: Case) -> None:
     report = report_of(case.trace())
-    assert sum(r.wall_ns for r in report.modules) == report.wall_ns
-    assert sum(r.gpu_ns for r in report.modules) == report.gpu_ns
-    assert sum(r.cpu_ns for r in report.modules) == report.cpu_ns
+    assert report.steps == 1, "so that nodes, kernels and kinds sum to their row exactly"
+    assert_adds_up(report)
     for column in ("wall_ns", "gpu_ns", "cpu_ns"):
-        assert sum(getattr(p, column) for p in report.passes) == getattr(report, column)
         assert sum(getattr(o, column) for o in report.operators) <= getattr(report, column)
-    for run in report.passes:
-        assert run.duration_ns == run.wall_ns + run.forward_ns + run.other_ns
     for row in report.modules:
-        assert sum(row.wall_ns_by_step) == row.wall_ns
         assert sum(asdict(row.wall_on).values()) == row.wall_ns
         for column in ("wall_ns", "gpu_ns", "cpu_ns"):
-            assert sum(k.gpu_ns for k in row.kernels) == row.gpu_ns
+            assert sum(k.spent_ns for k in row.kernels) == row.gpu_ns
             if row.is_module:
                 assert sum(getattr(n, column) for n in row.nodes) == getattr(row, column)
     for depth in (0, 1):
@@ -276,8 +272,10 @@ def test_passes_that_overlap_on_the_device_count_each_moment_once() -> None:
     report = report_of(trace)
     first, second = report.passes
     assert first.start_ns + first.duration_ns == second.start_ns
-    assert report.wall_ns == (130 - 10 + 100) * TICK
-    assert report.gpu_ns == 200 * TICK
+    assert report.wall_ns_by_step == ((130 - 10) * TICK, 100 * TICK)
+    assert report.wall_ns == 110 * TICK
+    assert report.gpu_ns_by_step == (100 * TICK, 100 * TICK)
+    assert_adds_up(report)
 
 
 def test_depth_folds_what_is_deeper() -> None:

@@ -112,10 +112,13 @@ def test_a_node_of_a_double_backward_belongs_where_its_first_backward_does(locat
     trace.operator("aten::sum", 70 * TICK, 71 * TICK, seq=7)
     trace.node("SumBackward0", 80 * TICK, 81 * TICK, seq=7, thread=1)
     trace.node("MulBackward0", 81 * TICK, 82 * TICK, seq=6, thread=1)
-    assert owners(locate(trace)) == {
-        "a": {"MulBackward0": 2},
+    report = locate(trace)
+    assert owners(report) == {
+        "a": {"MulBackward0": 1},
         "(outside model)": {"SumBackward0": 1},
     }
+    assert [run.nodes for run in report.passes] == [1, 2]
+    assert report["a"].row.cpu_ns_by_step == (4 * TICK, TICK)
 
 
 def test_a_functional_loss_stands_outside_the_model(locate) -> None:
@@ -160,7 +163,7 @@ def test_steps_are_what_the_profiler_marks(locate) -> None:
             trace.node("MulBackward0", at + 60 * TICK, at + (61 + step) * TICK, seq=step)
     report = locate(trace)
     assert report.step_unit == "profiler step"
-    assert report.step_ns == (99 * TICK, 99 * TICK)
+    assert report.step_ns_by_step == (99 * TICK, 99 * TICK)
     assert [p.step for p in report.passes] == [0, 1]
 
 

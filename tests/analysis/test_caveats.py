@@ -38,10 +38,9 @@ def test_after_a_warm_up_none_is_asked_for(warmup):
     def step() -> None:
         Late.apply(model(torch.ones(2, 4))).sum().backward()
 
-    (warning,) = backspot.profile(step, model, warmup=warmup).warnings
-    assert warning.startswith("The first step's backward took")
-    assert ("warm up before profiling" in warning) is (warmup == 0)
-    assert ("profile more steps" in warning) is (warmup > 0)
+    warnings = backspot.profile(step, model, warmup=warmup, unprofiled=0).warnings
+    asked = any(warning.startswith("The first step's backward took") for warning in warnings)
+    assert asked is (warmup == 0)
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -6,10 +6,11 @@ import pytest
 
 from backspot import Report
 from support.h200 import WITH_BACKWARD, clipped, length, plain_of, report_of, spans_of
+from support.sums import assert_phases_add_up, middle
 
 
 def spent(report: Report, name: str) -> int:
-    return sum(phase.wall_ns for phase in report.phases if phase.name == name)
+    return sum(sum(phase.wall_ns_by_step) for phase in report.phases if phase.name == name)
 
 
 def extents(name: str) -> list[tuple[int, int]]:
@@ -25,23 +26,27 @@ def extents(name: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", WITH_BACKWARD)
 def test_the_phases_sum_to_the_steps_as_read_by_hand(name: str) -> None:
     report = report_of(name)
-    assert report.step_ns == tuple(end - start for start, end in extents(name))
-    assert sum(phase.wall_ns for phase in report.phases) == sum(report.step_ns)
+    assert report.step_ns_by_step == tuple(end - start for start, end in extents(name))
+    assert_phases_add_up(report)
 
 
 @pytest.mark.parametrize("name", WITH_BACKWARD)
 def test_the_backward_phase_is_the_rows_wall_time(name: str) -> None:
     report = report_of(name)
-    assert spent(report, "backward") == report.wall_ns
+    (backward,) = (phase for phase in report.phases if phase.name == "backward")
+    assert backward.wall_ns_by_step == report.wall_ns_by_step
+    assert backward.wall_ns == report.wall_ns
 
 
 @pytest.mark.parametrize("name", WITH_BACKWARD)
 def test_the_gpus_are_as_busy_as_their_kernels_say(name: str) -> None:
     report = report_of(name)
     running = spans_of(plain_of(name).work)
-    by_hand = sum(length(clipped(running, window)) for window in extents(name))
-    assert sum(phase.busy_ns for phase in report.phases) == by_hand
-    assert report.utilisation == by_hand / sum(report.step_ns)
+    by_hand = middle([length(clipped(running, window)) for window in extents(name)])
+    # The median of two is rounded down, of each phase by itself.
+    busy = sum(phase.busy_ns for phase in report.phases)
+    assert 0 <= by_hand - busy <= len(report.phases)
+    assert report.utilisation == busy / report.step_ns
 
 
 @pytest.mark.parametrize("name", WITH_BACKWARD)
@@ -50,7 +55,7 @@ def test_every_step_has_a_forward_a_loss_and_an_optimizer(name: str) -> None:
     for phase in ("forward", "loss", "optimizer"):
         assert spent(report, phase) > 0
     # A plain training loop: nothing in it is of unknown use, and its data lie in memory.
-    assert spent(report, "other") + spent(report, "data") < 0.01 * sum(report.step_ns)
+    assert spent(report, "other") + spent(report, "data") < 0.01 * sum(report.step_ns_by_step)
 
 
 def test_batches_from_pageable_memory_are_waited_for_and_prefetched_ones_are_not() -> None:
@@ -70,7 +75,7 @@ def test_communication_that_backward_starts_is_backward() -> None:
     for name in ("ddp.rank0", "fsdp2.rank1"):
         report = report_of(name)
         exposed = sum(row.wall_on.communication_ns for row in report.modules)
-        assert 0 < exposed < spent(report, "backward")
+        assert 0 < exposed < report.wall_ns
 
 
 def test_a_launch_bound_step_leaves_the_gpu_idle_and_a_gpu_bound_one_does_not() -> None:

@@ -12,6 +12,7 @@ from backspot.commands import main
 from backspot.render.markdown import comparison_to_markdown
 from backspot.render.text import render_comparison
 from backspot.render.view import View
+from support.recorded_steps import recorded
 from support.sample_reports import report, row, vit
 
 DATA = Path(__file__).parents[1] / "data" / "foreign"
@@ -85,7 +86,11 @@ def test_csv_keeps_to_top_and_tells_its_notes_beside(saved, capsys):
     assert main(["diff", *saved, "--format", "csv", "--top", "1"]) == 0
     out, err = capsys.readouterr()
     lines = list(csv.DictReader(io.StringIO(out)))
-    assert [line["path"] for line in lines] == ["", "patch_drop"]
+    assert [line["path"] for line in lines] == [
+        "",
+        "",
+        "patch_drop",
+    ]  # the step and the backward first
     assert err.startswith("backspot: warning: Two or three steps")
 
 
@@ -110,13 +115,24 @@ def test_a_single_step_never_fails_and_says_why(tmp_path, capsys):
         made = report([row("fc", wall=wall, steps=1)], step_ns=(9_999,))
         paths.append(str(made.save(tmp_path / f"{name}.json")))
     assert main(["diff", *paths, "--fail-above", "0"]) == 0
-    assert "record several steps on both sides" in capsys.readouterr().err
+    assert "record ten steps or more on both sides" in capsys.readouterr().err
 
 
-def test_real_traces_without_labels_fail_by_their_whole(capsys):
-    assert main(["diff", CONTROL, TEST, "--fail-above", "50"]) == 8
-    assert main(["diff", CONTROL, TEST, "--fail-above", "70"]) == 0
-    assert "CompiledFunctionBackward" in capsys.readouterr().out
+def test_two_steps_without_labels_cannot_decide(capsys):
+    assert main(["diff", CONTROL, TEST, "--fail-above", "50"]) == 0
+    out, err = capsys.readouterr()
+    assert "CompiledFunctionBackward" in out
+    assert "could not decide" in err
+
+
+def test_a_step_that_is_slower_outside_its_backward_fails_too(tmp_path, capsys):
+    steady = [1_000_000] * 10
+    paths = []
+    for name, idle in (("a", 0), ("b", 200_000_000)):
+        made = recorded({"fc": steady}, None, {"idle": [idle] * 10})
+        paths.append(str(made.save(tmp_path / f"{name}.json")))
+    assert main(["diff", *paths, "--fail-above", "5"]) == 8
+    assert "the step got slower" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("percent", ["much", "-1", "nan", "inf", ""])
@@ -128,7 +144,7 @@ def test_a_limit_that_is_no_percentage_is_refused(saved, percent, capsys):
 def test_what_cannot_be_read_has_its_own_code(saved, tmp_path, capsys):
     assert main(["diff", saved[0], str(tmp_path / "missing.json")]) == 3
     newer = tmp_path / "newer.json"
-    newer.write_text('{"schema": "backspot.report/2"}')
+    newer.write_text('{"schema": "backspot.report/3"}')
     assert main(["diff", saved[0], str(newer)]) == 4
     assert main(["diff", "-", "-"]) == 2
     assert "newer Backspot" in capsys.readouterr().err

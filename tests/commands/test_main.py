@@ -39,7 +39,7 @@ def test_show_prints_the_ranked_list(trace, capsys):
     assert main(["show", str(trace)]) == 0
     out, err = capsys.readouterr()
     assert out == render_text(locate(trace), width=80) + "\n"
-    assert out.startswith("stem (Slow) takes 90% of the backward: AddmmBackward0, 0.90 ms\n")
+    assert out.startswith("stem (Slow) takes 90% of the backward: 0.90 ms, mostly AddmmBackward0\n")
     assert not err
 
 
@@ -217,6 +217,8 @@ def test_the_help_holds_an_example_and_every_exit_code(capsys):
     ("verb", "codes"),
     [
         ("demo", [6, 7]),
+        ("explain", []),
+        ("run", [3, 6, 7]),
         ("show", [3, 4, 5]),
         ("report", [3, 4, 5, 6]),
         ("annotate", [3, 4, 5, 6]),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import backspot
+from support.hooks import MODES
 
 
 def net():
@@ -34,7 +35,7 @@ def through_torch(model):
     return torch.load(buffer, weights_only=False)
 
 
-@pytest.mark.parametrize("hooks", ["node", "module"])
+@pytest.mark.parametrize("hooks", MODES)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, through_pickle, through_torch])
 def test_a_copy_is_a_plain_model(duplicate, hooks, record):
     model = net()
@@ -64,10 +65,13 @@ def test_a_copy_is_a_plain_model(duplicate, hooks, record):
 def test_copying_is_pythons_own_again_after_removal():
     model, other = net(), net()
     before = dict(copyreg.dispatch_table)
-    with backspot.instrument(model), backspot.instrument(other, name="other"):
+    with (
+        backspot.instrument(model, hooks="node"),
+        backspot.instrument(other, name="other", hooks="node"),
+    ):
         assert copyreg.dispatch_table != before
     assert copyreg.dispatch_table == before
-    backspot.instrument(model)
+    backspot.instrument(model, hooks="node")
     del model
     gc.collect()
     assert copyreg.dispatch_table == before
@@ -87,7 +91,7 @@ def parametrized(model):
 def test_a_copy_is_plain_where_a_module_has_changed_its_class(change):
     model = net()
     happens = change(model)
-    with backspot.instrument(model):
+    with backspot.instrument(model, hooks="node"):
         was = type(model[0])
         happens()
         assert type(model[0]) is not was

@@ -9,9 +9,8 @@ from torch import nn
 
 import backspot
 from backspot.errors import AlreadyInstrumentedError, UsageError
+from support.hooks import MODES
 from support.leftovers import hooks_on, labels_of, left_in_torch
-
-MODES = ["node", "module"]
 
 
 def net():
@@ -37,7 +36,7 @@ def test_removal_leaves_the_model_as_it_was(hooks, record):
     with backspot.instrument(model, hooks=hooks) as instrumentation:
         record(step(model))
         model.zero_grad()
-        assert state_of(model) != before
+        assert (state_of(model) == before) == (hooks == "call")
         assert instrumentation.active
     assert state_of(model) == before
     assert not instrumentation.active
@@ -56,14 +55,14 @@ def test_nothing_is_left_on_the_model_or_in_pytorch_after_removal(hooks, record)
     assert labels_of(step(model)) == set()
 
 
-def test_a_module_bears_one_hook_while_no_profiler_records(record):
+def test_with_node_hooks_a_module_has_one_while_no_profiler_records(record):
     model = net()
     during = []
 
     def count():
         return [(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in model.modules()]
 
-    with backspot.instrument(model):
+    with backspot.instrument(model, hooks="node"):
         step(model)()
         assert count() == [(1, 0)] * 5
         for _ in range(2):
@@ -130,7 +129,7 @@ def test_the_handle_says_what_it_did():
         ({"depth": -1}, "depth must be"),
         ({"depth": True}, "depth must be"),
         ({"depth": 1.0}, "depth must be"),
-        ({"hooks": "full"}, "hooks must be 'node' or 'module', not 'full'"),
+        ({"hooks": "full"}, "hooks must be 'call', 'node' or 'module', not 'full'"),
         ({"hooks": None}, "hooks must be"),
         ({"name": 3}, "name must be a str"),
         ({"name": ".loss"}, "name must be a module path"),
@@ -241,9 +240,9 @@ def test_the_watch_on_the_profiler_ends_with_the_last_instrumentation():
     model, other = net(), nn.Tanh()
     # A model that was dropped while instrumented leaves the watch to the next one that is removed.
     backspot.instrument(net()).remove()
-    before = profiler._run_on_profiler_start
+    before = profiler._enable_profiler
     with backspot.instrument(model):
         with backspot.instrument(other, name="tanh"):
             pass
-        assert profiler._run_on_profiler_start is not before
-    assert profiler._run_on_profiler_start is before
+        assert profiler._enable_profiler is not before
+    assert profiler._enable_profiler is before

@@ -7,6 +7,8 @@ import pytest
 
 from mutate_live import MUTATIONS, PACKAGE, ROOT
 
+WITHOUT_HOOKS = True
+
 
 def test_there_is_one_mutation_of_a_name():
     names = [mutation.name for mutation in MUTATIONS]

@@ -48,8 +48,8 @@ def trained(*, marked: bool, path: Path | None = None) -> Report:
 
 def check(report: Report) -> None:
     spent = {phase.name: phase.wall_ns for phase in report.phases}
-    assert sum(spent.values()) == sum(report.step_ns)
-    assert spent["data"] >= report.steps * PAUSE * 1e9
+    assert sum(spent.values()) == report.step_ns
+    assert spent["data"] >= PAUSE * 1e9
     assert spent["backward"] == report.wall_ns
     assert min(spent[name] for name in ("forward", "loss", "optimizer")) > 0
     assert report.utilisation == 0.0

@@ -17,6 +17,7 @@ from backspot.errors import (
     OutputExistsError,
     UsageError,
 )
+from support.hooks import MODES
 from support.leftovers import hooks_on, left_in_torch
 from support.tracks import added_of, assert_nested, text_of
 from support.training import cpu_profile
@@ -67,17 +68,17 @@ def case():
 def found(report):
     """Whether the slow module is told from the others by what autograd did for it."""
     nodes = {node.name: node.count for node in report["1.1"].row.nodes}
-    return nodes == {"MulBackward0": TIMES * report.steps}
+    return nodes == {"MulBackward0": TIMES}
 
 
 # What it does.
 
 
 def test_one_call_names_the_slow_module(case):
-    report = backspot.profile(case.step, case.model, steps=4, warmup=2)
+    report = backspot.profile(case.step, case.model, steps=4, warmup=2, unprofiled=3)
     assert found(report)
-    assert case.steps == 6
-    assert report["1.1"].row.calls == 4
+    assert case.steps == 9
+    assert report["1.1"].row.recorded_calls == 4
     assert (report.step_unit, report.steps) == ("profiler step", 4)
     assert report.source == "backspot"
     assert "step()" in report.trace
@@ -86,12 +87,34 @@ def test_one_call_names_the_slow_module(case):
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
 def test_the_steps_train_as_they_would_without_it(case, warmup):
-    backspot.profile(case.step, case.model, steps=2, warmup=warmup)
+    backspot.profile(case.step, case.model, steps=2, warmup=warmup, unprofiled=3)
     plain = Case()
-    for _ in range(2 + warmup):
+    for _ in range(5 + warmup):
         plain.step()
     for ours, theirs in zip(case.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_real_steps_are_timed_before_and_after_the_recording(case):
+    begun = []
+
+    def step():
+        begun.append(torch.autograd._profiler_enabled())
+        case.step()
+
+    report = backspot.profile(step, case.model, steps=2, warmup=2, unprofiled=5)
+    # The last warm-up runs under a profiler that is prepared, and does not record yet.
+    assert begun.count(True) == 2
+    assert begun[-5:] == [True, True, False, False, False]
+    assert len(report.unprofiled_step_ns_by_step) == 5
+    assert report.unprofiled_step_ns == sorted(report.unprofiled_step_ns_by_step)[2]
+    assert "A step takes" in str(report)
+
+
+def test_without_real_steps_the_report_does_not_know_how_long_they_take(case):
+    report = backspot.profile(case.step, case.model, steps=2, warmup=0, unprofiled=0)
+    assert report.unprofiled_step_ns is None
+    assert "while recorded" in str(report)
 
 
 def test_several_modules_go_by_name(case):
@@ -101,7 +124,7 @@ def test_several_modules_go_by_name(case):
     assert not any("No call" in warning for warning in report.warnings)
 
 
-@pytest.mark.parametrize("hooks", ["node", "module"])
+@pytest.mark.parametrize("hooks", MODES)
 def test_both_kinds_of_hooks_give_their_labels(case, hooks, tmp_path):
     trace = tmp_path / "t.json"
     backspot.profile(case.step, case.model, hooks=hooks, trace=trace)
@@ -111,7 +134,14 @@ def test_both_kinds_of_hooks_give_their_labels(case, hooks, tmp_path):
 def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
     trace = tmp_path / "t.json"
     backspot.profile(
-        case.step_on, case.model, data=[1, 2, 3], steps=3, warmup=2, trace=trace, depth=0
+        case.step_on,
+        case.model,
+        data=[1, 2, 3],
+        steps=3,
+        warmup=2,
+        unprofiled=0,
+        trace=trace,
+        depth=0,
     )
     assert case.batches == [1, 2, 3, 1, 2]
     assert trace.read_bytes().count(b'"enumerate(DataLoader)#') == 3
@@ -121,7 +151,7 @@ def test_waiting_for_a_batch_is_a_phase_of_the_step(case):
     report = backspot.profile(case.step_on, case.model, data=range(10))
     assert "data" in {phase.name for phase in report.phases}
     report = backspot.profile(case.step, case.model)
-    assert "data" not in {phase.name for phase in report.phases}
+    assert not any(phase.wall_ns for phase in report.phases if phase.name == "data")
 
 
 def test_data_that_ends_too_early_is_told(case):
@@ -136,13 +166,15 @@ def test_data_that_ends_too_early_is_told(case):
 
 def test_the_trace_is_labelled_and_tells_the_same(case, tmp_path):
     trace = tmp_path / "x.trace.json.gz"
-    report = backspot.profile(case.step, case.model, trace=trace)
+    report = backspot.profile(case.step, case.model, trace=trace, unprofiled=0)
     text = text_of(trace)
     assert_nested(text)
     names = {event["name"] for event in added_of(text) if event["ph"] == "B"}
     assert "backward: 1.1 (Slow)" in names
     assert {event["ph"] for event in added_of(text)} == {"B", "E", "M", "s", "f"}
-    assert replace(backspot.locate(trace), trace="") == replace(report, trace="")
+    # Only the recording knows of its warm-up, and so warns of none.
+    located = backspot.locate(trace)
+    assert replace(located, trace="", warnings=()) == replace(report, trace="", warnings=())
 
 
 def test_what_is_there_stays_and_no_step_runs_unless_forced(case, tmp_path):
@@ -274,6 +306,7 @@ def plain_step():
         ((plain_step, nn.Tanh()), {"steps": 0}, "steps=0"),
         ((plain_step, nn.Tanh()), {"steps": True}, "steps=True"),
         ((plain_step, nn.Tanh()), {"warmup": -1}, "warmup=-1"),
+        ((plain_step, nn.Tanh()), {"unprofiled": -1}, "unprofiled=-1"),
         ((plain_step, nn.Tanh()), {"depth": -1}, "depth"),
         ((plain_step, nn.Tanh()), {"hooks": "full"}, "hooks"),
         ((plain_step, nn.Tanh()), {"data": 3}, "data must be iterable"),
@@ -294,7 +327,7 @@ model = torch.nn.Linear(2, 2)
 def step():
     time.sleep(0.6)
     model(torch.ones(1, 2)).sum().backward()
-backspot.profile(step, model, steps=2, warmup=2)
+backspot.profile(step, model, steps=2, warmup=1, unprofiled=1)
 """
 
 

@@ -24,14 +24,44 @@ def twice(parts):
     parts.append(parts[0])
 
 
+def idle(data):
+    """All of each step, as one phase."""
+    times = {"wall_ns": data["step_ns"], "wall_ns_by_step": data["step_ns_by_step"]}
+    return {"name": "idle", "busy_ns": 0, **times}
+
+
+FOUND = {
+    "rule": "r",
+    "title": "",
+    "seen": "",
+    "remedy": "",
+    "wall_ns": 1,
+    "steps": 3,
+    "places": [{"path": "", "class_name": "", "count": 1, "wall_ns": 1}],
+}
+
 CHANGES = {
-    "other steps": lambda data: data.update(step_ns=[]),
+    "other steps": lambda data: data.update(step_ns_by_step=[]),
     "a step too many": lambda data: first(data)["wall_ns_by_step"].append(0),
     "all rows of other steps": lambda data: [
         one.update(wall_ns_by_step=[one["wall_ns"]]) for one in data["modules"]
     ],
-    "steps that are not the whole": lambda data: first(data).update(wall_ns_by_step=[0, 0, 0]),
-    "kinds that are not the whole": lambda data: first(data)["wall_on"].update(host_ns=1),
+    "rows beyond the whole in one step": lambda data: first(data)["wall_ns_by_step"].__setitem__(
+        1, first(data)["wall_ns_by_step"][1] + 1
+    ),
+    "device time beyond the whole in one step": lambda data: data["gpu_ns_by_step"].__setitem__(
+        2, data["gpu_ns_by_step"][2] - 1
+    ),
+    "a row without the steps of its host time": lambda data: first(data).update(cpu_ns_by_step=[]),
+    "a row without the steps of its forward": lambda data: first(data).update(
+        forward_ns_by_step=[]
+    ),
+    "passes of another whole": lambda data: data["wall_ns_by_step"].__setitem__(0, 1 << 40),
+    "a kind beyond its row": lambda data: first(data)["wall_on"].update(host_ns=1 << 50),
+    "a negative kind": lambda data: first(data)["wall_on"].update(sync_ns=-1),
+    "calls of no number": lambda data: first(data).update(calls=float("nan")),
+    "more rules than there can be": lambda data: data.update(rules_looked=TOO_MUCH),
+    "fewer rules than none": lambda data: data.update(rules_unable=-1),
     "a node that takes more than its row": lambda data: first(data)["nodes"][0].update(
         wall_ns=1 << 50
     ),
@@ -46,42 +76,39 @@ CHANGES = {
     "a pass of no step": lambda data: data["passes"][0].update(step=3),
     "a pass before all steps": lambda data: data["passes"][0].update(step=-1),
     "phases that are not the steps": lambda data: data.update(
-        phases=[{"name": "idle", "wall_ns": 1, "busy_ns": 0}]
+        phases=[{"name": "idle", "wall_ns": 1, "busy_ns": 0, "wall_ns_by_step": [1, 1, 1]}]
+    ),
+    "phases that are not the steps in one step": lambda data: data.update(
+        phases=[idle(data) | {"wall_ns_by_step": [1, 1, 1]}]
+    ),
+    "a phase of other steps": lambda data: data.update(
+        phases=[idle(data) | {"wall_ns_by_step": []}]
     ),
     "a phase busier than long": lambda data: data.update(
-        phases=[{"name": "idle", "wall_ns": sum(data["step_ns"]), "busy_ns": 1 << 50}]
+        phases=[idle(data) | {"busy_ns": 1 << 50}]
     ),
     "a share of more than all": lambda data: data["coverage"].update(wall=1.5),
     "a share of no number": lambda data: data["coverage"].update(gpu=float("nan")),
     "a share without end": lambda data: data["coverage"].update(cpu=float("inf")),
     "a negative time": lambda data: first(data).update(forward_ns=-1),
     "a negative count": lambda data: first(data)["nodes"][0].update(count=-1),
-    "a negative step": lambda data: data["step_ns"].__setitem__(0, -1),
+    "a negative step": lambda data: data["step_ns_by_step"].__setitem__(0, -1),
     "a time beyond 63 bits": lambda data: first(data).update(forward_ns=TOO_MUCH),
     "a device's time beyond 63 bits": lambda data: data["devices"][0]["gpu_ns"].update(a=TOO_MUCH),
     "a group of nothing": lambda data: first(data).update(members=0),
     "a row twice": lambda data: data["modules"].append(
-        {**data["modules"][-1], "wall_ns": 0, "wall_ns_by_step": [0, 0, 0], "gpu_ns": 0}
-        | {"cpu_ns": 0, "wall_on": {}, "nodes": [], "lines": []}
+        {**data["modules"][-1], "wall_ns": 0, "gpu_ns": 0, "cpu_ns": 0}
+        | {f"{cost}_ns_by_step": [0, 0, 0] for cost in ("wall", "gpu", "cpu")}
+        | {"wall_on": {}, "nodes": [], "lines": []}
     ),
     "what no module owns twice": lambda data: [
         one.update(is_module=False, path="(outside model)") for one in data["modules"][:2]
     ],
     "a device twice": lambda data: twice(data["devices"]),
-    "a finding without a place": lambda data: data.update(
-        findings=[{"rule": "r", "title": "", "seen": "", "remedy": "", "wall_ns": 1, "places": []}]
-    ),
-    "a finding of negative cost": lambda data: data.update(
-        findings=[
-            {
-                "rule": "r",
-                "title": "",
-                "seen": "",
-                "remedy": "",
-                "wall_ns": -1,
-                "places": [{"path": "", "class_name": "", "count": 1, "wall_ns": 1}],
-            }
-        ]
+    "a finding without a place": lambda data: data.update(findings=[FOUND | {"places": []}]),
+    "a finding of negative cost": lambda data: data.update(findings=[FOUND | {"wall_ns": -1}]),
+    "a finding in more steps than there are": lambda data: data.update(
+        findings=[FOUND | {"steps": 4}]
     ),
 }
 
@@ -103,7 +130,7 @@ def test_a_report_that_contradicts_itself_is_refused_in_one_line(tmp_path, chang
 
 def test_a_long_name_does_not_fill_the_line(tmp_path):
     made = report_of([row("a" * 100_000, wall=3)])
-    bad = replace(made, step_ns=(1,))
+    bad = replace(made, step_ns_by_step=(1,))
     (tmp_path / "report.json").write_bytes(to_json(bad))
     with pytest.raises(NotATraceError) as caught:
         Report.load(tmp_path / "report.json")

@@ -58,8 +58,8 @@ def test_a_stack_is_the_modules_from_the_root_down_and_then_the_node():
     assert found["VisionTransformer;blocks;3;attn;ScaledDotProductEfficientAttentionBackward0"]
     assert found["VisionTransformer;AddBackward0"]
     assert found["loss;NllLossBackward0"]  # instrumented on its own: no part of the model
-    assert found["(outside model);MeanBackward0"] == 90_000
-    assert found["(autograd engine)"] == 630_000
+    assert found["(outside model);MeanBackward0"] == 30_000
+    assert found["(autograd engine)"] == 210_000
     assert named(speedscope(vit()), "wall") == found
 
 
@@ -101,7 +101,7 @@ def test_without_a_gpu_there_is_no_gpu_profile():
 @pytest.mark.parametrize("name", [*ODD_NAMES, "a;b 7", "a\nb 9", "\x1b[2J", "\ud800"])
 def test_a_name_cannot_break_a_stack(name):
     path = name.replace(".", "_")
-    report = report_of([row(path, "C", wall=7, nodes=(node(name, 7),))])
+    report = report_of([row(path, "C", wall=21, nodes=(node(name, 21),))])
     (line,) = renderer_for("x.folded")(report).decode().split("\n")[:-1]
     stack, _, weight = line.rpartition(" ")
     assert weight == "7"

@@ -18,6 +18,7 @@ from support.sample_reports import (
     report,
     reports,
     row,
+    unsteady,
     vit,
 )
 
@@ -137,13 +138,13 @@ def test_measures_switch_what_is_ranked(opened):
 def test_a_ratio_of_next_to_nothing_does_not_come_first(opened):
     rows = [
         row("big", wall=90_000_000, forward=30_000_000),
-        row("tiny", wall=90_000, forward=1),
+        row("tiny", wall=90_000, forward=3),
         row("none", wall=9_000_000),
     ]
     page = opened(report(rows))
     page.get_by_role("radio", name="Backward ÷ forward").check()
     assert names(page) == ["big", "tiny", "none"]
-    assert column(page, "bwd ÷ fwd") == ["3.0×", "90000×", "–"]
+    assert column(page, "bwd ÷ fwd") == ["3.0×", "30000×", "–"]
 
 
 def test_a_click_zooms_and_the_trail_leads_back(opened):
@@ -311,6 +312,37 @@ def test_layers_that_repeat_are_the_answer_on_the_page_too(opened):
     assert (
         opened(even_vit()).locator("h1").inner_text().startswith("12 × blocks.*.mlp.fc1 (Linear)")
     )
+
+
+def test_what_is_unsteady_has_its_place_below_the_modules_and_its_share_of_the_backward(opened):
+    of = unsteady()
+    page = opened(of)
+    block_of = block(page, "(unsteady), ")
+    share = percent(of.unsteady_ns / of.wall_ns)
+    assert f", {duration(of.unsteady_ns)}, {share}" in block_of.get_attribute("aria-label")
+    page.get_by_role("button", name="(unsteady)").click()
+    details = page.locator("#details").inner_text()
+    assert "because they vary from step to step" in details
+    assert "Spread" not in details
+    whole = block(page, "the whole backward").get_attribute("aria-label")
+    assert f", {duration(of.wall_ns)}, 100%" in whole
+    assert page.locator(".phases .p-unsteady").count() == 2
+
+
+def test_the_whole_backward_takes_what_the_answer_says_where_rows_sum_to_more(opened):
+    rows = [
+        row("a", wall=9_000_000, pace=(1, 1, 0)),
+        row("b", wall=9_000_000, pace=(1, 0, 1)),
+        row("c", wall=9_000_000, pace=(0, 1, 1)),
+    ]
+    of = report(rows)
+    assert of.unsteady_ns == -3_000_000
+    page = opened(of)
+    assert ", 6.0 ms, 100%" in block(page, "the whole backward").get_attribute("aria-label")
+    assert ", 3.0 ms, 50%" in block(page, "a (Linear)").get_attribute("aria-label")
+    assert page.get_by_role("button", name="(unsteady)").count() == 0
+    ends = [one.bounding_box() for one in page.locator("#icicle [role=treeitem]").all()]
+    assert max(box["x"] + box["width"] for box in ends) <= ends[0]["x"] + ends[0]["width"] + 1
 
 
 def test_of_very_many_steps_the_first_are_drawn_and_all_are_told(opened):

@@ -95,7 +95,7 @@ def test_a_name_that_no_module_has_is_refused_whatever_its_length():
 
 def test_a_path_of_many_names_finds_what_it_lies_in():
     deep = ".".join(["a"] * (LENGTH // 2))
-    made = report([row("", "Model", wall=1), row("a.a", wall=2), row(deep, wall=4)])
+    made = report([row("", "Model", wall=3), row("a.a", wall=6), row(deep, wall=12)])
     assert [child.row.path for child in made[""].children] == ["a.a"]
     assert [child.row.path for child in made["a.a"].children] == [deep]
     assert made[""].row.total_wall_ns == 7

@@ -105,7 +105,7 @@ def test_a_comparison_shows_itself_in_a_notebook():
     assert "the whole backward" in text
 
 
-def test_a_plot_draws_the_first_modules_in_ms_per_step():
+def test_a_plot_draws_the_first_modules_in_ms():
     pytest.importorskip("matplotlib").use("Agg")
     axes = vit().plot(3)
     assert [label.get_text() for label in axes.get_yticklabels()] == [
@@ -118,7 +118,7 @@ def test_a_plot_draws_the_first_modules_in_ms_per_step():
     for bar in axes.patches:
         at = bar.get_y()
         lengths[at] = lengths.get(at, 0) + bar.get_width()
-    assert lengths[min(lengths)] == pytest.approx(vit()["patch_drop"].row.wall_ms_per_step)
+    assert lengths[min(lengths)] == pytest.approx(vit()["patch_drop"].row.wall_ms)
     assert axes.yaxis_inverted()
 
 

@@ -13,7 +13,7 @@ from backspot.render import renderer_for
 from backspot.render.text import render_subtree, render_text
 from backspot.render.view import View
 from backspot.results.report import Phase
-from support.report_parts import node, report, row
+from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 from support.synthetic import Trace
 
@@ -22,7 +22,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.mark.parametrize("color", [False, True], ids=["plain", "color"])
 @pytest.mark.parametrize("width", [60, 80, 160])
-@pytest.mark.parametrize("name", ["vit", "odd", "vit_with_lines", "diagnosed"])
+@pytest.mark.parametrize("name", ["vit", "odd", "vit_with_lines", "diagnosed", "unsteady"])
 def test_the_text_reads_as_it_did(golden, name, width, color):
     text = render_text(SAMPLES[name](), width=width, color=color)
     golden(f"{name}.{width}{'.color' if color else ''}.txt", text + "\n")
@@ -54,7 +54,9 @@ def test_a_module_with_its_children_reads_as_it_did(golden):
 
 def test_the_first_line_says_the_answer():
     first = render_text(vit(), width=100).splitlines()[0]
-    assert first == ("patch_drop (PatchDropout) takes 18% of the backward: GatherBackward0, 5.2 ms")
+    assert first == (
+        "patch_drop (PatchDropout) takes 18% of the backward: 5.2 ms, mostly GatherBackward0"
+    )
 
 
 def test_the_line_of_source_stands_below_the_answer():
@@ -198,8 +200,8 @@ def test_facts_break_between_facts_only_and_a_line_that_goes_on_says_so(width):
     text = render_text(SAMPLES["diagnosed"](), width=width)
     told = text.partition("\n\n")[0].partition("Backward ")[2].split("\n")
     assert " ".join(told) == (
-        "28.6 ms per step · 3 profiler steps of 45.7 ms · GPU 27.8 ms · CPU 3.3 ms · "
-        "modules by Backspot's labels · times in ms per step "
+        "28.6 ms per step · 3 profiler steps of 45.7 ms while recorded · GPU 27.8 ms · "
+        "CPU 3.3 ms · modules by Backspot's labels · times in ms per step "
         "Step: 3.0% waiting for data · 1.0% copies to the GPU · 22% forward · 1.0% loss · "
         "62% backward · 7.0% optimizer · 4.0% idle"
     )
@@ -210,7 +212,7 @@ def test_facts_break_between_facts_only_and_a_line_that_goes_on_says_so(width):
 
 
 def test_a_fact_that_comes_first_keeps_its_capitals():
-    one = replace(SAMPLES["diagnosed"](), phases=(Phase("copy", 9_000, 9_000),))
+    one = replace(SAMPLES["diagnosed"](), phases=(Phase("copy", 9_000, 9_000, ()),), step_ns=9_000)
     assert "Step: 100% copies to the GPU\n" in render_text(one, width=80)
 
 
@@ -232,6 +234,92 @@ def test_what_was_found_stands_below_the_table_with_its_cost_its_place_and_its_r
         "   Index whole rows instead: x[torch.arange(len(x))[:, None], keep].",
     ]
     assert "Why" not in render_text(vit(), width=160)
+
+
+def test_a_finding_that_does_not_hold_in_every_step_says_in_how_many_it_does():
+    found = render_text(SAMPLES["unsteady"](), width=160).partition("Why, and what to do\n")[2]
+    assert "5.1 ms, 8.5% of the step (in 9 of 10 steps) in patch_drop (PatchDropout)," in found
+
+
+def test_the_table_shows_how_much_each_row_varies_and_drops_that_column_first():
+    of = SAMPLES["unsteady"]()
+    wide, narrow = (render_text(of, width=width).splitlines() for width in (160, 60))
+    head = next(line for line in wide if "module " in line)
+    assert "±" in head
+    first = next(line for line in wide if line.startswith(" 1  "))
+    assert " 5.23 0.20 " in first
+    assert of["patch_drop"].row.wall_spread_ns == pytest.approx(200_000, abs=9_000)
+    assert "±" not in "\n".join(narrow)
+    assert "forward" in head
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_fewer_than_three_steps_show_no_spread(steps):
+    made = report([row("fc", wall=9_000, steps=steps)], step_ns=(9_000,) * steps)
+    assert ("±" in render_text(made, width=160)) == (steps == 3)
+
+
+def test_what_the_typical_times_leave_over_is_shown_unless_it_is_little_or_negative():
+    def shown(*paces):
+        rows = [
+            row(name, wall=9_000_000, pace=pace) for name, pace in zip("abc", paces, strict=True)
+        ]
+        return "(unsteady)" in render_text(report(rows), width=100)
+
+    assert shown((1, 1, 2), (1, 2, 1), (2, 1, 1))
+    assert not shown((1, 1, 1.01), (1, 1.01, 1), (1.01, 1, 1))
+    assert not shown((1, 1, 0), (1, 0, 1), (0, 1, 1))
+
+
+def test_a_step_that_takes_far_longer_is_named_among_the_warnings():
+    text = render_text(SAMPLES["unsteady"](), width=160)
+    assert "! Step 7 took 64.7 ms longer, in (data). The numbers are those of a typical" in text
+
+
+PHASES = ("data", "copy", "loss", "optimizer", "other", "idle")
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_a_long_phase_is_explained_in_every_output_and_a_short_one_is_not(name):
+    def outputs(ms):
+        times = {"backward": [100_000_000 - ms] * 3, name: [ms] * 3}
+        made = report([row("fc", wall=9_000_000)], phases=phases(times))
+        forms = [renderer_for(f"x.{suffix}")(made).decode() for suffix in ("html", "md")]
+        return [render_text(made, width=500), made._repr_html_(), *forms]
+
+    assert all(
+        "21% of the step)" in text and "look first at" in text for text in outputs(21 * 10**6)
+    )
+    assert not any("look first at" in text for text in outputs(19 * 10**6))
+
+
+def test_what_is_unsteady_is_explained_where_it_is_much():
+    times = {"forward": [5, 5, 9, 9, 5, 5], "backward": [9, 9, 5, 5, 5, 5], "loss": [1] * 6}
+    times["optimizer"] = [1, 1, 1, 1, 9, 9]
+    made = report([row("fc", steps=6)], phases=phases(times))
+    assert "Unsteady (" in render_text(made, width=400)
+
+
+@pytest.mark.parametrize(
+    ("looked", "unable", "found", "has_gpu", "said"),
+    [
+        (23, 0, False, True, "No cause found by 23 rules."),
+        (14, 9, False, False, "No cause found; 9 of 23 rules need a GPU trace."),
+        (22, 1, False, True, "No cause found; 1 of 23 rules needs events that this trace lacks."),
+        (14, 9, True, False, "9 of 23 rules need a GPU trace."),
+        (23, 0, True, True, ""),
+        (0, 0, False, True, ""),
+    ],
+)
+def test_every_output_says_how_many_rules_looked(looked, unable, found, has_gpu, said):
+    findings = SAMPLES["diagnosed"]().findings if found else ()
+    rules = {"rules_looked": looked, "rules_unable": unable}
+    made = report([row("fc", wall=9_000)], findings=findings, has_gpu=has_gpu, **rules)
+    forms = [renderer_for(f"x.{suffix}")(made).decode() for suffix in ("html", "md")]
+    for text in (render_text(made, width=200), made._repr_html_(), *forms):
+        assert said in text
+        assert ("No cause found" in text) == said.startswith("No cause")
+        assert bool(re.search(r"\d rules", text)) == bool(said)
 
 
 def test_no_more_than_five_findings_are_printed_and_the_others_are_counted():
@@ -276,8 +364,8 @@ def test_idle_time_around_a_node_is_not_told_as_its_own(tmp_path, labelled):
 
 def test_a_node_that_waits_for_part_of_its_time_says_for_how_much(tmp_path):
     said = render_text(fragment(tmp_path / "t.json", started=0.32), width=200).splitlines()[0]
-    assert said.startswith("fc (Linear) takes 100% of the backward: AddmmBackward0, 0.27 ms, ")
-    assert said.endswith(" 80 µs of it idle")
+    assert said.startswith("fc (Linear) takes 100% of the backward: 0.27 ms (80 µs of it idle), ")
+    assert said.endswith(" mostly AddmmBackward0")
 
 
 def test_a_node_that_works_for_its_time_says_nothing_of_idling(tmp_path):

@@ -36,13 +36,13 @@ def test_a_star_stays_within_a_name_and_two_cross_dots(pattern, matching, others
 def test_what_does_not_match_is_added_to_what_is_around_it():
     made = report(
         [
-            row("", "Net", wall=1),
-            row("stem", wall=2),
-            row("blocks.0", "Block", wall=4),
-            row("blocks.0.attn", wall=8),
-            row("blocks.0.attn.qkv", wall=16),
-            row("loss", "Loss", root="loss", wall=32),
-            row("(outside model)", is_module=False, wall=64),
+            row("", "Net", wall=3 * 1),
+            row("stem", wall=3 * 2),
+            row("blocks.0", "Block", wall=3 * 4),
+            row("blocks.0.attn", wall=3 * 8),
+            row("blocks.0.attn.qkv", wall=3 * 16),
+            row("loss", "Loss", root="loss", wall=3 * 32),
+            row("(outside model)", is_module=False, wall=3 * 64),
         ]
     )
 

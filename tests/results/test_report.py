@@ -1,6 +1,7 @@
 """The methods and properties of a Report."""
 
 from dataclasses import FrozenInstanceError, replace
+from statistics import quantiles
 
 import pytest
 from hypothesis import given
@@ -62,7 +63,7 @@ def test_an_invalid_argument_is_quoted(request_, complaint):
 
 
 def test_a_share_is_of_the_time_asked_for_and_of_nothing_it_is_none():
-    rows = [row("a", wall=30, gpu=5, cpu=0), row("b", wall=10, gpu=15, cpu=0)]
+    rows = [row("a", wall=90, gpu=15, cpu=0), row("b", wall=30, gpu=45, cpu=0)]
     made = report(rows)
     a = found(made.modules, "a")
     assert made.share(a) == 0.75
@@ -79,7 +80,7 @@ def test_folding_puts_everything_deeper_into_its_ancestor():
     assert block.class_name == "Block"
     assert not [one for one in folded if one.path.startswith("blocks.3.")]
     nodes = {spent.name: spent.count for spent in block.nodes}
-    assert nodes["AddmmBackward0"] == 4 * 3
+    assert nodes["AddmmBackward0"] == 4
 
 
 def test_folding_at_zero_leaves_each_root_and_what_no_module_owns():
@@ -92,10 +93,10 @@ def test_folding_at_zero_leaves_each_root_and_what_no_module_owns():
 
 
 def test_a_root_that_was_never_called_gets_a_row_of_its_own():
-    root = found(report([row("blocks.0", wall=3), row("head", wall=2)]).top(depth=0), "")
+    root = found(report([row("blocks.0", wall=90), row("head", wall=60)]).top(depth=0), "")
     assert root.class_name == ""
-    assert root.calls == 3
-    assert root.wall_ns == root.total_wall_ns == 5
+    assert root.calls == 1
+    assert root.wall_ns == root.total_wall_ns == 50
 
 
 @pytest.mark.parametrize(
@@ -116,10 +117,10 @@ def test_a_root_that_was_never_called_gets_a_row_of_its_own():
     ],
 )
 def test_only_modules_that_were_called_make_a_level(layers, depth, paths):
-    rows = [row("", "Llama", wall=1), row("model", "Decoder", wall=2), row("lm_head", wall=4)]
+    rows = [row("", "Llama", wall=3), row("model", "Decoder", wall=6), row("lm_head", wall=12)]
     for number in range(2):
-        rows.append(row(f"model.layers.{number}", "Layer", wall=8))
-        rows.append(row(f"model.layers.{number}.self_attn", "Attention", wall=16))
+        rows.append(row(f"model.layers.{number}", "Layer", wall=24))
+        rows.append(row(f"model.layers.{number}.self_attn", "Attention", wall=48))
     folded = report(rows + layers).top(depth=depth)
     assert sorted(one.path for one in folded) == paths
     assert sum(one.wall_ns for one in folded) == 55
@@ -134,7 +135,7 @@ def test_a_named_root_is_at_level_zero_however_long_its_name_is():
 def test_classes_are_added_up():
     linear = found(even_vit().top(by="class"), "Linear")
     assert linear.members == 12 * 4 + 1
-    assert linear.calls == 3 * linear.members
+    assert linear.calls == linear.members
     assert linear.label == "Linear"
 
 
@@ -154,10 +155,10 @@ def test_a_number_without_a_sibling_is_no_pattern():
 
 def test_a_pattern_keeps_the_unlike_layers_of_a_sequential_apart():
     rows = [
-        row("f.0", "Conv2d", wall=9),
-        row("f.1", "ReLU", wall=3),
-        row("f.2", "Conv2d", wall=7),
-        row("f.3", "MaxPool2d", wall=1),
+        row("f.0", "Conv2d", wall=27),
+        row("f.1", "ReLU", wall=9),
+        row("f.2", "Conv2d", wall=21),
+        row("f.3", "MaxPool2d", wall=3),
     ]
     grouped = report(rows).top(by="pattern")
     assert [(one.path, one.class_name, one.members, one.wall_ns) for one in grouped] == [
@@ -179,7 +180,7 @@ def test_a_report_is_no_sequence_and_says_where_its_rows_are():
 
 
 def test_a_groups_total_counts_a_module_within_another_of_the_group_once():
-    rows = [row("a", "Block", wall=10), row("a.b", "Block", wall=5), row("c", "Block", wall=1)]
+    rows = [row("a", "Block", wall=30), row("a.b", "Block", wall=15), row("c", "Block", wall=3)]
     block = found(report(rows).top(by="class"), "Block")
     assert block.wall_ns == block.total_wall_ns == 16
 
@@ -220,29 +221,63 @@ def test_the_root_is_found_by_its_class():
         vit()["VisionTransfomer"]
     with pytest.raises(KeyError, match="no module 'Block'"):
         vit()["Block"]
-    made = report([row("", "head", wall=1), row("head", wall=2)])
+    made = report([row("", "head", wall=3), row("head", wall=6)])
     assert made["head"].row.wall_ns == 2
 
 
-def test_times_per_step_are_means():
-    first = vit().modules[0]
-    assert first.steps == vit().steps == 3
-    assert first.wall_ms_per_step == pytest.approx(5.23)
-    assert first.wall_us == pytest.approx(15_690)
-    assert vit().wall_ms_per_step == pytest.approx(vit().wall_ns / 3e6)
+def test_times_are_those_of_a_typical_step_and_recorded_times_are_sums():
+    made = report([row("fc", wall=9_000_000, pace=(1, 1, 1, 1, 41))], step_ns=(9_999_999,) * 5)
+    (first,) = made.modules
+    assert first.steps == made.steps == 5
+    assert first.wall_ms == made.wall_ms == 3
+    assert first.wall_ns_by_step == made.wall_ns_by_step == (*[3_000_000] * 4, 123_000_000)
+    assert first.recorded_wall_ns == made.recorded_wall_ns == 135_000_000
+    assert first.recorded_gpu_ns == 135_000_000
+    assert first.recorded_cpu_ns == 13_500_000
+    assert first.calls == 1
+
+
+def test_what_the_typical_times_leave_over_is_a_row():
+    rows = [row("a", wall=30, pace=(1, 1, 2)), row("b", wall=60, pace=(2, 1, 1))]
+    made = report(rows)
+    assert made.wall_ns_by_step == (50, 30, 40)
+    assert made.wall_ns == 40
+    assert made.unsteady_ns == made["(unsteady)"].row.wall_ns == 10
+    assert sum(one.wall_ns for one in made.modules) == made.wall_ns
+    assert report([row("a", wall=30)]).unsteady_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("by_step", "spread"),
+    [
+        ((7,), 0),
+        ((10, 30), 5),
+        ((10, 20, 30), 5),
+        ((10, 1000, 20, 30, 0), 10),
+        ((1, 2, 3, 4), 0),
+        ((1 << 62, 0, 0, 0, 1 << 62), 1 << 61),
+    ],
+)
+def test_the_spread_is_half_of_what_the_middle_half_of_the_steps_covers(by_step, spread):
+    made = replace(row("fc"), wall_ns_by_step=by_step)
+    assert made.wall_spread_ns == spread
+    low, _, high = quantiles(by_step * (1 + (len(by_step) == 1)), n=4, method="inclusive")
+    assert made.wall_spread_ns == pytest.approx((high - low) / 2, abs=1)
 
 
 def test_a_report_without_a_step_divides_by_nothing():
-    bare = replace(vit(), step_ns=(), modules=(), wall_ns=0, gpu_ns=0, cpu_ns=0)
-    assert bare.wall_ms_per_step == 0
+    times = {"wall_ns": 0, "gpu_ns": 0, "cpu_ns": 0, "step_ns": 0}
+    none = {f"{name}_by_step": () for name in times}
+    bare = replace(vit(), modules=(), **times, **none)
+    assert bare.wall_ms == 0
     assert bare.top() == ()
     assert "takes any time" in str(bare)
 
 
 def test_the_whole_is_the_steps_or_the_backward_if_that_is_longer():
-    rows = [row("fc", wall=900)]
-    assert report(rows, step_ns=(500, 600)).whole_ns == 1100
-    assert report(rows, step_ns=(0, 0)).whole_ns == 900
+    rows = [row("fc", wall=900, steps=2)]
+    assert report(rows, step_ns=(500, 600)).whole_ns == 550
+    assert report(rows, step_ns=(0, 0)).whole_ns == 450
 
 
 def test_two_names_that_may_surprise_have_plainer_ones():
@@ -325,11 +360,11 @@ def test_a_total_is_a_modules_own_cost_and_its_childrens_totals(any_report):
 def test_nodes_of_one_name_are_added_up_heaviest_first():
     rows = [
         row("a"),
-        row("a.b", wall=9, nodes=(node("X", 3), node("Y", 6))),
-        row("a.c", wall=9, nodes=(node("X", 9),)),
+        row("a.b", wall=27, nodes=(node("X", 9), node("Y", 18))),
+        row("a.c", wall=27, nodes=(node("X", 27),)),
     ]
     merged = found(report(rows).top(depth=1), "a")
     assert [(spent.name, spent.wall_ns, spent.count) for spent in merged.nodes] == [
-        ("X", 12, 6),
-        ("Y", 6, 3),
+        ("X", 12, 2),
+        ("Y", 6, 1),
     ]

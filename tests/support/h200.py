@@ -191,6 +191,20 @@ def passes_of(name: str) -> list[list[Node]]:
     return passes
 
 
+def step_of(name: str) -> dict[Node, int]:
+    """The step of each node."""
+    passes = zip(report_of(name).passes, passes_of(name), strict=True)
+    return {node: run.step for run, nodes in passes for node in nodes}
+
+
+def by_step(name: str, work: Iterable[Work]) -> tuple[int, ...]:
+    """How long this work of nodes runs in each step."""
+    steps, spent = step_of(name), [0] * report_of(name).steps
+    for one in work:
+        spent[steps[one.node]] += one.duration
+    return tuple(spent)
+
+
 def windows(report: Report) -> list[Interval]:
     """When each pass began and ended."""
     return [(run.start_ns, run.start_ns + run.duration_ns) for run in report.passes]

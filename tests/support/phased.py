@@ -19,10 +19,13 @@ def report_of(trace: Trace) -> Report:
 
 
 def ticks(report: Report) -> dict[str, float]:
-    return {phase.name: phase.wall_ns / TICK for phase in report.phases}
+    """Over all steps."""
+    spent = {phase.name: sum(phase.wall_ns_by_step) for phase in report.phases}
+    return {name: time / TICK for name, time in spent.items() if time}
 
 
 def busy(report: Report) -> dict[str, float]:
+    """In a typical step."""
     return {phase.name: phase.busy_ns / TICK for phase in report.phases if phase.busy_ns}
 
 

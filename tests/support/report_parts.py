@@ -1,8 +1,16 @@
-"""What sample reports are made of: rows, nodes, and a report that fits its rows."""
+"""What sample reports are made of: rows, nodes, phases, and a report that fits its rows.
+
+Costs are given over all of the steps, three by default, which are all alike unless a row has a
+``pace``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 from backspot.results.report import (
+    UNSTEADY,
     Coverage,
     DeviceCost,
     Finding,
@@ -12,11 +20,18 @@ from backspot.results.report import (
     OperatorCost,
     Pass,
     Phase,
+    PhaseName,
     Report,
     Row,
     WallKinds,
     add_totals,
 )
+
+
+def typical(by_step: Sequence[int]) -> int:
+    """The median, rounded down; 0 of no steps."""
+    ordered, count = sorted(by_step), len(by_step)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2 if count else 0
 
 
 def row(
@@ -35,18 +50,28 @@ def row(
     lines: tuple[LineCost, ...] = (),
     kernels: tuple[KernelCost, ...] = (),
     steps: int = 3,
+    pace: Sequence[float] = (),
 ) -> Row:
-    """A row whose totals are its own costs; ``add_totals`` sets them right."""
+    """A row whose totals are its own costs; ``add_totals`` sets them right.
+
+    Args:
+        pace: for each recorded step, how many times as long as the mean of ``steps`` steps it is.
+    """
     gpu = wall if gpu is None else gpu
     cpu = wall // 10 if cpu is None else cpu
-    each = wall // steps
+    by_step = [
+        tuple(int(cost // steps * times) for times in pace or (1,) * steps)
+        for cost in (wall, gpu, cpu, forward)
+    ]
+    wall, gpu, cpu, forward = map(typical, by_step)
+    recompute //= steps
     running = min(wall, gpu)
     return Row(
         path=path,
         class_name=class_name,
         root=root,
         is_module=is_module,
-        calls=calls if is_module else 0,
+        calls=calls / steps if is_module else 0.0,
         wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
@@ -59,14 +84,20 @@ def row(
         total_recompute_ns=recompute,
         nodes=nodes,
         lines=lines,
-        wall_ns_by_step=(*[each] * (steps - 1), wall - each * (steps - 1)),
+        wall_ns_by_step=by_step[0],
+        gpu_ns_by_step=by_step[1],
+        cpu_ns_by_step=by_step[2],
+        forward_ns_by_step=by_step[3],
         kernels=kernels,
         wall_on=WallKinds(gpu_ns=running, host_ns=wall - running),
     )
 
 
-def node(name: str, wall: int, *, gpu: int | None = None, count: int = 3) -> NodeCost:
-    return NodeCost(name, count, wall, wall if gpu is None else gpu, wall // 10)
+def node(
+    name: str, wall: int, *, gpu: int | None = None, count: int = 3, steps: int = 3
+) -> NodeCost:
+    wall = wall // steps
+    return NodeCost(name, count // steps, wall, wall if gpu is None else gpu // steps, wall // 10)
 
 
 def line(
@@ -83,6 +114,19 @@ def line(
     return LineCost(file, number, function, text, made.name, exact, *cost)
 
 
+def phases(
+    by_step: Mapping[PhaseName, Sequence[int]], *, busy: float = 0.9, idle: PhaseName = "idle"
+) -> tuple[Phase, ...]:
+    """Phases that take these times in each step, and what their typical times leave over."""
+    made = [
+        Phase(name, typical(times), int(typical(times) * (name != idle) * busy), tuple(times))
+        for name, times in by_step.items()
+    ]
+    sums = tuple(map(sum, zip(*by_step.values(), strict=True)))
+    left = typical(sums) - sum(phase.wall_ns for phase in made)
+    return (*made, *([Phase("unsteady", left, 0, (0,) * len(sums))] if left else []))
+
+
 def report(
     rows: list[Row],
     *,
@@ -93,16 +137,36 @@ def report(
     trace: str = "trace.json.gz",
     phases: tuple[Phase, ...] = (),
     findings: tuple[Finding, ...] = (),
+    rules_looked: int = 0,
+    rules_unable: int = 0,
 ) -> Report:
-    """A report of these rows: ranked, with totals, operators, passes and coverage that fit them."""
-    rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
-    wall, gpu, cpu = (
-        sum(getattr(one, f"{kind}_ns") for one in rows) for kind in ("wall", "gpu", "cpu")
-    )
+    """A report of these rows: ranked, with totals, operators, passes and coverage that fit them.
 
-    def owned(kind: str, whole: int) -> float:
-        own = sum(getattr(one, f"{kind}_ns") for one in rows if one.is_module)
-        return own / whole if whole else 1.0
+    What the typical times of the rows leave over of the whole is one more row.
+    """
+    if phases:
+        step_ns = tuple(map(sum, zip(*(phase.wall_ns_by_step for phase in phases), strict=True)))
+    steps = len(step_ns)
+    whole = [
+        tuple(
+            sum(getattr(one, f"{kind}_ns_by_step")[step] for one in rows) for step in range(steps)
+        )
+        for kind in ("wall", "gpu", "cpu")
+    ]
+    wall, gpu, cpu = map(typical, whole)
+    left = {
+        "wall_ns": wall - sum(one.wall_ns for one in rows),
+        "gpu_ns": gpu - sum(one.gpu_ns for one in rows),
+        "cpu_ns": cpu - sum(one.cpu_ns for one in rows),
+    }
+    if any(left.values()):
+        rest = row(UNSTEADY, "", is_module=False, pace=(0,) * steps)
+        rows = [*rows, replace(rest, wall_on=WallKinds(), **left)]
+    rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
+
+    def owned(kind: str, by_step: tuple[int, ...]) -> float:
+        own = sum(sum(getattr(one, f"{kind}_ns_by_step")) for one in rows if one.is_module)
+        return own / sum(by_step) if sum(by_step) else 1.0
 
     operators: dict[str, list[int]] = {}
     payers: dict[str, tuple[int, str]] = {}
@@ -112,23 +176,24 @@ def report(
             for index, value in enumerate((spent.count, spent.wall_ns, spent.gpu_ns, spent.cpu_ns)):
                 sums[index] += value
             payers[spent.name] = max(payers.get(spent.name, (-1, "")), (spent.wall_ns, one.path))
-    steps = len(step_ns)
     passes = tuple(
         Pass(
             start_ns=step * 50_000_000,
-            duration_ns=sum(one.wall_ns_by_step[step] for one in rows),
-            wall_ns=sum(one.wall_ns_by_step[step] for one in rows),
+            duration_ns=whole[0][step],
+            wall_ns=whole[0][step],
             forward_ns=0,
             other_ns=0,
-            gpu_ns=gpu // steps,
-            cpu_ns=cpu // steps,
+            gpu_ns=whole[1][step],
+            cpu_ns=whole[2][step],
             nodes=490,
             step=step,
         )
         for step in range(steps)
     )
     device = DeviceCost(
-        0, {one.path: one.wall_ns for one in rows}, {one.path: one.gpu_ns for one in rows}
+        0,
+        {one.path: one.wall_ns for one in rows if one.wall_ns >= 0},
+        {one.path: one.gpu_ns for one in rows if one.gpu_ns >= 0},
     )
     return Report(
         modules=tuple(rows),
@@ -141,15 +206,21 @@ def report(
         passes=passes,
         devices=(device,) if has_gpu else (),
         step_unit="profiler step",
-        step_ns=step_ns,
+        step_ns=typical(step_ns),
         wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
-        coverage=Coverage(owned("wall", wall), owned("gpu", gpu), owned("cpu", cpu)),
+        step_ns_by_step=step_ns,
+        wall_ns_by_step=whole[0],
+        gpu_ns_by_step=whole[1],
+        cpu_ns_by_step=whole[2],
+        coverage=Coverage(*map(owned, ("wall", "gpu", "cpu"), whole)),
         source=source,
         has_gpu=has_gpu,
         warnings=warnings,
         trace=trace,
         phases=phases,
         findings=findings,
+        rules_looked=rules_looked,
+        rules_unable=rules_unable,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -11,14 +12,13 @@ from backspot.results.costs import PhaseName
 from backspot.results.report import (
     Finding,
     KernelCost,
-    Phase,
     Place,
     Report,
     Row,
     ranked_lines,
     ranked_nodes,
 )
-from support.report_parts import line, node, report, row
+from support.report_parts import line, node, phases, report, row
 
 ODD_NAMES = (
     "</script><img src=x onerror=alert(1)>",
@@ -34,8 +34,17 @@ ODD_NAMES = (
 )
 
 
-def vit_rows(*, blocks: int = 12, gpu: bool = True, drop: int = 15_690_000) -> list[Row]:
-    """The rows of a ViT with a patch dropout whose backward takes ``drop`` ns in three steps."""
+def vit_rows(
+    *,
+    blocks: int = 12,
+    gpu: bool = True,
+    drop: int = 15_690_000,
+    pace: Callable[[str], Sequence[float]] = lambda path: (),
+) -> list[Row]:
+    """The rows of a ViT with a patch dropout whose backward takes ``drop`` ns in three steps.
+
+    ``pace`` maps a path to that of its row.
+    """
 
     def made(path: str, class_name: str, wall: int, name: str = "", **more: int) -> Row:
         nodes = (node(name, wall - wall // 40, gpu=None if gpu else 0),) if name and wall else ()
@@ -49,6 +58,7 @@ def vit_rows(*, blocks: int = 12, gpu: bool = True, drop: int = 15_690_000) -> l
             cpu=wall // 9 if gpu else wall,
             forward=wall // 2,
             nodes=ranked_nodes(nodes),
+            pace=pace(path),
             **more,
         )
 
@@ -61,7 +71,15 @@ def vit_rows(*, blocks: int = 12, gpu: bool = True, drop: int = 15_690_000) -> l
         made("head", "Linear", 210_000, "AddmmBackward0"),
         made("head_drop", "Dropout", 0),
         made("loss", "CrossEntropyLoss", 96_000, "NllLossBackward0", root="loss"),
-        row("(autograd engine)", "", wall=630_000, gpu=0, cpu=510_000, is_module=False),
+        row(
+            "(autograd engine)",
+            "",
+            wall=630_000,
+            gpu=0,
+            cpu=510_000,
+            is_module=False,
+            pace=pace("(autograd engine)"),
+        ),
         row(
             "(outside model)",
             "",
@@ -69,6 +87,7 @@ def vit_rows(*, blocks: int = 12, gpu: bool = True, drop: int = 15_690_000) -> l
             gpu=0 if not gpu else 84_000,
             is_module=False,
             nodes=(node("MeanBackward0", 90_000, gpu=None if gpu else 0),),
+            pace=pace("(outside model)"),
         ),
     ]
     for number in range(blocks):
@@ -126,7 +145,8 @@ def vit_with_call_sites() -> Report:
 
 
 def vit_on_a_cpu() -> Report:
-    return report(vit_rows(gpu=False), has_gpu=False)
+    """No cause found, and most rules need a GPU."""
+    return report(vit_rows(gpu=False), has_gpu=False, rules_looked=9, rules_unable=14)
 
 
 def even_vit() -> Report:
@@ -146,8 +166,9 @@ def odd() -> Report:
         title="a title with \x1b[2J in it",
         seen="a </script><script>alert(1)</script> and a | pipe",
         remedy=f"set torch.{'very_' * 16}long_name = False & see `it` <b>work</b>",
-        wall_ns=9_000_000,
-        places=tuple(Place(name, name, 3, 900_000, f"{name}.py:1") for name in ODD_NAMES),
+        wall_ns=3_000_000,
+        places=tuple(Place(name, name, 1, 300_000, f"{name}.py:1") for name in ODD_NAMES),
+        steps=3,
         link="javascript:alert(1)",
     )
     return report(
@@ -193,19 +214,27 @@ def diagnosed() -> Report:
     """A ViT of whose steps the phases are known, and two things that make them slow."""
     shares = {"data": 3, "copy": 1, "forward": 22, "loss": 1, "backward": 62, "optimizer": 7}
     step_ns = (45_700_000, 45_900_000, 45_500_000)
-    whole = sum(step_ns)
-    phases = [
-        Phase(name, whole * share // 100, whole * share // 110) for name, share in shares.items()
-    ]
-    rest = whole - sum(phase.wall_ns for phase in phases)
-    found = (
+    by_step = {name: [ns * share // 100 for ns in step_ns] for name, share in shares.items()}
+    by_step["idle"] = [ns - sum(of) for ns, *of in zip(step_ns, *by_step.values(), strict=True)]
+    return report(
+        vit_rows(),
+        phases=phases(by_step, busy=100 / 110),
+        findings=_found(steps=3),
+        rules_looked=21,
+        rules_unable=2,
+    )
+
+
+def _found(*, steps: int) -> tuple[Finding, ...]:
+    return (
         Finding(
             rule="sorted-indexing",
             title="Indexing backward sorts its indices",
             seen="GatherBackward0 takes 5.1 ms in 1 node a step; 6 kernels of it sort (0.5 ms).",
             remedy="Index whole rows instead: x[torch.arange(len(x))[:, None], keep].",
-            wall_ns=15_300_000,
-            places=(Place("patch_drop", "PatchDropout", 3, 15_300_000, "patch_dropout.py:47"),),
+            wall_ns=5_100_000,
+            places=(Place("patch_drop", "PatchDropout", 1, 5_100_000, "patch_dropout.py:47"),),
+            steps=steps,
             nodes=("GatherBackward0",),
             link="https://docs.pytorch.org/docs/stable/notes/randomness.html",
         ),
@@ -214,15 +243,44 @@ def diagnosed() -> Report:
             title="Gradients are copied into another layout",
             seen="24 copies a step, 2.1 ms, make a gradient contiguous.",
             remedy="Give the convolution its input in channels_last, or call .contiguous() once.",
-            wall_ns=6_300_000,
+            wall_ns=2_100_000,
             places=tuple(
-                Place(f"blocks.{number}.attn", "Attention", 6, 525_000) for number in range(12)
+                Place(f"blocks.{number}.attn", "Attention", 2, 175_000) for number in range(12)
             ),
+            steps=3,
         ),
     )
-    return report(
-        vit_rows(), step_ns=step_ns, phases=(*phases, Phase("idle", rest, 0)), findings=found
-    )
+
+
+_SLOWER = 1.4
+
+
+def unsteady() -> Report:
+    """Ten steps that vary: in each, other modules are slower, and one waits long for its data."""
+    steps = 10
+
+    def pace(path: str) -> tuple[float, ...]:
+        number = path.split(".")[1] if path.startswith("blocks.") else ""
+        turn = int(number) % 3 if number else 3
+        if path == "patch_drop":
+            return (1, 1.1, 0.9, 1, 0.05, 1, 1.1, 0.9, 1, 1)
+        return tuple(
+            _SLOWER if turn < 3 and step in range(3 * turn, 3 * turn + 4) else 1
+            for step in range(steps)
+        )
+
+    data = [14_000_000, 14_400_000, 13_700_000, 17_200_000, 14_100_000] * 2
+    data[6] += 60_000_000
+    optimizer = [3_000_000, 3_100_000, 3_000_000, 3_050_000, 3_000_000] * 2
+    rows = vit_rows(pace=pace)
+    by_step = {
+        "data": data,
+        "forward": [10_000_000 + 2_500_000 * (step % 3 == 0) for step in range(steps)],
+        "backward": [sum(one.wall_ns_by_step[step] for one in rows) for step in range(steps)],
+        "optimizer": optimizer,
+    }
+    sorting, _ = _found(steps=9)
+    return report(rows, phases=phases(by_step), findings=(sorting,), rules_looked=23)
 
 
 def large(modules: int, *, breadth: int = 12) -> Report:
@@ -256,6 +314,7 @@ SAMPLES = {
     "empty": empty,
     "checkpointed": checkpointed,
     "diagnosed": diagnosed,
+    "unsteady": unsteady,
 }
 
 
@@ -265,67 +324,74 @@ _NAMES = st.text(
     max_size=12,
 ).map(lambda name: name.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"))
 _TIMES = st.integers(0, 10**12)
-_PHASES = st.builds(
-    lambda name, wall, busy: Phase(name, wall, min(wall, busy)),
-    st.sampled_from(get_args(PhaseName)),
-    _TIMES,
-    _TIMES,
-)
-_FINDINGS = st.builds(
-    Finding,
-    rule=_NAMES,
-    title=_NAMES,
-    seen=_NAMES,
-    remedy=_NAMES,
-    wall_ns=_TIMES,
-    places=st.lists(
-        st.builds(Place, _NAMES, _NAMES, st.integers(0, 99), _TIMES, _NAMES), min_size=1, max_size=5
-    ).map(tuple),
-    link=st.one_of(_NAMES, st.just("https://example.org/?a=<b>&c"), st.just("javascript:alert(1)")),
-)
+_PHASE_NAMES = [name for name in get_args(PhaseName) if name != "unsteady"]
+_PACES = st.sampled_from((0.0, 0.5, 1.0, 1.0, 1.5, 4.0))
+
+
+def _findings(steps: int) -> st.SearchStrategy[Finding]:
+    places = st.builds(Place, _NAMES, _NAMES, st.integers(0, 99), _TIMES, _NAMES)
+    return st.builds(
+        Finding,
+        rule=_NAMES,
+        title=_NAMES,
+        seen=_NAMES,
+        remedy=_NAMES,
+        wall_ns=_TIMES,
+        places=st.lists(places, min_size=1, max_size=5).map(tuple),
+        steps=st.integers(1, steps),
+        link=st.one_of(
+            _NAMES, st.just("https://example.org/?a=<b>&c"), st.just("javascript:alert(1)")
+        ),
+    )
 
 
 @st.composite
 def reports(draw: st.DrawFn) -> Report:
-    """Any report that keeps the promise that rows sum to the whole."""
-    steps = draw(st.integers(1, 3))
+    """Any report that keeps the promise that rows and phases sum to the whole."""
+    steps = draw(st.integers(1, 4))
+
+    def each(values: st.SearchStrategy) -> list:
+        return draw(st.lists(values, min_size=steps, max_size=steps))
+
     paths = draw(st.lists(st.one_of(_NAMES, _PATHS), unique=True, max_size=8))
     rows = []
     for path in paths:
-        wall = draw(_TIMES)
-        names = draw(st.lists(_NAMES, max_size=3, unique=True))
-        parts = [wall // (index + 2) ** 2 for index in range(len(names))]
-        nodes = ranked_nodes(map(node, names, parts))
-        told = nodes[: draw(st.integers(0, 2))]
-        lines = [line(made, draw(_NAMES), draw(st.integers(1, 9)), draw(_NAMES)) for made in told]
-        rows.append(
-            row(
-                path,
-                draw(_NAMES),
-                wall=wall,
-                gpu=draw(_TIMES),
-                cpu=draw(_TIMES),
-                forward=draw(_TIMES),
-                calls=draw(st.integers(0, 9)),
-                is_module=draw(st.sampled_from((True, True, False))),
-                nodes=nodes,
-                lines=ranked_lines(lines),
-                steps=steps,
-            )
+        made = row(
+            path,
+            draw(_NAMES),
+            wall=draw(_TIMES),
+            gpu=draw(_TIMES),
+            cpu=draw(_TIMES),
+            forward=draw(_TIMES),
+            calls=draw(st.integers(0, 9)),
+            is_module=draw(st.sampled_from((True, True, False))),
+            steps=steps,
+            pace=each(_PACES),
         )
-    phases = tuple(draw(st.lists(_PHASES, max_size=8, unique_by=lambda phase: phase.name)))
-    step_ns = draw(st.lists(_TIMES, min_size=steps, max_size=steps))
-    if phases:  # they sum to the steps
-        step_ns = [0] * (steps - 1) + [sum(phase.wall_ns for phase in phases)]
+        names = draw(st.lists(_NAMES, max_size=3, unique=True))
+        nodes = ranked_nodes(
+            node(name, made.wall_ns // (index + 2) ** 2, steps=1)
+            for index, name in enumerate(names)
+        )
+        told = nodes[: draw(st.integers(0, 2))]
+        lines = [line(one, draw(_NAMES), draw(st.integers(1, 9)), draw(_NAMES)) for one in told]
+        rows.append(replace(made, nodes=nodes, lines=ranked_lines(lines)))
     made = report(
         rows,
-        step_ns=tuple(step_ns),
+        step_ns=tuple(each(_TIMES)),
         source=draw(st.sampled_from(("backspot", "lightning", "python", "none"))),
         has_gpu=draw(st.booleans()),
         warnings=tuple(draw(st.lists(_NAMES, max_size=2))),
         trace=draw(_NAMES),
-        phases=phases,
-        findings=tuple(draw(st.lists(_FINDINGS, max_size=3))),
+        phases=phases(
+            {
+                name: each(_TIMES)
+                for name in draw(st.lists(st.sampled_from(_PHASE_NAMES), max_size=8, unique=True))
+            }
+        ),
+        findings=tuple(draw(st.lists(_findings(steps), max_size=3))),
+        rules_looked=draw(st.integers(0, 30)),
+        rules_unable=draw(st.integers(0, 30)),
     )
     return replace(made, step_unit=draw(st.sampled_from(("profiler step", "backward pass"))))
 

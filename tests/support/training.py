@@ -20,6 +20,7 @@ import backspot
 from backspot.analysis.attribution.ownership import Special, attribute
 from backspot.trace import read_events
 from support.leftovers import hooks_on, labels_of, left_in_torch
+from support.sums import assert_adds_up
 
 ACCUMULATE = "AccumulateGrad"
 tells_creation = hasattr(torch.autograd.graph, "node_creation_hook")
@@ -129,8 +130,7 @@ def check(make: Callable[[], Any], step: Callable[[Any], Any], **options: Any) -
     same(plain, run)
     assert run.said <= plain.said
     report = run.report
-    for kind in ("wall_ns", "cpu_ns", "gpu_ns"):
-        assert sum(getattr(row, kind) for row in report.modules) == getattr(report, kind)
+    assert_adds_up(report)
     assert labels_of(lambda: step(run.model)) == set()
     return report
 

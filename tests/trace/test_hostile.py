@@ -16,6 +16,7 @@ from backspot.commands import main
 from backspot.errors import BackspotError, NoBackwardError, NotATraceError, UsageError
 from backspot.trace import Events, read_events
 from backspot.trace.chrome import ChromeDecoder
+from support.sums import assert_adds_up
 from support.synthetic import Trace
 
 TICK = 10_000
@@ -192,10 +193,7 @@ def located(change: Callable[[Trace], None], tmp_path: Path) -> backspot.Report:
 
 
 def assert_sound(report: backspot.Report) -> None:
-    for name in ("wall_ns", "gpu_ns", "cpu_ns"):
-        costs = [getattr(row, name) for row in report.modules]
-        assert min(costs) >= 0
-        assert sum(costs) == getattr(report, name) == sum(getattr(p, name) for p in report.passes)
+    assert_adds_up(report)
     assert all(0 <= finding.wall_ns <= report.whole_ns for finding in report.findings)
 
 

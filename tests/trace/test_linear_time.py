@@ -11,6 +11,7 @@ import pytest
 
 import backspot
 from benchmarks.robustness.scaling_traces import DIMENSIONS
+from support.sums import assert_adds_up
 
 
 @pytest.mark.slow
@@ -30,8 +31,8 @@ from benchmarks.robustness.scaling_traces import DIMENSIONS
 )
 def test_much_of_one_thing_takes_its_time_and_no_more(dimension: str, scale: int) -> None:
     report = backspot.locate(io.BytesIO(DIMENSIONS[dimension](scale)))
-    assert sum(row.wall_ns for row in report.modules) == report.wall_ns > 0
-    assert sum(row.cpu_ns for row in report.modules) == report.cpu_ns > 0
+    assert min(report.wall_ns, report.cpu_ns) > 0
+    assert_adds_up(report)
 
 
 def test_if_many_threads_could_have_built_a_node_none_is_named() -> None:

@@ -106,7 +106,7 @@ def test_what_runs_again_is_recomputation_of_the_module_that_runs(how, reentrant
     assert recomputed(report) <= inside | {""}
     # The last operations of a block may be left out: nothing of theirs is needed again.
     assert {f"blocks.{i}.fc" for i in range(3)} <= recomputed(report)
-    assert {row.calls for row in report.modules if row.path in inside} == {2}
+    assert {row.recorded_calls for row in report.modules if row.path in inside} == {2}
 
 
 def test_without_checkpoints_nothing_is_recomputation():
@@ -211,7 +211,7 @@ def test_slow_functional_code_that_runs_again_is_not_charged_to_a_module_beside_
     report = check(lambda: SlowAgain(reentrant, slow_first), step)
     first = report.modules[0]
     assert first.path == ""
-    assert first.recompute_ns > 50_000_000  # it sleeps longer than that
+    assert first.recompute_ns > 50_000_000 // report.steps  # it sleeps longer than that
     assert report["inner.fc"].row.wall_ns < first.recompute_ns / 2
 
 

@@ -110,7 +110,7 @@ def test_a_step_that_fails_within_a_profile_leaves_the_next_ones_right(where, er
             with cpu_profile() as profiler:
                 step(model)
             assert names(backspot.locate(profiler)) == EXPECTED
-            assert backspot.locate(profiler)["stem"].row.calls == 1
+            assert backspot.locate(profiler)["stem"].row.recorded_calls == 1
     assert not hooks_on(model)
 
 
@@ -152,7 +152,7 @@ def test_hooks_removed_between_forward_and_backward():
     found = owners(backspot.locate(profiler))
     assert {p: set(n) for p, n in found.items() if not p.startswith("(")} == EXPECTED
     assert found["head"]["AddmmBackward0"] == 1
-    assert found["(outside model)"]["FailsBackward"] == 2
+    assert found["(outside model)"]["FailsBackward"] == 1
 
 
 def test_a_profiler_started_between_forward_and_backward_names_no_module():
@@ -180,7 +180,7 @@ def test_a_backward_whose_forward_was_not_recorded_is_left_out_before_whole_step
     assert "(forward not recorded)" not in found
     assert "1 of 3 backward passes was recorded without its forward" in report.warnings[0]
     assert {p: set(n) for p, n in found.items() if not p.startswith("(")} == EXPECTED
-    assert found["head"]["AddmmBackward0"] == 2
+    assert found["head"]["AddmmBackward0"] == 1
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
@@ -321,4 +321,4 @@ def test_forwards_in_several_threads_all_recorded():
     for path, nodes in found.items():
         _, _, inner = path.partition(".")
         assert path.startswith("(") or set(nodes) == EXPECTED[inner], "a wrong owner"
-        assert path.startswith("(") or set(nodes.values()) == {3}
+        assert path.startswith("(") or set(nodes.values()) == {1}  # in each of three passes

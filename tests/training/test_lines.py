@@ -94,7 +94,10 @@ def test_every_line_of_a_real_model_is_the_one_that_made_the_node(name, options,
     model = timm.create_model(name, num_classes=3, **options)
     size = options.get("img_size", 32)
     x = torch.randn(2, 3, size, size)
-    assert_true_lines(model, lambda: model(x).sum(), tmp_path, least=40)
+    # What checkpointing runs again between two modules is in no module's call: it has no line, or
+    # the right one.
+    unknown = 1_000 if options.get("memory_efficient") else 0
+    assert_true_lines(model, lambda: model(x).sum(), tmp_path, least=40, unknown=unknown)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

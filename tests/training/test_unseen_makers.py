@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot.analysis.attribution.ownership import Special  # noqa: E402
+from support.hooks import MODES  # noqa: E402
 from support.random_networks import (  # noqa: E402
     Again,
     build_functions,
@@ -143,13 +144,13 @@ def owner_of(kind, network, **options):
     ]
 
 
-@pytest.mark.parametrize("hooks", ["node", "module"])
+@pytest.mark.parametrize("hooks", MODES)
 def test_a_mask_of_the_module_before_does_not_take_a_scripted_functions_node(hooks):
     assert owner_of("DifferentiableGraph", AfterMask(Scripted()), hooks=hooks) == ["b"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hooks", ["node", "module"])
+@pytest.mark.parametrize("hooks", MODES)
 def test_a_mask_of_the_module_before_does_not_take_a_cpp_functions_node(hooks, cpp):
     assert owner_of("CppNode", AfterMask(OfCpp(cpp.half)), hooks=hooks) == ["b"]
 

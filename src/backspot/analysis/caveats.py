@@ -28,6 +28,8 @@ TRANSFORMED = (
 )
 """The warning for a trace without labels because of ``torch.func``."""
 
+_LONGER = 1.5
+"""How many times as long as every other step the first one takes, if it is a warm-up."""
 _LEAST_LOADING = 0.01
 """Share of the backward; shorter loading of code is not worth a warning."""
 
@@ -160,11 +162,10 @@ def _of_warm_up(events: Events, ownership: Ownership, *, warmed_up: bool) -> lis
     steps, passes, work = ownership.steps, ownership.passes, ownership.work
     lasting = np.zeros(steps.count, np.int64)
     np.add.at(lasting, steps.of_pass, passes.end - passes.start)
-    if len(lasting) >= 3 and lasting[0] > 1.5 * np.median(lasting[1:]) > 0:
-        advice = "profile more steps" if warmed_up else "warm up before profiling"
+    if not warmed_up and len(lasting) >= 3 and lasting[0] > _LONGER * lasting[1:].max() > 0:
         return [
             f"The first step's backward took {lasting[0] / np.median(lasting[1:]):.1f} times as "
-            f"long as the others: {advice}."
+            "long as the others: warm up before profiling."
         ]
     more = "more steps" if warmed_up else "a few steps"
     if len(lasting) == 1 and _loads_code(events, passes.start[0]):

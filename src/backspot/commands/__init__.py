@@ -4,7 +4,9 @@ The arguments come in; text on standard output, one-line complaints on standard 
 code come out. In the order in which they are used:
 
 - this file parses the arguments and turns every error into one line and an exit code
-- ``show.py``, ``report.py``, ``annotate.py``, ``diff.py`` and ``demo.py`` are the verbs
+- ``run.py``, ``show.py``, ``report.py``, ``annotate.py``, ``diff.py``, ``explain.py``
+  and ``demo.py`` are the verbs
+- ``_script.py`` runs a script as ``python`` does
 - ``_source.py`` reads the trace that a verb was given
 - ``_ranks.py`` mentions the traces of other ranks
 - ``_output.py`` prints a result in the format that ``--format`` names
@@ -22,6 +24,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -31,7 +34,7 @@ from backspot.errors import BackspotError, UsageError
 
 __all__ = ["main"]
 
-VERBS = ("demo", "show", "report", "annotate", "diff")
+VERBS = ("run", "demo", "show", "report", "annotate", "diff", "explain")
 """The verbs, in the order of the help; each is a module of this package."""
 
 _ABOUT = """\
@@ -54,7 +57,15 @@ _CODES = {
 }
 _EXAMPLE = """\
 example:
+  backspot run train.py --epochs 3
   backspot show trace.json.gz --top 10 --depth 2
+  backspot report trace.json.gz -o report.html
+  backspot diff before.json.gz after.json.gz
+  backspot explain sync-in-backward
+
+completion with TAB, after pip install 'backspot[completion]':
+  eval "$(register-python-argcomplete backspot)"                # bash and zsh
+  register-python-argcomplete --shell fish backspot | source    # fish
 
 """
 
@@ -117,6 +128,11 @@ def _run(argv: Sequence[str] | None) -> int:
         )
         verb.prepare_parser(prepared)
         prepared.set_defaults(run=verb.run)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could come next
+        with suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
     try:
         args = parser.parse_args(argv)
     except SystemExit:  # --help and --version have printed everything

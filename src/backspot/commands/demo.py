@@ -306,8 +306,8 @@ def _compare(
     rows = before[case.slow].row, after[case.slow].row
     add(f"{case.slow}, backward wall", *(_typical(row.wall_ns_by_step) for row in rows))
     if before.has_gpu:
-        add(f"{case.slow}, backward GPU", *(row.gpu_ms_per_step for row in rows))
-    add(f"{case.slow}, forward", *(row.forward_ms_per_step for row in rows))
+        add(f"{case.slow}, backward GPU", *(row.gpu_ms for row in rows))
+    add(f"{case.slow}, forward", *(row.forward_ms for row in rows))
     backwards = ([p.wall_ns for p in report.passes] for report in (before, after))
     add("whole backward, profiled", *(_typical(found) for found in backwards))
     steps = [statistics.median(found) for found in times.values()]

@@ -1,8 +1,9 @@
 """Compare two traces or saved reports: what got slower, and what is only noise.
 
 BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
-With --fail-above, the exit code is 8 if the whole backward got slower by more
-than PERCENT and by more than the noise. That needs several steps on both sides.
+With --fail-above, the exit code is 8 if the step or its backward got slower by
+more than PERCENT and by more than the noise. That needs several steps on both
+sides.
 
 Example:
   backspot diff before.json.gz after.json.gz --fail-above 5
@@ -39,7 +40,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--fail-above",
         type=_percent,
         metavar="PERCENT",
-        help="exit with 8 if the backward got slower by more than this and than the noise",
+        help="exit with 8 if the step or its backward got slower by more than this and the noise",
     )
 
 
@@ -57,14 +58,21 @@ def run(args: argparse.Namespace) -> int:
     print_result(comparison, args.format, View(), args.top, comparison.notes)
     if args.fail_above is None:
         return 0
-    whole = comparison.whole
     if comparison.slower_than(args.fail_above):
         flush_output()
-        change = "" if whole.percent is None else f" by {whole.percent:.1f}%"
+        slower = max(
+            (one for one in (comparison.step, comparison.whole) if one.verdict == "slower"),
+            key=lambda one: math.inf if one.percent is None else one.percent,
+        )
+        change = "" if slower.percent is None else f" by {slower.percent:.1f}%"
+        what = "step" if slower.kind == "step" else "backward"
         limit = f"--fail-above {args.fail_above:g}"
-        raise SlowerError(f"the backward got slower{change}, which {limit} does not allow")
-    if whole.verdict == "undecided":
-        complain("warning: --fail-above could not decide: record several steps on both sides")
+        raise SlowerError(f"the {what} got slower{change}, which {limit} does not allow")
+    if "undecided" in (comparison.step.verdict, comparison.whole.verdict):
+        complain(
+            "warning: --fail-above could not decide: record ten steps or more on both sides, on a "
+            "quiet machine"
+        )
     return 0
 
 

@@ -1,17 +1,23 @@
 """Compare two reports: what changed, and which changes are more than noise.
 
-In: two reports, of any two traces. Out: a ``Comparison`` with a ``Change`` for the whole backward
-and for each of its parts, in wall time per step.
+In: two reports, of any two traces. Out: a ``Comparison`` with a ``Change`` for the step, for each
+of its phases, for the whole backward and for each of its parts, in times of a typical step.
 
-``compare.py`` is the way through: it collects the times of both sides by step, decides the verdict
-of each change, and writes the notes. It uses the other files in this order:
+``compare.py`` is the way through: it collects the times of both sides, decides the verdict of each
+change, and writes the notes. It uses the other files in this order:
 
 1. ``align.py`` matches modules by path, and finds modules that were renamed or moved.
-2. ``noise.py`` computes the interval within which a difference may be chance.
+2. ``noise.py`` computes the interval within which a difference may be chance, load or clock.
 3. ``changes.py`` has the types of the result. It imports nothing else of this room.
 
+Between equal recordings on an H200 with a busy host, the GPU time of a module varies by 0.1% and
+its clock time by 4% to 20%. So modules are compared by GPU time if both reports have device work,
+and otherwise with each other: what all modules do alike is the machine, or everything. The method
+is described in ``noise.py``, and ``benchmarks/accuracy/compare_runs.py`` evaluates it.
+
 Terms: a *side* is one of the two recordings. A *move* is one renaming that explains several new
-paths. A change is *claimed* if its verdict is slower or faster. The *spread* is how much the steps
-of one recording vary. If a side has no module labels, autograd nodes are compared by name, and
+paths. A change is *claimed* if its verdict is slower or faster, or if a module with time beyond the
+noise is new or gone. The *common shift* is what all modules do alike, and the *scatter* is how much
+they deviate from it. If a side has no module labels, autograd nodes are compared by name, and
 nothing is claimed about them, because reports do not have the times of nodes by step.
 """

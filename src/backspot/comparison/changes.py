@@ -1,6 +1,6 @@
 """The comparison of two reports: frozen data, with the questions that people ask about it.
 
-All times are wall times in milliseconds per step, unless the name ends in ``_ns``.
+All times are milliseconds of a typical step, unless the name ends in ``_ns_by_step``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backspot.results.presented import Presented
 from backspot.results.public import public
 from backspot.results.report import StepUnit
 
-__all__ = ["SCHEMA", "Change", "ChangeKind", "Comparison", "Move", "Side", "Verdict"]
+__all__ = ["SCHEMA", "Change", "ChangeKind", "Comparison", "Move", "Side", "Time", "Verdict"]
 
 
 @public
@@ -38,10 +38,11 @@ class Move:
     modules: int
 
 
-SCHEMA = "backspot.comparison/1"
+SCHEMA = "backspot.comparison/2"
 """Version of the JSON form."""
 
-ChangeKind = Literal["whole", "module", "node", "unowned"]
+ChangeKind = Literal["step", "phase", "whole", "module", "node", "unowned"]
+Time = Literal["wall", "gpu"]
 Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
 
 
@@ -74,36 +75,40 @@ class Side:
 @public
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one module, or of the whole backward, from one report to another.
+    """Change of one time from one report to another: of the step, a phase, or a module.
 
-    Times ending in ``_ms`` are milliseconds per step. Times ending in ``_ns_by_step`` are integer
-    nanoseconds, one for each step.
+    Times ending in ``_ms`` are milliseconds of a typical step: the median over the steps. Times
+    ending in ``_ns_by_step`` are integer nanoseconds, one for each step.
 
     Attributes:
-        kind: ``whole``, ``module``, ``node`` (an autograd node by name, if modules have no labels)
-            or ``unowned`` (time that no module owns).
-        path: Path of the module after, or before if it is gone; the name of a node; ``""`` for a
-            root.
+        kind: ``step``, ``phase``, ``whole`` (the whole backward), ``module``, ``node`` (an autograd
+            node by name, if modules have no labels) or ``unowned`` (time that no module owns).
+        path: Path of the module after, or before if it is gone; the name of a phase or a node;
+            ``""`` for a root.
         before_path: Path of the module before. Differs from ``path`` if the module moved; ``None``
             if it is new.
         class_name: Class of the module.
-        before_ms: Clock time in the backward before.
-        after_ms: Clock time in the backward after.
+        before_ms: Clock time before. Of modules, nodes and ``whole``: in the backward.
+        after_ms: Clock time after.
         change_ms: ``after_ms - before_ms``.
         percent: The change in percent of ``before_ms``; ``None`` if that is 0.
-        low_ms: Lower end of the confidence interval of the change; ``None`` if the steps have no
-            spread.
-        high_ms: Upper end of the confidence interval of the change; ``None`` if the steps have no
-            spread.
-        verdict: ``slower`` and ``faster`` are beyond the noise; ``undecided`` means too few steps
-            to decide; ``moved`` is at another path and neither clearly slower nor faster.
-        before_ns_by_step: Times before, one for each step; empty if they are not known by step.
-        after_ns_by_step: Times after, one for each step; empty if they are not known by step.
+        before_gpu_ms: Device time of the backward before; ``None`` if a report has no device work,
+            and for nodes, phases and the step.
+        after_gpu_ms: Device time of the backward after; ``None`` as above.
+        judged_by: Which time the verdict and the interval are about: ``wall``, or ``gpu`` for what
+            is in the backward if both reports have device work.
+        low_ms: Lower end of the change, give or take the noise; ``None`` if no noise is known.
+        high_ms: Upper end of the change, give or take the noise; ``None`` if no noise is known.
+        verdict: ``slower`` and ``faster`` are beyond the noise and beyond what all modules have in
+            common. ``undecided`` is beyond only one of them, or has too few steps. ``moved`` is at
+            another path and neither clearly slower nor faster.
+        before_ns_by_step: Clock times before, one for each step; empty if not known by step.
+        after_ns_by_step: Clock times after, one for each step; empty if not known by step.
 
     Example:
         >>> change = comparison["blocks.2.attn"]
         >>> change
-        <Change of blocks.2.attn: +1.658 ms per step, slower>
+        <Change of blocks.2.attn: +1.644 GPU ms per step, slower>
         >>> f"{change.before_ms:.2f} ms, then {change.after_ms:.2f} ms ({change.percent:+.0f}%)"
         '1.44 ms, then 3.10 ms (+115%)'
     """
@@ -116,6 +121,9 @@ class Change:
     after_ms: float
     change_ms: float
     percent: float | None
+    before_gpu_ms: float | None
+    after_gpu_ms: float | None
+    judged_by: Time
     low_ms: float | None
     high_ms: float | None
     verdict: Verdict
@@ -123,8 +131,30 @@ class Change:
     after_ns_by_step: tuple[int, ...]
 
     def __repr__(self) -> str:
-        name = "the whole backward" if self.kind == "whole" else visible(self.name)
-        return f"<Change of {name}: {self.change_ms:+.3f} ms per step, {self.verdict}>"
+        time = "GPU ms" if self.judged_by == "gpu" else "ms"
+        return (
+            f"<Change of {visible(self.title)}: {self.judged_ms[2]:+.3f} {time} per step, "
+            f"{self.verdict}>"
+        )
+
+    @property
+    def title(self) -> str:
+        """The name as it reads in a sentence, such as ``the step``."""
+        titles = {"whole": "the whole backward", "step": "the step"}
+        return titles.get(self.kind, self.name)
+
+    @property
+    def judged_ms(self) -> tuple[float, float, float]:
+        """Before, after and change in the time that the verdict is about."""
+        if self.judged_by == "wall" or self.before_gpu_ms is None or self.after_gpu_ms is None:
+            return self.before_ms, self.after_ms, self.change_ms
+        return self.before_gpu_ms, self.after_gpu_ms, self.after_gpu_ms - self.before_gpu_ms
+
+    @property
+    def judged_percent(self) -> float | None:
+        """The change in percent of the time before, in the time that the verdict is about."""
+        before, _, change = self.judged_ms
+        return change / before * 100 if before else None
 
     @property
     def name(self) -> str:
@@ -133,7 +163,9 @@ class Change:
 
     @property
     def claimed(self) -> bool:
-        """Whether it is slower or faster beyond the noise."""
+        """Whether it is slower or faster, or new or gone, beyond the noise."""
+        if self.verdict in ("new", "gone") and self.low_ms is not None and self.high_ms is not None:
+            return not self.low_ms <= 0 <= self.high_ms
         return self.verdict in ("slower", "faster")
 
 
@@ -146,8 +178,12 @@ class Comparison(Presented):
     of one module.
 
     Attributes:
+        step: Change of the whole step.
+        phases: Changes of the phases of the step, in their order. They sum to the change of the
+            step. Empty if a report has no phases.
         whole: Change of the whole backward.
-        changes: Changes of its parts, largest first. They sum to the change of the whole.
+        changes: Changes of the parts of the backward: first those beyond the noise, then the
+            others, the largest first. They sum to the change of the whole.
         by: ``module``, or ``node`` if a side has no module labels.
         moves: Renamings that explain why modules have other paths.
         before: The first recording.
@@ -166,6 +202,8 @@ class Comparison(Presented):
         ['blocks.2.attn', 'blocks.1.attn']
     """
 
+    step: Change
+    phases: tuple[Change, ...]
     whole: Change
     changes: tuple[Change, ...]
     by: Literal["module", "node"]
@@ -209,13 +247,14 @@ class Comparison(Presented):
         return min(found, key=lambda change: change.verdict == "gone")
 
     def slower_than(self, percent: float) -> bool:
-        """Return whether the whole backward got slower beyond the noise, and by how much.
+        """Return whether the step or its backward got slower beyond the noise, and by how much.
 
         Args:
             percent: Percentage of the time before, at least 0.
 
         Returns:
-            True if the backward got slower beyond the noise and by more than ``percent`` percent.
+            True if the step or the whole backward got slower beyond the noise and by more than
+            ``percent`` percent.
 
         Raises:
             UsageError: If ``percent`` is not a number of at least 0.
@@ -227,8 +266,10 @@ class Comparison(Presented):
         number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
         if not number or not 0 <= percent < math.inf:
             raise UsageError(f"slower_than({quoted(percent)}): give a percentage of at least 0")
-        whole = self.whole
-        return whole.verdict == "slower" and (whole.percent is None or whole.percent > percent)
+        return any(
+            change.verdict == "slower" and (change.percent is None or change.percent > percent)
+            for change in (self.step, self.whole)
+        )
 
     # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -1,25 +1,27 @@
-"""Decide whether two recordings differ by more than their steps vary.
+"""Decide whether two recordings differ by more than chance, load and clock explain.
 
-The criterion is a Welch-type interval for the difference of the two means over steps, adapted to
-the few steps that people record. It is meant to claim nothing that is not there, and to see what is
-clear:
+The steps of one recording share what the machine did at the time, so no number of steps shows how
+recordings differ. On a busy machine, two recordings of the same thing differ by up to 70%, and a
+confidence interval of the mean over the steps is far too narrow. The rules below were chosen by
+such recordings (``benchmarks/accuracy/compare_runs.py`` evaluates it):
 
-- The degrees of freedom are one less than the smaller number of steps, the lower bound of
-  Welch-Satterthwaite: with two steps a side the interval is 12.7 standard errors wide either way.
-- A module's own variance over two or three steps is often small by luck. It counts as at least the
-  module's mean times the typical (median) relative spread of all modules. This typical spread adds
-  ``_BORROWED`` degrees of freedom.
-- If both sides have ``_ENOUGH`` steps, a small variance is no longer luck, and the typical spread
-  may be that of tiny modules. A second interval uses the module's own variance only. The narrower
-  of the two intervals is used, each at half the level.
-- Among hundreds of modules a few would pass by chance, so the level is divided by their number
-  (Bonferroni). The whole backward is tested alone, with its own variance and the full level.
-- The steps of one recording do not show how recordings differ (clocks, temperature, memory
-  layout), so the interval extends at least ``FLOOR`` of the larger mean either way. A single module
-  varies more between recordings: by up to 7% on an H200, in all of its steps. The floor of a module
-  is therefore ``MODULE_FLOOR``.
+- What all modules do alike is the machine, or everything. The *common shift* is the median over the
+  modules of log(after / before), and its *scatter* is 1.4826 times the median absolute deviation
+  (Rousseeuw and Croux 1993): how much modules differ between recordings for no reason.
+- The *own change* of a time is what is left of its change without the common shift. A change is
+  clear if the change and the own change both exceed the *reach* of the noise.
+- The reach of a module is 4 * sqrt(scatter^2 + uncertainty^2), where the uncertainty is that of the
+  median over its steps, from their median absolute deviation. It is at least the *range* of its
+  steps, without the outermost eighth on each side, and at least a small share of the module and
+  of the whole.
+- The backward, the step and its phases have one time each, and no others of their kind to compare
+  with. Their reach is 1.5 times the range of the steps. A change of 8 times the range is clear
+  without the common shift: then the machine was steady in both recordings.
+- Few steps show their range by luck only, so the range counts (1 + (4 / steps)^2) times.
 
-With a single step on either side there is no spread, no interval, and no claim.
+With fewer than eight modules there is no common shift. Then only a change of 8 times the range is
+clear for the whole, and one of 2 times the range and 8% for a module. With a single step on either
+side there is no range, no reach and no claim.
 """
 
 from __future__ import annotations
@@ -27,115 +29,155 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
-__all__ = ["FLOOR", "MODULE_FLOOR", "Interval", "interval", "typical_spread"]
+__all__ = ["Interval", "Limits", "Shift", "Times", "common_shift", "interval"]
 
-LEVEL = 0.05
-FLOOR = 0.02
-MODULE_FLOOR = 0.08
-_BORROWED = 4
-# A module that takes one of two times at random has 8 equal steps in one of 128 recordings.
-_ENOUGH = 8
-_MOST_FREEDOM = 200
+_NORMAL = 1.4826
+"""Standard deviation of normal noise in median absolute deviations."""
+_MEDIAN = 1.2533
+"""Standard error of a median in those of a mean, for normal noise."""
+_DEVIATIONS = 4.0
+_FEWEST = 8
+"""Modules from which a common shift is estimated."""
+_SHARE = 0.003
+"""Share of the whole from which a module counts for the common shift."""
+_MOST_SCATTER = 0.2
+"""Beyond that, a module that appears out of nothing would not be noticed."""
+_FLOOR = 0.02
+_FLOOR_UNSHIFTED = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What one thing takes: typically, and in each step, in one unit."""
+
+    typical: float
+    by_step: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """What all modules have in common between two recordings.
+
+    Attributes:
+        common: Median of log(after / before).
+        scatter: How much the modules deviate from it, as a standard deviation.
+    """
+
+    common: float
+    scatter: float
+
+    @property
+    def percent(self) -> float:
+        """The common change in percent of the time before."""
+        return math.expm1(self.common) * 100
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a change has to exceed, besides its uncertainty.
+
+    Attributes:
+        ranges: So many times the range of the steps.
+        share: Share of the larger of the two times.
+        least: A time.
+        alone: So many times the range of the steps is clear whatever the modules have in common;
+            ``None`` for a module.
+    """
+
+    ranges: float = 1.0
+    share: float = _FLOOR
+    least: float = 0.0
+    alone: float | None = None
+
+    @classmethod
+    def of_whole(cls, least: float = 0.0) -> Limits:
+        """Return the limits of the backward, the step and a phase."""
+        return cls(ranges=1.5, least=least, alone=8.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Confidence interval for a difference of means, in the unit of the samples.
+    """By how much a time changes, give or take the noise, in the unit of the times.
 
     Attributes:
         low: Lower end.
         high: Upper end.
-        clear: Whether the difference is beyond the noise.
+        clear: Whether the change is beyond the noise, and no common change.
+        doubtful: Whether only one of the two holds.
     """
 
     low: float
     high: float
     clear: bool
+    doubtful: bool
 
 
-def typical_spread(samples: Iterable[Sequence[int]]) -> float:
-    """Return the median over samples of standard deviation divided by mean."""
-    spreads = [
-        math.sqrt(_variance(sample)) / fmean(sample)
-        for sample in samples
-        if len(sample) > 1 and any(sample)
-    ]
-    return median(spreads) if spreads else 0.0
-
-
-def interval(
-    before: Sequence[int],
-    after: Sequence[int],
-    *,
-    typical: float | None = None,
-    among: int = 1,
-    reach: float = 0.0,
-) -> Interval | None:
-    """Return the interval for ``mean(after) - mean(before)``.
+def common_shift(pairs: Iterable[tuple[float, float]], wholes: tuple[float, float]) -> Shift | None:
+    """Return what modules have in common, ``None`` if there are too few to know.
 
     Args:
-        before: Times before, one for each step.
-        after: Times after, one for each step.
-        typical: Typical relative spread of all modules. ``None`` (default) uses the variance of the
-            samples only.
-        among: Number of differences that are tested together. Default: 1.
-        reach: Minimum half-width, because a smaller change is not worth a claim. Default: 0.
+        pairs: Typical times of each module, before and after.
+        wholes: Typical times of all modules together, before and after.
+    """
+    least = _SHARE * max(wholes)
+    ratios = [
+        math.log(after / before)
+        for before, after in pairs
+        if before > 0 and after > 0 and max(before, after) >= least
+    ]
+    if len(ratios) < _FEWEST:
+        return None
+    common = median(ratios)
+    return Shift(common, _NORMAL * median(abs(ratio - common) for ratio in ratios))
+
+
+def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -> Interval | None:
+    """Return the interval of the change from ``before`` to ``after``.
+
+    Args:
+        before: Times before.
+        after: Times after.
+        shift: What all modules have in common; ``None`` if unknown.
+        limits: What the change has to exceed.
 
     Returns:
         The interval, or ``None`` if a side has fewer than two steps.
     """
-    if len(before) < 2 or len(after) < 2:
+    steps = min(len(before.by_step), len(after.by_step))
+    if steps < 2:
         return None
-    steps = min(len(before), len(after))
-    # Least relative spread to assume, and the degrees of freedom added for assuming it.
-    assumptions = [(0.0, 0)] if typical is None else [(typical, _BORROWED)]
-    if typical is not None and steps >= _ENOUGH:
-        assumptions.append((0.0, 0))
-    level = LEVEL / max(1, among) / len(assumptions)
-    half = min(
-        _t_quantile(level, min(_MOST_FREEDOM, steps - 1) + borrowed)
-        * math.sqrt(_squared_error(before, least) + _squared_error(after, least))
-        for least, borrowed in assumptions
-    )
-    change = fmean(after) - fmean(before)
-    floor = FLOOR if typical is None else MODULE_FLOOR
-    half = max(half, floor * max(fmean(before), fmean(after)), reach)
-    return Interval(change - half, change + half, abs(change) > half)
+    # Half of the shift on each side, so that the sides can be turned around.
+    half = shift.common / 2 if shift else 0.0
+    was, now = before.typical * math.exp(half), after.typical * math.exp(-half)
+    change, own = after.typical - before.typical, now - was
+    spans = (1 + (4 / steps) ** 2) * math.hypot(_range(before.by_step), _range(after.by_step))
+    is_module = limits.alone is None
+    ranges, share = limits.ranges, limits.share
+    if shift is None and is_module:
+        ranges, share = 2 * ranges, max(share, _FLOOR_UNSHIFTED)
+    reach = max(ranges * spans, share * max(before.typical, after.typical, was, now), limits.least)
+    if is_module:
+        scatter = min(shift.scatter, _MOST_SCATTER) * max(was, now) if shift else 0.0
+        uncertain = (scatter, _uncertainty(before.by_step), _uncertainty(after.by_step))
+        reach = max(reach, _DEVIATIONS * math.hypot(*uncertain))
+    beyond = abs(change) > reach
+    apart = abs(own) > reach and (own > 0) == (change > 0) and (is_module or shift is not None)
+    steady = limits.alone is not None and abs(change) > limits.alone * spans
+    clear = beyond and (apart or steady)
+    return Interval(change - reach, change + reach, clear, not clear and (beyond or apart))
 
 
-def _squared_error(sample: Sequence[int], least: float) -> float:
-    """Return the squared standard error of the mean, for at least a relative spread."""
-    return max(_variance(sample), (least * fmean(sample)) ** 2) / len(sample)
+def _range(by_step: Sequence[int]) -> float:
+    """Return the range of the steps without the outermost eighth on each side."""
+    ordered = sorted(by_step)
+    cut = (len(ordered) + 3) // 8
+    return float(ordered[-1 - cut] - ordered[cut])
 
 
-def _variance(sample: Sequence[int]) -> float:
-    mean = fmean(sample)
-    return sum((value - mean) ** 2 for value in sample) / (len(sample) - 1)
-
-
-def _t_quantile(level: float, freedom: int) -> float:
-    """Return the ``x`` for which Student's t has ``P(|t| > x) == level``, by bisection."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        low, high = (angle, high) if 1 - _t_probability(angle, freedom) > level else (low, angle)
-    return math.tan(high) * math.sqrt(freedom)
-
-
-def _t_probability(angle: float, freedom: int) -> float:
-    """Return ``P(|t| < tan(angle) * sqrt(freedom))`` for Student's t.
-
-    The series for whole degrees of freedom: Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    if freedom == 1:
-        return 2 * angle / math.pi
-    term = cosine if odd else 1.0
-    total = term
-    for index in range(3 if odd else 2, freedom - 1, 2):
-        term *= cosine * cosine * (index - 1) / index
-        total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+def _uncertainty(by_step: Sequence[int]) -> float:
+    """Return the standard error of the median over the steps."""
+    middle = median(by_step)
+    deviation = _NORMAL * median(abs(time - middle) for time in by_step)
+    return float(_MEDIAN * deviation / math.sqrt(len(by_step)))

@@ -1,7 +1,7 @@
 """The live half: label the modules of a model in the trace that ``torch.profiler`` records.
 
 In comes a ``torch.nn.Module`` that trains. Out go labels in the trace and, from ``profile``, a
-report. This is the only room that imports torch. It never changes the model: no hook raises, keeps
+report. This is the only room that imports torch. It never changes the model: nothing raises, keeps
 a tensor alive or changes the autograd graph, and after removal nothing is left.
 
 An instrumentation is set up and removed by:
@@ -9,10 +9,15 @@ An instrumentation is set up and removed by:
 - ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
   paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
 - ``profiling.py``: ``profile`` runs the steps, shows ``progress.py`` and calls the pipeline.
+  ``recording.py`` has the devices and the profiler's states.
+- ``running.py``: ``backspot run`` observes the steps of a script and records some of them.
+  ``discovery.py`` finds the models that the script trains.
+- ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
 
 A module call that a profiler records goes through:
 
-1. ``hooks.py``: the *hooks* on the module, which ask first whether a profiler records.
+1. ``call_wrapper.py``: the *wrapper* around ``torch.nn.Module.__call__``, installed while a
+   profiler records. Or ``hooks.py``: the *hooks* on the module, which ask first whether one does.
 2. ``calls.py``: the running *calls* of each thread. A call opens the *range* of its forward label
    and ends the range when the call returns.
 3. ``intervals.py``: autograd numbers the nodes that a thread makes; the calls cut these sequence
@@ -40,11 +45,12 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise MissingDependencyError(
-        "backspot.profile and backspot.instrument need torch, which is not installed: "
+        "backspot.profile, instrument and Monitor need torch, which is not installed: "
         "pip install torch (traces are read without it: backspot.locate, backspot show)"
     ) from None
 
 from backspot.live.instrumentation import Instrumentation, instrument
+from backspot.live.monitor import Alarm, Monitor
 from backspot.live.profiling import profile
 
-__all__ = ["Instrumentation", "instrument", "profile"]
+__all__ = ["Alarm", "Instrumentation", "Monitor", "instrument", "profile"]

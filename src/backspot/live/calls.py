@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import msgspec
@@ -15,9 +15,20 @@ from backspot.live import torch_internals
 from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
-from backspot.live.source_lines import Recorder, book
+from backspot.live.source_lines import Recorder, book, lines_are_exact
 
-__all__ = ["Call", "Local", "Thread", "calls_that_fail", "current_thread", "local"]
+__all__ = [
+    "Call",
+    "Local",
+    "Thread",
+    "calls_that_fail",
+    "current_thread",
+    "local",
+    "wrapper_codes",
+]
+
+wrapper_codes: set[CodeType] = set()
+"""The code of the wrapper, of which each frame is a running call of its local ``self``."""
 
 _next_number, _new_range = torch_internals.sequence_number, torch_internals.new_range
 
@@ -32,14 +43,15 @@ class Call(msgspec.Struct, eq=False, gc=False):
         opened: the range of the forward label, one of two torch classes.
         module_id: ``id`` of the module.
         kwargs_id: ``id`` of the call's keyword arguments, the one object that both hooks of a call
-            share and that no other call on the stack has.
+            share and that no other call on the stack has. 0 for a call through the wrapper, which
+            begins and ends it in one frame.
         place: where the call was made, if lines are known by call only; -1 for unknown.
     """
 
     owner: Any
     opened: Any
     module_id: int
-    kwargs_id: int
+    kwargs_id: int = 0
     place: int = -1
 
 
@@ -52,6 +64,8 @@ class Thread:
     Attributes:
         calls: the labelled calls that have not returned, outermost first, all of them opened in the
             session ``session``.
+        brief: the session in which the wrapper may open a label without listing the call. -1 where
+            intervals or lines need each call.
         counts: how often each module was called within the outermost call.
         intervals: the owners of the thread's sequence numbers.
         seen_id: ``id`` of the last tensor that was checked for a node.
@@ -63,6 +77,7 @@ class Thread:
     __slots__ = (
         "_follower",
         "_recorder",
+        "brief",
         "calls",
         "counts",
         "intervals",
@@ -80,6 +95,7 @@ class Thread:
         self.seen_at = -1
         self.unmarked: set[int] = set()
         self.session = -1
+        self.brief = -1
         self._recorder: Recorder | None = None
         self._follower: Call | None = None  # the outermost call, while its lines are recorded
 
@@ -88,23 +104,24 @@ class Thread:
         for call in self.calls:
             sessions.put_aside(call)
 
-    def enter(self, owner: Owner, module: torch.nn.Module, kwargs: object) -> int:
+    def enter(self, call: Call, module: torch.nn.Module) -> int:
         """Begin a recorded module call.
 
         The call is listed before its range is opened: after an interrupt at any point there is a
         call that holds the range, and that ends the range or puts it aside.
 
         Returns:
-            The sequence number of the next node.
+            The sequence number of the next node; -1 if no instrumentation needs it.
         """
         calls = self.calls
+        owner = call.owner
         if self.session != sessions.number:
             self.forget()
             self.session = sessions.number
         elif calls and calls[-1].owner not in owner.ancestors:
             # By its path the module is not inside the innermost call's: a recursion, a loss, or
             # calls that an interrupt left behind.
-            self.repair(module)
+            self.repair(module, call)
         counts = self.counts
         if not calls:
             counts.clear()
@@ -112,22 +129,31 @@ class Thread:
             self.seen_id = 0
             if self._follower is not None:
                 self._end_lines(None)
+            self.brief = sessions.number if self._needs_no_list(owner) else -1
         if owner in counts:
             label = self._again(owner)
         else:
             counts[owner] = 1
             label = owner.forward
-        call = Call(owner, _new_range(label), id(module), id(kwargs))
+        call.opened = _new_range(label)
         calls.append(call)
         call.opened.__enter__()
-        number = _next_number()
-        intervals = self.intervals
-        if number < intervals[-1][0]:
-            intervals.restart()
-        intervals.append((number, owner))
+        number = -1
+        if sessions.marking:
+            number = _next_number()
+            intervals = self.intervals
+            if number < intervals[-1][0]:
+                intervals.restart()
+            intervals.append((number, owner))
         if owner.scope.lines:
             self._follow_lines(call, module)
         return number
+
+    def _needs_no_list(self, owner: Owner) -> bool:
+        """Return whether the calls inside this outermost call need not be listed."""
+        return not sessions.marking and (
+            not sessions.lines or (owner.scope.lines and lines_are_exact)
+        )
 
     def _again(self, owner: Owner) -> str:
         """Return the label of a call that is not the module's first within the outermost call."""
@@ -151,6 +177,10 @@ class Thread:
         """End a running call, and the calls after it that an interrupt left behind.
 
         A call stays listed until its range has ended.
+
+        Args:
+            call: a call in ``calls``.
+            number: the sequence number of the next node; -1 if no instrumentation needs it.
         """
         calls = self.calls
         while calls[-1] is not call:
@@ -163,24 +193,32 @@ class Thread:
                 pass
         else:
             sessions.put_aside(call)
-        intervals = self.intervals
-        if number < intervals[-1][0]:
-            intervals.restart()
-        intervals.append((number, calls[-2].owner if len(calls) > 1 else None))
+        if number >= 0:
+            intervals = self.intervals
+            if number < intervals[-1][0]:
+                intervals.restart()
+            intervals.append((number, calls[-2].owner if len(calls) > 1 else None))
         calls.pop()
         if self._follower is not None:
             self._end_lines(call)
 
-    def repair(self, entering: torch.nn.Module) -> None:
+    def leave_if_listed(self, call: Call, number: int) -> None:
+        """End a call if it still runs: removal and a new session end calls too."""
+        if any(listed is call for listed in self.calls):
+            self.leave(call, number)
+
+    def repair(self, entering: torch.nn.Module, beginning: Call) -> None:
         """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
 
         Args:
-            entering: the module of the call that begins and is not in ``calls`` yet.
+            entering: the module of the call that begins.
+            beginning: that call, which is not in ``calls`` yet.
         """
-        running = _running_modules(entering)
-        running[id(entering)] -= 1
+        hooked, wrapped = _running_modules(entering)
+        (hooked if beginning.kwargs_id else wrapped)[id(entering)] -= 1
         kept: list[Call] = []
         for call in self.calls:
+            running = hooked if call.kwargs_id else wrapped
             if running[call.module_id] > 0 and call.owner.scope.active:
                 running[call.module_id] -= 1
                 kept.append(call)
@@ -237,14 +275,18 @@ class Thread:
         recorder.settle()
 
 
-def _running_modules(entering: torch.nn.Module) -> Counter[int]:
+def _running_modules(entering: torch.nn.Module) -> tuple[Counter[int], Counter[int]]:
     """Return how often each module is being called on this thread's Python stack, by ``id``.
 
     Args:
         entering: a module that certainly is.
+
+    Returns:
+        The calls as hooks see them, and those through the wrapper.
     """
     frame: FrameType | None = sys._getframe(1)
     running: Counter[int] = Counter()
+    wrapped: Counter[int] = Counter()
     methods: Counter[int] = Counter()
     while frame is not None:
         code = frame.f_code
@@ -252,11 +294,15 @@ def _running_modules(entering: torch.nn.Module) -> Counter[int]:
             module_id = id(frame.f_locals.get("self"))
             if torch_internals.is_call(code):
                 running[module_id] += 1
+            elif code in wrapper_codes:
+                wrapped[module_id] += 1
             else:
                 methods[module_id] += 1
         frame = frame.f_back
-    # A library has replaced PyTorch's module call by its own: count any method.
-    return running if running[id(entering)] else running + methods
+    if not (running[id(entering)] or wrapped[id(entering)]):
+        # A library has replaced PyTorch's module call by its own: count any method.
+        running += methods
+    return running, wrapped
 
 
 def calls_that_fail() -> set[int]:

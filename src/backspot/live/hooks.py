@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backspot.live import calls, markers, source_lines, torch_internals
-from backspot.live.calls import calls_that_fail
+from backspot.live.calls import Call, calls_that_fail
 from backspot.live.calls import local as _local
 from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope, marker
@@ -33,7 +33,7 @@ __all__ = [
 _is_dynamo_compiling, _labelling = torch_internals.is_dynamo_compiling, torch_internals.labelling
 _next_number = torch_internals.sequence_number
 _forward_hooks_of = torch_internals.forward_hooks_of
-_mark_nodes, _mark_output = markers.mark_nodes, markers.mark_output
+_mark_inputs, _mark_output = markers.mark_inputs, markers.mark_output
 
 
 class Hook:
@@ -94,13 +94,9 @@ class Enter(Hook):
                     take_away(module)
                     return
             thread = _local.thread
-            number = thread.enter(owner, module, kwargs)
+            number = thread.enter(Call(owner, None, id(module), id(kwargs)), module)
             if scope.marks_nodes:
-                # Usually the input is the output of the call before, which was just looked at.
-                if thread.seen_at != number or len(args) != 1 or thread.seen_id != id(args[0]):
-                    _mark_nodes(thread, owner, args, number)
-                if kwargs:
-                    _mark_nodes(thread, owner, tuple(kwargs.values()), number)
+                _mark_inputs(thread, owner, args, kwargs, number)
         except Exception:
             return  # a label is never worth a failed forward
 
@@ -134,13 +130,9 @@ class Leave(Hook):
                 if found is None:
                     return
                 call = found
-            number = _next_number()
+            number = _next_number() if sessions.marking else -1
             try:
-                if (
-                    output is not None
-                    and (thread.seen_at != number or thread.seen_id != id(output))
-                    and owner.scope.marks_nodes
-                ):
+                if output is not None and owner.scope.marks_nodes:
                     _mark_output(thread, owner, output, number)
             finally:
                 thread.leave(call, number)
@@ -218,7 +210,7 @@ def hook_of(registered: object) -> Hook | None:
 def _withdraw(scope: Scope) -> None:
     """Remove the forward hooks after a profiler stopped: a call with one hook costs less."""
     _local.thread.drop(scope)  # it may have stopped within a forward
-    if scope.marks_nodes:
+    if scope.hooks == "node":
         failing = calls_that_fail()  # their hooks go when the next profiler stops
         for _, module in scope.live_modules():
             if id(module) not in failing:
@@ -234,8 +226,8 @@ def _explain(owner: Owner, error: BaseException | None) -> None:
     advice = (
         f"Backspot: this comes from instrument(..., hooks='module'), at "
         f"{owner.path or 'the model'!r} ({owner.class_name}): PyTorch's full backward hooks "
-        "do not work with in-place operations. Use hooks='node' (the default), which leaves the "
-        "graph as it is."
+        "do not work with in-place operations. Use hooks='call' (the default) or hooks='node', "
+        "which leave the graph as it is."
     )
     if "Backspot:" in "".join([str(error), *getattr(error, "__notes__", ())]):
         return  # a module further in added it, which is nearer to the cause

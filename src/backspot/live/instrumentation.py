@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from backspot.errors import AlreadyInstrumentedError, UsageError
+from backspot.live.call_wrapper import ModuleReference, call_wrapper
 from backspot.live.calls import calls_that_fail, current_thread
 from backspot.live.compiled import compiled_book
 from backspot.live.copies import end_plain_copies, keep_copies_plain
@@ -20,18 +21,17 @@ from backspot.live.hooks import (
     Enter,
     Leave,
     LeaveAndExplain,
-    hook_of,
 )
 from backspot.live.modules import class_name, find_modules, is_called, unwrap
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
 from backspot.live.torch_internals import (
-    forward_pre_hooks_of,
     full_backward_flag,
     has_hooks,
     put_after,
     put_around_backward,
     put_before,
+    recording,
     take_away,
     unset_full_backward_flag,
 )
@@ -49,7 +49,7 @@ __all__ = [
 NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLoss() do"
 """The end of an error message when a function is given instead of a module."""
 
-_MODES = ("node", "module")
+_MODES = ("call", "node", "module")
 
 
 class Instrumentation:
@@ -62,7 +62,8 @@ class Instrumentation:
         name: the first part of all its paths; ``""`` for none.
         depth: the deepest level that is labelled; ``None`` for no limit.
         match: the patterns of the paths that are labelled; ``None`` for all paths.
-        hooks: ``"node"`` or ``"module"``.
+        hooks: ``"call"``, ``"node"`` or ``"module"``.
+        markers: whether backward markers are written.
         lines: whether the source line of each node is recorded.
         compiled: whether the modules inside compiled code are recorded.
         paths: the labelled module paths, parents first; ``""`` is the model without a name.
@@ -89,6 +90,7 @@ class Instrumentation:
         depth: int | None,
         match: tuple[str, ...] | None,
         hooks: str,
+        markers: bool,
         lines: bool,
         compiled: bool,
         paths: tuple[str, ...],
@@ -98,6 +100,7 @@ class Instrumentation:
         self.depth = depth
         self.match = match
         self.hooks = hooks
+        self.markers = markers
         self.lines = lines
         self.compiled = compiled
         self.paths = paths
@@ -114,7 +117,7 @@ class Instrumentation:
         return self._scope.active
 
     def remove(self) -> None:
-        """Remove every hook from the model, which is then as before. A second call does nothing.
+        """Remove the labels; the model is then as before. A second call does nothing.
 
         This works at any time, also while a profiler records and between a forward and its
         backward: hooks that are still on the nodes of a graph do nothing from then on.
@@ -123,9 +126,12 @@ class Instrumentation:
             return
         # Each part can be repeated: after an interrupt the next call completes the removal.
         self._scope.active = False
-        failing = calls_that_fail()
-        for _, module in self._scope.live_modules():
-            take_away(module, keep_after=id(module) in failing)
+        if self.hooks == "call":
+            call_wrapper.drop(self._scope)
+        else:
+            failing = calls_that_fail()
+            for _, module in self._scope.live_modules():
+                take_away(module, keep_after=id(module) in failing)
         for reference in self._flagged:
             module = reference()
             if module is not None:
@@ -159,6 +165,8 @@ class Instrumentation:
             parts.append(f"depth={self.depth}")
         if self.match is not None:
             parts.append(f"match={list(self.match)!r}")
+        if not self.markers:
+            parts.append("markers=False")
         if self.lines:
             parts.append("lines=True")
         if not self.compiled:
@@ -172,11 +180,12 @@ class Instrumentation:
     def _put_hooks(self) -> None:
         for owner, module in self._scope.live_modules():
             if self.hooks == "module":
-                if full_backward_flag(module) is None:
-                    self._flagged.append(weakref.ref(module))
-                put_around_backward(
-                    module, BackwardStart(owner).__call__, BackwardEnd(owner).__call__
-                )
+                if self.markers:
+                    if full_backward_flag(module) is None:
+                        self._flagged.append(weakref.ref(module))
+                    put_around_backward(
+                        module, BackwardStart(owner).__call__, BackwardEnd(owner).__call__
+                    )
                 leave = LeaveAndExplain(owner)
                 put_after(module, leave.__call__)
                 put_before(module, Enter(owner, leave).__call__)
@@ -184,14 +193,18 @@ class Instrumentation:
                 put_before(module, Enter(owner, Leave(owner)).__call__)
 
     def _begin(self) -> None:
-        """Register the hooks. If this is interrupted, ``remove`` undoes what was done."""
+        """Put the labels on. If this is interrupted, ``remove`` undoes what was done."""
         scope = self._scope
         sessions.join(scope)  # first: a range may be opened only while sessions are counted
-        classes = {type(module) for _, module in scope.live_modules()}
-        flagged = classes if self.hooks == "module" else ()
         self._model_gone = weakref.finalize(scope.model(), _forget, scope)
         if self.compiled:
             compiled_book.join(scope)
+        if self.hooks == "call":
+            if recording():
+                call_wrapper.add(scope)
+            return
+        classes = {type(module) for _, module in scope.live_modules()}
+        flagged = classes if self.hooks == "module" and self.markers else ()
         keep_copies_plain(scope, flagged)
         self._put_hooks()
 
@@ -208,22 +221,34 @@ def instrument(
     depth: int | None = None,
     match: str | Sequence[str] | None = None,
     name: str = "",
-    hooks: Literal["node", "module"] = "node",
+    hooks: Literal["call", "node", "module"] = "call",
+    markers: bool = True,
     lines: bool = False,
     compiled: bool = True,
 ) -> Instrumentation:
     """Label the forward and the backward of every module of a model in a profiler's trace.
 
     The labels are ``forward: blocks.3.attn (Attention)`` and
-    ``backward: blocks.3.attn (Attention)``. They are written only while a profiler records; at all
-    other times a hook asks whether one does, and returns. Loss and gradients are bit for bit the
-    same as without labels. ``instrument`` starts no profiler and writes no file: record with
-    ``torch.profiler`` and give the profiler, or its trace, to ``backspot.locate``.
+    ``backward: blocks.3.attn (Attention)``. They are written only while a profiler records. Loss
+    and gradients are bit for bit the same as without labels. ``instrument`` starts no profiler and
+    writes no file: record with ``torch.profiler`` and give the profiler, or its trace, to
+    ``backspot.locate``.
 
-    With ``hooks="node"`` the autograd graph stays as it is: a backward label is a marker at the
-    moment when autograd begins with nodes of that module. A view of memory that was changed in
-    place gets no marker, as reading its node is not safe; labels ``unmarked: …`` count these views.
-    The report is complete without these markers, as it uses autograd's own sequence numbers.
+    With ``hooks="call"`` nothing is on the model. When a profiler starts, a wrapper replaces
+    ``torch.nn.Module.__call__``; when it stops, PyTorch's own is there again. This costs least,
+    works with ``torch.compile`` and needs no setting. Only modules that the wrapper cannot label
+    have hooks while a profiler records: those with full backward hooks or with a ``__call__`` in
+    their class. A profiler that starts without PyTorch's Python code, such as Kineto's daemon, is
+    not noticed.
+
+    With ``hooks="node"`` each module has a forward pre-hook of PyTorch's public kind, which asks
+    whether a profiler records. Use it if nothing may replace a method of PyTorch.
+
+    In both modes the autograd graph stays as it is: a backward label is a marker at the moment when
+    autograd begins with nodes of that module. A view of memory that was changed in place gets no
+    marker, as reading its node is not safe; labels ``unmarked: …`` count these views. The report
+    needs no markers, as it uses autograd's own sequence numbers: they are for trace viewers. With
+    ``markers=False`` no node has a hook, and the backward runs exactly as without labels.
 
     With ``hooks="module"`` the markers come from ``register_full_backward_pre_hook`` and
     ``register_full_backward_hook``, which is the widely published technique. These hooks wrap the
@@ -245,7 +270,7 @@ def instrument(
     A shared module has the first of its paths. Paths leave out the parts that wrappers add
     (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
     hooks and without a forward of its own gets no label, as it makes no node and launches nothing.
-    Modules that are added later get none. ``torch.jit.script`` refuses an instrumented model: call
+    Modules that are added later get none. ``torch.jit.script`` refuses a model with hooks: call
     ``remove()`` before.
 
     Args:
@@ -259,7 +284,8 @@ def instrument(
             ``depth``, both must hold. ``None`` (default) labels every module.
         name: the first part of all paths, which distinguishes several instrumented modules.
             ``""`` (default) adds no part.
-        hooks: ``"node"`` (default) or ``"module"``.
+        hooks: ``"call"`` (default), ``"node"`` or ``"module"``.
+        markers: whether to write backward labels. Default true.
         lines: whether to record the source line of each node. Default false.
         compiled: whether to record for which modules compiled code works. Default true.
 
@@ -281,13 +307,15 @@ def instrument(
         'Linear'
     """
     check_arguments(model, depth, name, hooks, lines, compiled)
-    patterns = checked_patterns(match, {name: model})
+    if not isinstance(markers, bool):
+        raise UsageError(f"markers must be True or False, not {markers!r}")
     return put_labels(
         model,
         depth=depth,
-        patterns=patterns,
+        patterns=checked_patterns(match, {name: model}),
         name=name,
         hooks=hooks,
+        markers=markers,
         lines=lines,
         compiled=compiled,
     )
@@ -324,11 +352,14 @@ def put_labels(
     depth: int | None,
     patterns: Patterns | None,
     name: str,
-    hooks: Literal["node", "module"],
+    hooks: Literal["call", "node", "module"],
+    markers: bool,
     lines: bool,
     compiled: bool,
 ) -> Instrumentation:
     """Label a model, as ``instrument`` does with arguments that were checked."""
+    if hooks == "call" and not sessions.watches_starts:
+        hooks = "node"
     instrumentation = None
     try:
         # At 50,000 modules the garbage collector would take half of the time.
@@ -339,6 +370,7 @@ def put_labels(
                 patterns=patterns,
                 name=name,
                 hooks=hooks,
+                markers=markers,
                 lines=lines,
                 compiled=compiled,
             )
@@ -356,7 +388,8 @@ def _instrumentation_of(
     depth: int | None,
     patterns: Patterns | None,
     name: str,
-    hooks: Literal["node", "module"],
+    hooks: Literal["call", "node", "module"],
+    markers: bool,
     lines: bool,
     compiled: bool,
 ) -> Instrumentation:
@@ -374,10 +407,10 @@ def _instrumentation_of(
         path = _path(name, inner_path)
         if patterns is not None and inner_path and not patterns.matches(path):
             continue
-        reason = _refusal(module, hooks)
+        reason = _refusal(module, hooks, markers)
         if reason:
             skipped[path] = reason
-        elif not (inner_path and hooks == "node" and _passes_on(module)):
+        elif not (inner_path and hooks != "module" and _passes_on(module)):
             found.append((path, module, around))
             inside[id(module)] = level_inside, module
     if not found:
@@ -388,7 +421,7 @@ def _instrumentation_of(
     paths = tuple(path for path, _, _ in found)
     _check_paths(paths, model)
 
-    scope = Scope(unwrap(model), frozenset(paths), marks_nodes=hooks == "node", lines=lines)
+    scope = Scope(unwrap(model), frozenset(paths), hooks=hooks, markers=markers, lines=lines)
     owners: dict[int, Owner] = {}
     for path, module, labelled in found:
         outer = owners.get(id(labelled))
@@ -400,12 +433,14 @@ def _instrumentation_of(
         depth=depth,
         match=None if patterns is None else patterns.texts,
         hooks=hooks,
+        markers=markers,
         lines=lines,
         compiled=compiled,
         paths=paths,
         skipped=skipped,
     )
-    scope.modules = [(owners[id(module)], weakref.ref(module)) for _, module, _ in found]
+    reference = ModuleReference if hooks == "call" else weakref.ref
+    scope.modules = [(owners[id(module)], reference(module)) for _, module, _ in found]
     return instrumentation
 
 
@@ -433,24 +468,27 @@ def check_arguments(
     if name and not all(name.split(".")):
         raise UsageError(f"name must be a module path such as 'loss' or 'heads.a', not {name!r}")
     if hooks not in _MODES:
-        raise UsageError(f"hooks must be 'node' or 'module', not {hooks!r}")
+        raise UsageError(f"hooks must be 'call', 'node' or 'module', not {hooks!r}")
     for word, value in (("lines", lines), ("compiled", compiled)):
         if not isinstance(value, bool):
             raise UsageError(f"{word} must be True or False, not {value!r}")
 
 
 def _check_plain(model: torch.nn.Module) -> None:
+    owners = {
+        id(module): owner
+        for scope in sessions.live_scopes()
+        for owner, module in scope.live_modules()
+    }
     for path, module, _ in find_modules(model):
-        # A scripted module can keep its hooks elsewhere, but none of Backspot's.
-        for registered in forward_pre_hooks_of(module):
-            hook = hook_of(registered)
-            if hook is not None and hook.owner.scope.active:
-                where = f"its module {path!r}" if path else "it"
-                raise AlreadyInstrumentedError(
-                    f"{type(model).__name__} cannot be instrumented: {where} "
-                    f"({type(module).__name__}) is instrumented already, as "
-                    f"{hook.owner.path!r}; remove() that instrumentation first"
-                )
+        owner = owners.get(id(module))
+        if owner is not None:
+            where = f"its module {path!r}" if path else "it"
+            raise AlreadyInstrumentedError(
+                f"{type(model).__name__} cannot be instrumented: {where} "
+                f"({type(module).__name__}) is instrumented already, as "
+                f"{owner.path!r}; remove() that instrumentation first"
+            )
 
 
 def _check_paths(paths: tuple[str, ...], model: object) -> None:
@@ -471,11 +509,11 @@ def _passes_on(module: torch.nn.Module) -> bool:
     return is_plain and not has_hooks(module)
 
 
-def _refusal(module: torch.nn.Module, hooks: str) -> str:
-    """Return why a module cannot have the hooks; empty if it can."""
+def _refusal(module: torch.nn.Module, hooks: str, markers: bool) -> str:
+    """Return why a module cannot have labels; empty if it can."""
     if isinstance(module, torch.jit.ScriptModule):
         return "scripted modules take no hooks"
-    if hooks == "module" and full_backward_flag(module) is False:
+    if hooks == "module" and markers and full_backward_flag(module) is False:
         return "it has a backward hook of the old kind, which excludes full backward hooks"
     return ""
 

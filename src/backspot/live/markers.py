@@ -15,7 +15,7 @@ from backspot.live import torch_internals
 from backspot.live.calls import Thread
 from backspot.live.owner import Owner
 
-__all__ = ["mark_nodes", "mark_output"]
+__all__ = ["mark_inputs", "mark_output", "tensors_in"]
 
 _KEY = "backspot"  # in node.metadata: this node was checked
 _DEPTH = 6  # levels of nested containers that are searched
@@ -27,28 +27,45 @@ _version_of, _is_view = torch_internals.version_of, torch_internals.is_view
 _number_of, _JOINS = torch_internals.number_of, torch_internals.JOINS
 
 
-def mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
-    """Give each tensor's node the marker of the module that made the node.
+def mark_inputs(
+    thread: Thread,
+    caller: Owner,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    following: int,
+) -> None:
+    """Give the node of each tensor that enters a call the marker of the module that made the node.
 
     Args:
         thread: the calling thread.
-        caller: the owner of the call, of which the values are the inputs or the output.
-        values: tensors, or containers of tensors; anything else is ignored.
+        caller: the owner of the call.
+        args: tensors, or containers of tensors; anything else is ignored.
+        kwargs: further ones.
         following: the sequence number of the thread's next node.
     """
+    # Usually the input is the output of the call before, which was just looked at.
+    if thread.seen_at != following or len(args) != 1 or thread.seen_id != id(args[0]):
+        _mark_nodes(thread, caller, args, following)
+    if kwargs:
+        _mark_nodes(thread, caller, tuple(kwargs.values()), following)
+
+
+def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> None:
+    """Do the same for what a call returns, which usually is one tensor."""
+    if thread.seen_at == following and thread.seen_id == id(output):
+        return
+    if type(output) is _Tensor and not _mode_enabled():
+        _mark(thread, caller, output, following)
+    else:
+        _mark_nodes(thread, caller, (output,), following)
+
+
+def _mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
     if _mode_enabled():
         with torch_internals.ignore_torch_function():
             _mark_all(thread, caller, values, following)
     else:
         _mark_all(thread, caller, values, following)
-
-
-def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> None:
-    """Do the same for what a call returns, which usually is one tensor."""
-    if type(output) is _Tensor and not _mode_enabled():
-        _mark(thread, caller, output, following)
-    else:
-        mark_nodes(thread, caller, (output,), following)
 
 
 def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
@@ -57,7 +74,7 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
         if kind is _Tensor:
             _mark(thread, caller, value, following)
         elif value is not None and kind not in _PLAIN:
-            for tensor in _tensors_in(value):
+            for tensor in tensors_in(value):
                 try:
                     if type(tensor) is _Tensor:
                         _mark(thread, caller, tensor, following)
@@ -117,7 +134,7 @@ _PLAIN = frozenset(
 )
 
 
-def _tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in nested tuples, lists, dicts (``ModelOutput`` too) and dataclasses."""
     found: list[torch.Tensor] = []
     visits = _VISITS

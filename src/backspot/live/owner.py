@@ -26,25 +26,29 @@ class Scope:
     Attributes:
         active: false once it was removed: hooks that are still on the nodes of a graph then do
             nothing.
+        hooks: ``"call"``, ``"node"`` or ``"module"``.
         lines: whether to record the source line of each node.
-        marks_nodes: whether backward markers are on boundary nodes (``hooks="node"``).
+        marks_nodes: whether backward markers are on boundary nodes.
         paths: the module paths that it labels.
         model: a weak reference to the model.
         modules: each labelled module's owner, and a weak reference to it.
     """
 
-    __slots__ = ("active", "lines", "marks_nodes", "model", "modules", "paths")
+    __slots__ = ("active", "hooks", "lines", "marks_nodes", "model", "modules", "paths")
 
     def __init__(
         self,
         model: torch.nn.Module,
         paths: frozenset[str],
-        marks_nodes: bool,
-        lines: bool = False,
+        *,
+        hooks: str,
+        markers: bool,
+        lines: bool,
     ) -> None:
         self.active = True
+        self.hooks = hooks
         self.lines = lines
-        self.marks_nodes = marks_nodes
+        self.marks_nodes = markers and hooks != "module"
         self.paths = paths
         self.model = weakref.ref(model)
         self.modules: list[tuple[Owner, weakref.ref[torch.nn.Module]]] = []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch.profiler import ProfilerActivity, supported_activities
 
 from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
@@ -24,6 +22,8 @@ from backspot.live.instrumentation import (
     put_labels,
 )
 from backspot.live.modules import class_name, unwrap
+from backspot.live.recording import activities, prepared, recording, synchronize
+from backspot.live.step_clock import step_times
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
@@ -40,11 +40,12 @@ def profile(
     model: torch.nn.Module | Mapping[str, torch.nn.Module],
     *,
     data: Iterable[Any] | None = None,
-    steps: int = 3,
+    steps: int = 10,
     warmup: int = 3,
+    unprofiled: int = 10,
     depth: int | None = None,
     match: str | Sequence[str] | None = None,
-    hooks: Literal["node", "module"] = "node",
+    hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
     compiled: bool = True,
     trace: str | os.PathLike[str] | None = None,
@@ -52,9 +53,10 @@ def profile(
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
-    The steps are real: they train the model as they would without Backspot, ``warmup + steps``
-    times. The modules are labelled and the last ``steps`` of these steps are recorded with
-    ``torch.profiler``, on the host and on each kind of device that is in use. Then the labels are
+    The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
+    steps`` times. The modules are labelled and ``steps`` of these steps are recorded with
+    ``torch.profiler``, on the host and on each kind of device that is in use. The profiler makes
+    steps slower, so some are timed without it, before and after the recording. Then the labels are
     removed, and the recording is analysed as ``locate`` does. On a terminal and in a notebook a
     progress bar is shown on standard error if it takes more than a second.
 
@@ -70,14 +72,19 @@ def profile(
         data: the source of batches, usually a ``DataLoader``; waiting for the next batch is part of
             the step. If it ends too early it is iterated again. ``None`` (default): ``step`` gets
             its own.
-        steps: how many steps to record, at least 1. Default 3.
+        steps: how many steps to record, at least 1. Default 10: a report goes by medians over
+            steps, and with fewer, one step that is held up bends them.
         warmup: how many steps to run before that, at least 0. Default 3. In the last of them the
             profiler is prepared but does not record, as its own first moments are slow.
+        unprofiled: how many steps to time without the profiler, at least 0: half of them before the
+            recording, the others after it. Default 10. Their median is the report's
+            ``unprofiled_step_ns``.
         depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default) labels
             every module.
         match: pattern of the paths to label, or a list of patterns, as in ``instrument``. ``None``
             (default) labels every module.
-        hooks: ``"node"`` (default) or ``"module"``, as in ``instrument``.
+        hooks: ``"call"`` (default), ``"node"`` or ``"module"``, as in ``instrument``. The first two
+            write no backward labels, as the report and the spans in ``trace`` need none.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
@@ -87,7 +94,7 @@ def profile(
         force: whether to overwrite a file at ``trace``. Default false.
 
     Returns:
-        The report; times in it are in nanoseconds, over all recorded steps. It has a warning for
+        The report; times in it are those of a typical step, in nanoseconds. It has a warning for
         each model that the step never called.
 
     Raises:
@@ -111,9 +118,9 @@ def profile(
         >>> report["1"].row.class_name
         'Linear'
         >>> report["0"].row.calls
-        2
+        1.0
     """
-    _check_arguments(step, model, data, steps, warmup)
+    _check_arguments(step, model, data, steps, warmup, unprofiled)
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -122,6 +129,7 @@ def profile(
     patterns = checked_patterns(match, models)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
+    parts = list(models.values())
     with ExitStack() as stack:
         instrumented = [
             stack.enter_context(
@@ -131,37 +139,52 @@ def profile(
                     patterns=patterns,
                     name=name,
                     hooks=hooks,
+                    markers=hooks == "module",  # the report needs none
                     lines=lines,
                     compiled=compiled,
                 )
             )
             for name, part in models.items()
         ]
-        tick = stack.enter_context(Progress("profiling", "steps", total=warmup + steps)).advance
-        for _ in range(warmup - 1):
+        total = warmup + unprofiled + steps
+        tick = stack.enter_context(Progress("profiling", "steps", total=total)).advance
+
+        def run() -> None:
             take()
             tick()
-        profiler = torch.profiler.profile(activities=_activities(models))
-        with _prepared(profiler):
+
+        for _ in range(warmup - 1):
+            run()
+        # Without a step before, the first one to be timed would be a warm-up.
+        real = step_times(run, parts, unprofiled // 2 if warmup > 1 else 0)
+        profiler = torch.profiler.profile(activities=activities(parts))
+        with prepared(profiler):
             if warmup:
-                take()
-                tick()
+                run()
             # Kernels that still run have their launch before the recording, and no owner in it.
-            _synchronize(models)
+            synchronize(parts)
         passed_over = torch_internals.PassedOver.calls
-        with _recording(profiler):
+        with recording(profiler):
             for number in range(steps):
                 with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
                     take()
                 tick()
-            _synchronize(models)
-    report = locate_export(profiler, named, warmed_up=warmup > 0, trace=trace, force=force)
-    transformed = torch_internals.PassedOver.calls > passed_over
+            synchronize(parts)
+        transformed = torch_internals.PassedOver.calls > passed_over
+        real += step_times(run, parts, unprofiled - len(real))
+    report = locate_export(
+        profiler, named, warmed_up=warmup > 0, real_steps=real, trace=trace, force=force
+    )
     return _with_unused(report, models, instrumented, transformed=transformed)
 
 
 def _check_arguments(
-    step: object, model: object, data: object, steps: object, warmup: object
+    step: object,
+    model: object,
+    data: object,
+    steps: object,
+    warmup: object,
+    unprofiled: object,
 ) -> None:
     if isinstance(step, torch.nn.Module):
         raise UsageError(
@@ -183,7 +206,11 @@ def _check_arguments(
             )
     if not parts:
         raise UsageError("profile(step, model): the dict of models is empty")
-    for word, value, least in (("steps", steps, 1), ("warmup", warmup, 0)):
+    for word, value, least in (
+        ("steps", steps, 1),
+        ("warmup", warmup, 0),
+        ("unprofiled", unprofiled, 0),
+    ):
         if type(value) is not int or value < least:
             raise UsageError(f"{word}={value!r}: give a whole number of at least {least}")
     if data is not None and not isinstance(data, Iterable):
@@ -220,72 +247,6 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
         step(batch)
 
     return take
-
-
-# Devices -----------------------------------------------------------------------------------------
-
-
-def _kind(activity: ProfilerActivity) -> str:
-    """Return the ``torch.device.type`` of the devices that an activity records."""
-    if activity.name == "PrivateUse1":
-        return torch_internals.privateuse1_name()
-    return str(activity.name).lower()
-
-
-def _devices(models: Mapping[str, torch.nn.Module]) -> set[torch.device]:
-    """Return the devices in use except the host: the models' and all that are initialized."""
-    found = {
-        tensor.device
-        for part in models.values()
-        for tensor in (*part.parameters(), *part.buffers())
-    }
-    for activity in supported_activities() - {ProfilerActivity.CPU}:
-        backend = getattr(torch, _kind(activity), None)
-        if backend is not None and getattr(backend, "is_initialized", bool)():
-            found.add(torch.device(_kind(activity), backend.current_device()))
-    return {device for device in found if device.type not in ("cpu", "meta")}
-
-
-def _activities(models: Mapping[str, torch.nn.Module]) -> list[ProfilerActivity]:
-    kinds = {"cpu", *(device.type for device in _devices(models))}
-    return [activity for activity in supported_activities() if _kind(activity) in kinds]
-
-
-def _synchronize(models: Mapping[str, torch.nn.Module]) -> None:
-    for device in _devices(models):
-        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
-        if device.type == "mps":
-            torch.mps.synchronize()
-        elif wait is not None:
-            wait(device)
-
-
-# The profiler's two states -----------------------------------------------------------------------
-
-
-@contextmanager
-def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
-    with warnings.catch_warnings():
-        # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
-        profiler.prepare_trace()
-    try:
-        yield
-    except BaseException:
-        # A prepared profiler can only be ended by starting and stopping it.
-        profiler.start_trace()
-        profiler.stop_trace()
-        raise
-
-
-@contextmanager
-def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
-    try:
-        profiler.start_trace()
-        yield
-    finally:
-        if torch_internals.recording():  # unless an interrupt came before the start
-            profiler.stop_trace()
 
 
 # Warnings ----------------------------------------------------------------------------------------

@@ -14,13 +14,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from torch.autograd import profiler
-
 from backspot.live import torch_internals
 from backspot.live.compiled import compiled_book
 from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
 from backspot.live.source_lines import book
+from backspot.live.torch_internals import Place
 
 __all__ = ["Holder", "Sessions", "sessions"]
 
@@ -41,18 +40,31 @@ class Sessions:
     Attributes:
         number: changes whenever a profiler starts or stops while a model is instrumented. A range
             that was opened under this number can be ended.
-        when_stopped: called with each active instrumentation after a profiler stopped.
+        marking: whether an instrumentation marks nodes, which needs the sequence number of each
+            call.
+        lines: whether an instrumentation records source lines.
+        watches_starts: whether the start of a profiler can be noticed.
+        when_started: called after a profiler started.
+        when_ending: called after a profiler stopped, before PyTorch clears its flag for that.
+        when_stopped: called with each active instrumentation after that.
+        wraps_calls: whether the wrapper around module calls is installed.
     """
 
+    when_started: Callable[[], None] | None = None
+    when_ending: Callable[[], None] | None = None
     when_stopped: Callable[[Scope], None] | None = None
+    wraps_calls = False
 
     def __init__(self) -> None:
         self.number = 0
+        self.marking = False
+        self.lines = False
+        self.watches_starts = torch_internals.PROFILER_STARTS[0].exists()
         self._scopes: list[Scope] = []
         self._aside: list[Holder] = []
         self._watches = (
-            _Watch(torch_internals.PROFILER_START, self._starting),
-            _Watch(torch_internals.PROFILER_STOP, self._stopping),
+            *(_Watch(place, self._starting) for place in torch_internals.PROFILER_STARTS),
+            *(_Watch(place, self._stopping) for place in torch_internals.PROFILER_STOPS),
             _Watch(torch_internals.PROFILER_STOPPED, self._stopped),
         )
         self._optimizers = OptimizerWatch(self.live_scopes)
@@ -70,6 +82,7 @@ class Sessions:
         if not self.live_scopes():
             self._watch()
         self._scopes.append(scope)
+        self._consider()
         self.dispose()
 
     def depart(self, scope: Scope) -> None:
@@ -77,7 +90,22 @@ class Sessions:
         scope.active = False
         if not self.live_scopes():
             self._unwatch()
+        self._consider()
         self.dispose()
+
+    def _consider(self) -> None:
+        """Note what the active instrumentations need."""
+        scopes = self.live_scopes()
+        self.marking = any(scope.marks_nodes for scope in scopes)
+        self.lines = any(scope.lines for scope in scopes)
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Raise the recursion limit while module calls go through hooks or the wrapper."""
+        if self.wraps_calls or any(scope.hooks != "call" for scope in self._scopes):
+            self._stack_room.give()
+        else:
+            self._stack_room.take()
 
     def end(self, holder: Holder, number: int) -> None:
         """End a range that was opened under a number, or put it aside."""
@@ -105,11 +133,9 @@ class Sessions:
         self._optimizers.start()
         for watch in self._watches:
             watch.begin()
-        self._stack_room.give()
 
     def _unwatch(self) -> None:
         self.number += 1  # from here on sessions are not counted
-        self._stack_room.take()
         self._optimizers.stop()
         if book.is_open or compiled_book.is_open:  # tables wait for the end of their trace
             return
@@ -119,7 +145,11 @@ class Sessions:
     def _starting(self, original: Callable[[], Any]) -> Any:
         self.number += 1
         self.dispose()  # the last moment at which nothing records
-        return original()
+        result = original()
+        with suppress(Exception):  # at worst the trace has no labels
+            if self.when_started is not None:
+                self.when_started()
+        return result
 
     def _stopping(self, original: Callable[[], Any]) -> Any:
         forms: list[tuple[Any, str]] = []
@@ -129,34 +159,42 @@ class Sessions:
                 if form is not None:
                     forms.append((each, form))
         self.number += 1  # before the session ends: open ranges must not end in it any more
-        results = original()
+        try:
+            results = original()
+        finally:
+            if self.when_ending is not None:
+                self.when_ending()
         for each, form in forms:
             with suppress(TypeError):  # results that take no weak reference
                 each.keep(results, form)
         if forms and not self.live_scopes():
             self._unwatch()
+        self._tidy()  # here, if PyTorch has no flag to clear
         return results
 
     def _stopped(self, original: Callable[[], Any]) -> Any:
         result = original()  # from here on nothing records
+        self._tidy()
+        return result
+
+    def _tidy(self) -> None:
         with suppress(Exception):  # a hook that stays does no harm
             if self.when_stopped is not None and not torch_internals.recording():
                 for scope in self.live_scopes():
                     self.when_stopped(scope)
             self.dispose()
-        return result
 
 
 class _Watch:
     """A function of PyTorch's profiler, wrapped for a while.
 
     Args:
-        name: the name of the function in ``torch.autograd.profiler``.
+        place: where the function is.
         around: called in its place, with the call to make.
     """
 
-    def __init__(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
-        self._name = name
+    def __init__(self, place: Place, around: Callable[[Callable[[], Any]], Any]) -> None:
+        self._place = place
         self._around = around
         self._original: Any = None
         self._wrapper: Any = None
@@ -164,7 +202,7 @@ class _Watch:
 
     def begin(self) -> None:
         """Install the wrapper. Both this and ``end`` can be repeated after an interrupt."""
-        current = getattr(profiler, self._name, None)
+        current = self._place.get()
         if current is None or self._installed:
             return
         if current is not self._wrapper:
@@ -173,22 +211,22 @@ class _Watch:
                 return self._around(partial(current, *args, **kwargs))
 
             self._original, self._wrapper = current, wrapper
-            setattr(profiler, self._name, wrapper)
+            self._place.set(wrapper)
         self._installed = True
 
     def end(self) -> None:
         """Remove the wrapper. If other code has wrapped it since, it stays and goes on counting."""
-        if getattr(profiler, self._name, None) is self._wrapper is not None:
+        if self._place.get() is self._wrapper is not None:
             self._installed = False
-            setattr(profiler, self._name, self._original)
+            self._place.set(self._original)
             self._original = self._wrapper = None
 
 
 class _StackRoom:
-    """A higher recursion limit while a model is instrumented.
+    """A higher recursion limit while module calls go through hooks or the wrapper.
 
-    PyTorch calls a module with a hook through one more frame. Without this, a model as deep as
-    Python's limit allows would fail when it is instrumented.
+    Both take a frame or two more for each call. Without this, a model as deep as Python's limit
+    allows would fail.
     """
 
     _HOOKS = 64  # frames that a hook may need at the very bottom
@@ -199,8 +237,8 @@ class _StackRoom:
     def give(self) -> None:
         if self._given is None:
             limit = sys.getrecursionlimit()
-            # A call takes at least three frames of Python, so one more is at most a third.
-            self._given = (limit, limit + limit // 2 + self._HOOKS)
+            # A call takes at least three frames of Python, so two more are at most two thirds.
+            self._given = (limit, limit + limit * 2 // 3 + self._HOOKS)
             sys.setrecursionlimit(self._given[1])
 
     def take(self) -> None:

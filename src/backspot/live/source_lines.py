@@ -32,7 +32,7 @@ from backspot.trace.source_lines import (
     live_tables,
 )
 
-__all__ = ["Book", "ExactRecorder", "Inside", "Recorder", "Store", "book"]
+__all__ = ["Book", "ExactRecorder", "Inside", "Recorder", "Store", "book", "lines_are_exact"]
 
 _Key = tuple[int, int, type | None]
 
@@ -241,6 +241,7 @@ class ExactRecorder(Recorder):
 
 
 _Recorder: type[Recorder] = Recorder if _push_node_hook is None else ExactRecorder
+lines_are_exact = _Recorder.exact
 
 
 class Store:

@@ -9,6 +9,7 @@ The policy of this file:
 - The hook dictionaries of ``torch.nn.Module`` and a few attributes of tensors and autograd nodes
   have no fallback: every supported version has them, and PyTorch cannot work without them. Other
   files use the functions of this file.
+- ``call_wrapper`` has two of these attributes itself, as a function here would cost every call.
 - What differs between versions is decided here. The other files ask for a capability
   (``push_node_hook is None``) and never for a version.
 
@@ -32,24 +33,32 @@ from torch.profiler import record_function
 __all__ = [
     "JOINS",
     "KEY",
-    "PROFILER_START",
-    "PROFILER_STOP",
+    "MODULE_CALL",
+    "PROFILER_STARTS",
     "PROFILER_STOPPED",
+    "PROFILER_STOPS",
+    "REPLICATE",
     "WRAPPED_CHILD",
     "CompiledCode",
     "InductorSettings",
     "PassedOver",
+    "Place",
     "add_metadata",
+    "at_end_of_backward",
     "children_of",
+    "compiled_class",
     "compiled_code",
+    "compiled_module",
     "emit",
+    "exporting",
     "forward_hooks_of",
-    "forward_pre_hooks_of",
     "full_backward_flag",
     "has_hooks",
     "hint_of",
     "ignore_torch_function",
+    "in_backward",
     "inductor_settings",
+    "innermost_transform",
     "is_call",
     "is_dynamo_compiling",
     "is_view",
@@ -60,7 +69,9 @@ __all__ = [
     "new_range",
     "node_hooker",
     "number_of",
+    "only_chooses",
     "parameters_of",
+    "pass_over",
     "pop_node_hook",
     "privateuse1_name",
     "push_node_hook",
@@ -75,6 +86,7 @@ __all__ = [
     "version_of",
     "when_inductor_loads",
     "without_backward_flag",
+    "wraps_in_backward_hooks",
 ]
 
 
@@ -117,12 +129,46 @@ def recording() -> bool:
     return _profiling._is_profiler_enabled or _enabled_here()  # the flag first: it costs no call
 
 
-# Functions of ``torch.autograd.profiler``: ``sessions`` wraps them to hear when a profiler starts,
-# is about to stop, and has stopped. A missing one is not wrapped: ranges that outlive their session
-# are then not noticed at that moment.
-PROFILER_START = "_run_on_profiler_start"
-PROFILER_STOP = "_disable_profiler"
-PROFILER_STOPPED = "_run_on_profiler_stop"
+class Place:
+    """An attribute of a module or class of PyTorch that Backspot replaces for a while.
+
+    Args:
+        holder: the module or class; ``None`` if this PyTorch has none.
+        name: the attribute, which need not exist.
+    """
+
+    def __init__(self, holder: Any, name: str) -> None:
+        self._holder = holder
+        self._name = name
+
+    def exists(self) -> bool:
+        """Return whether PyTorch has the attribute."""
+        return self.get() is not None
+
+    def get(self) -> Any:
+        """Return the attribute; ``None`` if there is none."""
+        return getattr(self._holder, self._name, None)
+
+    def set(self, value: Any) -> None:
+        """Replace the attribute."""
+        setattr(self._holder, self._name, value)
+
+
+# Functions that ``sessions`` wraps to notice that a profiler starts, stops, and has stopped. The
+# first pair is behind ``torch.profiler``, ``torch.autograd.profiler`` and its ``emit_nvtx`` and
+# ``emit_itt``. Without the first, ``hooks="call"`` falls back to node hooks; without the others,
+# ranges that outlive their session are not noticed at that moment.
+_legacy = _find("autograd", "profiler_legacy")
+PROFILER_STARTS = (
+    Place(_profiler, "_enable_profiler"),
+    Place(_legacy, "_enable_profiler_legacy"),
+)
+PROFILER_STOPS = (
+    Place(_profiler, "_disable_profiler"),
+    Place(_legacy, "_disable_profiler_legacy"),
+)
+PROFILER_STOPPED = Place(_profiler, "_run_on_profiler_stop")
+
 
 # A range, opened by ``__enter__`` and closed by ``__exit__``, at a tenth of the cost of the public
 # ``record_function``, which is used without it.
@@ -165,7 +211,9 @@ _compiler: Any = (
 
 # The innermost of ``torch.func.grad``, ``vmap`` and the like that is at work on this thread, or
 # None. Without it their calls are labelled, with owners that can be wrong.
-_transform: Callable[[], Any] = _find("_C", "_functorch", "peek_interpreter_stack") or _nothing
+innermost_transform: Callable[[], Any] = (
+    _find("_C", "_functorch", "peek_interpreter_stack") or _nothing
+)
 
 
 def labelling() -> bool:
@@ -176,7 +224,7 @@ def labelling() -> bool:
     return (
         (_profiling._is_profiler_enabled or _enabled_here())  # recording(), without the call
         and not _compiler._is_compiling_flag
-        and (_transform() is None or _pass_over())
+        and (innermost_transform() is None or pass_over())
     )
 
 
@@ -190,9 +238,15 @@ class PassedOver:
     calls = 0
 
 
-def _pass_over() -> bool:
+def pass_over() -> bool:
+    """Count a call that is not labelled because of a transform; return False."""
     PassedOver.calls += 1
     return False
+
+
+def exporting() -> bool:
+    """Return whether non-strict export is at work."""
+    return bool(_compiler._is_compiling_flag)
 
 
 def keep_from_dynamo(*functions: Callable[..., Any]) -> None:
@@ -239,6 +293,24 @@ sequence_number: Callable[[], int] = _find("_C", "_autograd", "_get_sequence_nr"
 def number_of(node: torch.autograd.graph.Node) -> int:
     """Return the sequence number of an autograd node."""
     return node._sequence_nr()  # type: ignore[no-any-return]  # each class of nodes has its own
+
+
+# The engine's run that this thread is in, -1 outside. Without it forward code that checkpointing
+# runs again is timed as forward.
+_graph_task: Callable[[], int] = _find("_C", "_current_graph_task_id") or (lambda: -1)
+
+
+def in_backward() -> bool:
+    """Return whether autograd's engine runs on this thread."""
+    return _graph_task() >= 0
+
+
+def at_end_of_backward(action: Callable[[], None]) -> None:
+    """Call a function when the engine's run that this thread is in has ended without an error.
+
+    Data parallelism ends its communication in the same way.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(action)
 
 
 # From torch 2.14 on autograd calls a hook with each node that a thread makes. None before: then the
@@ -300,6 +372,45 @@ def _carrier_of(hook: Callable[..., None]) -> torch.Tensor | None:
     return carrier
 
 
+# Module calls ------------------------------------------------------------------------------------
+
+# What a call of any module runs, unless its class has a ``__call__`` of its own.
+MODULE_CALL = Place(torch.nn.Module, "__call__")
+
+# Makes the copies of a module that data parallelism calls. Without it they have no label.
+REPLICATE = Place(torch.nn.Module, "_replicate_for_data_parallel")
+
+
+def only_chooses(call: Any) -> bool:
+    """Return whether a ``__call__`` does nothing but call one of two attributes of the module.
+
+    PyTorch's does: ``_compiled_call_impl``, which ``module.compile()`` sets, else ``_call_impl``.
+    The wrapper can then call the attribute itself, which saves a frame.
+    """
+    names = getattr(getattr(call, "__code__", None), "co_names", ())
+    return names == ("_compiled_call_impl", "_call_impl")
+
+
+def compiled_class() -> type | None:
+    """Return the class of what ``torch.compile(module)`` returns; ``None`` if nothing compiles."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return getattr(frames, "OptimizedModule", None)
+
+
+def compiled_module(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module that ``torch.compile`` has made an instance of ``compiled_class()`` of."""
+    return module._modules.get(WRAPPED_CHILD["OptimizedModule"])
+
+
+def is_dynamos(module: torch.nn.Module) -> bool:
+    """Return whether Dynamo made this module, as the graph of a region that it compiled.
+
+    Up to torch 2.4 it holds the parameters and children of the module that is compiled. Where no
+    graph has the attribute, none is told apart.
+    """
+    return isinstance(module, torch.fx.GraphModule) and "compile_subgraph_reason" in vars(module)
+
+
 # Modules -----------------------------------------------------------------------------------------
 
 # PyTorch would number each hook, and Dynamo's guards for a block check the numbers of the block's
@@ -356,11 +467,6 @@ def take_away(
         getattr(module, name, {}).pop(KEY, None)
 
 
-def forward_pre_hooks_of(module: torch.nn.Module) -> list[Any]:
-    """Return the forward pre-hooks of a module; a scripted module may have none here."""
-    return list(vars(module).get("_forward_pre_hooks", {}).values())
-
-
 def has_hooks(module: torch.nn.Module) -> bool:
     """Return whether a module has a hook of any kind."""
     return bool(
@@ -368,6 +474,19 @@ def has_hooks(module: torch.nn.Module) -> bool:
         or module._forward_hooks
         or module._backward_pre_hooks
         or module._backward_hooks
+    )
+
+
+_globals: Any = sys.modules[torch.nn.Module.__module__]
+
+
+def wraps_in_backward_hooks(module: torch.nn.Module) -> bool:
+    """Return whether PyTorch puts nodes for full backward hooks around calls of a module."""
+    return bool(
+        module._backward_hooks
+        or module._backward_pre_hooks
+        or getattr(_globals, "_global_backward_hooks", None)
+        or getattr(_globals, "_global_backward_pre_hooks", None)
     )
 
 
@@ -416,7 +535,7 @@ WRAPPED_CHILD = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 
-_module_file: str = sys.modules[torch.nn.Module.__module__].__file__ or ""
+_module_file: str = _globals.__file__ or ""
 
 
 def is_call(code: CodeType) -> bool:

@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
 from backspot.render._sentences import Part, made_by
-from backspot.render.view import Cost, View, heaviest, heaviest_line, share_of
+from backspot.render.view import Cost, View, heaviest, heaviest_line, is_unsteady, share_of
+from backspot.results.costs import half_spread
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
@@ -33,6 +34,7 @@ Kind: TypeAlias = Literal[
     "class",
     "members",
     "time",
+    "spread",
     "share",
     "bar",
     "other time",
@@ -95,15 +97,14 @@ def numbers(values: Iterable[object]) -> list[Part]:
     return [("number", str(value)) for value in values]
 
 
-def milliseconds_of(largest_ns: float, steps: int) -> Callable[[int], str]:
-    """How a table writes times, given in nanoseconds over all steps, per step in milliseconds.
+def milliseconds_of(largest_ns: float) -> Callable[[int], str]:
+    """How a table writes times, given in nanoseconds, in milliseconds.
 
     Args:
         largest_ns: the largest time in the table, which decides the number of decimals.
-        steps: number of steps.
     """
-    decimals = decimals_for(largest_ns / steps)
-    return lambda ns: milliseconds(ns / steps, decimals)
+    decimals = decimals_for(largest_ns)
+    return lambda ns: milliseconds(ns, decimals)
 
 
 def module_columns(
@@ -113,7 +114,7 @@ def module_columns(
     rows = [*shown, *unowned]
     sort = view.sort
     largest = max((max(row.wall_ns, time_of(row, sort)) for row in rows), default=0)
-    ms = milliseconds_of(largest, report.steps)
+    ms = milliseconds_of(largest)
 
     def of_modules(value: Callable[[Row], object]) -> list[Part]:
         return numbers(value(row) if row.is_module else "" for row in rows)
@@ -141,21 +142,39 @@ def module_columns(
         columns.append(Column("class", "class", classes, need=5, least=11, left=True))
     if view.by != "path":
         columns.append(Column("members", "modules", of_modules(lambda row: row.members), need=3))
-    columns += _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
+    time, *costs = _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
+    columns += [time, *_spread_column(report, rows, sort, ms), *costs]
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
-    columns.append(Column("calls", "calls", of_modules(lambda row: row.calls), need=6))
+    columns.append(Column("calls", "calls", of_modules(lambda row: _calls(row.calls)), need=6))
     if any(row.forward_ns for row in rows):
         forward = of_modules(lambda row: ms(row.forward_ns))
         columns.append(Column("forward", "forward", forward, full_head="forward ms", need=8))
     return columns + _node_columns(rows, sort, ms)
 
 
+_FEWEST = 3
+"""From this number of steps, the table shows how much they vary."""
+
+
+def _spread_column(
+    report: Report, rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]
+) -> list[Column]:
+    """How much the time to rank by varies: half the width of the middle half of the steps."""
+    if report.steps < _FEWEST:
+        return []
+    spreads = numbers(
+        "" if is_unsteady(row) else ms(half_spread(getattr(row, f"{sort}_ns_by_step")))
+        for row in rows
+    )
+    return [Column("spread", "±", spreads, full_head="± ms", need=10, gap=1, style="dim")]
+
+
 def operator_columns(report: Report, operators: Sequence[OperatorCost], sort: Sort) -> list[Column]:
     """The table of autograd nodes by name, for traces that name no modules."""
     largest = max((time_of(operator, sort) for operator in operators), default=0)
-    ms = milliseconds_of(largest, report.steps)
+    ms = milliseconds_of(largest)
     names: list[Part] = [("node", short_node_name(operator.name)) for operator in operators]
     return [
         Column("rank", "#", numbers(range(1, len(operators) + 1)), style="dim"),
@@ -230,6 +249,10 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     return columns
 
 
+def _calls(calls: float) -> str:
+    return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
+
+
 def node_cells(rows: Sequence[Row], sort: Sort) -> list[Part]:
     """The name of each row's heaviest node."""
     nodes = [heaviest(row, sort) for row in rows]
@@ -253,10 +276,11 @@ _OF_ROW = (
     "total_cpu_ns",
     "total_forward_ns",
     "total_recompute_ns",
-    "wall_ms_per_step",
-    "gpu_ms_per_step",
-    "cpu_ms_per_step",
-    "forward_ms_per_step",
+    "wall_ms",
+    "gpu_ms",
+    "cpu_ms",
+    "forward_ms",
+    "wall_spread_ns",
 )
 FIELDS = (
     *_OF_ROW,

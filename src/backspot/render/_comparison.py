@@ -11,10 +11,20 @@ from backspot.render._columns import Column, numbers
 from backspot.render._sentences import Part
 from backspot.trace.names import short_node_name
 
-__all__ = ["FIELDS", "change_columns", "comparison_answer", "left_out", "recordings", "sides"]
+__all__ = [
+    "FIELDS",
+    "change_columns",
+    "comparison_answer",
+    "left_out",
+    "of_step",
+    "recordings",
+    "sides",
+    "step_columns",
+]
 
 _MINUS = "\N{MINUS SIGN}"
 _MOVES = 5  # how many are named
+_LEAST = 0.005  # share of the step from which a phase is shown
 
 FIELDS = (
     "kind",
@@ -25,6 +35,9 @@ FIELDS = (
     "after_ms",
     "change_ms",
     "percent",
+    "before_gpu_ms",
+    "after_gpu_ms",
+    "judged_by",
     "low_ms",
     "high_ms",
     "verdict",
@@ -36,7 +49,7 @@ FIELDS = (
 def recordings(comparison: Comparison) -> list[str]:
     """The unit of the numbers and the two recordings, as a list of facts."""
     recorded = [f"{when}: {visible(name)}, {steps}" for when, name, steps in sides(comparison)]
-    return ["wall ms per step", *recorded]
+    return ["ms per step", *recorded]
 
 
 def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -67,70 +80,151 @@ def left_out(comparison: Comparison, shown: Sequence[Change]) -> Iterator[list[P
 
 
 def comparison_answer(comparison: Comparison) -> list[Part]:
-    """The answer in a sentence."""
-    whole = comparison.whole
-    was, now = duration(whole.before_ms * 1e6), duration(whole.after_ms * 1e6)
-    share = "" if whole.percent is None else _signed_percent(whole.percent)
-    if whole.verdict == "undecided":
-        change = ", ".join(filter(None, [share, _signed_time(whole.change_ms)]))
-        return [
-            ("text", "The backward took "),
+    """The answer in a sentence: the step, or the backward if nothing else is recorded."""
+    first = comparison.step if comparison.phases else comparison.whole
+    what = "step" if comparison.phases else "backward"
+    was, now = duration(first.before_ms * 1e6), duration(first.after_ms * 1e6)
+    share = "" if first.percent is None else _signed_percent(first.percent)
+    parts: list[Part]
+    if first.claimed:
+        parts = [("text", f"The {what} got {first.verdict}")]
+        if first.percent is not None:
+            parts += [("text", " by "), ("number", _percent(abs(first.percent)))]
+        parts.append(("text", f": {was} before, {now} after, per step"))
+    elif first.verdict == "undecided":
+        change = ", ".join(filter(None, [share, _signed_time(first.change_ms)]))
+        steps = min(comparison.before.steps, comparison.after.steps)
+        why = "too few steps to tell it from noise" if steps < 2 else "which may be the machine"
+        parts = [
+            ("text", f"The {what} took "),
             ("number", was),
             ("text", " per step before and "),
             ("number", now),
-            ("text", f" after ({change}): too few steps to tell it from noise."),
+            ("text", f" after ({change}): {why}"),
         ]
-    if whole.claimed:
-        parts: list[Part] = [("text", f"The backward got {whole.verdict}")]
-        if whole.percent is not None:
-            parts += [("text", " by "), ("number", _percent(abs(whole.percent)))]
-        parts.append(("text", f": {was} before, {now} after, per step"))
     else:
         change = f" ({share})" if share else ""
         parts = [
-            ("text", "No difference beyond the noise: the backward took "),
+            ("text", f"No difference beyond the noise: the {what} took "),
             ("number", was),
             ("text", " before, "),
             ("number", now),
             ("text", f" after{change}"),
         ]
-    return [*parts, *_first_change(comparison), ("text", ".")]
+    return [*parts, *_first_change(comparison, first), ("text", ".")]
 
 
-def _first_change(comparison: Comparison) -> Iterator[Part]:
-    """The part that changed most; a part that changed beyond the noise comes first."""
+def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
+    """The parts that changed beyond the noise; if there are none, what changed most."""
+    phases = [phase for phase in comparison.phases if phase.path != "backward"]
+    slowest = sorted(
+        (phase for phase in phases if phase.claimed), key=lambda phase: -abs(phase.change_ms)
+    )
     claimed = [change for change in comparison.changes if change.claimed]
-    if not claimed and not (comparison.whole.claimed and comparison.changes):
-        return
-    first = (claimed or comparison.changes)[0]
-    name: Part = ("node" if first.kind == "node" else "name", short_node_name(first.name))
+    if slowest:
+        first = slowest[0]
+        yield from (("text", f"; {first.path} got {first.verdict} by "), _by(first))
     if claimed:
-        yield from (("text", "; "), name, ("text", f" got {first.verdict} by "))
-        yield ("number", duration(abs(first.change_ms) * 1e6))
-        if len(claimed) > 1:
-            yield ("text", f", {counted(len(claimed) - 1, 'other')} changed too")
-        return
-    how = f" ({first.verdict})" if first.verdict in ("new", "gone") else ""
-    yield from (("text", "; the largest change is "), name, ("text", f"{how}, "))
-    yield ("number", _signed_time(first.change_ms))
+        yield from (("text", "; "), *_claim(claimed[0]))
+    if more := len(claimed[1:]) + len(slowest[1:]):
+        yield ("text", f", {counted(more, 'other')} changed too")
+    if not claimed and not slowest and whole.claimed and comparison.changes:
+        first = comparison.changes[0]
+        how = f" ({first.verdict})" if first.verdict in ("new", "gone") else ""
+        yield from (("text", "; the largest change is "), _named(first), ("text", f"{how}, "))
+        yield ("number", _signed_time(first.judged_ms[2]))
+
+
+def _claim(change: Change) -> Iterator[Part]:
+    """What a change says: ``head got slower by 2 ms``."""
+    if change.verdict in ("new", "gone"):
+        yield from (_named(change), ("text", f" is {change.verdict}, "))
+    else:
+        yield from (_named(change), ("text", f" got {change.verdict} by "))
+    yield _by(change)
+
+
+def _named(change: Change) -> Part:
+    return ("node" if change.kind == "node" else "name", short_node_name(change.name))
+
+
+def _by(change: Change) -> Part:
+    time = " of GPU time" if change.judged_by == "gpu" else ""
+    return ("number", duration(abs(change.judged_ms[2]) * 1e6) + time)
 
 
 def _costly(comparison: Comparison) -> list[Change]:
-    return [change for change in comparison.changes if change.before_ms or change.after_ms]
+    return [
+        change
+        for change in comparison.changes
+        if change.before_ms or change.after_ms or change.before_gpu_ms or change.after_gpu_ms
+    ]
+
+
+def of_step(comparison: Comparison) -> list[Change]:
+    """The rows of the first table: the phases, and the step."""
+    return [*_worth(comparison), comparison.step] if comparison.phases else []
+
+
+def _worth(comparison: Comparison) -> list[Change]:
+    """The phases that take any time worth a line."""
+    least = _LEAST * max(comparison.step.before_ms, comparison.step.after_ms)
+    return [
+        phase
+        for phase in comparison.phases
+        if phase.claimed or max(abs(phase.before_ms), abs(phase.after_ms)) >= least
+    ]
+
+
+def step_columns(comparison: Comparison) -> list[Column]:
+    """The table of the step: its phases, and the step itself in the last row. In clock time."""
+    rows = of_step(comparison)
+    names: list[Part] = [("text", change.title) for change in rows]
+    return [Column("name", "phase", names, least=18, left=True, style="cyan"), *_times(rows)]
 
 
 def change_columns(
     comparison: Comparison, top: int | None
 ) -> tuple[Sequence[Change], list[Column]]:
-    """The ``top`` largest changes, and their table; its last row is the whole backward."""
+    """The ``top`` first changes, and their table; its last row is the whole backward.
+
+    The times of a row are those that its verdict is about.
+    """
     if top is not None and top < 0:
         raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
     shown = _costly(comparison)[:top]
     rows = [*shown, comparison.whole]
-    decimals = decimals_for(max(max(c.before_ms, c.after_ms) for c in rows) * 1e6)
+    names: list[Part] = [
+        ("name" if change.kind in ("module", "node") else "text", short_node_name(change.name))
+        for change in shown
+    ]
+    classes: list[Part] = [*(("name", change.class_name) for change in shown), ("name", "")]
+    by: list[Part] = [("text", "GPU" if c.judged_by == "gpu" else "wall") for c in rows]
+    name = Column(
+        "name",
+        comparison.by,
+        [*names, ("text", "the whole backward")],
+        least=18,
+        left=True,
+        cut_start=comparison.by == "module",  # the end of a path identifies it
+        outlasts=3,
+        style="cyan",
+    )
+    columns = [name]
+    if comparison.by == "module":
+        columns.append(Column("class", "class", classes, need=3, least=10, left=True))
+    if any(change.judged_by == "gpu" for change in rows):
+        columns.append(Column("time", "time", by, left=True))
+    return shown, [*columns, *_times(rows)]
+
+
+def _times(rows: Sequence[Change]) -> list[Column]:
+    """The columns of numbers, and the verdicts."""
+    times = [change.judged_ms for change in rows]
+    decimals = decimals_for(max((max(was, now) for was, now, _ in times), default=0) * 1e6)
 
     def ms(value: float) -> str:
-        return f"{value:.{decimals}f}" if value else "0"
+        return f"{value:.{decimals}f}".replace("-", _MINUS) if value else "0"
 
     def signed(value: float) -> str:
         return f"{value:+.{decimals}f}".replace("-", _MINUS) if value else "0"
@@ -140,36 +234,26 @@ def change_columns(
             return ""
         return f"±{(change.high_ms - change.low_ms) / 2:.{decimals}f}"
 
-    names: list[Part] = [
-        ("name" if change.kind in ("module", "node") else "text", short_node_name(change.name))
-        for change in shown
-    ]
-    classes: list[Part] = [*(("name", change.class_name) for change in shown), ("name", "")]
-    before = numbers(ms(c.before_ms) if c.verdict != "new" else "" for c in rows)
-    after = numbers(ms(c.after_ms) if c.verdict != "gone" else "" for c in rows)
-    percents = numbers("" if c.percent is None else _signed_percent(c.percent) for c in rows)
-    columns = [
-        Column(
-            "name",
-            comparison.by,
-            [*names, ("text", "the whole backward")],
-            least=18,
-            left=True,
-            cut_start=comparison.by == "module",  # the end of a path identifies it
-            outlasts=3,
-            style="cyan",
-        ),
-        Column("class", "class", classes, need=3, least=10, left=True),
-        Column("other time", "before", before),
-        Column("other time", "after", after),
-        Column("change", "change", numbers(signed(c.change_ms) for c in rows), style="bold"),
+    before = (
+        ms(was) if c.verdict != "new" else "" for c, (was, _, _) in zip(rows, times, strict=True)
+    )
+    after = (
+        ms(now) if c.verdict != "gone" else "" for c, (_, now, _) in zip(rows, times, strict=True)
+    )
+    percents = (c.judged_percent for c in rows)
+    return [
+        Column("other time", "before", numbers(before)),
+        Column("other time", "after", numbers(after)),
+        Column("change", "change", numbers(signed(by) for _, _, by in times), style="bold"),
         Column("change", "noise", numbers(map(spread, rows)), need=2, gap=1),
-        Column("share", "%", percents, need=1),
+        Column(
+            "share",
+            "%",
+            numbers("" if one is None else _signed_percent(one) for one in percents),
+            need=1,
+        ),
         Column("verdict", "", [("text", c.verdict) for c in rows], least=16, left=True),
     ]
-    if comparison.by != "module":
-        columns = [column for column in columns if column.kind != "class"]
-    return shown, columns
 
 
 def _percent(value: float) -> str:

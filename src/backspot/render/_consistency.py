@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import Report, Row
+from backspot.results.report import UNSTEADY, Report, Row
 
 __all__ = ["contradiction"]
 
@@ -30,10 +30,20 @@ def contradiction(report: Report) -> str:
 def _contradictions(report: Report) -> Iterator[str]:
     """All inconsistencies; later checks rely on earlier ones."""
     yield from _impossible(report, "the report")
-    if any(not 0 <= time < _LIMIT for time in report.step_ns):
-        yield "step_ns holds a time below 0 or beyond 63 bits"
+    yield from _of_steps(report, "the report", "step", len(report.step_ns_by_step))
+    real = [*report.unprofiled_step_ns_by_step, report.unprofiled_step_ns or 0]
+    if any(not 0 <= time < _LIMIT for time in real):
+        yield "its unprofiled_step_ns is below 0 or beyond 63 bits"
     for row in report.modules:
-        yield from _of_row(row, len(report.step_ns))
+        yield from _of_row(row, len(report.step_ns_by_step))
+    for cost in ("wall", "gpu", "cpu"):
+        yield from _of_steps(report, "the report", cost, len(report.step_ns_by_step))
+        sums = [
+            sum(column)
+            for column in zip(*(_by_step(row, cost) for row in report.modules), strict=False)
+        ]
+        if any(part > whole for part, whole in zip(sums, _by_step(report, cost), strict=False)):
+            yield f"its rows sum to more than its {cost}_ns_by_step in a step"
     for cost in _COSTS:
         if _summed(report.modules, cost) > getattr(report, cost):
             yield f"its rows sum to more than its {cost}"
@@ -60,39 +70,56 @@ def _contradictions(report: Report) -> Iterator[str]:
         yield from _impossible(finding, what)
         if not finding.places:
             yield f"{what} has no place"
+        if finding.steps > report.steps:
+            yield f"{what} holds in {finding.steps} steps, of {report.steps}"
         for place in finding.places:
             yield from _impossible(place, f"a place of {what}")
 
 
 def _of_row(row: Row, steps: int) -> Iterator[str]:
     what = f"the row {_named(row.name)}"
-    yield from _impossible(row, what)
+    if row.path != UNSTEADY or row.is_module:
+        yield from _impossible(row, what)
+    if not 0 <= row.calls < _LIMIT:  # nor is NaN
+        yield f"calls of {what} is below 0 or beyond 63 bits"
     yield from _impossible(row.wall_on, f"wall_on of {what}")
     for part in (*row.nodes, *row.lines, *row.kernels):
         yield from _impossible(part, f"a part of {what}")
-    if len(row.wall_ns_by_step) != steps:
-        yield f"{what} has {counted(len(row.wall_ns_by_step), 'step')}, step_ns has {steps}"
-    if any(not 0 <= time < _LIMIT for time in row.wall_ns_by_step):
-        yield f"wall_ns_by_step of {what} holds a time below 0 or beyond 63 bits"
-    if sum(row.wall_ns_by_step) != row.wall_ns:
-        yield f"wall_ns_by_step of {what} does not sum to its wall_ns"
-    if sum(astuple(row.wall_on)) not in (0, row.wall_ns):
-        yield f"wall_on of {what} does not sum to its wall_ns"
+    for cost in ("wall", "gpu", "cpu", "forward"):
+        yield from _of_steps(row, what, cost, steps)
+    if max(astuple(row.wall_on)) > max(0, row.wall_ns):
+        yield f"wall_on of {what} has more than its wall_ns"
     if not row.members:
         yield f"{what} has no members"
-    for parts, kind in ((row.nodes, "nodes"), (row.lines, "lines")):
-        if _summed(parts, "wall_ns") > row.wall_ns:
-            yield f"the {kind} of {what} have more than its wall_ns"
+    # No part is more than its whole, but medians of parts can sum to more than that of the whole.
+    for parts, kind in ((row.nodes, "node"), (row.lines, "line")):
+        if any(part.wall_ns > row.wall_ns for part in parts):
+            yield f"a {kind} of {what} has more than its wall_ns"
     for cost in _COSTS:
         if getattr(row, f"total_{cost}") < getattr(row, cost):
             yield f"total_{cost} of {what} is less than its {cost}"
 
 
+def _of_steps(one: Any, what: str, cost: str, steps: int) -> Iterator[str]:
+    """What is wrong with the times by step of a report, a row or a phase."""
+    times = _by_step(one, cost)
+    if len(times) != steps:
+        held = counted(len(times), "step")
+        yield f"{cost}_ns_by_step of {what} has {held}, step_ns_by_step has {steps}"
+    if any(not 0 <= time < _LIMIT for time in times):
+        yield f"{cost}_ns_by_step of {what} holds a time below 0 or beyond 63 bits"
+
+
+def _by_step(one: Any, cost: str) -> tuple[int, ...]:
+    times: tuple[int, ...] = getattr(one, f"{cost}_ns_by_step")
+    return times
+
+
 def _of_operators(report: Report) -> Iterator[str]:
     for operator in report.operators:
         yield from _impossible(operator, f"the operator {_named(operator.name)}")
-    if _summed(report.operators, "wall_ns") > report.wall_ns:
-        yield "its operators sum to more than its wall_ns"
+    if any(operator.wall_ns > report.wall_ns for operator in report.operators):
+        yield "an operator has more than its wall_ns"
     yield from _twice("operator", report.operators, lambda operator: operator.name)
 
 
@@ -103,17 +130,23 @@ def _of_passes(report: Report) -> Iterator[str]:
             yield f"pass {index} is of step {one.step}, of {report.steps}"
         if one.duration_ns != one.wall_ns + one.forward_ns + one.other_ns:
             yield f"the parts of pass {index} do not sum to its duration_ns"
-    if report.passes and _summed(report.passes, "wall_ns") != report.wall_ns:
-        yield "its passes do not sum to its wall_ns"
+    if report.passes and _summed(report.passes, "wall_ns") != report.recorded_wall_ns:
+        yield "its passes do not sum to its wall_ns_by_step"
 
 
 def _of_phases(report: Report) -> Iterator[str]:
     for phase in report.phases:
-        yield from _impossible(phase, f"the phase {phase.name}")
-        if phase.busy_ns > phase.wall_ns:
-            yield f"the phase {phase.name} is busy for longer than it lasts"
-    if report.phases and _summed(report.phases, "wall_ns") != sum(report.step_ns):
+        what = f"the phase {phase.name}"
+        if phase.name != "unsteady":
+            yield from _impossible(phase, what)
+            if phase.busy_ns > phase.wall_ns:
+                yield f"{what} is busy for longer than it lasts"
+        yield from _of_steps(phase, what, "wall", len(report.step_ns_by_step))
+    if report.phases and _summed(report.phases, "wall_ns") != report.step_ns:
         yield "its phases do not sum to its step_ns"
+    by_step = zip(*(phase.wall_ns_by_step for phase in report.phases), strict=False)
+    if report.phases and tuple(map(sum, by_step)) != report.step_ns_by_step:
+        yield "its phases do not sum to its step_ns_by_step"
     yield from _twice("phase", report.phases, lambda phase: phase.name)
 
 

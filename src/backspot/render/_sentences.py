@@ -13,9 +13,11 @@ from typing import Literal
 from backspot.formatting import counted, duration, percent
 from backspot.render.view import (
     DEFAULT_VIEW,
+    LEAST_UNSTEADY,
     Selection,
     View,
     heaviest,
+    is_unsteady,
     only_nodes,
     operators_by,
     select,
@@ -33,6 +35,7 @@ from backspot.results.report import (
     Sort,
     time_of,
 )
+from backspot.results.unusual import unusual_steps
 from backspot.trace.names import short_node_name
 
 __all__ = [
@@ -43,11 +46,13 @@ __all__ = [
     "answered",
     "cost_of",
     "coverage",
+    "explained",
     "kept_phases",
     "made_by",
     "notes",
     "phase_text",
     "remedies",
+    "searched",
     "setting",
     "worth",
 ]
@@ -58,9 +63,13 @@ _DIFFUSE = 0.10
 """If the first row has a smaller share than this, the answer may be about repeated layers."""
 _MOSTLY = 0.5
 _PARTLY = 0.25
-"""Idle shares of a time from which the answer says so, and from which that comes first."""
+"""Idle shares of a time: from the second the answer says so, from the first that comes first."""
+_NEARLY_ALL = 0.95
+"""Share of a row's time from which the answer gives no second time for its heaviest node."""
 _UNOWNED = 0.25
 """If a larger share than this is owned by no module, the answer says so."""
+_LONG = 0.2
+"""From this share of the step, a phase other than forward and backward gets an explanation."""
 
 _LEAST_COLLECTIVE = 0.05
 """Share of a row's communication from which the answer names a collective."""
@@ -112,7 +121,7 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
             ("text", "; no single module takes more than "),
             ("number", percent(report.share(first, sort))),
         ]
-    unowned = sum(report.share(row, sort) for row in chosen.unowned)
+    unowned = sum(report.share(row, sort) for row in chosen.unowned if not is_unsteady(row))
     if unowned > _UNOWNED:
         parts += [("text", "; "), ("number", percent(unowned)), ("text", " belongs to no module")]
     return parts
@@ -153,12 +162,16 @@ def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
         ("name", row.path),
         ("text", " takes "),
         ("number", percent(report.share(row))),
-        ("text", " of the backward"),
+        ("text", " of the backward: "),
+        ("number", duration(row.wall_ns)),
     ]
-    for node in row.nodes:
-        if node.wall_ns >= _LEAST_COLLECTIVE * row.wall_ns:
-            parts.append(("text", f", {node.name.strip('()')} "))
-            parts.append(("number", duration(node.wall_ns / report.steps)))
+    named = [node for node in row.nodes if node.wall_ns >= _LEAST_COLLECTIVE * row.wall_ns]
+    for node in named:
+        name = node.name.strip("()")
+        if len(named) == 1:
+            parts.append(("text", f", mostly {name}"))
+        else:
+            parts += [("text", f", {name} "), ("number", duration(node.wall_ns))]
     most = percent(report.share(module))
     return [*parts, ("text", "; no module takes more than "), ("number", most)]
 
@@ -186,9 +199,9 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
         *parts,
         ("text", " takes "),
         ("number", percent(share_of(report, ranked[0], sort))),
-        ("text", f" of {whole}, "),
-        ("number", duration(time / report.steps)),
-        *_partly(report, time, idle),
+        ("text", f" of {whole}: "),
+        ("number", duration(time)),
+        *_partly(time, idle),
     ]
 
 
@@ -207,18 +220,16 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
         ("text", f" of {whole}: "),
     ]
     node = heaviest(row, sort)
-    cost = duration(time / report.steps)
+    parts += [("number", duration(time)), *_partly(time, idle)]
     if node is None or not time_of(node, sort):
-        return [*parts, ("number", cost)]
+        return parts
     said = _said(node.name)
     name: Part = ("text", said) if said else ("node", short_node_name(node.name))
     part = time_of(node, sort) / time
-    if part >= 0.95:
-        return [*parts, name, ("text", ", "), ("number", cost), *_partly(report, time, idle)]
-    lead = ", mostly " if part >= 0.5 else ", the largest part in "
-    spent = f" ({duration(time_of(node, sort) / report.steps)})"
-    parts += [("number", cost), ("text", lead), name, ("text", spent)]
-    return parts + _partly(report, time, idle)
+    parts += [("text", ", mostly " if part >= _MOSTLY else ", the largest part in "), name]
+    if part < _NEARLY_ALL:
+        parts += [("text", " ("), ("number", duration(time_of(node, sort))), ("text", ")")]
+    return parts
 
 
 def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
@@ -232,23 +243,23 @@ def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
 
 def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> list[Part]:
     """That it works for a short time, and that the backward is idle around it."""
-    whole, steps = report.wall_ns or 1, report.steps
+    whole = report.wall_ns or 1
     return [
         ("text", f" {itself} "),
-        ("number", duration((cost.wall_ns - idle) / steps)),
+        ("number", duration(cost.wall_ns - idle)),
         ("text", " of the backward; around it, the backward is idle for "),
-        ("number", duration(idle / steps)),
+        ("number", duration(idle)),
         ("text", " ("),
         ("number", percent(idle / whole)),
         ("text", ")"),
     ]
 
 
-def _partly(report: Report, time: int, idle: int) -> list[Part]:
+def _partly(time: int, idle: int) -> list[Part]:
     """How much of a time is idle, if that is worth saying."""
     if idle < _PARTLY * time:
         return []
-    return [("text", ", "), ("number", duration(idle / report.steps)), ("text", " of it idle")]
+    return [("text", " ("), ("number", duration(idle)), ("text", " of it idle)")]
 
 
 _UNITS = {
@@ -267,28 +278,29 @@ _SOURCES = {
 def setting(report: Report) -> list[str]:
     """What was measured, as a list of facts: the times, the number of steps and the labels."""
     steps = report.steps
-    wall = duration(report.wall_ns / steps)
+    wall = duration(report.wall_ns)
     facts = [f"backward {wall} per {report.per}{_spread(report)}"]
     unit = counted(steps, *_UNITS[report.step_unit])
-    whole = sum(report.step_ns)
-    if report.per == "step" and whole > 1.001 * report.wall_ns:
-        unit += f" of {duration(whole / steps)}"
+    whole = report.step_ns
+    if report.unprofiled_step_ns is not None:
+        recorded = f"; {duration(whole)} while recorded" if report.per == "step" else ""
+        facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{recorded}")
+    elif report.per == "step" and whole > 1.001 * report.wall_ns:
+        unit += f" of {duration(whole)} while recorded"
     if len(report.passes) > steps:
         unit += f" with {counted(len(report.passes), 'pass', 'passes')}"
     facts.append(unit)
     if report.has_gpu:
-        facts.append(f"GPU {duration(report.gpu_ns / steps)}")
-    facts += [f"CPU {duration(report.cpu_ns / steps)}", _SOURCES[report.source]]
+        facts.append(f"GPU {duration(report.gpu_ns)}")
+    facts += [f"CPU {duration(report.cpu_ns)}", _SOURCES[report.source]]
     return facts
 
 
 def _spread(report: Report) -> str:
-    by_step: dict[int, int] = {}
-    for a_pass in report.passes:
-        by_step[a_pass.step] = by_step.get(a_pass.step, 0) + a_pass.wall_ns
-    if len(by_step) < 2 or max(by_step.values()) <= 1.2 * min(by_step.values()):
+    by_step = report.wall_ns_by_step
+    if len(by_step) < 2 or max(by_step) <= 1.2 * min(by_step):
         return ""
-    return f" ({duration(min(by_step.values()))} to {duration(max(by_step.values()))})"
+    return f" ({duration(min(by_step))} to {duration(max(by_step))})"
 
 
 def coverage(report: Report) -> str:
@@ -315,7 +327,7 @@ def notes(report: Report, chosen: Selection, view: View) -> list[str]:
         verb = "takes" if len(chosen.hidden) == 1 else "take"
         everything = len(chosen.shown) + len(chosen.hidden)
         lines.append(
-            f"{number} {verb} {duration(time / report.steps)} ({percent(share)}){total}; "
+            f"{number} {verb} {duration(time)} ({percent(share)}){total}; "
             f"see --top {everything} or report.top()."
         )
     if chosen.idle:
@@ -338,13 +350,25 @@ def _repeats(chosen: Selection) -> bool:
 
 
 def remedies(report: Report) -> Sequence[str]:
-    """The report's warnings, and how to get labels if there are none and no warning says it."""
+    """Unusual steps, the report's warnings, and how to get labels if no warning says it."""
+    warnings = (*_unusual(report), *report.warnings)
     if report.source != "none" or any("instrument(" in text for text in report.warnings):
-        return report.warnings
-    return (
-        *report.warnings,
-        "To see modules, record the trace inside backspot.instrument(model).",
-    )
+        return warnings
+    return (*warnings, "To see modules, record the trace inside backspot.instrument(model).")
+
+
+def _unusual(report: Report) -> list[str]:
+    """The steps that took far longer than the typical one, in one line."""
+    steps = unusual_steps(report)
+    if not steps:
+        return []
+    first, *others = steps
+    where = f", in {first.where}" if first.where else ""
+    text = f"Step {first.step} took {duration(first.longer_ns)} longer{where}"
+    if others:
+        least = duration(others[-1].longer_ns)
+        text += f"; {counted(len(others), 'more step')} took at least {least} longer"
+    return [f"{text}. The numbers are those of a typical step."]
 
 
 HEADING = "Why, and what to do"
@@ -367,21 +391,92 @@ _PHASES: dict[PhaseName, str] = {
     "optimizer": "optimizer",
     "other": "other work",
     "idle": "idle",
+    "unsteady": "unsteady",
 }
 
 
 def kept_phases(report: Report) -> list[Phase]:
-    """The phases that took any time."""
-    return [phase for phase in report.phases if phase.wall_ns > 0]
+    """The phases that take any time worth showing."""
+    least = LEAST_UNSTEADY * report.step_ns
+    return [
+        phase
+        for phase in report.phases
+        if phase.wall_ns > (least if phase.name == "unsteady" else 0)
+    ]
 
 
 def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
     """A phase's name, its time in a step, and its share of it."""
-    whole = sum(one.wall_ns for one in report.phases)
-    share = percent(phase.wall_ns / whole if whole else 0.0)
+    share = percent(phase.wall_ns / report.step_ns if report.step_ns else 0.0)
     to_gpu = report.has_gpu or phase.name != "copy"
     name = _PHASES[phase.name] if to_gpu else "copies of the batch"
-    return name, duration(phase.wall_ns / report.steps), share
+    return name, duration(phase.wall_ns), share
+
+
+_MEANINGS: dict[PhaseName, str] = {
+    "data": (
+        "the time until the model has its next batch; look first at what the host does in this "
+        "time, such as loading data without worker processes"
+    ),
+    "copy": (
+        "copies from the host to the GPU while no kernel runs; look first at pinned memory with "
+        "non_blocking=True, and at the size of the batch"
+    ),
+    "loss": (
+        "work after the model's forward and before the backward; look first at the loss function "
+        "and at what else runs there, such as metrics"
+    ),
+    "optimizer": (
+        "updates of the parameters, with zero_grad and gradient clipping; look first at whether "
+        "the optimizer runs with fused=True or foreach=True"
+    ),
+    "other": (
+        "recorded work that belongs to no other phase; look first at its operators in a trace "
+        "viewer"
+    ),
+    "idle": (
+        "nothing is recorded, neither on the host nor on a GPU; look first at what the program "
+        "does besides PyTorch's operators, such as logging or waiting for another process"
+    ),
+    "unsteady": (
+        "what the typical times of the other phases leave over, because the phases vary from step "
+        "to step; look first at their times by step in the JSON report"
+    ),
+}
+"""What a long phase means and what to look at first; only what follows from any such trace."""
+
+
+def explained(report: Report) -> list[str]:
+    """A sentence for each phase that takes much of the step, the longest first."""
+    phases = [phase for phase in report.phases if phase.wall_ns > _LONG * report.step_ns]
+    sentences = []
+    for phase in sorted(phases, key=lambda phase: -phase.wall_ns):
+        if phase.name in _MEANINGS:
+            name, _, share = phase_text(report, phase)
+            meaning = _MEANINGS[phase.name]
+            if phase.name == "copy" and not report.has_gpu:
+                meaning = "copies before the forward; look first at the size of the batch"
+            sentences.append(
+                f"{name[0].upper()}{name[1:]} ({share} of the {report.per}): {meaning}."
+            )
+    return sentences
+
+
+def searched(report: Report) -> str:
+    """How many rules looked for causes and how many could not, or ``""`` if that says nothing."""
+    looked, unable = report.rules_looked, report.rules_unable
+    rules = counted(looked + unable, "rule")
+    if unable:
+        need = "needs" if unable == 1 else "need"
+        what = "events that this trace lacks" if report.has_gpu else "a GPU trace"
+        told = f"{unable:,} of {rules} {need} {what}."
+        return told if report.findings else f"No cause found; {told}"
+    if not looked or report.findings:
+        return ""
+    return f"No cause found by {rules}."
+
+
+_PLURAL = {"step": "steps", "pass": "passes"}
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
@@ -389,7 +484,9 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     whole = report.whole_ns
     step = "backward" if report.per == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
-    return duration(finding.wall_ns / report.steps), f"{share} of the {step}"
+    of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
+    often = "" if finding.steps == report.steps else f" (in {of})"
+    return duration(finding.wall_ns), f"{share} of the {step}{often}"
 
 
 def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:

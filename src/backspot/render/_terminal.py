@@ -17,7 +17,7 @@ from rich.text import Text
 
 from backspot.formatting import counted, visible
 from backspot.render._columns import Column
-from backspot.render._sentences import HEADING, cost_of, kept_phases, phase_text, worth
+from backspot.render._sentences import HEADING, cost_of, kept_phases, phase_text, searched, worth
 from backspot.results.report import Finding, Report
 
 __all__ = [
@@ -226,17 +226,19 @@ def phase_facts(report: Report) -> list[str]:
 
 
 def finding_lines(report: Report, width: int) -> Iterator[Text]:
-    """A heading, and a paragraph for each of the most expensive findings."""
-    if not report.findings:
-        return
-    yield Text()
-    yield Text(HEADING, "bold")
+    """A heading, a paragraph for each of the most expensive findings, and how many rules looked."""
+    if report.findings:
+        yield Text()
+        yield Text(HEADING, "bold")
     for number, finding in enumerate(report.findings[:_MOST], 1):
         yield from _hanging(f"{number}. ", _seen(report, finding, width), width)
         yield from _hanging("   ", Text(visible(finding.remedy)), width)
     rest = len(report.findings) - _MOST
     if rest > 0:
         yield Text(f"   {counted(rest, 'more finding')}; report.findings lists all.", "dim")
+    if told := searched(report):
+        yield Text()
+        yield Text(told, "dim")
 
 
 def _seen(report: Report, finding: Finding, width: int) -> Text:

@@ -41,7 +41,8 @@ def stacks(report: Report) -> list[Stack]:
 
     for row in report.modules:
         frames = _frames(row, classes)
-        rest = [row.wall_ns, row.gpu_ns, row.cpu_ns]
+        # Typical times can leave over less than nothing.
+        rest = [max(0, cost) for cost in (row.wall_ns, row.gpu_ns, row.cpu_ns)]
         for node in row.nodes:
             # No more than the row has: a report written by hand may not add up.
             costs = list(map(min, (node.wall_ns, node.gpu_ns, node.cpu_ns), rest))
@@ -64,7 +65,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def to_speedscope(report: Report) -> bytes:
-    """A file in speedscope's own format; times in nanoseconds over all steps.
+    """A file in speedscope's own format; times in nanoseconds of a typical step.
 
     A trace without device work has no GPU profile.
     """
@@ -102,7 +103,7 @@ def _profile(
 
 
 def to_folded(report: Report) -> bytes:
-    r"""Wall time in nanoseconds over all steps, in UTF-8.
+    r"""Wall time in nanoseconds of a typical step, in UTF-8.
 
     A semicolon in a name is written ``\x3b``, because it separates frames.
     """

@@ -29,6 +29,7 @@ from backspot.results.report import SCHEMA, Report
 __all__ = ["FORMATS", "comparison_to_json", "load", "schema", "to_json"]
 
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
+_AGAIN = "make it again from the trace"
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
 
@@ -82,7 +83,7 @@ def load(path: str | os.PathLike[str]) -> Report:
 
     Raises:
         SourceNotFoundError: If the file does not exist or cannot be read.
-        NotATraceError: If the file is not a report, is broken or inconsistent, or has a newer
+        NotATraceError: If the file is not a report, is broken or inconsistent, or has another
             schema.
         UsageError: If ``path`` is not a path.
     """
@@ -129,10 +130,12 @@ def _check_schema(found: object, shown: str) -> None:
     if found == SCHEMA:
         return
     family, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
-    if family == _FAMILY and version.isdecimal() and int(version) > int(_VERSION):
+    if family == _FAMILY and version.isdecimal():
+        newer = int(version) > int(_VERSION)
+        age, remedy = ("a newer", "pip install -U backspot") if newer else ("an older", _AGAIN)
         raise NotATraceError(
-            f"{shown} was written by a newer Backspot (schema {found}; this one reads {SCHEMA}): "
-            "pip install -U backspot"
+            f"{shown} was written by {age} Backspot (schema {found}; this one reads {SCHEMA}): "
+            f"{remedy}"
         )
     raise NotATraceError(
         f"{shown} is not a report that Backspot saved (its schema is not {SCHEMA}); "

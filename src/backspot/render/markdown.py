@@ -8,17 +8,26 @@ from collections.abc import Sequence
 from backspot.comparison.changes import Comparison
 from backspot.formatting import counted, visible
 from backspot.render._columns import Column, module_columns, operator_columns
-from backspot.render._comparison import change_columns, comparison_answer, left_out, sides
+from backspot.render._comparison import (
+    change_columns,
+    comparison_answer,
+    left_out,
+    of_step,
+    sides,
+    step_columns,
+)
 from backspot.render._sentences import (
     HEADING,
     Part,
     answer,
     cost_of,
     coverage,
+    explained,
     kept_phases,
     notes,
     phase_text,
     remedies,
+    searched,
     setting,
     worth,
 )
@@ -45,6 +54,8 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Time in a {report.per}: {goes}."), ""]
+    for meaning in explained(report):
+        lines += [_text(meaning), ""]
     if warnings := remedies(report):
         lines += [*(f"- Warning: {_text(text)}" for text in warnings), ""]
     if only_nodes(report):
@@ -68,15 +79,24 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
     lines = [
         f"**{_sentence(comparison_answer(comparison))}**",
         "",
-        f"Wall ms per step; {'; '.join(recorded)}.",
+        f"Ms per step; {'; '.join(recorded)}.",
         "",
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
+        *_step_table(comparison),
         *_table(columns, bold_verdicts=claimed),
         "",
         *(_sentence(parts) for parts in left_out(comparison, shown)),
     ]
     return _joined(lines)
+
+
+def _step_table(comparison: Comparison) -> list[str]:
+    """The phases and the step, if they are known."""
+    rows = of_step(comparison)
+    if not rows:
+        return []
+    return [*_table(step_columns(comparison), [row.claimed for row in rows]), ""]
 
 
 FORMATS = (
@@ -89,9 +109,10 @@ def _joined(lines: Sequence[str]) -> bytes:
 
 
 def _findings(report: Report) -> list[str]:
-    """The findings, with what to do."""
+    """The findings, with what to do, and how many rules looked."""
+    told = [_text(searched(report))] if searched(report) else []
     if not report.findings:
-        return []
+        return ["", *told]
     lines = ["", f"**{HEADING}**", ""]
     for number, finding in enumerate(report.findings[:_FINDINGS], 1):
         places, more = worth(finding, 3)
@@ -106,7 +127,7 @@ def _findings(report: Report) -> list[str]:
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")
         lines += ["", f"{rest}; report.findings lists all."]
-    return lines
+    return [*lines, "", *told]
 
 
 def _table(columns: Sequence[Column], bold_verdicts: Sequence[bool] = ()) -> list[str]:

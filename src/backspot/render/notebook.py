@@ -5,9 +5,18 @@
 
 from __future__ import annotations
 
-from backspot.comparison.changes import Comparison
+from collections.abc import Sequence
+
+from backspot.comparison.changes import Change, Comparison
 from backspot.formatting import counted
-from backspot.render._comparison import change_columns, comparison_answer, recordings
+from backspot.render._columns import Column
+from backspot.render._comparison import (
+    change_columns,
+    comparison_answer,
+    of_step,
+    recordings,
+    step_columns,
+)
 from backspot.render._sentences import (
     KINDS,
     answer,
@@ -71,11 +80,25 @@ def _line_of_answer(report: Report) -> str:
 def comparison_html(comparison: Comparison) -> str:
     """A comparison for a cell of a notebook: the answer, and the largest changes."""
     changes, columns = change_columns(comparison, _ROWS)
+    phases = of_step(comparison)
+    return _whole(
+        [
+            f'<p class="said">{sentence(comparison_answer(comparison))}</p>',
+            facts_list(recordings(comparison)),
+            warnings_list(comparison.notes),
+            _change_table(phases, step_columns(comparison)) if phases else "",
+            _change_table([*changes, comparison.whole], columns),
+        ]
+    )
+
+
+def _change_table(changes: Sequence[Change], columns: Sequence[Column]) -> str:
+    """A row for each change; the first column is its name."""
     head = "".join(
         f'<th scope="col"{_number(column.left)}>{shown(column.head)}</th>' for column in columns
     )
     lines = []
-    for index, change in enumerate([*changes, comparison.whole]):
+    for index, change in enumerate(changes):
         cells = "".join(
             f"<td{_number(column.left)}>{shown(column.cells[index][1])}</td>"
             for column in columns[1:]
@@ -83,15 +106,7 @@ def comparison_html(comparison: Comparison) -> str:
         name = f'<th scope="row"><code>{shown(columns[0].cells[index][1])}</code></th>'
         kind = change.verdict if change.claimed else "muted" if change.verdict != "new" else ""
         lines.append(f'<tr class="{kind}">{name}{cells}</tr>')
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return _whole(
-        [
-            f'<p class="said">{sentence(comparison_answer(comparison))}</p>',
-            facts_list(recordings(comparison)),
-            warnings_list(comparison.notes),
-            _scroll(table),
-        ]
-    )
+    return _scroll(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
 
 
 def _number(left: bool) -> str:

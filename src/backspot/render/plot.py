@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from backspot.errors import MissingDependencyError, UsageError
@@ -52,7 +53,7 @@ def plot(
     if ax is None:
         height = 1.2 + 0.28 * max(1, len(names))
         _, ax = plt.subplots(figsize=(8, height), layout="constrained")
-    scale = 1e6 * report.steps
+    scale = 1e6
     places = range(len(names))
     kinds = _kinds(report, chosen.shown) if sort == "wall" and labelled else {}
     left = [0.0] * len(names)
@@ -85,11 +86,15 @@ def _nodes(report: Report, sort: Sort, top: int) -> tuple[list[str], list[int]]:
 
 def _kinds(report: Report, rows: tuple[Row, ...]) -> dict[str, list[int]]:
     """What the rows' wall time is spent on; empty if the report does not know."""
-    if not report.has_gpu or any(_sum_of_kinds(row) != row.wall_ns for row in rows):
+    if not report.has_gpu or any(row.wall_ns and not any(astuple(row.wall_on)) for row in rows):
         return {}
-    kinds = {kind: [getattr(row.wall_on, f"{kind}_ns") for row in rows] for kind in KINDS}
+    # Medians of the kinds do not quite sum to the median of the row.
+    scales = [row.wall_ns / (sum(astuple(row.wall_on)) or 1) for row in rows]
+    kinds = {
+        kind: [
+            round(scale * getattr(row.wall_on, f"{kind}_ns"))
+            for row, scale in zip(rows, scales, strict=True)
+        ]
+        for kind in KINDS
+    }
     return {kind: spent for kind, spent in kinds.items() if any(spent)}
-
-
-def _sum_of_kinds(row: Row) -> int:
-    return sum(getattr(row.wall_on, f"{kind}_ns") for kind in KINDS)

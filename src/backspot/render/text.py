@@ -20,12 +20,20 @@ from backspot.render._columns import (
     numbers,
     operator_columns,
 )
-from backspot.render._comparison import change_columns, comparison_answer, left_out, recordings
+from backspot.render._comparison import (
+    change_columns,
+    comparison_answer,
+    left_out,
+    of_step,
+    recordings,
+    step_columns,
+)
 from backspot.render._sentences import (
     Part,
     answer,
     answered,
     coverage,
+    explained,
     made_by,
     notes,
     remedies,
@@ -88,6 +96,7 @@ def render_text(
     lines += fact_lines([*setting(report), f"times in ms per {report.per}"], width)
     if phases := phase_facts(report):
         lines += fact_lines([f"{report.per}: {phases[0]}", *phases[1:]], width)
+    lines += map(Text, explained(report))
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
     lines.append(Text())
     if only_nodes(report):
@@ -112,8 +121,8 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
     width = _width(width)
     placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
     rows = [row for _, row in placed]
-    steps, whole = subtree.row.steps, subtree.row.total_wall_ns
-    ms = milliseconds_of(whole, steps)
+    whole = subtree.row.total_wall_ns
+    ms = milliseconds_of(whole)
     names: list[Part] = [("name", name) for name, _ in placed]
     classes: list[Part] = [("name", row.class_name) for row in rows]
     total = numbers(ms(row.total_wall_ns) for row in rows)
@@ -136,8 +145,8 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
         columns = [column for column in columns if column.cells is not gpu]
     label = keep_end(visible(subtree.row.label), min(width, 80))
     what = (
-        f"{label}: {duration(whole / steps)} of the backward per step, "
-        f"{duration(subtree.row.wall_ns / steps)} of it in the module itself"
+        f"{label}: {duration(whole)} of the backward per step, "
+        f"{duration(subtree.row.wall_ns)} of it in the module itself"
     )
     lines = [Text(what, "bold"), Text(), *lay_out(columns, width)]
     return _written(lines, width, color=color)
@@ -157,6 +166,9 @@ def render_comparison(
     lines = [_sentence(comparison_answer(comparison), width)]
     lines += fact_lines(recordings(comparison), width)
     lines += [Text("! " + visible(note), "yellow") for note in comparison.notes]
+    if phases := of_step(comparison):
+        styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
+        lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
     lines.append(Text())
     lines += lay_out(columns, width, [_VERDICTS.get(verdict, "") for verdict in verdicts])
     for parts in left_out(comparison, shown):

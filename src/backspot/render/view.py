@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from backspot.results.report import (
+    UNSTEADY,
     By,
     LineCost,
     NodeCost,
@@ -19,16 +20,19 @@ from backspot.results.report import (
 
 __all__ = [
     "DEFAULT_VIEW",
+    "LEAST_UNSTEADY",
     "Cost",
     "Selection",
     "View",
     "costs_anything",
     "heaviest",
     "heaviest_line",
+    "is_unsteady",
     "only_nodes",
     "operators_by",
     "select",
     "share_of",
+    "unowned_rows",
 ]
 
 Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
@@ -68,6 +72,9 @@ class View:
 
 DEFAULT_VIEW = View()
 
+LEAST_UNSTEADY = 0.01
+"""Outputs for people leave out what is unsteady if it takes a smaller share than this."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -101,8 +108,30 @@ def select(report: Report, view: View) -> Selection:
         shown=tuple(modules[:limit]),
         hidden=tuple(modules[limit:]),
         idle=sum(row.members for row in ranked if row.is_module and not costs_anything(row)),
-        unowned=tuple(row for row in ranked if not row.is_module and costs_anything(row)),
+        unowned=unowned_rows(report, ranked),
     )
+
+
+def is_unsteady(row: Row) -> bool:
+    """Whether this is the row for what the typical times of the others leave over."""
+    return row.path == UNSTEADY and not row.is_module
+
+
+def unowned_rows(report: Report, ranked: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows without a module that people should see, in the order of ``ranked``.
+
+    What the typical times leave over is shown if it is time, and not next to nothing.
+    """
+    least = LEAST_UNSTEADY * report.wall_ns
+    rows = []
+    for row in ranked:
+        if is_unsteady(row):
+            if row.wall_ns > least:
+                gpu_ns, cpu_ns = max(0, row.gpu_ns), max(0, row.cpu_ns)
+                rows.append(replace(row, gpu_ns=gpu_ns, cpu_ns=cpu_ns))
+        elif not row.is_module and costs_anything(row):
+            rows.append(row)
+    return tuple(rows)
 
 
 def costs_anything(row: Row) -> bool:

@@ -1,11 +1,12 @@
 """What modules, nodes, kernels, lines, passes, devices and phases cost.
 
-All times are integer nanoseconds, summed over all recorded steps, so that sums are exact.
-Properties convert them to milliseconds, or to milliseconds per step.
+All times are integer nanoseconds of a typical step: the median over the recorded steps, of each
+thing by itself. What ends in ``_by_step`` has one entry a recorded step, and is exact.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,6 +27,7 @@ __all__ = [
     "Row",
     "Sort",
     "WallKinds",
+    "half_spread",
     "line_of",
     "time_of",
 ]
@@ -38,21 +40,21 @@ Sort = Literal["wall", "gpu", "cpu"]
 class NodeCost:
     """Cost of one kind of autograd node within one module.
 
-    All times are integer nanoseconds, summed over all recorded steps.
+    All times are integer nanoseconds of a typical step.
 
     Attributes:
         name: Name that autograd gives the node (``GatherBackward0``). ``(recompute)`` is forward
             work that activation checkpointing ran again inside backward. ``(before a graph's
             replay)`` is time in which the GPU idles until a node replays a captured CUDA graph.
             ``(all_reduce)`` and the like are collectives, in rows of communication.
-        count: Number of such nodes that ran.
+        count: Number of such nodes that run in a typical step.
         wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
         gpu_ns: Summed durations of the kernels, copies and memsets that the nodes launched.
         cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
 
     Example:
         >>> report["patch_drop"].row.nodes[0]
-        NodeCost(name='GatherBackward0', count=2, wall_ns=11294719, gpu_ns=9299684, cpu_ns=4273320)
+        NodeCost(name='GatherBackward0', count=1, wall_ns=5647359, gpu_ns=4649842, cpu_ns=2136660)
     """
 
     name: str
@@ -68,7 +70,7 @@ class LineCost:
     """Cost of the autograd nodes that one line of forward source code made within one module.
 
     Nodes without a known line are in no ``LineCost``, so lines may sum to less than their row.
-    All times are integer nanoseconds, summed over all recorded steps.
+    All times are integer nanoseconds of a typical step.
 
     Attributes:
         file: File name, relative to its package or to the working folder.
@@ -77,7 +79,7 @@ class LineCost:
         text: The source line itself, ``""`` if it could not be read.
         node: Name of the nodes, as in the row's ``nodes``.
         exact: True if this line made the nodes, false if it called the module that made them.
-        count: Number of such nodes that ran.
+        count: Number of such nodes that run in a typical step.
         wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
         gpu_ns: Summed durations of the kernels, copies and memsets that the nodes launched.
         cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
@@ -105,15 +107,18 @@ class LineCost:
 class KernelCost:
     """Cost of one kernel, copy or memset, by name, that a module's nodes launched.
 
+    In a trace without device work it is an operator that the nodes called.
+
     Attributes:
         name: Name in the trace.
-        count: Number of times it ran, over all recorded steps.
-        gpu_ns: Summed durations in nanoseconds, over all recorded steps.
+        count: Number of times it runs in a typical step.
+        spent_ns: Summed durations in nanoseconds in a typical step: on the device, or on the host
+            for an operator.
     """
 
     name: str
     count: int
-    gpu_ns: int
+    spent_ns: int
 
 
 GRADIENT_EXCHANGE = "(gradient exchange)"
@@ -121,13 +126,16 @@ PARAMETER_GATHER = "(parameter gather)"
 OTHER_COMMUNICATION = "(communication)"
 """The paths of the rows that own the communication between ranks."""
 
+UNSTEADY = "(unsteady)"
+"""The path of the row for what the typical times of all others leave over. It can be negative."""
+
 
 @public
 @dataclass(frozen=True, slots=True)
 class WallKinds:
-    """What a row's clock time is spent on. The kinds sum to its ``wall_ns`` exactly.
+    """What a row's clock time is spent on. In each step, the kinds sum to the row's time exactly.
 
-    All times are integer nanoseconds, summed over all recorded steps.
+    All times are integer nanoseconds of a typical step.
 
     Attributes:
         gpu_ns: A kernel, copy or memset is running.
@@ -162,15 +170,17 @@ class Row:
     """Cost of one module, or of one group of modules, in the backward.
 
     The rows of a report are a partition: no nanosecond is in two rows. ``total_*`` adds the modules
-    inside. All times ending in ``_ns`` are integer nanoseconds, summed over all recorded steps.
+    inside. All times ending in ``_ns`` are integer nanoseconds of a typical step: the median over
+    the recorded steps. The times of a group are the sums of its modules' times.
 
     Attributes:
         path: Module path, ``""`` for the root. The group's name if rows were grouped. Time that no
             module owns has a path in parentheses: ``(outside model)``, ``(autograd engine)``, …
+            ``(unsteady)`` is what the typical times of all other rows leave over of the report's.
         class_name: Class of the module.
         root: Path of the outermost instrumented module that contains this one.
         is_module: False for time that no module owns.
-        calls: Number of recorded forward calls, without those that checkpointing ran again.
+        calls: Forward calls per step, without those that checkpointing ran again.
         wall_ns: Clock time of the backward that this row accounts for.
         gpu_ns: Summed durations of the device work that the row launched in backward.
         cpu_ns: Time the host spent executing the row's nodes.
@@ -182,10 +192,14 @@ class Row:
         total_forward_ns: ``forward_ns`` of this module and all modules inside it.
         total_recompute_ns: ``recompute_ns`` of this module and all modules inside it.
         nodes: The module's autograd nodes by name, most wall time first.
-        wall_ns_by_step: ``wall_ns`` of each recorded step.
+        wall_ns_by_step: Clock time in each recorded step. In each step the rows sum to the
+            report's ``wall_ns_by_step`` exactly.
+        gpu_ns_by_step: Device time in each recorded step.
+        cpu_ns_by_step: Host time in each recorded step.
+        forward_ns_by_step: Clock time of the forward in each recorded step.
         members: Number of modules in this row, more than 1 only if rows were grouped.
         kernels: Kernels, copies and memsets that the row's nodes launched, by name, most device
-            time first.
+            time first. In a trace without device work: the operators that the nodes called.
         wall_on: What ``wall_ns`` is spent on.
         lines: Lines of forward source code that made the row's nodes, most wall time first. Empty
             unless the trace was recorded with ``instrument(model, lines=True)``.
@@ -195,14 +209,14 @@ class Row:
         >>> row
         <Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>
         >>> row.wall_ns, row.wall_ns_by_step
-        (11736144, (5571520, 6164624))
+        (5868072, (5571520, 6164624))
     """
 
     path: str
     class_name: str
     root: str
     is_module: bool
-    calls: int
+    calls: float
     wall_ns: int
     gpu_ns: int
     cpu_ns: int
@@ -215,6 +229,9 @@ class Row:
     total_recompute_ns: int
     nodes: tuple[NodeCost, ...]
     wall_ns_by_step: tuple[int, ...]
+    gpu_ns_by_step: tuple[int, ...]
+    cpu_ns_by_step: tuple[int, ...]
+    forward_ns_by_step: tuple[int, ...]
     members: int = 1
     kernels: tuple[KernelCost, ...] = ()
     wall_on: WallKinds = WallKinds()
@@ -231,8 +248,8 @@ class Row:
 
     def __repr__(self) -> str:
         return (
-            f"<Row {visible(self.label)}: wall {self.wall_ms_per_step:.3f}, "
-            f"GPU {self.gpu_ms_per_step:.3f}, CPU {self.cpu_ms_per_step:.3f} ms per step>"
+            f"<Row {visible(self.label)}: wall {self.wall_ms:.3f}, GPU {self.gpu_ms:.3f}, "
+            f"CPU {self.cpu_ms:.3f} ms per step>"
         )
 
     @property
@@ -253,39 +270,70 @@ class Row:
         return max(1, len(self.wall_ns_by_step))
 
     @property
-    def wall_us(self) -> float:
-        """``wall_ns`` in microseconds, summed over all recorded steps."""
-        return self.wall_ns / 1e3
+    def wall_spread_ns(self) -> int:
+        """How much ``wall_ns`` varies: half the width of the middle half of the recorded steps.
+
+        Half of all steps lie between two quartiles, and this is half of their difference, in
+        nanoseconds, rounded down. Quartiles are interpolated linearly. One step has a spread of 0.
+        """
+        return half_spread(self.wall_ns_by_step)
 
     @property
-    def gpu_us(self) -> float:
-        """``gpu_ns`` in microseconds, summed over all recorded steps."""
-        return self.gpu_ns / 1e3
+    def recorded_wall_ns(self) -> int:
+        """Clock time of the backward in nanoseconds, summed over all recorded steps."""
+        return sum(self.wall_ns_by_step)
 
     @property
-    def cpu_us(self) -> float:
-        """``cpu_ns`` in microseconds, summed over all recorded steps."""
-        return self.cpu_ns / 1e3
+    def recorded_gpu_ns(self) -> int:
+        """Device time of the backward in nanoseconds, summed over all recorded steps."""
+        return sum(self.gpu_ns_by_step)
 
     @property
-    def wall_ms_per_step(self) -> float:
-        """``wall_ns`` in milliseconds per step."""
-        return self.wall_ns / 1e6 / self.steps
+    def recorded_cpu_ns(self) -> int:
+        """Host time of the backward in nanoseconds, summed over all recorded steps."""
+        return sum(self.cpu_ns_by_step)
 
     @property
-    def gpu_ms_per_step(self) -> float:
-        """``gpu_ns`` in milliseconds per step."""
-        return self.gpu_ns / 1e6 / self.steps
+    def recorded_forward_ns(self) -> int:
+        """Clock time of the forward in nanoseconds, summed over all recorded steps."""
+        return sum(self.forward_ns_by_step)
 
     @property
-    def cpu_ms_per_step(self) -> float:
-        """``cpu_ns`` in milliseconds per step."""
-        return self.cpu_ns / 1e6 / self.steps
+    def recorded_calls(self) -> int:
+        """Number of recorded forward calls."""
+        return round(self.calls * self.steps)
 
     @property
-    def forward_ms_per_step(self) -> float:
-        """``forward_ns`` in milliseconds per step."""
-        return self.forward_ns / 1e6 / self.steps
+    def wall_ms(self) -> float:
+        """``wall_ns`` in milliseconds."""
+        return self.wall_ns / 1e6
+
+    @property
+    def gpu_ms(self) -> float:
+        """``gpu_ns`` in milliseconds."""
+        return self.gpu_ns / 1e6
+
+    @property
+    def cpu_ms(self) -> float:
+        """``cpu_ns`` in milliseconds."""
+        return self.cpu_ns / 1e6
+
+    @property
+    def forward_ms(self) -> float:
+        """``forward_ns`` in milliseconds."""
+        return self.forward_ns / 1e6
+
+
+def half_spread(by_step: Sequence[int]) -> int:
+    """Return half of the difference between the quartiles, as ``Row.wall_spread_ns`` has it."""
+    ordered, last = sorted(by_step), len(by_step) - 1
+
+    def quartile(number: int) -> int:
+        """Four times the quartile, in whole nanoseconds."""
+        at, part = divmod(number * last, 4)
+        return 4 * ordered[at] + (part * (ordered[at + 1] - ordered[at]) if part else 0)
+
+    return (quartile(3) - quartile(1)) // 8 if ordered else 0
 
 
 def line_of(row: Row, node_name: str) -> str:
@@ -318,7 +366,7 @@ class _Timed(Protocol):
 
 
 def time_of(cost: _Timed, sort: Sort) -> int:
-    """Return the time that a ranking goes by, in nanoseconds over all recorded steps."""
+    """Return the time that a ranking goes by, in nanoseconds of a typical step."""
     return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
 
 
@@ -327,11 +375,11 @@ def time_of(cost: _Timed, sort: Sort) -> int:
 class OperatorCost:
     """Cost of one kind of autograd node, over all modules.
 
-    All times are integer nanoseconds, summed over all recorded steps.
+    All times are integer nanoseconds of a typical step.
 
     Attributes:
         name: Name that autograd gives the node.
-        count: Number of such nodes that ran.
+        count: Number of such nodes that run in a typical step.
         wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
         gpu_ns: Summed durations of the device work that the nodes launched.
         cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
@@ -358,7 +406,7 @@ class Pass:
         duration_ns: From the start of the first node on the host to the later of the end on the
             host and the end of the last device work that the nodes launched. Time that overlaps an
             earlier pass counts for the earlier pass.
-        wall_ns: Part that is backward. Over all passes it sums to the rows' ``wall_ns``.
+        wall_ns: Part that is backward. Over all passes it sums to the rows' ``recorded_wall_ns``.
         forward_ns: Part in which device work of the forward was still running.
         other_ns: Part in which other device work was running, such as the optimizer's or a
             prefetch on another stream.
@@ -384,7 +432,7 @@ class Pass:
 class DeviceCost:
     """One device's part of the backward.
 
-    All times are integer nanoseconds, summed over all recorded steps.
+    All times are integer nanoseconds of a typical step.
 
     Attributes:
         device: Index of the device.
@@ -413,34 +461,43 @@ class Coverage:
     cpu: float
 
 
-PhaseName = Literal["data", "copy", "forward", "loss", "backward", "optimizer", "other", "idle"]
+PhaseName = Literal[
+    "data", "copy", "forward", "loss", "backward", "optimizer", "other", "idle", "unsteady"
+]
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One part of the step. The phases of a report sum to its steps exactly.
+    """One part of the step. The phases of a report sum to its typical step exactly.
 
-    All times are integer nanoseconds, summed over all recorded steps.
+    All times are integer nanoseconds of a typical step.
 
     Attributes:
         name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies outside
             the backward that no kernel hides), ``forward``, ``loss``, ``backward``, ``optimizer``
             (with ``zero_grad`` and gradient clipping), ``other`` (recorded work that is none of
-            these) or ``idle`` (nothing recorded, neither on the host nor on a device).
+            these), ``idle`` (nothing recorded, neither on the host nor on a device) or
+            ``unsteady`` (what the typical times of the others leave over; can be negative).
         wall_ns: Clock time. Each moment counts for one phase, by the same rule as the rows'
             ``wall_ns``.
         busy_ns: Part of ``wall_ns`` in which any device was running something.
+        wall_ns_by_step: Clock time in each recorded step. In each step the phases sum to the
+            report's ``step_ns_by_step`` exactly.
 
     Example:
         >>> {phase.name: f"{phase.wall_ns / 1e6:.1f} ms" for phase in report.phases}
-        {'forward': '17.6 ms', 'loss': '0.6 ms', 'backward': '41.8 ms', 'optimizer': '0.2 ms',
-         'idle': '0.7 ms'}
+        {'forward': '8.8 ms', 'loss': '0.3 ms', 'backward': '20.9 ms', 'optimizer': '0.1 ms',
+         'idle': '0.3 ms'}
     """
 
     name: PhaseName
     wall_ns: int
     busy_ns: int
+    wall_ns_by_step: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"<Phase {self.name}: wall {self.wall_ns / 1e6:.3f} ms per step>"
 
     @property
     def utilisation(self) -> float:

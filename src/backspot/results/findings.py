@@ -1,6 +1,6 @@
 """What makes a step slow, where, and what to do about it.
 
-All times are integer nanoseconds, summed over all recorded steps.
+All times are integer nanoseconds of a typical step: the median over the recorded steps.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class Place:
         path: Path of the module, as in its row; a name in parentheses for time that no module owns;
             or a phase of the step, ``(optimizer)`` or ``(data)``.
         class_name: Class of the module, ``""`` if the place is not a module.
-        count: Number of occurrences. The finding says of what: nodes, kernels or calls.
-        wall_ns: Clock time that it takes there, in nanoseconds, summed over all recorded steps.
+        count: Number of occurrences in a typical step. The finding says of what: nodes, kernels or
+            calls.
+        wall_ns: Clock time that it takes there, in nanoseconds of a typical step.
         line: Line of forward source code, ``file:line``, or ``""`` if it is not known.
     """
 
@@ -50,9 +51,10 @@ class Finding:
         title: What is wrong, in a few words.
         seen: What was seen, with counts and times: one or two sentences.
         remedy: What to do: one or two sentences.
-        wall_ns: Clock time that the cause takes, in nanoseconds, summed over all recorded steps.
-            The remedy cannot save more than this.
+        wall_ns: Clock time that the cause takes, in nanoseconds of a typical step, and the sum over
+            its places, at most the whole step. The remedy cannot save more than this.
         places: Where it happens, most wall time first. Never empty.
+        steps: Number of recorded steps in which the cause takes at least 1% of the step.
         nodes: Names of the autograd nodes involved, most expensive first.
         operators: Names of the operators involved (``aten::…``), most expensive first.
         kernels: Names of the kernels and copies involved, most expensive first.
@@ -72,6 +74,7 @@ class Finding:
     remedy: str
     wall_ns: int
     places: tuple[Place, ...]
+    steps: int
     nodes: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()

@@ -117,7 +117,7 @@ def numberless(path: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
-def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, members: int) -> Row:
+def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: float, members: int) -> Row:
     # A total includes the modules inside, so only the outermost rows of the group are added.
     parents = parents_of(rows)
     outer = [row for row in rows if parents[row.path] is None]
@@ -150,10 +150,15 @@ def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: int, membe
         lines=ranked_lines(line for row in rows for line in row.lines),
         kernels=ranked_kernels(kernel for row in rows for kernel in row.kernels),
         wall_on=sum((row.wall_on for row in rows), WallKinds()),
-        wall_ns_by_step=tuple(
-            sum(column) for column in zip(*(row.wall_ns_by_step for row in rows), strict=True)
-        ),
+        wall_ns_by_step=_added(row.wall_ns_by_step for row in rows),
+        gpu_ns_by_step=_added(row.gpu_ns_by_step for row in rows),
+        cpu_ns_by_step=_added(row.cpu_ns_by_step for row in rows),
+        forward_ns_by_step=_added(row.forward_ns_by_step for row in rows),
     )
+
+
+def _added(by_step: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip(*by_step, strict=True))
 
 
 def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:
@@ -190,9 +195,9 @@ def ranked_kernels(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for kernel in kernels:
         sums[kernel.name][0] += kernel.count
-        sums[kernel.name][1] += kernel.gpu_ns
+        sums[kernel.name][1] += kernel.spent_ns
     added = (KernelCost(name, count, spent) for name, (count, spent) in sums.items())
-    return tuple(sorted(added, key=lambda kernel: (-kernel.gpu_ns, kernel.name)))
+    return tuple(sorted(added, key=lambda kernel: (-kernel.spent_ns, kernel.name)))
 
 
 class _Placed(Protocol):

@@ -1,7 +1,7 @@
 """The report: frozen data, with methods that rank, look up, save, load and draw.
 
-All times are integer nanoseconds, summed over all recorded steps, so that sums are exact.
-Properties convert them to milliseconds per step.
+All times are integer nanoseconds of a typical step: the median over the recorded steps, of each
+thing by itself. What ends in ``_by_step`` has one entry a recorded step, and sums exactly.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from backspot.formatting import quoted, visible
 from backspot.paths import path_text
 from backspot.results import presented
 from backspot.results.costs import (
+    UNSTEADY,
     Coverage,
     DeviceCost,
     KernelCost,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA",
+    "UNSTEADY",
     "By",
     "Coverage",
     "DeviceCost",
@@ -81,8 +83,8 @@ __all__ = [
     "time_of",
 ]
 
-SCHEMA = "backspot.report/1"
-"""Version of the JSON form. A reader of version 1 reads every ``backspot.report/1``."""
+SCHEMA = "backspot.report/2"
+"""Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
 
 By = Literal["path", "class", "pattern"]
 LabelSource = Literal["backspot", "lightning", "python", "none"]
@@ -95,8 +97,9 @@ class Report(Presented):
     """A ranking of modules by what they cost in the backward.
 
     ``print(report)`` shows it, a notebook displays it, ``report[path]`` returns one module with the
-    modules inside it. All times ending in ``_ns`` are integer nanoseconds, summed over all recorded
-    steps, unless stated otherwise.
+    modules inside it. All times ending in ``_ns`` are integer nanoseconds of a typical step: the
+    median over the recorded steps, of each thing by itself. What the medians of the rows leave over
+    of the whole is the row ``(unsteady)``.
 
     Two names may surprise: ``operators`` are autograd nodes, also available as ``nodes``, and
     ``source`` says whose labels named the modules, also available as ``labels``.
@@ -108,13 +111,17 @@ class Report(Presented):
         passes: Backward passes, in the order in which they ran.
         devices: Cost of each device. Empty if the trace has no device work.
         step_unit: What counts as one step.
-        step_ns: Clock time of each step: from its mark, or from the end of the step before, until
+        step_ns: Clock time of the step: from its mark, or from the end of the step before, until
             all work that it launched is done. If each backward pass counts as a step: from the
             start of its forward, or the time of the pass if no forward is recorded.
         wall_ns: Clock time of the backward. The rows sum to it.
         gpu_ns: Device time of the backward. The rows sum to it.
         cpu_ns: Host time in the backward. The rows sum to it.
-        coverage: Share of these times that modules own.
+        step_ns_by_step: Clock time of each recorded step.
+        wall_ns_by_step: Clock time of the backward in each recorded step.
+        gpu_ns_by_step: Device time of the backward in each recorded step.
+        cpu_ns_by_step: Host time in the backward in each recorded step.
+        coverage: Share of the recorded times that modules own.
         source: Whose labels named the modules: ``backspot``, ``lightning``, ``python`` (the module
             events of the profiler) or ``none``.
         has_gpu: Whether the trace has device work.
@@ -123,16 +130,21 @@ class Report(Presented):
         phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
             ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
         findings: What makes the step slower than necessary, most expensive first.
+        unprofiled_step_ns: Clock time of a typical step without profiler and labels, ``None`` where
+            it was not measured: a trace alone does not tell.
+        unprofiled_step_ns_by_step: Clock time of each step that was timed without the profiler.
+        rules_looked: Number of rules that could judge the trace; 0 for a trace that is cut short.
+        rules_unable: Number of rules that could not, because the trace has no device work.
         schema: Version of the JSON form.
 
     Example:
         >>> report = backspot.locate("trace.json.gz")
         >>> report
-        <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
+        <Report of trace.json.gz: 78 rows, backward 20.906 ms per step>
         >>> print(report)
-        patch_drop (PatchDropout) takes 28% of the backward: GatherBackward0, 5.9 ms
+        patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly GatherBackward0
         ...
-        >>> [step_ns / 1e6 for step_ns in report.step_ns]
+        >>> [step_ns / 1e6 for step_ns in report.step_ns_by_step]
         [28.916678, 31.928339]
     """
 
@@ -141,10 +153,14 @@ class Report(Presented):
     passes: tuple[Pass, ...]
     devices: tuple[DeviceCost, ...]
     step_unit: StepUnit
-    step_ns: tuple[int, ...]
+    step_ns: int
     wall_ns: int
     gpu_ns: int
     cpu_ns: int
+    step_ns_by_step: tuple[int, ...]
+    wall_ns_by_step: tuple[int, ...]
+    gpu_ns_by_step: tuple[int, ...]
+    cpu_ns_by_step: tuple[int, ...]
     coverage: Coverage
     source: LabelSource
     has_gpu: bool
@@ -152,12 +168,16 @@ class Report(Presented):
     trace: str = ""
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()
+    unprofiled_step_ns: int | None = None
+    unprofiled_step_ns_by_step: tuple[int, ...] = ()
+    rules_looked: int = 0
+    rules_unable: int = 0
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
         return (
             f"<Report of {visible(self.trace) or 'a trace'}: {len(self.modules)} rows, backward "
-            f"{self.wall_ms_per_step:.3f} ms per {self.per}>"
+            f"{self.wall_ms:.3f} ms per {self.per}>"
         )
 
     @property
@@ -173,7 +193,7 @@ class Report(Presented):
     @property
     def steps(self) -> int:
         """Number of recorded steps, at least 1."""
-        return max(1, len(self.step_ns))
+        return max(1, len(self.step_ns_by_step))
 
     @property
     def per(self) -> Literal["pass", "step"]:
@@ -181,14 +201,24 @@ class Report(Presented):
         return "pass" if self.step_unit == "backward pass" else "step"
 
     @property
-    def wall_ms_per_step(self) -> float:
-        """Clock time of the backward in milliseconds per step."""
-        return self.wall_ns / 1e6 / self.steps
+    def wall_ms(self) -> float:
+        """Clock time of the backward in milliseconds."""
+        return self.wall_ns / 1e6
+
+    @property
+    def recorded_wall_ns(self) -> int:
+        """Clock time of the backward in nanoseconds, summed over all recorded steps."""
+        return sum(self.wall_ns_by_step)
 
     @property
     def whole_ns(self) -> int:
-        """Clock time of all recorded steps in nanoseconds, at least that of the backward."""
-        return max(sum(self.step_ns), self.wall_ns)
+        """Clock time of a typical step in nanoseconds, at least that of the backward."""
+        return max(self.step_ns, self.wall_ns)
+
+    @property
+    def unsteady_ns(self) -> int:
+        """What the typical times of the rows leave over of ``wall_ns``: the row ``(unsteady)``."""
+        return sum(row.wall_ns for row in self.modules if row.path == UNSTEADY)
 
     @property
     def utilisation(self) -> float:
@@ -204,7 +234,8 @@ class Report(Presented):
             sort: Share of which time: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``.
 
         Returns:
-            The share, from 0 to 1; 0 if the report has none of that time.
+            The share, from 0 to 1; 0 if the report has none of that time. The share of the row
+            ``(unsteady)`` can be negative.
 
         Raises:
             UsageError: If ``row`` is not a row or ``sort`` is unknown.
@@ -254,7 +285,7 @@ class Report(Presented):
 
         Example:
             >>> for row in report.top(2, by="pattern"):
-            ...     print(row.label, round(row.wall_ms_per_step, 2))
+            ...     print(row.label, round(row.wall_ms, 2))
             patch_drop (PatchDropout) 5.87
             blocks.*.attn (Attention) 2.06
         """
@@ -297,7 +328,7 @@ class Report(Presented):
 
         Example:
             >>> report["blocks.0.attn"].row.total_wall_ns
-            3483987
+            1741993
         """
         if not isinstance(path, str):
             raise UsageError(
@@ -361,7 +392,7 @@ class Report(Presented):
 
         Raises:
             SourceNotFoundError: If the file is missing or cannot be read.
-            NotATraceError: If the file is not a report, contradicts itself, or has a newer schema.
+            NotATraceError: If the file is not a report, contradicts itself, or has another schema.
             UsageError: If ``path`` is not a path.
 
         Example:
@@ -375,7 +406,8 @@ class Report(Presented):
         """Return the rows as a ``pandas.DataFrame``.
 
         Returns:
-            One row per row of ``modules``, the columns of the CSV form, times in nanoseconds.
+            One row per row of ``modules``, the columns of the CSV form, times in nanoseconds of a
+            typical step.
 
         Raises:
             MissingDependencyError: If pandas is not installed.
@@ -383,7 +415,7 @@ class Report(Presented):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (77, 24))
+            ('patch_drop', (78, 25))
         """
         return presented.forms().as_frame(self)
 
@@ -396,7 +428,7 @@ class Report(Presented):
         by: By = "path",
         ax: Axes | None = None,
     ) -> Axes:
-        """Draw the most expensive modules as bars, in milliseconds per step.
+        """Draw the most expensive modules as bars, in milliseconds of a typical step.
 
         Bars of wall time are divided by what the time is spent on. Without module labels, the bars
         are autograd nodes.

@@ -86,6 +86,8 @@ OPTIMIZER = ("Optimizer.", "Optimizer#")
 """All marks of optimizers, in both spellings."""
 NEXT_BATCH = "enumerate(DataLoader)#"
 """``torch.utils.data.DataLoader``'s iterator fetching a batch, followed by the class."""
+NEXT_BATCH_OF_WORKERS = f"{NEXT_BATCH}_MultiProcessingDataLoaderIter"
+"""The same, where worker processes load the batches."""
 DDP_FORWARD = "DistributedDataParallel.forward"
 """``torch.nn.parallel.DistributedDataParallel.forward``."""
 COMPILED_REGION = "Torch-Compiled Region: "
@@ -277,6 +279,8 @@ GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 """The replay of a captured CUDA or HIP graph."""
 CODE_LOADS = ("cuModuleLoad", "cuLibraryLoad", "hipModuleLoad", "cudaModuleLoad")
 """Device code being loaded, which happens when a kernel is first wanted."""
+STREAM_WAITS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
+"""One queue of a device waiting for an event of another."""
 _RUNTIME_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
 _SYNCHRONIZATION = re.compile(
     r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
@@ -291,6 +295,11 @@ def is_runtime_call(name: str) -> bool:
 def is_synchronization(name: str) -> bool:
     """Whether this call returns only when the device has done its work."""
     return _SYNCHRONIZATION.match(name) is not None
+
+
+def is_event_synchronization(name: str) -> bool:
+    """Whether this call returns when a device has reached an event: ``cudaEventSynchronize``."""
+    return "EventSync" in name
 
 
 # Copies and memsets on the device: Kineto's CuptiActivity.cpp and RoctracerActivity.cpp ----------

@@ -20,10 +20,11 @@ from backspot.analysis.accounting.activity import (
     to_device,
 )
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import summed
+from backspot.analysis.accounting.pieces import summed_by_step
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
+from backspot.analysis.typical import typical, typical_value
 from backspot.results.costs import Phase
 from backspot.trace import Events
 from backspot.trace.events import Ints
@@ -34,10 +35,11 @@ __all__ = ["find_phases"]
 def find_phases(
     events: Events, ownership: Ownership, clock: Clock, windows: StepWindows
 ) -> tuple[Phase, ...]:
-    """Deal out the clock time of the steps to the phases, which sum to the windows exactly.
+    """Deal out the clock time of the steps to the phases, which sum to each step exactly.
 
     The backward is the wall time of the rows: if the steps contain all of the passes, the phase is
-    as long as the report's ``wall_ns``.
+    as long as the report's ``wall_ns``. What the typical phases leave over of the typical step is
+    the phase ``unsteady``.
 
     Args:
         events: the trace.
@@ -56,8 +58,9 @@ def find_phases(
     backward = first_started(passes.start, passes.end, np.arange(len(passes.start)))
     held = held.cut(merged(*(line.edges for line in (steps, backward, activity.host))))
     at, item, length = held.edges[:-1], held.values[:-1], np.diff(held.edges)
-    inside = steps.over(at) >= 0
-    at, item, length = at[inside], item[inside], length[inside]
+    step = steps.over(at)
+    inside = step >= 0
+    at, item, length, step = at[inside], item[inside], length[inside], step[inside]
     within = backward.over(at) >= 0
     phase = np.where(item >= 0, take(of_work, item), activity.host.over(at))
     # The rows of a pass hold the host's time, and work without a launch record.
@@ -65,15 +68,21 @@ def find_phases(
     phase[phase < 0] = IDLE
     phase[within & unknown] = BACKWARD
     running = (item >= 0) & (at >= take(work.start, item))
+    count = len(windows.start)
     wall, busy = (
-        summed(phase[chosen], length[chosen], len(NAMES))
+        summed_by_step(phase[chosen], step[chosen], length[chosen], len(NAMES), count)
         for chosen in (np.ones(len(at), bool), running)
     )
-    return tuple(
-        Phase(name, int(wall[number]), int(busy[number]))
+    wall_ns, busy_ns = typical(wall), typical(busy)
+    phases = [
+        Phase(name, int(wall_ns[number]), int(busy_ns[number]), tuple(wall[number].tolist()))
         for number, name in enumerate(NAMES)
-        if wall[number]
-    )
+        if wall[number].any()
+    ]
+    left = typical_value(windows.end - windows.start) - int(wall_ns.sum())
+    if left:
+        phases.append(Phase("unsteady", left, 0, (0,) * count))
+    return tuple(phases)
 
 
 def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:

@@ -1,4 +1,4 @@
-"""Pieces of the backward's time and work, and their sums by owner, node and source line."""
+"""Pieces of the backward's time and work, and what a step has of them, by owner, node and line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from backspot.analysis.attribution.passes import Steps
 from backspot.analysis.timeline import NOTHING, numbered
+from backspot.analysis.typical import typical, typical_count
 from backspot.results.costs import LineCost, NodeCost
 from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
 
-__all__ = ["Piece", "joined", "line_costs", "node_costs", "summed"]
+__all__ = ["Piece", "joined", "line_costs", "node_costs", "summed", "summed_by_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,49 +51,55 @@ class Piece:
         )
 
 
-def node_costs(pieces: Sequence[Piece], names: Sequence[str]) -> dict[int, list[NodeCost]]:
-    """Sum up each owner's nodes by name.
+def node_costs(
+    pieces: Sequence[Piece], names: Sequence[str], steps: Steps
+) -> dict[int, list[NodeCost]]:
+    """Return what each owner's nodes cost in a typical step, by name.
 
     Args:
         pieces: what was executed (each counted as one), then wall, gpu and cpu time.
         names: the nodes' names.
+        steps: the step of each pass.
     """
     width = len(names)
-    sums = _by_key(
-        (np.where(p.node >= 0, p.owner * width + p.node, NOTHING), p.amount) for p in pieces
+    typically = _by_key(
+        (np.where(p.node >= 0, p.owner * width + p.node, NOTHING) for p in pieces), pieces, steps
     )
     nodes: dict[int, list[NodeCost]] = defaultdict(list)
-    for key, (count, *costs) in sums.items():
+    for key, (count, *costs) in typically.items():
         nodes[key // width].append(NodeCost(names[key % width], count, *costs))
     return nodes
 
 
 def line_costs(
-    pieces: Sequence[Piece], names: Sequence[str], known: Sequence[SourceLine], *, exact: bool
+    pieces: Sequence[Piece],
+    names: Sequence[str],
+    known: Sequence[SourceLine],
+    steps: Steps,
+    *,
+    exact: bool,
 ) -> dict[int, list[LineCost]]:
-    """Sum up each owner's source lines, by the nodes that they made.
+    """Return what each owner's source lines cost in a typical step, by the nodes that they made.
 
     Args:
         pieces: as for ``node_costs``.
         names: the nodes' names.
         known: the source lines.
+        steps: the step of each pass.
         exact: whether these lines made the nodes, or called the modules that did.
     """
     lines: dict[int, list[LineCost]] = defaultdict(list)
     if not known:
         return lines
-    sums = _by_key(
-        (
-            np.where(
-                (p.node >= 0) & (p.line >= 0),
-                (p.owner * len(names) + p.node) * len(known) + p.line,
-                NOTHING,
-            ),
-            p.amount,
+    keys = (
+        np.where(
+            (p.node >= 0) & (p.line >= 0),
+            (p.owner * len(names) + p.node) * len(known) + p.line,
+            NOTHING,
         )
         for p in pieces
     )
-    for key, cost in sums.items():
+    for key, cost in _by_key(keys, pieces, steps).items():
         owned, line = divmod(key, len(known))
         owner, node = divmod(owned, len(names))
         at = known[line]
@@ -107,16 +115,29 @@ def summed(key: Ints, amount: Ints, count: int) -> Ints:
     return sums
 
 
-def _by_key(columns: Iterable[tuple[Ints, Ints]]) -> dict[int, list[int]]:
-    """Return the four sums of each key, from (keys, amounts); keys below 0 are left out."""
-    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for column, (key, amount) in enumerate(columns):
+def summed_by_step(key: Ints, step: Ints, amount: Ints, count: int, steps: int) -> Ints:
+    """Return exact integer sums with one row a key, below ``count``, and one column a step."""
+    return summed(key * steps + step, amount, count * steps).reshape(count, steps)
+
+
+def _by_key(keys: Iterable[Ints], pieces: Sequence[Piece], steps: Steps) -> dict[int, list[int]]:
+    """Return the typical count, wall, gpu and cpu time of each key.
+
+    Args:
+        keys: the key of each piece, an array for each of ``pieces``; keys below 0 are left out.
+        pieces: counts, then wall, gpu and cpu time.
+        steps: the step of each pass.
+    """
+    found: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for column, (key, piece) in enumerate(zip(keys, pieces, strict=True)):
         held = key >= 0
-        keys, inverse = numbered(key[held])
-        totals = summed(inverse, amount[held], len(keys))
-        for one, total in zip(keys.tolist(), totals.tolist(), strict=True):
-            sums[one][column] += total
-    return sums
+        known, inverse = numbered(key[held])
+        step = steps.of_pass[piece.run[held]]
+        by_step = summed_by_step(inverse, step, piece.amount[held], len(known), steps.count)
+        of_step = typical_count(by_step) if column == 0 else typical(by_step)
+        for one, cost in zip(known.tolist(), of_step.tolist(), strict=True):
+            found[one][column] = cost
+    return {key: cost for key, cost in found.items() if any(cost)}
 
 
 def joined(parts: Sequence[Piece]) -> Piece:

@@ -1,15 +1,30 @@
-"""What each owner costs: from ownership to nanoseconds, none lost and none counted twice."""
+"""What each owner costs: from ownership to nanoseconds, none lost and none counted twice.
+
+In each step, the rows sum to the backward to the nanosecond. A row's typical time is the median of
+its own steps, and what these medians leave over is the row ``(unsteady)``.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
-from backspot.analysis.accounting.pieces import Piece, joined, line_costs, node_costs, summed
+from backspot.analysis.accounting.inside import operators_inside
+from backspot.analysis.accounting.pieces import (
+    Piece,
+    joined,
+    line_costs,
+    node_costs,
+    summed,
+    summed_by_step,
+)
+from backspot.analysis.accounting.steps import StepWindows
+from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import (
     NOTHING,
@@ -20,7 +35,9 @@ from backspot.analysis.timeline import (
     numbered,
     take,
 )
+from backspot.analysis.typical import typical, typical_count, typical_value
 from backspot.results.report import (
+    UNSTEADY,
     Coverage,
     DeviceCost,
     KernelCost,
@@ -36,6 +53,7 @@ from backspot.results.report import (
     ranked_lines,
     ranked_nodes,
 )
+from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["BackwardCosts", "account"]
@@ -43,6 +61,8 @@ __all__ = ["BackwardCosts", "account"]
 # Listed among the nodes, although they are none.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
+_Part = TypeVar("_Part", NodeCost, LineCost)
+
 _ADDED = (_RECOMPUTE, _REPLAY)  # then the collectives
 
 
@@ -57,10 +77,20 @@ class BackwardCosts:
     wall_ns: int
     gpu_ns: int
     cpu_ns: int
+    wall_ns_by_step: tuple[int, ...]
+    gpu_ns_by_step: tuple[int, ...]
+    cpu_ns_by_step: tuple[int, ...]
     coverage: Coverage
 
 
-def account(ownership: Ownership, clock: Clock, *, depth: int | None) -> BackwardCosts:
+def account(
+    events: Events,
+    ownership: Ownership,
+    clock: Clock,
+    windows: StepWindows | Windows,
+    *,
+    depth: int | None,
+) -> BackwardCosts:
     """Turn ownership into costs.
 
     ``cpu`` is the host's time in an owner's spans, without other spans nested in these. ``gpu`` is
@@ -70,11 +100,13 @@ def account(ownership: Ownership, clock: Clock, *, depth: int | None) -> Backwar
     that work. While nothing is queued, it goes to what the host executes, or to the engine.
 
     Args:
-        ownership: a trace with owners.
+        events: the trace.
+        ownership: its owners.
         clock: its clock.
+        windows: the clock time of its steps, or of its passes where the trace has nothing else.
         depth: fold modules deeper than this into their ancestors; ``None`` keeps all.
     """
-    return _Accountant(ownership, clock).costs(depth)
+    return _Accountant(events, ownership, clock, windows).costs(depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +150,16 @@ class _Dealt(NamedTuple):
 
 
 class _Accountant:
-    def __init__(self, ownership: Ownership, clock: Clock) -> None:
-        self.o, self.clock = ownership, clock
+    def __init__(
+        self,
+        events: Events,
+        ownership: Ownership,
+        clock: Clock,
+        windows: StepWindows | Windows,
+    ) -> None:
+        self.events = events
+        self.o, self.clock, self.steps = ownership, clock, ownership.steps
+        self.step_ends = windows.end
         self.spans, self.work, self.passes = ownership.spans, ownership.work, ownership.passes
         self.in_pass = self.passes.of_span >= 0
         recompute = self.in_pass & ~self.spans.is_node
@@ -238,12 +278,17 @@ class _Accountant:
         every = Piece(self.passes.of_span, self.o.owner, self.node, self.o.line, amount)
         return every.where(self.in_pass)
 
+    def _by_step(self, piece: Piece, key: Ints, count: int) -> Ints:
+        """Sum pieces, with one row a key and one column a step."""
+        step = self.steps.of_pass[piece.run]
+        return summed_by_step(key, step, piece.amount, count, self.steps.count)
+
     def _forward(self, owners: int) -> Ints:
-        """Each owner's forward time, by the same rule as wall."""
+        """Each owner's forward time in each step, by the same rule as wall."""
         devices = [device.timeline for device in self.clock.devices.values()]
         clock = layered(*devices) if devices else self.clock.host
         if not len(clock.edges):
-            return np.zeros(owners, np.int64)
+            return np.zeros((owners, self.steps.count), np.int64)
         holder, amount = clock.values[:-1], np.diff(clock.edges)
         span, is_work = self.holders.span[holder], holder >= len(self.spans.start)
         windows = self.o.windows
@@ -252,7 +297,10 @@ class _Accountant:
         forward = (span >= 0) & ~take(self.in_pass, span, True)
         forward &= is_work | ~in_window  # in a window, the host's time is the pass's
         owner = np.concatenate([self.o.owner, self.o.work_owner, [NOTHING]])[holder]
-        return summed(owner[forward], amount[forward], owners)
+        # A forward belongs to the step that ends next.
+        step = np.searchsorted(self.step_ends, clock.edges[:-1][forward], side="right")
+        step = np.minimum(step, self.steps.count - 1)
+        return summed_by_step(owner[forward], step, amount[forward], owners, self.steps.count)
 
     # Costs ---------------------------------------------------------------------------------------
 
@@ -268,24 +316,33 @@ class _Accountant:
             ]
         )
         pieces = (executed, wall, gpu, cpu)
-        nodes = node_costs(pieces, self.names)
-        lines = line_costs(pieces, self.spans.node_names, self.o.lines, exact=self.o.exact_lines)
-        kernels = self._kernels(gpu.owner, launched)
-        rows = add_totals(self._rows((wall, gpu, cpu), nodes, kernels, lines))
+        nodes = node_costs(pieces, self.names, self.steps)
+        lines = line_costs(
+            pieces, self.spans.node_names, self.o.lines, self.steps, exact=self.o.exact_lines
+        )
+        kernels = self._kernels(gpu, launched) if self.clock.devices else self._operators_inside()
+        whole = tuple(
+            self._by_step(piece, np.zeros_like(piece.run), 1)[0] for piece in (wall, gpu, cpu)
+        )
+        owned = self._rows((wall, gpu, cpu), nodes, kernels, lines)
+        rows = add_totals([*owned, *_unsteady(owned, whole)])
         if depth is not None:
             rows = fold(rows, depth)
-        totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
         is_module = self.o.owners.is_module
-        owned = [int(piece.amount[is_module[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
-        shares = [part / whole if whole else 1.0 for part, whole in zip(owned, totals, strict=True)]
+        totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
+        parts = [int(piece.amount[is_module[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
+        shares = [part / total if total else 1.0 for part, total in zip(parts, totals, strict=True)]
         return BackwardCosts(
             modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
-            operators=self._operators(nodes),
+            operators=self._operators(pieces, nodes),
             passes=self._passes(dealt, gpu, cpu),
             devices=self._devices(wall, gpu, self.work.device[launched]),
-            wall_ns=totals[0],
-            gpu_ns=totals[1],
-            cpu_ns=totals[2],
+            wall_ns=typical_value(whole[0]),
+            gpu_ns=typical_value(whole[1]),
+            cpu_ns=typical_value(whole[2]),
+            wall_ns_by_step=tuple(whole[0].tolist()),
+            gpu_ns_by_step=tuple(whole[1].tolist()),
+            cpu_ns_by_step=tuple(whole[2].tolist()),
             coverage=Coverage(*shares),
         )
 
@@ -313,78 +370,104 @@ class _Accountant:
         kernels: dict[int, list[KernelCost]],
         lines: dict[int, list[LineCost]],
     ) -> list[Row]:
-        spans, steps = self.spans, self.o.steps.count
+        spans, steps, has_work = self.spans, self.steps.count, bool(self.clock.devices)
         owners, is_module = len(self.o.owners), self.o.owners.is_module
         wall, _, _ = costs_of
-        sums = [summed(piece.owner, piece.amount, owners) for piece in costs_of]
-        forward = self._forward(owners)
-        recomputed = wall.node == len(spans.node_names)
-        recompute = summed(wall.owner[recomputed], wall.amount[recomputed], owners)
+        by_step = [self._by_step(piece, piece.owner, owners) for piece in costs_of]
+        by_step.append(self._forward(owners))
+        costs = [typical(each).tolist() for each in by_step]
+        again = wall.where(wall.node == len(spans.node_names))
+        recompute = typical(self._by_step(again, again.owner, owners)).tolist()
         kinds = len(WallKind)
-        spent_on = summed(wall.owner * kinds + wall.kind, wall.amount, owners * kinds)
+        spent_on = typical(self._by_step(wall, wall.owner * kinds + wall.kind, owners * kinds))
         spent_on = spent_on.reshape(owners, kinds)
-        step_of = self.o.steps.of_pass[wall.run]
-        by_step = summed(wall.owner * steps + step_of, wall.amount, owners * steps)
-        by_step = by_step.reshape(owners, steps)
         called = spans.module[(spans.module >= 0) & ~self.in_pass]
-        calls = np.bincount(self.o.owners.of_modules(called), minlength=owners)
+        calls = np.bincount(self.o.owners.of_modules(called), minlength=owners) / steps
         rows = []
         for owner in range(owners):
             module, named = self.o.owners.module(owner), bool(is_module[owner])
-            costs = [int(column[owner]) for column in sums]
-            if not named and not any(costs) and not nodes[owner]:
+            recorded = any(each[owner].any() for each in by_step[:3])
+            if not named and not recorded and not nodes[owner]:
                 continue
+            own = [column[owner] for column in costs]
             rows.append(
                 Row(
                     path=self.o.owners.path(owner),
                     class_name=module.class_name if module else "",
                     root=module.root if module and named else "",
                     is_module=named,
-                    calls=int(calls[owner]),
-                    wall_ns=costs[0],
-                    gpu_ns=costs[1],
-                    cpu_ns=costs[2],
-                    forward_ns=int(forward[owner]),
-                    recompute_ns=int(recompute[owner]),
+                    calls=float(calls[owner]),
+                    wall_ns=own[0],
+                    gpu_ns=own[1],
+                    cpu_ns=own[2],
+                    forward_ns=own[3],
+                    recompute_ns=min(recompute[owner], own[0]),
                     total_wall_ns=0,
                     total_gpu_ns=0,
                     total_cpu_ns=0,
                     total_forward_ns=0,
                     total_recompute_ns=0,
-                    nodes=ranked_nodes(nodes[owner]),
-                    kernels=ranked_kernels(kernels[owner]),
-                    lines=ranked_lines(lines[owner]),
-                    wall_on=WallKinds(*spent_on[owner].tolist()),
-                    wall_ns_by_step=tuple(by_step[owner].tolist()),
+                    nodes=ranked_nodes(_within(nodes[owner], own)),
+                    kernels=ranked_kernels(
+                        replace(one, spent_ns=min(one.spent_ns, own[1 if has_work else 2]))
+                        for one in kernels[owner]
+                    ),
+                    lines=ranked_lines(_within(lines[owner], own)),
+                    wall_on=WallKinds(*(min(kind, own[0]) for kind in spent_on[owner].tolist())),
+                    wall_ns_by_step=tuple(by_step[0][owner].tolist()),
+                    gpu_ns_by_step=tuple(by_step[1][owner].tolist()),
+                    cpu_ns_by_step=tuple(by_step[2][owner].tolist()),
+                    forward_ns_by_step=tuple(by_step[3][owner].tolist()),
                 )
             )
         return rows
 
-    def _kernels(self, owner: Ints, launched: Ints) -> dict[int, list[KernelCost]]:
+    def _kernels(self, gpu: Piece, launched: Ints) -> dict[int, list[KernelCost]]:
         """Each owner's device work by name."""
-        work = self.work
-        width = len(work.names)
-        keys, inverse = numbered(owner * width + work.name[launched])
-        spent = summed(inverse, work.end[launched] - work.start[launched], len(keys))
-        count = np.bincount(inverse, minlength=len(keys))
+        return self._by_name(gpu, self.work.name[launched].astype(np.int64), self.work.names)
+
+    def _operators_inside(self) -> dict[int, list[KernelCost]]:
+        """Each owner's outermost operators in nodes by name."""
+        events = self.events
+        index, span = operators_inside(events, self.o)
+        run, owner = self.passes.of_span[span], self.o.owner[span]
+        none = np.full(len(index), NOTHING)
+        piece = Piece(run, owner, none, none, events.duration[index])
+        return self._by_name(piece, events.name[index].astype(np.int64), events.names)
+
+    def _by_name(
+        self, piece: Piece, name: Ints, names: Sequence[str]
+    ) -> dict[int, list[KernelCost]]:
+        width = len(names)
+        keys, inverse = numbered(piece.owner * width + name)
+        step, steps = self.steps.of_pass[piece.run], self.steps.count
+        ones = np.ones(len(inverse), np.int64)
+        spent = typical(self._by_step(piece, inverse, len(keys)))
+        count = typical_count(summed_by_step(inverse, step, ones, len(keys), steps))
         kernels: dict[int, list[KernelCost]] = defaultdict(list)
         for key, times, total in zip(keys.tolist(), count.tolist(), spent.tolist(), strict=True):
-            kernels[key // width].append(KernelCost(work.names[key % width], times, total))
+            kernels[key // width].append(KernelCost(names[key % width], times, total))
         return kernels
 
-    def _operators(self, nodes_of: dict[int, list[NodeCost]]) -> tuple[OperatorCost, ...]:
-        sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    def _operators(
+        self, pieces: tuple[Piece, ...], nodes_of: dict[int, list[NodeCost]]
+    ) -> tuple[OperatorCost, ...]:
         payers: dict[str, tuple[int, int, int, int]] = {}
         for owner, nodes in nodes_of.items():
             for node in nodes:
-                cost = (node.count, node.wall_ns, node.gpu_ns, node.cpu_ns)
-                sums[node.name] = [a + b for a, b in zip(sums[node.name], cost, strict=True)]
                 key = (node.wall_ns, node.gpu_ns, node.cpu_ns, owner)
                 payers[node.name] = max(payers.get(node.name, key), key)
-        paths = {name: self.o.owners.path(payer[3]) for name, payer in payers.items()}
+        everywhere = [replace(piece, owner=np.zeros_like(piece.owner)) for piece in pieces]
         operators = [
-            OperatorCost(name, cost[0], cost[1], cost[2], cost[3], paths[name])
-            for name, cost in sums.items()
+            OperatorCost(
+                name=node.name,
+                count=node.count,
+                wall_ns=node.wall_ns,
+                gpu_ns=node.gpu_ns,
+                cpu_ns=node.cpu_ns,
+                path=self.o.owners.path(payers[node.name][3]) if node.name in payers else "",
+            )
+            for node in node_costs(everywhere, self.names, self.steps)[0]
         ]
         return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))
 
@@ -399,14 +482,75 @@ class _Accountant:
             costs.append(
                 DeviceCost(
                     device=number,
-                    wall_ns=self._by_path(wall.owner, wall.amount),
-                    gpu_ns=self._by_path(gpu.owner[mine], gpu.amount[mine]),
+                    wall_ns=self._by_path(wall),
+                    gpu_ns=self._by_path(gpu.where(mine)),
                 )
             )
         return tuple(costs)
 
-    def _by_path(self, owner: Ints, amount: Ints) -> dict[str, int]:
-        sums = summed(owner, amount, len(self.o.owners))
-        held = np.flatnonzero(sums)
-        ranked = held[np.argsort(-sums[held], kind="stable")]
-        return {self.o.owners.path(index): int(sums[index]) for index in ranked.tolist()}
+    def _by_path(self, piece: Piece) -> dict[str, int]:
+        costs = typical(self._by_step(piece, piece.owner, len(self.o.owners)))
+        held = np.flatnonzero(costs)
+        ranked = held[np.argsort(-costs[held], kind="stable")]
+        return {self.o.owners.path(index): int(costs[index]) for index in ranked.tolist()}
+
+
+def _within(parts: Iterable[_Part], whole: Sequence[int]) -> list[_Part]:
+    """Return the parts of a row with no more time than the row has.
+
+    A part that is not there in every step is shared over all of them, and can come out above the
+    median of the row.
+
+    Args:
+        parts: its nodes or lines.
+        whole: the wall, GPU and CPU time of the row.
+    """
+    wall, gpu, cpu, *_ = whole
+    return [
+        replace(
+            part,
+            wall_ns=min(part.wall_ns, wall),
+            gpu_ns=min(part.gpu_ns, gpu),
+            cpu_ns=min(part.cpu_ns, cpu),
+        )
+        for part in parts
+    ]
+
+
+def _unsteady(rows: Sequence[Row], whole: Sequence[Ints]) -> tuple[Row, ...]:
+    """Return the row for what the typical times of the rows leave over of the typical whole.
+
+    Args:
+        rows: all other rows.
+        whole: the wall, GPU and CPU time of the backward in each step.
+    """
+    wall, gpu, cpu = (
+        typical_value(by_step) - sum(getattr(row, cost) for row in rows)
+        for by_step, cost in zip(whole, ("wall_ns", "gpu_ns", "cpu_ns"), strict=True)
+    )
+    if not (wall or gpu or cpu):
+        return ()
+    none = (0,) * len(whole[0])
+    row = Row(
+        path=UNSTEADY,
+        class_name="",
+        root="",
+        is_module=False,
+        calls=0.0,
+        wall_ns=wall,
+        gpu_ns=gpu,
+        cpu_ns=cpu,
+        forward_ns=0,
+        recompute_ns=0,
+        total_wall_ns=0,
+        total_gpu_ns=0,
+        total_cpu_ns=0,
+        total_forward_ns=0,
+        total_recompute_ns=0,
+        nodes=(),
+        wall_ns_by_step=none,
+        gpu_ns_by_step=none,
+        cpu_ns_by_step=none,
+        forward_ns_by_step=none,
+    )
+    return (row,)

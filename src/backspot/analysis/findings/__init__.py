@@ -22,30 +22,54 @@ given their findings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import all_rules
 from backspot.results.costs import Row, line_of
 from backspot.results.findings import Finding, Place
 
-__all__ = ["LEAST_SHARE", "Evidence", "all_rules", "find_all"]
-
-LEAST_SHARE = 0.01
-"""Findings that take less of the step than this are left out."""
+__all__ = ["LEAST_SHARE", "Evidence", "Judged", "all_rules", "find_all"]
 
 
-def find_all(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return what the rules find, the most expensive first."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the rules find.
+
+    Attributes:
+        findings: the findings, the most expensive first.
+        looked: how many rules could judge the trace.
+        unable: how many could not, because it has no device work.
+    """
+
+    findings: tuple[Finding, ...]
+    looked: int
+    unable: int
+
+
+def find_all(evidence: Evidence) -> Judged:
+    """Ask every rule that can judge the trace.
+
+    A finding is kept if its typical cost is at least ``LEAST_SHARE`` of the typical step, and if
+    most steps have it.
+    """
     found: list[Finding] = []
-    for rule in all_rules():
+    able = [rule for rule in all_rules() if evidence.report.has_gpu or not rule.needs_gpu]
+    for rule in able:
         finding = rule.find(evidence, found)
-        if finding is not None and finding.wall_ns >= LEAST_SHARE * evidence.step_ns:
+        if (
+            finding is not None
+            and finding.wall_ns >= LEAST_SHARE * evidence.step_ns
+            and 2 * finding.steps > evidence.report.steps
+        ):
             found.append(replace(finding, rule=rule.name))
     rows = {row.path: row for row in evidence.report.modules}
-    return tuple(
-        _with_lines(finding, rows)
-        for finding in sorted(found, key=lambda one: (-one.wall_ns, one.rule))
+    ranked = sorted(found, key=lambda one: (-one.wall_ns, one.rule))
+    return Judged(
+        tuple(_with_lines(finding, rows) for finding in ranked),
+        len(able),
+        len(all_rules()) - len(able),
     )
 
 

@@ -1,4 +1,4 @@
-"""What spans and device work cost on the clock, in nanoseconds, over all recorded steps or by step.
+"""What spans and device work cost on the clock: by step, and in a typical step, in nanoseconds.
 
 Every moment of the clock has one holder: device work that runs or waits to run, else a span of the
 host (see ``analysis.accounting.clock``). What a rule picks costs the time that it holds.
@@ -26,12 +26,30 @@ from backspot.analysis.timeline import (
     pieces,
     take,
 )
+from backspot.analysis.typical import typical, typical_value
 from backspot.results.findings import Place
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Costs"]
+__all__ = ["LEAST_SHARE", "Costs", "Placed"]
 
+LEAST_SHARE = 0.01
+"""A cause that takes less of a step than this is not there in that step."""
 _NAMED = 3  # how many nodes, operators or kernels a finding names
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a cause costs.
+
+    Attributes:
+        places: where, with the typical cost of each place, the most expensive first.
+        wall_ns: the sum over the places, at most the whole step.
+        steps: in how many steps the cause takes at least ``LEAST_SHARE`` of the step.
+    """
+
+    places: tuple[Place, ...]
+    wall_ns: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -61,26 +79,6 @@ class Costs:
         turns = np.append(True, free[1:] != free[:-1]) if len(free) else free
         return Timeline(line.edges[turns], np.where(free[turns], 0, NOTHING))
 
-    @property
-    def work_ns(self) -> Ints:
-        """The clock time that each piece of device work holds, its wait in the queue included."""
-        held: Ints = self._held[len(self._spans.start) :]
-        return held
-
-    @property
-    def host_ns(self) -> Ints:
-        """The clock time that each span holds on the host, while no device has work."""
-        held: Ints = self._held[: len(self._spans.start)]
-        return held
-
-    @cached_property
-    def span_ns(self) -> Ints:
-        """The clock time of each span: of the host in it, and of the work that it launched."""
-        spent: Ints = self.host_ns.copy()
-        mine = self._work.span >= 0
-        np.add.at(spent, self._work.span[mine], self.work_ns[mine])
-        return spent
-
     @cached_property
     def device_ns(self) -> Ints:
         """How long each piece of device work runs, whether or not it holds the clock."""
@@ -88,21 +86,45 @@ class Costs:
         return length
 
     @cached_property
-    def busy_ns(self) -> int:
-        """The clock time of the steps in which any device runs something."""
-        busy = [device.busy for device in self.clock.devices.values()]
-        if not busy:
-            return 0
-        _, holder, length = pieces(layered(*busy), self._steps)
-        return int(length[holder >= 0].sum())
+    def recorded_work_ns(self) -> Ints:
+        """The clock time that each piece of device work holds, its wait in the queue included."""
+        held: Ints = self._held[len(self._spans.start) :]
+        return held
+
+    @cached_property
+    def recorded_span_ns(self) -> Ints:
+        """The clock time of each span: of the host in it, and of the work that it launched."""
+        spent: Ints = self._held[: len(self._spans.start)].copy()
+        mine = self._work.span >= 0
+        np.add.at(spent, self._work.span[mine], self.recorded_work_ns[mine])
+        return spent
+
+    # In a typical step -----------------------------------------------------------------------
 
     def of_spans(self, chosen: Mask) -> int:
         """Return the clock time of these spans and of the device work that they launched."""
-        return int(self.span_ns[chosen].sum())
+        return typical_value(self.of_spans_by_step(chosen))
 
     def of_work(self, chosen: Mask) -> int:
         """Return the clock time of this device work."""
-        return int(self.work_ns[chosen].sum())
+        return typical_value(self.of_work_by_step(chosen))
+
+    def of_host(self, chosen: Mask) -> int:
+        """Return the clock time that these spans hold on the host, while no device has work."""
+        return typical_value(self.host_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+
+    def of_device(self, chosen: Mask) -> int:
+        """Return how long this device work runs, whether or not it holds the clock."""
+        return typical_value(self.device_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """The clock time in which any device runs something."""
+        busy = [device.busy for device in self.clock.devices.values()]
+        if not busy:
+            return 0
+        step, holder, length = pieces(layered(*busy), self._steps)
+        return typical_value(self._by_step(np.where(holder >= 0, 0, NOTHING), step, length, 1)[0])
 
     # By step ---------------------------------------------------------------------------------
 
@@ -116,10 +138,17 @@ class Costs:
         Returns:
             Nanoseconds, with one row a group and one column a step.
         """
-        step, holder, length = self._pieces
-        return self._by_step(
-            take(np.append(group, take(group, self._work.span)), holder), step, length, count
-        )
+        return self._held_by_step(np.append(group, take(group, self._work.span)), count)
+
+    def work_by_step(self, group: Ints, count: int) -> Ints:
+        """Sum the clock time of device work, as ``spans_by_step`` does for spans."""
+        none = np.full(len(self._spans.start), NOTHING)
+        return self._held_by_step(np.append(none, group), count)
+
+    def host_by_step(self, group: Ints, count: int) -> Ints:
+        """Sum the clock time that spans hold on the host, as ``spans_by_step`` does with work."""
+        none = np.full(len(self._work.start), NOTHING)
+        return self._held_by_step(np.append(group, none), count)
 
     def device_by_step(self, group: Ints, count: int) -> Ints:
         """Sum how long device work runs, as ``device_ns`` has it, by group and step.
@@ -133,6 +162,11 @@ class Costs:
         """
         return self._by_step(group, self._steps.at(self._work.start), self.device_ns, count)
 
+    def times_by_step(self, time: Ints, ns: Ints) -> Ints:
+        """Sum these costs by the step in which each of these times is; others are left out."""
+        found: Ints = self._by_step(np.zeros_like(time), self._steps.at(time), ns, 1)[0]
+        return found
+
     def of_spans_by_step(self, chosen: Mask) -> Ints:
         """Return the clock time of these spans and of the work that they launched, by step."""
         found: Ints = self.spans_by_step(np.where(chosen, 0, NOTHING), 1)[0]
@@ -140,9 +174,7 @@ class Costs:
 
     def of_work_by_step(self, chosen: Mask) -> Ints:
         """Return the clock time of this device work, by step."""
-        step, holder, length = self._pieces
-        held = np.append(np.full(len(self._spans.start), NOTHING), np.where(chosen, 0, NOTHING))
-        found: Ints = self._by_step(take(held, holder), step, length, 1)[0]
+        found: Ints = self.work_by_step(np.where(chosen, 0, NOTHING), 1)[0]
         return found
 
     def holds_in_most_steps(self, by_step: Ints, share: float) -> bool:
@@ -154,8 +186,7 @@ class Costs:
             by_step: nanoseconds, one entry a step.
             share: of each step's own clock time.
         """
-        holds = (by_step > 0) & (by_step >= share * self.step_ns)
-        return bool(2 * holds.sum() > len(by_step))
+        return 2 * self._steps_with(by_step, share) > len(by_step)
 
     @property
     def step_ns(self) -> Ints:
@@ -165,67 +196,124 @@ class Costs:
 
     # By place --------------------------------------------------------------------------------
 
-    def places(self, owner: Ints, wall_ns: Ints, count: Ints | None = None) -> tuple[Place, ...]:
-        """Sum costs by owner.
-
-        Args:
-            owner: as in ``Ownership.owner``; ``NOTHING`` counts as outside of all modules.
-            wall_ns: nanoseconds, one entry for each of ``owner``.
-            count: how many things each entry stands for; 1 by default.
-
-        Returns:
-            The places, the most expensive first.
-        """
-        counts = np.ones(len(owner), np.int64) if count is None else count
-        owners, inverse = numbered(np.maximum(owner, Special.OUTSIDE))
-        spent = np.zeros(len(owners), np.int64)
-        times = np.zeros(len(owners), np.int64)
-        np.add.at(spent, inverse, wall_ns)
-        np.add.at(times, inverse, counts)
-        found = [
-            Place(*self._path_and_class(number), int(many), int(cost))
-            for number, many, cost in zip(owners.tolist(), times, spent, strict=True)
-        ]
-        return tuple(sorted(found, key=lambda place: (-place.wall_ns, -place.count, place.path)))
-
-    def places_of_spans(self, chosen: Mask) -> tuple[Place, ...]:
+    def places_of_spans(self, chosen: Mask) -> Placed:
         """Return the places of these spans, with the device work that they launched."""
-        return self.places(self.ownership.owner[chosen], self.span_ns[chosen])
+        owner = self._placed_at(self.ownership.owner, chosen)
+        return self._placed(owner, self.spans_by_step(owner, self._owners))
 
-    def places_of_work(self, chosen: Mask, elsewhere: str = "") -> tuple[Place, ...]:
-        """Return the places of this device work.
+    def places_of_host(self, chosen: Mask) -> Placed:
+        """Return the places of these spans, with what they hold on the host alone."""
+        owner = self._placed_at(self.ownership.owner, chosen)
+        return self._placed(owner, self.host_by_step(owner, self._owners))
+
+    def places_of_work(self, chosen: Mask, elsewhere: str = "") -> Placed:
+        """Return the places of this device work: the modules with the calls that launched it.
 
         Args:
             chosen: which work.
             elsewhere: the path to give to work that no module's call launched.
         """
-        owner = take(self.ownership.owner, self._work.span)
-        found = self.places(owner[chosen], self.work_ns[chosen])
+        owner = self._placed_at(take(self.ownership.owner, self._work.span), chosen)
+        found = self._placed(owner, self.work_by_step(owner, self._owners))
         if not elsewhere:
             return found
         outside = Special.OUTSIDE.path
-        return tuple(replace(p, path=elsewhere) if p.path == outside else p for p in found)
+        places = (replace(p, path=elsewhere) if p.path == outside else p for p in found.places)
+        return replace(found, places=tuple(places))
+
+    def places_at(self, owner: Ints, time: Ints, ns: Ints, count: Ints | None = None) -> Placed:
+        """Return the places of costs that have a time, each in the step of its time.
+
+        Args:
+            owner: as in ``Ownership.owner``; ``NOTHING`` counts as outside of all modules.
+            time: when, one entry for each of ``owner``.
+            ns: nanoseconds, one entry for each of ``owner``.
+            count: how many things each entry stands for; 1 by default.
+        """
+        owner = np.maximum(owner, Special.OUTSIDE)
+        by_step = self._by_step(owner, self._steps.at(time), ns, self._owners)
+        return self._placed(owner, by_step, count)
+
+    def places_by_step(self, by_step: Ints, owner: Ints | None = None) -> Placed:
+        """Return the places of costs by owner and step; owners without a cost are left out.
+
+        Args:
+            by_step: nanoseconds, with one row an owner and one column a step.
+            owner: the owner of each thing to count; one a step by default.
+        """
+        costly: Mask = np.asarray(by_step.any(axis=1))
+        if owner is None:
+            owner = np.repeat(np.arange(len(by_step)), by_step.shape[1])
+        return self._placed(np.where(costly[owner], owner, NOTHING), by_step)
+
+    def place(self, path: str, by_step: Ints, count: int, class_name: str = "") -> Placed:
+        """Return one place: a part of the step, or a module by its path.
+
+        Args:
+            path: the path of the place.
+            by_step: what it costs in each step, in nanoseconds.
+            count: how many things there are in all steps.
+            class_name: the class of the module.
+        """
+        cost = min(typical_value(by_step), typical_value(self.step_ns))
+        only = Place(path, class_name, self._per_step(count), cost)
+        return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE))
+
+    def label_of(self, owner: int) -> str:
+        """Return how a place of this owner is called."""
+        return Place(*self._path_and_class(owner), 0, 0).label
+
+    def _placed(self, owner: Ints, by_step: Ints, count: Ints | None = None) -> Placed:
+        """Return the places of these owners; ``NOTHING`` is left out."""
+        kept = owner >= 0
+        counts = np.zeros(self._owners, np.int64)
+        np.add.at(counts, owner[kept], 1 if count is None else count[kept])
+        cost = typical(by_step)
+        places = [
+            Place(*self._path_and_class(one), self._per_step(int(counts[one])), int(cost[one]))
+            for one in np.unique(owner[kept]).tolist()
+        ]
+        places.sort(key=lambda place: (-place.wall_ns, -place.count, place.path))
+        # Medians of many places can sum to more than the median of the step.
+        together = min(sum(place.wall_ns for place in places), typical_value(self.step_ns))
+        return Placed(tuple(places), together, self._steps_with(by_step.sum(axis=0), LEAST_SHARE))
+
+    def _placed_at(self, owner: Ints, chosen: Mask) -> Ints:
+        """Return the owner to place each thing at, ``NOTHING`` for what is not chosen."""
+        return np.where(chosen, np.maximum(owner, Special.OUTSIDE), NOTHING)
+
+    def _steps_with(self, by_step: Ints, share: float) -> int:
+        return int(((by_step > 0) & (by_step >= share * self.step_ns)).sum())
+
+    def _per_step(self, count: int) -> int:
+        steps = len(self.windows.start)
+        return max(1, (2 * count + steps) // (2 * steps))
+
+    @property
+    def _owners(self) -> int:
+        return len(self.ownership.owners)
 
     # By name ---------------------------------------------------------------------------------
 
     def top_nodes(self, chosen: Mask) -> tuple[str, ...]:
         """Return the names of the nodes among these spans, the most expensive first; at most 3."""
         mine = chosen & self._spans.is_node
-        return _top(self._spans.node[mine], self.span_ns[mine], self._spans.node_names)
+        spent = self.recorded_span_ns[mine]
+        return _top(self._spans.node[mine], spent, self._spans.node_names)
 
     def top_kernels(self, chosen: Mask) -> tuple[str, ...]:
         """Return the names of this device work, the longest first; at most 3."""
         return _top(self._work.name[chosen], self.device_ns[chosen], self.names)
 
-    def top_operators(self, name: Ints, wall_ns: Ints) -> tuple[str, ...]:
+    def top_operators(self, name: Ints, ns: Ints) -> tuple[str, ...]:
         """Return these names, the most expensive first; at most 3.
 
         Args:
             name: indices into the trace's names; ``NOTHING`` is left out.
-            wall_ns: nanoseconds, one entry for each of ``name``.
+            ns: nanoseconds, one entry for each of ``name``.
         """
         known = name >= 0
-        return _top(name[known], wall_ns[known], self.names)
+        return _top(name[known], ns[known], self.names)
 
     # -----------------------------------------------------------------------------------------
 
@@ -255,6 +343,11 @@ class Costs:
     def _pieces(self) -> tuple[Ints, Ints, Ints]:
         """The step, the holder and the length of each piece of the steps' clock time."""
         return pieces(self.clock.whole, self._steps)
+
+    def _held_by_step(self, group: Ints, count: int) -> Ints:
+        """Sum the clock time by the group of each holder: of the spans, then of device work."""
+        step, holder, length = self._pieces
+        return self._by_step(take(group, holder), step, length, count)
 
     def _by_step(self, group: Ints, step: Ints, length: Ints, count: int) -> Ints:
         found = np.zeros((count, len(self.windows.start)), np.int64)

@@ -56,8 +56,16 @@ class Evidence:
 
     @property
     def step_ns(self) -> int:
-        """The clock time of all recorded steps."""
+        """The clock time of a typical step."""
         return self.report.whole_ns
+
+    @property
+    def real_step_ns(self) -> int:
+        """The clock time of a step without the profiler where it is known, else of a recorded one.
+
+        The profiler slows the host and not the device. Whether a device idles is judged by this.
+        """
+        return self.report.unprofiled_step_ns or self.step_ns
 
     @cached_property
     def costs(self) -> Costs:

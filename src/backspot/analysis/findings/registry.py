@@ -13,8 +13,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeAlias
 
+from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding
 
 __all__ = ["Rule", "all_rules", "fallback_rule", "finding", "rule"]
 
@@ -32,29 +33,33 @@ class Rule:
         name: the rule's section in ``docs/findings.md``.
         find: return the finding, or ``None`` where the rule finds nothing, from the evidence and
             the findings of earlier rules.
+        needs_gpu: whether the rule can judge only traces with device work.
         fallback: whether the rule needs the findings of the others, and so runs after them.
     """
 
     name: str
     find: LookAfter
+    needs_gpu: bool = False
     fallback: bool = False
 
 
 _registered: dict[str, Rule] = {}
 
 
-def rule(name: str) -> Callable[[Look], Look]:
+def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
     """Register the decorated function as a rule.
 
     Args:
         name: the rule's name, which is its module's name with ``-`` for ``_``.
+        needs_gpu: whether the rule looks at kernels or copies, and so can judge only traces with
+            device work. It is not asked about others.
 
     Raises:
         ValueError: If the name is not the module's, or if a rule of this name exists already.
     """
 
     def register(find: Look) -> Look:
-        _register(Rule(name, lambda evidence, _: find(evidence)), find.__module__)
+        _register(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
         return find
 
     return register
@@ -100,7 +105,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def finding(
-    places: Sequence[Place],
+    cost: Placed,
     *,
     title: str,
     seen: str,
@@ -110,19 +115,20 @@ def finding(
     operators: tuple[str, ...] = (),
     kernels: tuple[str, ...] = (),
 ) -> Finding | None:
-    """Return a finding that costs what its places cost, or ``None`` where there is no place.
+    """Return a finding with this cost, or ``None`` where there is no place.
 
-    The arguments are the fields of ``Finding``. The name of the rule is filled in by ``find_all``.
+    The other arguments are the fields of ``Finding``. ``find_all`` fills in the name of the rule.
     """
-    if not places:
+    if not cost.places:
         return None
     return Finding(
         rule="",
         title=title,
         seen=seen,
         remedy=remedy,
-        wall_ns=sum(place.wall_ns for place in places),
-        places=tuple(places),
+        wall_ns=cost.wall_ns,
+        places=cost.places,
+        steps=cost.steps,
         nodes=nodes,
         operators=operators,
         kernels=kernels,

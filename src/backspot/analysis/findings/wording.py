@@ -16,18 +16,18 @@ class Wording:
 
     Attributes:
         steps: how many steps were recorded.
-        step_ns: the clock time of all of them.
+        step_ns: the clock time of a typical one.
     """
 
     steps: int
     step_ns: int
 
     def ms(self, ns: float) -> str:
-        """Return a time over all steps as time per step: ``5.2 ms``."""
-        return duration(ns / self.steps)
+        """Return a time of a typical step: ``5.2 ms``."""
+        return duration(ns)
 
     def share(self, ns: float) -> str:
-        """Return a time over all steps as a share of the step: ``4.2%``."""
+        """Return a time as a share of the typical step: ``4.2%``."""
         return percent(ns / self.step_ns) if self.step_ns else "0%"
 
     def per_step(self, count: int, thing: str, things: str = "") -> str:

@@ -26,7 +26,6 @@ from string import Template
 from backspot._version import __version__
 from backspot.formatting import counted, visible
 from backspot.render._sentences import (
-    HEADING,
     Part,
     answer,
     coverage,
@@ -79,7 +78,7 @@ def to_html(report: Report) -> bytes:
         setting=facts_list(setting(report)),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
-        findings=findings_list(report, shown_first=_FINDINGS) or _NOTHING_FOUND,
+        findings=findings_list(report, shown_first=_FINDINGS),
         heading="Autograd nodes" if plain else "Modules",
         explorer="" if plain else asset("explorer.html"),
         table=table,
@@ -90,13 +89,6 @@ def to_html(report: Report) -> bytes:
 
 
 FORMATS = (Format(".html", {Report: to_html}),)
-
-
-_NOTHING_FOUND = (
-    f'<section class="findings"><h2>{HEADING}</h2><p class="muted">No rule found anything that '
-    "slows this step down. (Most rules look at GPU work.) The ranking below still shows where the "
-    "time goes.</p></section>"
-)
 
 
 @cache

@@ -17,13 +17,15 @@ from backspot.render._sentences import (
     KINDS,
     Part,
     cost_of,
+    explained,
     kept_phases,
     made_by,
     phase_text,
+    searched,
     worth,
 )
 from backspot.render.view import DEFAULT_VIEW, Selection, operators_by
-from backspot.results.report import Finding, LineCost, OperatorCost, Report, Row, WallKinds
+from backspot.results.report import Finding, LineCost, OperatorCost, Phase, Report, Row, WallKinds
 
 __all__ = [
     "facts_list",
@@ -68,7 +70,10 @@ def warnings_list(warnings: Sequence[str]) -> str:
 
 
 def phases_bar(report: Report) -> str:
-    """The phases of a step as one bar and its legend; nothing if the trace has none."""
+    """The phases of a step as one bar with its legend, and what long ones mean.
+
+    Nothing if the trace has no phases.
+    """
     phases = kept_phases(report)
     if not phases:
         return ""
@@ -80,26 +85,33 @@ def phases_bar(report: Report) -> str:
     )
     legend = "".join(
         f'<li><i class="p-{phase.name}" aria-hidden="true"></i>{name} <b>{time}</b> '
-        f'<span class="muted">{share}{_busy(report, phase.utilisation)}</span></li>'
+        f'<span class="muted">{share}{_busy(report, phase)}</span></li>'
         for phase, (name, time, share) in zip(phases, texts, strict=True)
     )
     unit = "backward pass" if report.per == "pass" else "step"
-    whole = duration(sum(phase.wall_ns for phase in phases) / report.steps)
+    whole = duration(report.step_ns)
+    meanings = "".join(f'<p class="meaning">{shown(text)}</p>' for text in explained(report))
     return (
         f'<section class="phases"><h2>Time in a {unit} <span class="muted">{whole}</span></h2>'
         f'<div class="bar" role="img" aria-label="{shown(label)}">{bar}</div>'
-        f'<ul class="legend">{legend}</ul></section>'
+        f'<ul class="legend">{legend}</ul>{meanings}</section>'
     )
 
 
-def _busy(report: Report, utilisation: float) -> str:
-    return f", GPU busy {percent(utilisation)}" if report.has_gpu else ""
+def _busy(report: Report, phase: Phase) -> str:
+    known = report.has_gpu and phase.name != "unsteady"
+    return f", GPU busy {percent(phase.utilisation)}" if known else ""
 
 
 def findings_list(report: Report, *, shown_first: int) -> str:
-    """The findings, with what to do; those after the first ones open on demand."""
+    """The findings, with what to do, and how many rules looked.
+
+    Findings after the first ones open on demand.
+    """
+    told = searched(report)
+    below = f'<p class="muted searched">{shown(told)}</p>' if told else ""
     if not report.findings:
-        return ""
+        return f'<section class="findings">{below}</section>' if told else ""
     items = [_finding(report, one) for one in report.findings]
     first, rest = items[:shown_first], items[shown_first:]
     more = ""
@@ -108,7 +120,7 @@ def findings_list(report: Report, *, shown_first: int) -> str:
         more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
     return (
         f'<section class="findings"><h2>{HEADING}</h2>'
-        f'<ol class="found">{"".join(first)}</ol>{more}</section>'
+        f'<ol class="found">{"".join(first)}</ol>{more}{below}</section>'
     )
 
 
@@ -117,7 +129,7 @@ def _finding(report: Report, finding: Finding) -> str:
     places, more = worth(finding, 3)
     named = "".join(
         f'<li><code data-path="{shown(place.path)}">{shown(place.label)}</code> '
-        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns / report.steps)}'
+        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns)}'
         "</span></li>"
         for place in places
     )
@@ -165,7 +177,7 @@ def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> s
         chosen: its rows.
         lines: whether to name the source line that made the heaviest node.
     """
-    left_out = ("members", "recompute", "calls", "forward", *(() if lines else ("line",)))
+    left_out = ("members", "spread", "recompute", "calls", "forward", *(() if lines else ("line",)))
     columns = module_columns(report, chosen.shown, chosen.unowned, DEFAULT_VIEW)
     columns = [column for column in columns if column.kind not in left_out]
     bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])

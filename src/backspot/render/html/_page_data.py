@@ -14,6 +14,7 @@ from typing import Any
 
 from backspot.formatting import visible
 from backspot.render._sentences import KINDS
+from backspot.render.view import is_unsteady, unowned_rows
 from backspot.results.grouping import parents_of
 from backspot.results.report import KernelCost, LineCost, NodeCost, Report, Row
 from backspot.trace.labels import Kind, Label, format_label
@@ -99,8 +100,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     rows += [_rest(holder, members, unit) for holder, members in rest.items()]
     rows += [
         _row(row, None, place, strings, unit, full=True)
-        for row in report.modules
-        if not row.is_module
+        for row in unowned_rows(report, report.modules)
     ]
     return {
         "unit": unit,
@@ -149,15 +149,20 @@ def _row(
         strings(visible(row.class_name)),
         1 if row.is_module else 0,
         strings(visible(row.root)),
-        row.calls,
+        _calls(row.calls),
         [_in(unit, ns) for ns in costs],
         [_in(unit, ns) for ns in astuple(row.wall_on)],
-        _steps(row.wall_ns_by_step, unit),
+        [] if is_unsteady(row) else _steps(row.wall_ns_by_step, unit),
         _nodes(row.nodes, strings, unit, 6 if full else 2),
         _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,
         _lines(row.lines, strings, unit, 5 if full else 1),
     ]
+
+
+def _calls(calls: float) -> float:
+    """Calls per step, as a whole number where they are one."""
+    return int(calls) if calls == int(calls) else round(calls, 2)
 
 
 def _steps(by_step: Sequence[int], unit: int) -> list[int]:
@@ -191,9 +196,9 @@ def _kernels(
     for kernel in kernels[:limit]:
         name = visible(kernel.name)
         name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-        data.append([strings(name), kernel.count, _in(unit, kernel.gpu_ns)])
+        data.append([strings(name), kernel.count, _in(unit, kernel.spent_ns)])
     if rest := kernels[limit:]:
-        spent = _in(unit, sum(one.gpu_ns for one in rest))
+        spent = _in(unit, sum(one.spent_ns for one in rest))
         data.append([-len(rest), sum(one.count for one in rest), spent])
     return data
 
@@ -227,7 +232,7 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
         -1,
         len(members) + 1,
         -1,
-        sum(row.calls for row in members),
+        _calls(sum(row.calls for row in members)),
         summed(costs),
         summed([astuple(row.wall_on) for row in members]),
         [],

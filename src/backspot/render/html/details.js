@@ -1,8 +1,11 @@
 // The details of one module: its costs and what they are spent on, its steps, nodes and kernels, and
 // the label to search for in a trace viewer.
 
+const UNSTEADY = "(unsteady)";
+const LEFT_OVER = "what the typical times of all rows leave over, because they vary from step to step";
+
 function makeDetails(model, box, change, say) {
-  const per = (ns, decimals) => milliseconds(ns / model.steps, decimals);
+  const per = (ns, decimals) => milliseconds(ns, decimals);
 
   function draw(row) {
     box.hidden = !row;
@@ -13,8 +16,8 @@ function makeDetails(model, box, change, say) {
         make("h3", {}, make("code", {}, row.shown)),
         make("button", { type: "button", class: "quiet close", onclick: () => change({ open: false }), "aria-label": "Close the details" }, "✕")),
       make("p", { class: "muted" }, [
-        row.isModule ? row.cls : "owned by no module",
-        row.isModule && `${perStep(row.calls / model.steps)} ${row.calls === model.steps ? "call" : "calls"} per ${model.per}`,
+        row.isModule ? row.cls : row.path === UNSTEADY ? LEFT_OVER : "owned by no module",
+        row.isModule && `${perStep(row.calls)} ${row.calls === 1 ? "call" : "calls"} per ${model.per}`,
       ].filter(Boolean).join(" · "), around && around.id >= 0 ? " · in " : "",
         around && around.id >= 0 ? link(around) : ""),
       label(row), costs(row), spentOn(row), steps(row), nodes(row), lines(row), kernels(row), within(row),
@@ -45,7 +48,7 @@ function makeDetails(model, box, change, say) {
 
   function costs(row) {
     const whole = row.children.length > 0;
-    const decimals = decimalsFor(row.total.wall / model.steps);
+    const decimals = decimalsFor(row.total.wall);
     const kinds = [["wall", "wall"], model.gpu && ["gpu", "GPU"], ["cpu", "CPU"], ["forward", "forward"],
       row.total.recompute > 0 && ["recompute", "recompute"]].filter(Boolean);
     const ratio = (cost) => times(measured(cost, "ratio"));
@@ -65,7 +68,7 @@ function makeDetails(model, box, change, say) {
     return section("What its wall time is spent on", mix(row.own.on, row.own.wall, 1),
       make("ul", { class: "legend column" }, ...rows.map(([kind, ns]) =>
         make("li", {}, make("i", { class: `k-${kind}`, "aria-hidden": "true" }), KIND_NAMES[kind], " ",
-          make("b", {}, duration(ns / model.steps)), " ", make("span", { class: "muted" }, percent(ns / known))))));
+          make("b", {}, duration(ns)), " ", make("span", { class: "muted" }, percent(ns / known))))));
   }
 
   function steps(row) {
@@ -83,9 +86,9 @@ function makeDetails(model, box, change, say) {
 
   function nodes(row) {
     if (!row.nodes.length) return row.members ? null : section("Autograd nodes", make("p", { class: "muted small" }, "None ran in the backward."));
-    const decimals = decimalsFor(row.nodes[0].spent[0] / model.steps);
+    const decimals = decimalsFor(row.nodes[0].spent[0]);
     return section("Autograd nodes", table(["node", `per ${model.per}`, "wall", model.gpu && "GPU", "CPU"],
-      row.nodes.map((node) => [node.name, perStep(node.count / model.steps), per(node.spent[0], decimals),
+      row.nodes.map((node) => [node.name, perStep(node.count), per(node.spent[0], decimals),
         model.gpu && per(node.spent[1], decimals), per(node.spent[2], decimals)])));
   }
 
@@ -93,22 +96,22 @@ function makeDetails(model, box, change, say) {
     if (!row.lines.length) return null;
     return section("Source lines of the forward", make("ul", { class: "lines" }, ...row.lines.map((at) =>
       make("li", {},
-        make("div", { class: "apart" }, make("code", {}, at.place), make("b", {}, duration(at.wall / model.steps))),
+        make("div", { class: "apart" }, make("code", {}, at.place), make("b", {}, duration(at.wall))),
         at.source ? make("pre", {}, at.source) : null,
         make("p", { class: "small muted" }, at.exact ? at.node : `${at.node}, in code that this line calls`)))));
   }
 
   function kernels(row) {
     if (!row.kernels.length) return null;
-    const decimals = decimalsFor(row.kernels[0].gpu / model.steps);
-    return section("Kernels and copies", table(["kernel", `per ${model.per}`, "GPU"], row.kernels.map((kernel) =>
-      [kernel.name, perStep(kernel.count / model.steps), per(kernel.gpu, decimals)])));
+    const decimals = decimalsFor(row.kernels[0].gpu);
+    return section(model.gpu ? "Kernels and copies" : "Operators", table([model.gpu ? "kernel" : "operator", `per ${model.per}`, model.gpu ? "GPU" : "CPU"], row.kernels.map((kernel) =>
+      [kernel.name, perStep(kernel.count), per(kernel.gpu, decimals)])));
   }
 
   function within(row) {
     const inside = row.children.filter((child) => child.total.wall > 0 && !child.members).slice(0, 12);
     if (!inside.length) return null;
-    const decimals = decimalsFor(inside[0].total.wall / model.steps);
+    const decimals = decimalsFor(inside[0].total.wall);
     return section("Modules inside", make("ul", { class: "within" }, ...inside.map((child) =>
       make("li", {}, link(child), " ", make("b", {}, per(child.total.wall, decimals))))));
   }

@@ -15,11 +15,14 @@ function makeIcicle(model, box, note, change) {
 
   function layOut(zoom) {
     const pixels = box.clientWidth || 1000;
-    const scale = width(zoom) > 0 ? pixels / width(zoom) : 0;
+    const parts = zoom.children.reduce((sum, child) => sum + width(child), 0);
+    const room = Math.max(width(zoom), parts);
+    const scale = room > 0 ? pixels / room : 0;
     const blocks = [];
     let cut = 0;
     const place = (row, level, x, parent) => {
-      const block = { row, level, x, size: width(row) * scale, parent, children: [] };
+      const length = row === zoom ? room : width(row);
+      const block = { row, level, x, size: length * scale, parent, children: [] };
       blocks.push(block);
       if (parent) parent.children.push(block);
       const inside = row.children.filter((child) => child.depth <= state.depth);
@@ -59,7 +62,7 @@ function makeIcicle(model, box, note, change) {
   function describe(row) {
     const cost = width(row);
     const whole = width(model.whole);
-    const words = [`${duration(cost / model.steps)}, ${percent(whole ? cost / whole : 0)}`];
+    const words = [`${duration(cost)}, ${percent(whole ? cost / whole : 0)}`];
     if (state.measure === "ratio") {
       words.push(`backward takes ${times(measured(row.total, "ratio"))} the forward`);
     } else if (model.gpu && Math.max(...row.total.on) > 0) {

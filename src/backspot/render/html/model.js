@@ -79,11 +79,15 @@ function readModel(data) {
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
+  // The page may lack a row for what is unsteady, so the rows sum to the backward only roughly.
+  const [wall, gpu, cpu] = ns(data.whole);
+  const sums = { wall, gpu, cpu };
+  Object.assign(whole.total, sums);
   return {
     ...data,
     rows,
     whole,
-    sums: { wall: data.whole[0] * data.unit, gpu: data.whole[1] * data.unit, cpu: data.whole[2] * data.unit },
+    sums,
     deepest: rows.reduce((deepest, row) => Math.max(deepest, row.depth), 0),
     around: (row) => (row.id < 0 ? null : rows[row.parent] || whole),
   };

@@ -39,7 +39,7 @@
       ? `${counted(idle, "more module")} ${idle === 1 ? "takes" : "take"} no time in the backward.` : "";
     const share = percent(spent / (model.sums.wall || Infinity));
     if ("query" in next || "depth" in next) {
-      const cost = `${duration(spent / model.steps)} (${share}) of the backward`;
+      const cost = `${duration(spent)} (${share}) of the backward`;
       say(`${found.toLocaleString("en")} of ${counted(of, "row")}: ${cost}`);
       element("found").textContent = state.query ? element("status").textContent : "";
     } else if (next.chosen) say(`${next.chosen.title}: details shown`);

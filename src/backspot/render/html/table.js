@@ -65,7 +65,7 @@ function makeTable(model, box, change) {
     const worth = (line) => !ratio || line.cost.wall >= LEAST_SHARE * model.sums.wall;
     const value = (line) => measured(line.cost, state.measure) || 0;
     const longest = Math.max(...all.filter(worth).map(value).filter(Number.isFinite), 0) || 1;
-    const decimals = decimalsFor(Math.max(...all.map((line) => line.cost.wall), 0) / model.steps);
+    const decimals = decimalsFor(Math.max(...all.map((line) => line.cost.wall), 0));
     const view = { list, state, longest, decimals };
     const table = make("table", { class: "ranked live" }, head(list, state, column));
     table.append(make("tbody", {}, ...ranked.slice(0, limit).map((line, index) => cells(line, index + 1, view))));
@@ -133,16 +133,16 @@ function makeTable(model, box, change) {
         return make("td", { class: `${kind}${noise}` }, line.isModule ? times(column.value(line)) : "");
       }
       if (column.key === "calls") {
-        const calls = line.calls === null ? "" : perStep(line.calls / model.steps);
+        const calls = line.calls === null ? "" : perStep(line.calls);
         return make("td", { class: kind }, calls);
       }
       if (column.key === "forward" && !line.isModule) return make("td", { class: kind });
       if (column.key === "node") {
-        const spent = line.node ? milliseconds(line.spent / model.steps, decimals) : "";
+        const spent = line.node ? milliseconds(line.spent, decimals) : "";
         return make("td", { class: `node ${kind}`, title: line.node },
           make("span", { class: "node-cost" }, make("code", {}, line.node), " ", make("span", {}, spent)));
       }
-      const text = column.text ? line.cls : milliseconds(column.value(line) / model.steps, decimals);
+      const text = column.text ? line.cls : milliseconds(column.value(line), decimals);
       return make("td", { class: kind }, text);
     });
     const row = make("tr", { class: chosen ? "chosen" : null },

@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import take
+from backspot.analysis.timeline import grouped, take
 from backspot.results.findings import Finding
 from backspot.trace import Category
 from backspot.trace.events import Ints, Mask
@@ -16,18 +16,28 @@ __all__ = ["find"]
 _PRODUCTS = ("Bmm", "Baddbmm")
 _SOFTMAX = ("Softmax", "SafeSoftmax")
 _ATTENTION = (*_SOFTMAX, "NativeDropout", "MaskedFill", "Where", "Div", "Mul", *_PRODUCTS)
+_LAYERS = ("Addmm", "Mm", "Linear", "MkldnnLinear", "Convolution")
 _MATH = "aten::_scaled_dot_product_attention_math"
 _USE = "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one kernel"
+_NEEDED_ON_CPU = (
+    "inputs of four dimensions, equal head sizes of query, key and value, and a mask that needs no "
+    "gradient"
+)
 _WARNS = "torch.nn.attention.sdpa_kernel warns why a backend cannot run."
 
 
 @rule("attention-math")
 def find(evidence: Evidence) -> Finding | None:
-    """Find modules with at least two batched products for each softmax."""
+    """Find modules with at least two batched products for each softmax.
+
+    Fused attention has no layer inside, so talking heads, which mix the heads by a layer on both
+    sides of the softmax, are skipped.
+    """
     costs, say, owner = evidence.costs, evidence.wording, evidence.ownership.owner
     softmax = evidence.nodes_named(lambda name: name.startswith(_SOFTMAX))
     products = evidence.nodes_named(lambda name: name.startswith(_PRODUCTS))
     width = int(owner.max(initial=0)) + 1
+    softmax &= ~_between_layers(evidence, softmax, products)
     softmaxes = np.bincount(owner[softmax], minlength=width)
     enough = (softmaxes > 0) & (np.bincount(owner[products], minlength=width) >= 2 * softmaxes)
     nodes = evidence.nodes_named(lambda name: name.startswith(_ATTENTION)) & enough[owner]
@@ -53,6 +63,28 @@ def find(evidence: Evidence) -> Finding | None:
     )
 
 
+def _between_layers(evidence: Evidence, softmax: Mask, products: Mask) -> Mask:
+    """Whether each softmax has a layer between it and the products of its module, on both sides."""
+    spans, owner = evidence.spans, evidence.ownership.owner
+    layers = evidence.nodes_named(lambda name: name.startswith(_LAYERS))
+    place = spans.thread * (owner.max(initial=0) + 1) + owner
+    of_place = dict(grouped(place, np.flatnonzero(products)))
+    of_thread = dict(grouped(spans.thread, np.flatnonzero(layers)))
+    between = np.zeros(len(owner), bool)
+    for number, mine in grouped(place, np.flatnonzero(softmax)):
+        around = np.sort(spans.start[of_place.get(number, mine[:0])])
+        inside = np.sort(spans.start[of_thread.get(int(spans.thread[mine[0]]), mine[:0])])
+        after = np.searchsorted(around, spans.start[mine])
+        enclosed = (after > 0) & (after < len(around))
+        mine, after = mine[enclosed], after[enclosed]
+        first, middle, last = (
+            np.searchsorted(inside, moment)
+            for moment in (around[after - 1], spans.start[mine], around[after])
+        )
+        between[mine] = (first < middle) & (middle < last)
+    return between
+
+
 def _remedy(evidence: Evidence, modules: Mask) -> str:
     """Return what to change, by the operators that ran in the forward of these modules."""
     events = evidence.events
@@ -65,7 +97,8 @@ def _remedy(evidence: Evidence, modules: Mask) -> str:
 
     on_gpu = evidence.report.has_gpu
     if not len(among(events.named(Category.OPERATOR, _MATH))):
-        return f"{_USE}{'' if on_gpu else ' where dropout_p is 0'}."
+        on_cpu = f" where dropout_p is 0. The fused kernel for the CPU needs {_NEEDED_ON_CPU}"
+        return f"{_USE}{'' if on_gpu else on_cpu}."
     if on_gpu:
         return (
             "scaled_dot_product_attention falls back to its math backend here: use half precision "
@@ -80,6 +113,5 @@ def _remedy(evidence: Evidence, modules: Mask) -> str:
         )
     return (
         "scaled_dot_product_attention falls back to its math backend here. The fused kernel for "
-        "the CPU needs inputs of four dimensions, equal head sizes of query, key and value, and a "
-        "mask that needs no gradient."
+        f"the CPU needs {_NEEDED_ON_CPU}."
     )

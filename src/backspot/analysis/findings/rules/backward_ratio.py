@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding
 from backspot.analysis.timeline import NOTHING, numbered, take
+from backspot.analysis.typical import typical
 from backspot.formatting import duration
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -79,25 +81,24 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     odd = (2 * often > holds.shape[1]) & (often >= least)
     fused = evidence.nodes_named(lambda name: "ScaledDotProduct" in name)
     odd[owner[fused]] = False
-    spent = wall.sum(axis=1)
+    spent = typical(wall)
     explained: dict[str, int] = {}
     for other in found:
         for place in other.places:
             explained[place.path] = explained.get(place.path, 0) + place.wall_ns
     for module in np.flatnonzero(odd).tolist():
-        path = costs.places(np.array([module]), np.array([0]))[0].path
+        path = evidence.ownership.owners.path(module)
         odd[module] = 2 * explained.get(path, 0) < spent[module]
     if not odd.any():
         return None
     worst = int(np.argmax(np.where(odd, spent, 0)))
-    nodes = odd[owner] & evidence.in_pass & evidence.spans.is_node
+    nodes = odd[owner] & evidence.in_pass & evidence.spans.is_node & ~accumulating(evidence)
     heaviest = costs.top_nodes(nodes & (owner == worst))
-    label = costs.places(np.array([worst]), np.array([0]))[0].label
+    label = costs.label_of(worst)
     ratio = backward[worst] / np.maximum(forward[worst], 1) * (forward[worst] > 0)
     median = int(np.argsort(ratio, kind="stable")[(len(ratio) - 1) // 2])
-    steps = evidence.report.steps
     return finding(
-        costs.places(np.flatnonzero(odd), spent[odd], np.full(int(odd.sum()), steps)),
+        costs.places_by_step(np.where(odd[:, None], wall, 0)),
         title="A backward takes many times its forward",
         seen=(
             f"{label}: the forward takes {duration(forward[worst, median])} and the backward "
@@ -164,9 +165,8 @@ def _remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
 def _of_function(evidence: Evidence, nodes: Mask) -> str:
     """Return what to do about custom Functions, by the operators that their backward calls."""
     events = evidence.events
-    index = _inside(evidence, nodes)
-    outer = evidence.around(events.thread[index], events.start[index], f"{names.ATEN}*")
-    called, which = numbered(events.name[index[outer == index]].astype(np.int64))
+    index, span = operators_inside(events, evidence.ownership)
+    called, which = numbered(events.name[index[nodes[span]]].astype(np.int64))
     if not len(called):
         return "Rewrite the backward of this Function with operators on whole tensors."
     count = np.bincount(which)

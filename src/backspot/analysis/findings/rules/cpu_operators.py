@@ -8,17 +8,16 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import host_operators
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import first_started, numbered, pieces
+from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["find"]
 
 
-@rule("cpu-operators")
+@rule("cpu-operators", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find long operators that never call the driver, in the model's forward or backward."""
-    if not evidence.report.has_gpu:
-        return None
     costs, say = evidence.costs, evidence.wording
     index = host_operators(evidence)
     span = evidence.spans.of(evidence.events, index)
@@ -29,12 +28,13 @@ def find(evidence: Evidence) -> Finding | None:
     if not len(index):
         return None
     operators = costs.top_operators(evidence.names_of(index), cost)
+    together = typical_value(costs.times_by_step(evidence.events.start[index], cost))
     return finding(
-        costs.places(evidence.ownership.owner[span], cost),
+        costs.places_at(evidence.ownership.owner[span], evidence.events.start[index], cost),
         title="Operators of a GPU model run on the CPU",
         seen=(
             f"{say.per_step(len(index), 'operator')} on the CPU ({', '.join(operators)}), "
-            f"{say.ms(int(cost.sum()))} in which the GPU is idle."
+            f"{say.ms(together)} in which the GPU is idle."
         ),
         remedy=(
             "Create tensors on the device (torch.arange(…, device=x.device)), register constants "

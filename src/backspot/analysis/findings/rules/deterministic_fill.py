@@ -12,7 +12,7 @@ __all__ = ["find"]
 _EMPTY = ("aten::empty*", "aten::new_empty*", "aten::resize_", "aten::_efficientzerotensor")
 
 
-@rule("deterministic-fill")
+@rule("deterministic-fill", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find fills inside ``empty`` and similar operators, which otherwise write nothing."""
     costs, say = evidence.costs, evidence.wording
@@ -36,6 +36,6 @@ def find(evidence: Evidence) -> Finding | None:
             "https://docs.pytorch.org/docs/stable/deterministic.html"
             "#torch.utils.deterministic.fill_uninitialized_memory"
         ),
-        operators=costs.top_operators(evidence.names_of(empty[work]), costs.work_ns[work]),
+        operators=costs.top_operators(evidence.names_of(empty[work]), costs.recorded_work_ns[work]),
         kernels=costs.top_kernels(work),
     )

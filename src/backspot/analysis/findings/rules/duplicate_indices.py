@@ -10,7 +10,7 @@ from backspot.results.findings import Finding
 __all__ = ["find"]
 
 
-@rule("duplicate-indices")
+@rule("duplicate-indices", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find index nodes that take far longer than the indexing that made them."""
     costs, say = evidence.costs, evidence.wording
@@ -18,15 +18,15 @@ def find(evidence: Evidence) -> Finding | None:
     if not nodes.any():
         return None
     work = evidence.work_of(nodes)
-    forward = int(forward_of(evidence)[nodes].sum())
-    backward = int(costs.device_ns[work].sum())
+    backward = costs.of_device(work)
+    times = int(costs.device_ns[work].sum()) / max(1, int(forward_of(evidence)[nodes].sum()))
     names = costs.top_nodes(nodes)
     return finding(
         costs.places_of_spans(nodes),
         title="Many gradients are added into few rows",
         seen=(
             f"{', '.join(names)}: {say.ms(backward)} of GPU time, "
-            f"{backward / max(forward, 1):.0f} times the {say.ms(forward)} of the forward. "
+            f"{times:.0f} times the {say.ms(backward / times)} of the forward. "
             "Gradients with equal indices are added one after the other."
         ),
         remedy=(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import NOTHING
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -18,15 +21,16 @@ def find(evidence: Evidence) -> Finding | None:
     cost = costs.of_work(work)
     if not cost:
         return None
-    owner = evidence.ownership.work_owner[work]
-    spent = costs.places(owner, costs.work_ns[work])
+    owners = evidence.ownership.owners
+    owner = np.where(work, evidence.ownership.work_owner, NOTHING)
+    spent = costs.places_by_step(costs.work_by_step(owner, len(owners))).places
     parts = ", ".join(f"{say.ms(one.wall_ns)} in {one.path}" for one in spent if one.wall_ns)
     return finding(
         costs.places_of_work(work),
         title="Communication between ranks is not hidden",
         seen=(
             f"{say.per_step(int(work.sum()), 'collective')}, "
-            f"{say.ms(int(costs.device_ns[work].sum()))} in all. For {say.ms(cost)} this rank "
+            f"{say.ms(costs.of_device(work))} in all. For {say.ms(cost)} this rank "
             f"computes nothing and waits for other ranks: {parts}."
         ),
         remedy=(

@@ -36,12 +36,11 @@ def find(evidence: Evidence) -> Finding | None:
         work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
-        places, by_step = costs.places_of_work(work), costs.of_work_by_step(work)
+        placed, by_step = costs.places_of_work(work), costs.of_work_by_step(work)
     else:
         nodes &= _working(evidence)
-        places, by_step = costs.places_of_spans(nodes), costs.of_spans_by_step(nodes)
-    cost = sum(place.wall_ns for place in places)
-    if not places or (passes <= 1 and fills(evidence).any()):
+        placed, by_step = costs.places_of_spans(nodes), costs.of_spans_by_step(nodes)
+    if not placed.places or (passes <= 1 and fills(evidence).any()):
         return None  # zero_grad left zeros to add to: the finding zero-grad-fill says so
     if not costs.holds_in_most_steps(by_step, _LEAST_OF_SEVERAL if passes > 1 else _LEAST):
         return None
@@ -68,17 +67,17 @@ def find(evidence: Evidence) -> Finding | None:
         )
     operator = evidence.launched_in(*_WORK)[work]
     return finding(
-        places,
+        placed,
         title="Gradients are copied or added at their parameters",
         seen=(
             f"{say.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "
-            f"{say.ms(cost)}: {why}."
+            f"{say.ms(placed.wall_ns)}: {why}."
         ),
         remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
         nodes=costs.top_nodes(nodes),
         operators=costs.top_operators(
-            evidence.names_of(operator), np.maximum(costs.work_ns[work], 1)
+            evidence.names_of(operator), np.maximum(costs.recorded_work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
     )

@@ -25,7 +25,7 @@ _COMPILED = (
 )
 
 
-@rule("launch-bound")
+@rule("launch-bound", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find the nodes that the host executes while the GPU is idle.
 
@@ -33,26 +33,34 @@ def find(evidence: Evidence) -> Finding | None:
     """
     costs, say = evidence.costs, evidence.wording
     mine = launching(evidence)
-    cost = int(costs.host_ns[mine].sum())
+    cost = costs.of_host(mine)
     if not cost:
         return None
     kernels = int(evidence.backward.sum())
     length = int(costs.device_ns[evidence.backward].sum())
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
-    replayed = 2 * int(costs.host_ns[replaying].sum()) >= cost
+    replayed = 2 * costs.of_host(replaying) >= cost
     compiled = mine & evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))
-    remedy = _COMPILED if 2 * int(costs.host_ns[compiled].sum()) >= cost else _LAUNCHED
-    owner, spent = evidence.ownership.owner[mine], costs.host_ns[mine]
+    remedy = _COMPILED if 2 * costs.of_host(compiled) >= cost else _LAUNCHED
     return finding(
-        costs.places(owner[spent > 0], spent[spent > 0]),
+        costs.places_of_host(mine),
         title="The GPU waits for the host to launch kernels",
         seen=(
             f"For {percent(cost / evidence.report.wall_ns)} of the backward, {say.ms(cost)}, the "
             "GPU has nothing queued while the host executes nodes. The backward has "
             f"{say.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
-            "average. (The profiler slows the host: without it the share is lower.)"
+            f"average. {_without_profiler(evidence)}"
         ),
         remedy=_REPLAYED if replayed else remedy,
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(mine),
     )
+
+
+def _without_profiler(evidence: Evidence) -> str:
+    """Return what is known about the step without the profiler, which slows the host."""
+    real = evidence.report.unprofiled_step_ns
+    if not real:
+        return "(The profiler slows the host: without it the share is lower.)"
+    busy = percent(evidence.costs.busy_ns / real)
+    return f"Without the profiler, the GPU is busy for {busy} of the step."

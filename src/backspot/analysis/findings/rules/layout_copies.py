@@ -18,7 +18,7 @@ share of the step copies are as usual."""
 _LEAST_OF_CONVOLUTIONS = 0.03
 
 
-@rule("layout-copies")
+@rule("layout-copies", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout."""
     costs, say = evidence.costs, evidence.wording
@@ -56,7 +56,7 @@ def find(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         operators=costs.top_operators(
-            evidence.names_of(copying[work]), np.maximum(costs.work_ns[work], 1)
+            evidence.names_of(copying[work]), np.maximum(costs.recorded_work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
     )

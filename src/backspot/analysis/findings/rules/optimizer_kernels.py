@@ -8,7 +8,7 @@ from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import first_started, merged, pieces
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints
 
@@ -18,7 +18,7 @@ _MANY = 50  # kernels per step
 _SMALL = 30_000  # nanoseconds
 
 
-@rule("optimizer-kernels")
+@rule("optimizer-kernels", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find optimizer steps that launch many small kernels."""
     costs, say, events = evidence.costs, evidence.wording, evidence.events
@@ -38,18 +38,19 @@ def find(evidence: Evidence) -> Finding | None:
     if median > _SMALL:
         return None
     used = np.isin(marks, inside[single])
-    cost = costs.of_work(single) + _idle_ns(evidence, begin[used], end[used])
+    by_step = costs.of_work_by_step(single) + _idle_by_step(evidence, begin[used], end[used])
+    cost = costs.place("(optimizer)", by_step, number)
     titles = {events.names[name] for name in events.name[marks[used]]}
     optimizers = sorted(
         {title.removeprefix(names.OPTIMIZER_STEP).split(".")[0] for title in titles}
     )
     return finding(
-        (Place("(optimizer)", "", number, cost),),
+        cost,
         title="The optimizer updates parameters one by one",
         seen=(
             f"{' and '.join(optimizers)}: {say.per_step(number, 'kernel')} of "
-            f"{median / 1e3:.1f} µs (median), {say.ms(cost)} in all, "
-            f"{say.share(cost)} of the step."
+            f"{median / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
+            f"{say.share(cost.wall_ns)} of the step."
         ),
         remedy=(
             "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
@@ -60,8 +61,8 @@ def find(evidence: Evidence) -> Finding | None:
     )
 
 
-def _idle_ns(evidence: Evidence, begin: Ints, end: Ints) -> int:
-    """Return the time inside these intervals in which no device has work."""
+def _idle_by_step(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
+    """Return the time inside these intervals in which no device has work, by step."""
     within = first_started(begin, end, np.arange(len(begin)))
-    _, free, length = pieces(evidence.costs.idle, within)
-    return int(length[free >= 0].sum())
+    number, free, length = pieces(evidence.costs.idle, within)
+    return evidence.costs.times_by_step(begin[number[free >= 0]], length[free >= 0])

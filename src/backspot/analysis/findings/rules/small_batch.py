@@ -9,7 +9,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import launching
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import percent
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
@@ -18,7 +18,7 @@ _USED = 0.2
 """A device is mostly unused below this share, over time and multiprocessors."""
 
 
-@rule("small-batch")
+@rule("small-batch", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find a launch-bound step with kernels that leave most multiprocessors without a block."""
     costs = evidence.costs
@@ -28,21 +28,23 @@ def find(evidence: Evidence) -> Finding | None:
     if not length.sum():
         return None
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
-    if used * costs.busy_ns > _USED * evidence.step_ns:
+    if used * costs.busy_ns > _USED * evidence.real_step_ns:
         return None
-    launch_bound = int(costs.host_ns[launching(evidence)].sum())
+    launch_bound = costs.of_host(launching(evidence))
     if not launch_bound:
         return None
     # A larger batch does not load faster, so waiting for data is not counted.
     data = evidence.phase("data")
     waited = data.wall_ns - data.busy_ns if data else 0
-    idle = max(launch_bound, evidence.step_ns - costs.busy_ns - waited)
+    recorded = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
+    idle = np.maximum(0, recorded - (evidence.step_ns - evidence.real_step_ns))
     path, class_name = _root(evidence)
+    busy = percent(costs.busy_ns / evidence.real_step_ns)
     return finding(
-        (Place(path, class_name, evidence.report.steps, idle),),
+        costs.place(path, idle, evidence.report.steps, class_name),
         title="The batch is too small for the GPU",
         seen=(
-            f"The GPU is busy for {percent(costs.busy_ns / evidence.step_ns)} of the step, and "
+            f"The GPU is busy for {busy} of the step, and "
             f"its kernels then have thread blocks for {percent(used)} of the multiprocessors."
         ),
         remedy=(

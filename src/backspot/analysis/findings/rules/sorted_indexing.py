@@ -27,7 +27,7 @@ _INDEX = (
 )
 
 
-@rule("sorted-indexing")
+@rule("sorted-indexing", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find index nodes with kernels that sort.
 
@@ -48,7 +48,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"{', '.join(costs.top_nodes(nodes))}: {say.ms(costs.of_spans(nodes))} in "
             f"{say.per_step(int(nodes.sum()), 'node')}, with "
             f"{say.per_step(int(sorts.sum()), 'kernel')} to sort indices "
-            f"({say.ms(int(costs.device_ns[sorts].sum()))}) before anything is added."
+            f"({say.ms(costs.of_device(sorts))}) before anything is added."
         ),
         remedy=_remedy(evidence, nodes),
         link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",

@@ -6,6 +6,7 @@ import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints
@@ -27,7 +28,7 @@ _CALLERS = (
 )
 
 
-@rule("sync-in-backward")
+@rule("sync-in-backward", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find waits inside nodes, and the time in which the GPU is idle because of them.
 
@@ -47,16 +48,18 @@ def find(evidence: Evidence) -> Finding | None:
     caller = evidence.around(events.thread[index], begin, *_CALLERS)
     waited = end - begin
     cost = np.minimum(_idle_until_ahead(evidence, begin, end), waited + _idle(evidence, begin, end))
-    places = costs.places(evidence.ownership.owner[span], cost, _first_of(caller))
-    number = sum(place.count for place in places)
+    first = _first_of(caller)
+    places = costs.places_at(evidence.ownership.owner[span], begin, cost, first)
+    number = int(first.sum())
+    idle, long = (typical_value(costs.times_by_step(begin, ns)) for ns in (cost, waited))
     calls = costs.top_operators(events.name[index], waited)
     return finding(
         places,
         title="The host waits for the GPU inside backward",
         seen=(
             f"{say.per_step(number, 'wait')} in {', '.join(calls)}. The host waits for "
-            f"{say.ms(int(waited.sum()))}, and the GPU is then idle for "
-            f"{say.ms(int(cost.sum()))}."
+            f"{say.ms(long)}, and the GPU is then idle for "
+            f"{say.ms(idle)}."
         ),
         remedy=(
             "Keep the value on the GPU: no .item(), .cpu(), nonzero() or boolean mask in the "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import distinct, merged
+from backspot.analysis.timeline import NOTHING, distinct
 from backspot.formatting import counted
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -31,7 +32,7 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     accumulate = accumulating(evidence)
     feeder = evidence.ownership.join.feeder
-    cost = np.zeros(len(owner), np.int64)
+    whole, half = np.zeros(len(owner), bool), np.zeros(len(owner), bool)
     for run in range(len(evidence.report.passes)):
         mine = evidence.ownership.passes.of_span == run
         used = mine & accumulate & ~unused[owner]
@@ -40,20 +41,23 @@ def find(evidence: Evidence) -> Finding | None:
         # If no unused gradient comes last, the engine goes on for the gradient of an input.
         behind = last >= 0 and spans.start[wasted].max(initial=-1) > last
         needless = mine & (spans.start > last) if behind else np.zeros(len(mine), bool)
-        cost[needless] = costs.span_ns[needless]
-        wasted &= ~needless
-        cost[wasted] = costs.span_ns[wasted]
-        fed = feeder[wasted]
-        fed = merged(fed[fed >= 0])
-        fed = fed[~needless[fed]]
-        cost[fed] = costs.span_ns[fed] // 2
-    places = costs.places(owner[cost > 0], cost[cost > 0])
+        whole |= needless | wasted
+        fed = feeder[wasted & ~needless]
+        half[fed[fed >= 0]] = True
+    half &= ~whole
+    owners = len(evidence.ownership.owners)
+    by_step, halved = (
+        costs.spans_by_step(np.where(mask, np.maximum(owner, Special.OUTSIDE), NOTHING), owners)
+        for mask in (whole, half)
+    )
+    cost = costs.places_by_step(by_step + halved // 2, owner[whole | half])
     return finding(
-        places,
+        cost,
         title="Gradients are computed that no optimizer uses",
         seen=(
-            f"In {counted(len(places), 'place')} backward computes gradients of parameters that no "
-            f"optimizer updates: about {evidence.wording.ms(int(cost.sum()))} of needless work."
+            f"In {counted(len(cost.places), 'place')} backward computes gradients of parameters "
+            f"that no optimizer updates: about {evidence.wording.ms(cost.wall_ns)} of needless "
+            "work."
         ),
         remedy=(
             "Call parameter.requires_grad_(False) before the forward, not after it, or run the "
@@ -64,7 +68,7 @@ def find(evidence: Evidence) -> Finding | None:
             "https://docs.pytorch.org/docs/stable/notes/autograd.html"
             "#locally-disabling-gradient-computation"
         ),
-        nodes=costs.top_nodes(cost > 0),
+        nodes=costs.top_nodes(whole | half),
     )
 
 

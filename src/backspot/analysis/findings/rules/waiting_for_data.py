@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding
 from backspot.trace import Category, names
 
 __all__ = ["find"]
@@ -52,7 +54,7 @@ def find(evidence: Evidence) -> Finding | None:
         )
         remedy = _LOOK
     return finding(
-        (Place("(data)", "", evidence.report.steps, phase.wall_ns),),
+        evidence.costs.place("(data)", np.array(phase.wall_ns_by_step), evidence.report.steps),
         title=title,
         seen=seen,
         remedy=remedy,

@@ -7,12 +7,12 @@ import numpy as np
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, fills
 from backspot.analysis.findings.registry import finding, rule
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding
 
 __all__ = ["find"]
 
 
-@rule("zero-grad-fill")
+@rule("zero-grad-fill", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
     """Find ``zero_grad`` that fills; where a step has one pass, adding to the zeros counts too."""
     costs, say = evidence.costs, evidence.wording
@@ -26,9 +26,10 @@ def find(evidence: Evidence) -> Finding | None:
         adds = evidence.work_of(accumulating(evidence))
         adds &= evidence.launched_in("aten::add_", "aten::add") >= 0
     added = costs.of_work(adds)
+    by_step = costs.of_work_by_step(work) + costs.of_work_by_step(adds)
     then = f" Backward then adds to the zeros for {say.ms(added)}." if added else ""
     return finding(
-        (Place("(optimizer)", "", int(work.sum()), cost + added),),
+        costs.place("(optimizer)", by_step, int(work.sum())),
         title="zero_grad fills gradients with zeros",
         seen=f"{say.per_step(int(work.sum()), 'kernel')} of zero_grad, {say.ms(cost)}.{then}",
         remedy=(

@@ -1,0 +1,26 @@
+"""Replay a recorded step without the profiler's cost, or with part of its work taking other time.
+
+In: ``Events``, ``Ownership`` and the windows of the steps. Out: a trace with moved times, on which
+attribution and accounting run as on any other, and what a step saves if a module's backward takes
+less time.
+
+The files work in this order:
+
+1. ``cost`` has what the profiler and labels cost for each event.
+2. ``host`` puts the points of all threads of the program into one line, and shortens the intervals
+   between the points by these costs.
+3. ``devices`` finds what each piece of device work waited for: its launch, the work before it in
+   its queue, or work of another queue. ``waits`` finds what the host waited for.
+4. ``recording`` compiles these into one graph, or refuses with a reason: ``Refusal``.
+5. ``simulation`` runs through the graph once, for many variants of the durations at a time.
+6. ``replay`` fits the costs to a measured step and returns moved events. ``saving`` answers what a
+   change would save.
+
+The method is that of replayed training graphs (Daydream, dPRO) with the question of Coz: what if
+this part were faster? Each constraint of the graph holds exactly in the recording, so that a replay
+without any change returns the recorded times.
+
+Terms: a *line* is the time of the host as intervals between neighbouring points. A *station* is a
+moment of the host at which something is launched or waited for. A *constraint* is an event that
+another one cannot come before, and the *lag* between both. A *variant* is one set of durations.
+"""

@@ -1,0 +1,226 @@
+"""What each piece of device work waited for before it started."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.replay.host import Floats
+from backspot.analysis.timeline import NOTHING, grouped
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["DeviceGraph", "find_device_graph", "recorded_launches"]
+
+_IDLE = 20_000  # nanoseconds: after so long the work before does not delay a launch any more
+_LATE = 5_000  # nanoseconds: work that starts so much later than it could waited for something
+_LATENCY, _GAP = 5_000, 1_000  # nanoseconds, where the trace has no work to measure them on
+_QUEUE = 1024  # launches that fit into a queue before the next launch waits
+_NEVER = -1e18
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGraph:
+    """The constraints on the starts of device work; arrays with one entry each.
+
+    Work starts at the latest of: its launch and the latency; the end of the work before in its
+    queue and the gap; the ends of ``other`` work, each with its lag.
+
+    Attributes:
+        launch: when the host launches it; work without a launch record has that of its queue's
+            work before.
+        latency: nanoseconds from launch to start, ``-1e18`` where the launch is not known.
+        before: the work before in its queue, ``NOTHING`` for none.
+        gap: nanoseconds from the end of that work to the start.
+        other: for work that waits for other queues, those works and their lags in nanoseconds.
+        after_end_of: the work that has to end before this launch finds room in the queue,
+            ``NOTHING`` for none.
+        wait: nanoseconds that communication waits for other ranks: what it takes longer than the
+            shortest of its kind.
+    """
+
+    launch: Ints
+    latency: Floats
+    before: Ints
+    gap: Floats
+    other: dict[int, dict[int, float]]
+    after_end_of: Ints
+    wait: Floats
+
+
+def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> DeviceGraph:
+    """Find what each piece of device work waited for.
+
+    The constraint that held a piece of work back keeps its recorded lag, and all others get the
+    usual lag, or their own if that is shorter. So no constraint is broken in the recording.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        step: the step of each piece of work.
+    """
+    work = ownership.work
+    count = len(work.start)
+    before = _before(work.queue, count)
+    known = recorded_launches(ownership)
+    launch = _monotone(np.where(known, work.launch, NOTHING), work.queue)
+    since_launch = (work.start - launch).astype(np.float64)
+    ended = np.where(before >= 0, work.end[before], 0)
+    since_end = np.where(before >= 0, work.start - ended, np.iinfo(np.int64).max // 4)
+    latency = _usual_latency(since_launch[known & (since_end > _IDLE)])
+    queued = (before >= 0) & (~known | (launch + latency <= ended))
+    usual = float(np.median(since_end[queued & known])) if (queued & known).any() else _GAP
+    first = ~known & (before < 0)
+    graph = DeviceGraph(
+        launch=launch,
+        latency=np.where(
+            first,
+            since_launch,
+            np.where(~known, _NEVER, np.minimum(since_launch, np.where(queued, latency, np.inf))),
+        ),
+        before=before,
+        gap=np.where(queued, since_end, np.minimum(usual, since_end)).astype(np.float64),
+        other={},
+        after_end_of=_room(ownership, launch, known),
+        wait=_waits_for_ranks(ownership, step),
+    )
+    _add_events(events, ownership, graph)
+    _add_late_starts(ownership, graph, latency, usual)
+    return graph
+
+
+def recorded_launches(ownership: Ownership) -> Mask:
+    """Whether the launch of each piece of device work was recorded, and not only inferred."""
+    work = ownership.work
+    known: Mask = (work.launch >= 0) & (work.thread >= 0)
+    return known
+
+
+def _before(queue: Ints, count: int) -> Ints:
+    """Return the work before in the same queue; work is sorted by its start."""
+    before = np.full(count, NOTHING, np.int64)
+    for _, mine in grouped(queue):
+        before[mine[1:]] = mine[:-1]
+    return before
+
+
+def _monotone(launch: Ints, queue: Ints) -> Ints:
+    """Return launches that never go back in a queue; unknown ones take that of the work before."""
+    found: Ints = launch.copy()
+    for _, mine in grouped(queue):
+        found[mine] = np.maximum.accumulate(launch[mine])
+    return found
+
+
+def _usual_latency(measured: Floats) -> float:
+    """Return the latency of a launch into an idle queue: a low one of those that were measured."""
+    if len(measured) < 5:
+        return _LATENCY
+    return float(np.clip(np.percentile(measured, 20), 2_000, 20_000))
+
+
+def _room(ownership: Ownership, launch: Ints, known: Mask) -> Ints:
+    """Find the work that has to end before each launch finds room in its queue."""
+    work = ownership.work
+    found = np.full(len(launch), NOTHING, np.int64)
+    for _, mine in grouped(work.queue):
+        mine = mine[known[mine]]
+        mine = mine[np.argsort(launch[mine], kind="stable")]
+        done = np.searchsorted(np.sort(work.end[mine]), launch[mine], side="right")
+        size = max(_QUEUE, int((np.arange(len(mine)) - done).max(initial=0)) + 1)
+        found[mine[size:]] = mine[:-size] if len(mine) > size else mine[:0]
+    return found
+
+
+def _waits_for_ranks(ownership: Ownership, step: Ints) -> Floats:
+    """Return how much longer than the shortest of its kind each piece of communication takes.
+
+    A kind is the exchange with the same name at the same place of a step.
+    """
+    work = ownership.work
+    wait = np.zeros(len(work.start))
+    mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (step >= 0))
+    place: dict[tuple[int, int], int] = {}
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for item, name, number in zip(
+        mine.tolist(), work.name[mine].tolist(), step[mine].tolist(), strict=True
+    ):
+        at = place[name, number] = place.get((name, number), -1) + 1
+        kinds.setdefault((name, at), []).append(item)
+    duration = work.end - work.start
+    for kind in kinds.values():
+        wait[kind] = duration[kind] - duration[kind].min()
+    return wait
+
+
+# Work that waits for other queues ----------------------------------------------------------------
+
+
+def _add_events(events: Events, ownership: Ownership, graph: DeviceGraph) -> None:
+    """Add the constraints of the calls with which one queue waits for an event of another.
+
+    The trace names neither queue. The next launch of the thread is into the queue that waits. It
+    may wait for the last launch before into any other queue that ended before this work started.
+    """
+    work = ownership.work
+    calls = events.named(Category.RUNTIME, *names.STREAM_WAITS)
+    queues = [mine for _, mine in grouped(work.queue)]
+    if not len(calls) or len(queues) < 2:
+        return
+    launches = [graph.launch[mine].tolist() for mine in queues]
+    of_thread = {
+        thread: mine[np.argsort(graph.launch[mine], kind="stable")]
+        for thread, mine in grouped(work.thread)
+    }
+    for thread, mine in grouped(events.thread, calls):
+        launched = of_thread.get(thread)
+        if launched is None:
+            continue
+        times = np.sort(events.start[mine])
+        at = np.searchsorted(graph.launch[launched], times)
+        for time, place in zip(times.tolist(), at.tolist(), strict=True):
+            if place == len(launched):
+                continue
+            item = int(launched[place])
+            for queue, starts in zip(queues, launches, strict=True):
+                last = bisect_left(starts, time) - 1
+                if last < 0 or work.queue[item] == work.queue[queue[last]]:
+                    continue
+                lag = int(work.start[item] - work.end[queue[last]])
+                if lag >= 0:
+                    graph.other.setdefault(item, {})[int(queue[last])] = float(min(lag, _GAP))
+
+
+def _add_late_starts(
+    ownership: Ownership, graph: DeviceGraph, latency: float, usual: float
+) -> None:
+    """Explain work that starts late by the end of work in another queue.
+
+    Work that starts much later than its launch and its queue allow waited for another queue: for
+    the last one to end before, among the work that was launched earlier and ended since this work
+    could have started. Its launch and its queue did not hold it back, and get their usual lags.
+    """
+    work = ownership.work
+    if len(np.unique(work.queue)) < 2:
+        return
+    ends = np.argsort(work.end, kind="stable")
+    ended = work.end[ends]
+    possible = np.maximum(
+        graph.launch + np.minimum(graph.latency, latency),
+        np.where(graph.before >= 0, work.end[graph.before] + np.minimum(graph.gap, usual), 0),
+    )
+    for item in np.flatnonzero(work.start - possible > _LATE).tolist():
+        start = int(work.start[item])
+        for place in range(int(np.searchsorted(ended, start, side="right")) - 1, -1, -1):
+            cause = int(ends[place])
+            if ended[place] <= possible[item]:
+                break
+            if work.queue[cause] != work.queue[item] and graph.launch[cause] < graph.launch[item]:
+                graph.other.setdefault(item, {})[cause] = float(start - ended[place])
+                graph.latency[item] = min(graph.latency[item], latency)
+                graph.gap[item] = min(graph.gap[item], usual)
+                break

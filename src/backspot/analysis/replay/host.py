@@ -1,0 +1,163 @@
+"""The host's time as one line of intervals, with what the profiler added to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.replay.cost import ProfilerCost
+from backspot.analysis.timeline import NOTHING, distinct, first_started, grouped, merged
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
+from backspot.trace.labels import Kind
+
+__all__ = ["Floats", "HostLine", "find_host_line", "program_threads", "time_in_parallel"]
+
+Floats: TypeAlias = NDArray[np.float64]
+
+_LEFT = 0.1  # of each interval is the program's own, whatever the profiler costs
+_ENGINE = 50_000  # nanoseconds: a longer gap between two nodes is not the engine's alone
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """The intervals between neighbouring points of the program's threads.
+
+    One thread of a training program works at a time: the thread that calls ``backward`` waits for
+    autograd's threads. So their points form one line, and what happens on one thread delays all
+    that comes later.
+
+    Attributes:
+        edges: the times of the points, sorted and distinct; one more than intervals.
+        span: the span that each interval belongs to, ``NOTHING`` for none. Time of the engine
+            between two nodes belongs to the node before.
+        operators: how many operators and annotations were recorded in each interval; half of each
+            counts before its start and half after its end.
+        calls: as ``operators``, for calls of the runtime.
+        labels: as ``operators``, for labels of forward calls.
+        markers: as ``operators``, for markers of nodes.
+    """
+
+    edges: Ints
+    span: Ints
+    operators: Floats
+    calls: Floats
+    labels: Floats
+    markers: Floats
+
+    def lengths(self, cost: ProfilerCost, own: Floats) -> Floats:
+        """Return how long each interval takes without the profiler.
+
+        What an interval is too short to give up is taken from the intervals after it.
+
+        Args:
+            cost: what each event costs.
+            own: for each interval that the host waits in the nanoseconds that it needs itself,
+                -1 for all others.
+        """
+        length = np.diff(self.edges).astype(np.float64)
+        waits = own >= 0
+        length[waits] = own[waits]
+        added = (
+            self.operators * cost.operator_ns
+            + self.calls * cost.runtime_ns
+            + self.labels * cost.label_ns
+            + self.markers * cost.marker_ns
+        )
+        gives = np.where(waits, 0.0, length * (1 - _LEFT))
+        balance = np.cumsum(added - gives)
+        owed = balance - np.minimum(np.minimum.accumulate(balance), 0.0)
+        before = np.append(0.0, owed[:-1])
+        shorter: Floats = (length - (before + added - owed)) / cost.slowdown
+        return shorter
+
+
+def program_threads(events: Events) -> list[int]:
+    """Return the threads that run the training program: those with operators or annotations."""
+    index = events.of(Category.OPERATOR, Category.ANNOTATION)
+    exchanges = events.name_mask(*names.HOST_COLLECTIVES)[events.name[index]]
+    return distinct(events.thread[index[~exchanges]])
+
+
+def find_host_line(events: Events, ownership: Ownership, threads: list[int]) -> HostLine:
+    """Put the points of all threads of the program into one line.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        threads: the threads of the program.
+    """
+    index = events.of(
+        Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME, Category.MODULE_CALL
+    )
+    index = index[np.isin(events.thread[index], threads)]
+    start, end = events.start[index], events.end[index]
+    edges = merged(start, end)
+    counts = _recorded(events, index)
+    before = np.maximum(np.searchsorted(edges, start) - 1, 0)
+    after = np.searchsorted(edges, end)
+    columns = []
+    for kind in range(4):
+        mine = counts == kind
+        column = np.bincount(before[mine], minlength=len(edges)).astype(np.float64)
+        column += np.bincount(after[mine], minlength=len(edges))
+        columns.append(column[:-1] / 2)
+    return HostLine(edges, _spans_of(ownership, edges[:-1]), *columns)
+
+
+def _recorded(events: Events, index: Ints) -> Ints:
+    """Return which cost each event has: 0 operator, 1 call, 2 label, 3 marker, 4 none."""
+    kind_of = np.zeros(len(Category), np.int64)
+    kind_of[Category.RUNTIME] = 1
+    kind_of[Category.MODULE_CALL] = 4
+    kind = kind_of[events.category[index]]
+    of_name = np.array(
+        [0 if label is None else 2 if label.kind is Kind.FORWARD else 3 for label in events.labels],
+        np.int64,
+    )
+    label = of_name[events.name[index]]
+    return np.where((kind == 0) & (label > 0), label, kind)
+
+
+def _spans_of(ownership: Ownership, times: Ints) -> Ints:
+    """Return the span that the host's time after each of these sorted times belongs to."""
+    held = Clock(ownership).host.over(times)
+    count = len(ownership.spans.start)
+    held = np.where(held < count, held, NOTHING)
+    of_span, passes = ownership.passes.of_span, ownership.passes
+    known = held >= 0
+    last = np.maximum.accumulate(np.where(known, np.arange(len(held)), -1))
+    before = np.where(last >= 0, held[np.maximum(last, 0)], NOTHING)
+    following = np.searchsorted(passes.end, times, side="right")
+    inside = following < len(passes.end)
+    inside[inside] &= passes.start[following[inside]] <= times[inside]
+    since = times - ownership.spans.end[np.maximum(before, 0)]
+    engine = ~known & inside & (before >= 0) & (since <= _ENGINE)
+    engine[engine] = of_span[before[engine]] >= 0
+    return np.where(engine, before, held)
+
+
+def time_in_parallel(events: Events, threads: list[int]) -> int:
+    """Return for how many nanoseconds more than one of these threads runs operators."""
+    labels = events.is_label
+    index = events.of(Category.OPERATOR, Category.RUNTIME)
+    index = index[~labels[events.name[index]]]
+    edges, changes = [], []
+    for thread, mine in grouped(events.thread, index):
+        if thread not in threads:
+            continue
+        line = first_started(events.start[mine], events.end[mine], mine)
+        busy: Mask = line.values >= 0
+        edges.append(line.edges)
+        changes.append(np.diff(busy.astype(np.int64), prepend=0))
+    if len(edges) < 2:
+        return 0
+    at, change = np.concatenate(edges), np.concatenate(changes)
+    order = np.argsort(at, kind="stable")
+    running = np.cumsum(change[order])[:-1]
+    return int(np.diff(at[order])[running > 1].sum())

@@ -1,0 +1,290 @@
+"""A recording compiled into one graph that can be replayed again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.replay.cost import ProfilerCost
+from backspot.analysis.replay.devices import (
+    DeviceGraph,
+    find_device_graph,
+    recorded_launches,
+)
+from backspot.analysis.replay.host import (
+    Floats,
+    HostLine,
+    find_host_line,
+    program_threads,
+    time_in_parallel,
+)
+from backspot.analysis.replay.waits import HostWait, find_host_waits
+from backspot.analysis.timeline import NOTHING, grouped, merged, take
+from backspot.formatting import percent
+from backspot.trace import Events
+from backspot.trace.events import Ints
+
+__all__ = ["Recording", "Refusal", "Steps", "Windows", "prepare"]
+
+_PARALLEL = 0.02  # of the recording: threads that run at the same time
+_LOST = 0.1  # of the time of device work: without a launch record
+_EARLY = 0.05  # of the launches: later than the start of their work
+_CLOCKS = 100_000  # nanoseconds between the clocks of host and device
+
+
+class Windows(Protocol):
+    """The clock time of each step or pass: ``StepWindows``, or the passes' ``Windows``."""
+
+    @property
+    def start(self) -> Ints:
+        """Nanoseconds."""
+
+    @property
+    def end(self) -> Ints:
+        """Nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A recording that cannot be replayed.
+
+    Attributes:
+        reason: why not, in one sentence.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How each step's window follows from what is replayed; arrays with one entry a step.
+
+    Attributes:
+        start: when the window starts, in nanoseconds.
+        end: when it ends.
+        follows: whether the window starts where the one before ends.
+        opens: the work with which the window starts, ``NOTHING`` for none.
+        opens_at_end: whether the window starts at the end of that work, and not at its start.
+        host_end: when the host's part ends, in nanoseconds.
+        of_work: the step of each piece of device work, ``NOTHING`` for none.
+    """
+
+    start: Ints
+    end: Ints
+    follows: np.ndarray
+    opens: Ints
+    opens_at_end: np.ndarray
+    host_end: Ints
+    of_work: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording as a graph of constraints.
+
+    Attributes:
+        events: the trace.
+        ownership: its owners.
+        line: the host's intervals.
+        own: for each interval of the line that the host waits in the nanoseconds that it needs
+            itself, -1 for all others.
+        graph: the constraints on device work.
+        waits: the calls that wait for devices.
+        steps: the steps.
+        stations: the moments of the host at which something is launched, a wait ends or a step
+            begins or ends; sorted and distinct.
+        station: for each interval of the line the station that it leads to.
+    """
+
+    events: Events
+    ownership: Ownership
+    line: HostLine
+    own: Floats
+    graph: DeviceGraph
+    waits: list[HostWait]
+    steps: Steps
+    stations: Ints
+    station: Ints
+
+    def host(self, cost: ProfilerCost) -> Floats:
+        """Return how long each interval of the host takes at a profiler's cost."""
+        return self.line.lengths(cost, self.own)
+
+    def work(self, cost: ProfilerCost) -> Floats:
+        """Return how long each piece of device work takes at a profiler's cost."""
+        work = self.ownership.work
+        shorter: Floats = (work.end - work.start) - cost.peer_wait * self.graph.wait
+        return shorter
+
+
+def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording | Refusal:
+    """Compile a recording for replays.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        windows: the clock time of each step.
+
+    Returns:
+        The recording, or why it cannot be replayed.
+    """
+    threads = program_threads(events)
+    for refuse in _REFUSALS:
+        if reason := refuse(events, ownership, threads):
+            return Refusal(reason)
+    steps = _steps(ownership, windows)
+    line = find_host_line(events, ownership, threads)
+    graph = find_device_graph(events, ownership, steps.of_work)
+    waits = _one_by_one(find_host_waits(events, ownership, graph, threads))
+    own = np.full(len(line.edges) - 1, -1.0)
+    for wait in waits:
+        first, last = np.searchsorted(line.edges, [wait.start, wait.end])
+        length = np.diff(line.edges[first : last + 1])
+        own[first:last] = length * (wait.own / (wait.end - wait.start))
+    # Launches and ends of waits are points of the line; those of other threads lie between.
+    line, own = _cut(line, own, merged(graph.launch, steps.start, steps.end, steps.host_end))
+    ends = np.array([at for wait in waits for at in (wait.end, wait.follows) if at >= 0], np.int64)
+    stations = merged(
+        graph.launch, ends, steps.start, steps.end, steps.host_end, line.edges[[0, -1]]
+    )
+    return Recording(
+        events=events,
+        ownership=ownership,
+        line=line,
+        own=own,
+        graph=graph,
+        waits=waits,
+        steps=steps,
+        stations=stations,
+        station=np.searchsorted(stations, line.edges[1:]),
+    )
+
+
+def _one_by_one(waits: list[HostWait]) -> list[HostWait]:
+    """Leave out waits that begin within another."""
+    kept: list[HostWait] = []
+    for wait in sorted(waits, key=lambda wait: (wait.start, -wait.end)):
+        if not kept or wait.start >= kept[-1].end:
+            kept.append(wait)
+    return kept
+
+
+def _cut(line: HostLine, own: Floats, times: Ints) -> tuple[HostLine, Floats]:
+    """Cut the intervals of a line at more times; what was recorded is shared by length."""
+    edges = merged(line.edges, times)
+    if len(edges) == len(line.edges):
+        return line, own
+    old = np.searchsorted(line.edges, edges[:-1], side="right") - 1
+    inside = (old >= 0) & (old < len(line.span))
+    old = np.where(inside, old, NOTHING)
+    length = np.diff(edges)
+    whole = np.append(np.diff(line.edges), 1)[old]
+    share = np.where(inside, length / whole, 0.0)
+    columns = [
+        np.append(column, 0.0)[old] * share
+        for column in (line.operators, line.calls, line.labels, line.markers)
+    ]
+    span = take(line.span, old)
+    owned = np.append(own, -1.0)[old]
+    return HostLine(edges, span, *columns), np.where(owned >= 0, owned * share, -1.0)
+
+
+# Steps -------------------------------------------------------------------------------------------
+
+
+def _steps(ownership: Ownership, windows: Windows) -> Steps:
+    work, marks = ownership.work, ownership.steps
+    start, end = windows.start.astype(np.int64), windows.end.astype(np.int64)
+    count = len(start)
+    follows = np.append(False, start[1:] == end[:-1])[:count]
+    by_end, by_start = np.argsort(work.end, kind="stable"), np.argsort(work.start, kind="stable")
+    ending = _equal(work.end[by_end], by_end, start)
+    starting = _equal(work.start[by_start], by_start, start)
+    of_work = np.searchsorted(end, work.end, side="left")
+    within = of_work < count
+    within[within] = work.end[within] > start[of_work[within]]
+    of_work = np.where(within, of_work, NOTHING)
+    # A window that ends with work ends after the host; the last launch shows until when the host
+    # works for the step.
+    drained = _equal(work.end[by_end], by_end, end) >= 0
+    host_end = end.copy()
+    for step in np.flatnonzero(drained).tolist():
+        launch = work.launch[(of_work == step) & (work.thread >= 0)]
+        host_end[step] = launch.max() if len(launch) else end[step]
+        if len(marks.end) == count:
+            host_end[step] = max(host_end[step], min(int(marks.end[step]), int(end[step])))
+    return Steps(
+        start=start,
+        end=end,
+        follows=follows,
+        opens=np.where(ending >= 0, ending, starting),
+        opens_at_end=ending >= 0,
+        host_end=host_end,
+        of_work=of_work,
+    )
+
+
+def _equal(times: Ints, index: Ints, wanted: Ints) -> Ints:
+    """Return an index with exactly the wanted time, ``NOTHING`` for none; ``times`` are sorted."""
+    if not len(times):
+        return np.full(len(wanted), NOTHING, np.int64)
+    at = np.minimum(np.searchsorted(times, wanted), len(times) - 1)
+    return np.where(times[at] == wanted, index[at], NOTHING)
+
+
+# Refusals ----------------------------------------------------------------------------------------
+
+
+def _cut_short(events: Events, _: Ownership, threads: list[int]) -> str:
+    if events.truncated:
+        return "The trace is cut short, and the work of the devices comes last."
+    return "" if threads else "The trace has no operators of the host."
+
+
+def _exchanges(_: Events, ownership: Ownership, __: list[int]) -> str:
+    if (ownership.work.device < 0).any():
+        return "Threads of gloo or MPI exchange data, and a trace does not say who waits for them."
+    return ""
+
+
+def _in_parallel(events: Events, _: Ownership, threads: list[int]) -> str:
+    length = int(events.end.max() - events.start.min())
+    share = time_in_parallel(events, threads) / max(1, length)
+    if share > _PARALLEL:
+        return (
+            f"Several threads run operators at once for {percent(share)} of the recording, and a "
+            "trace does not say which waits for which."
+        )
+    return ""
+
+
+def _without_launch(_: Events, ownership: Ownership, __: list[int]) -> str:
+    work, known = ownership.work, recorded_launches(ownership)
+    lost = ~known
+    for _queue, mine in grouped(work.queue):
+        # Work before all launches of its queue was launched before the recording began.
+        lost[mine[: int(np.argmax(known[mine]))]] = False
+    duration = work.end - work.start
+    share = int(duration[lost].sum()) / max(1, int(duration.sum()))
+    return f"{percent(share)} of the device time has no launch record." if share > _LOST else ""
+
+
+def _two_clocks(_: Events, ownership: Ownership, __: list[int]) -> str:
+    work, known = ownership.work, recorded_launches(ownership)
+    early = int((work.start[known] < work.launch[known] - _CLOCKS).sum())
+    if early > _EARLY * max(1, int(known.sum())):
+        return "The clocks of host and device disagree: work starts before its launch."
+    return ""
+
+
+_REFUSALS: tuple[Callable[[Events, Ownership, list[int]], str], ...] = (
+    _cut_short,
+    _exchanges,
+    _in_parallel,
+    _without_launch,
+    _two_clocks,
+)

@@ -1,0 +1,157 @@
+"""Replay a recording without the profiler's cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from backspot.analysis.replay.cost import MEASURED, ProfilerCost
+from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.recording import Recording, Refusal
+from backspot.analysis.replay.simulation import Simulated, simulate
+from backspot.formatting import duration
+from backspot.trace import Events
+from backspot.trace.events import Ints
+
+__all__ = ["Replayed", "fit", "host_times", "replay"]
+
+_FACTORS = np.linspace(0.0, 6.0, 13)
+_FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
+_OF_COSTS = 1.5  # the greatest factor that is put down to the costs alone
+_EQUAL = 0.005  # of the step: a difference that is noise of the measured step
+_APART = 0.1  # of the step: the recorded steps are of another kind than the measured one
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A recording as it would have been at another cost of the profiler.
+
+    Attributes:
+        events: the trace with moved times, on which attribution and accounting run as on any.
+        step_ns: how long each step takes, in nanoseconds.
+        cost: what was taken out.
+    """
+
+    events: Events
+    step_ns: tuple[int, ...]
+    cost: ProfilerCost
+
+
+def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
+    """Replay a recording without what the profiler cost.
+
+    Args:
+        recording: the recording.
+        cost: what the profiler cost; with ``ZERO``, the recorded times come out.
+    """
+    lengths = recording.host(cost)
+    simulated = simulate(
+        recording,
+        host_times(recording, lengths[:, None]),
+        recording.work(cost)[:, None],
+        every_station=True,
+    )
+    steps = np.round(simulated.step_lengths(recording)[:, 0]).astype(np.int64)
+    return Replayed(_moved(recording, lengths, simulated), tuple(steps.tolist()), cost)
+
+
+def fit(
+    recording: Recording, real_step_ns: float, cost: ProfilerCost = MEASURED
+) -> ProfilerCost | Refusal:
+    """Scale costs by one factor so that the median replayed step takes as long as the real step.
+
+    A factor above 1.5 is not the profiler's alone: then the whole host was slower while it was
+    recorded, as on a busy machine, and the rest of the factor goes into ``slowdown``. Where many
+    factors fit, because the step waits for the device, the one closest to 1 is taken.
+
+    Args:
+        recording: the recording.
+        real_step_ns: the median step without profiler and labels, in nanoseconds.
+        cost: what is scaled.
+
+    Returns:
+        The scaled costs, with a third of their uncertainty; a refusal if no factor from 0 to 6
+        brings the replayed step within 10% of the real one.
+    """
+    factor = 1.0
+    for factors in (_FACTORS, _FINER):
+        tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
+        costs = [_scaled(cost, one) for one in tried.tolist()]
+        steps = _median_steps(recording, costs)
+        off = np.abs(steps - real_step_ns)
+        fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
+        best = int(fits[np.argmin(np.abs(tried[fits] - 1.0))])
+        factor = float(tried[best])
+    if off.min() > _APART * real_step_ns:
+        return Refusal(
+            f"A real step takes {duration(real_step_ns)}, and the replayed one "
+            f"{duration(float(steps[best]))} at the nearest: the recording was slowed by more than "
+            "the profiler, such as by waits for other ranks."
+        )
+    return costs[best]
+
+
+def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
+    return replace(
+        cost.scaled(min(factor, _OF_COSTS)),
+        slowdown=cost.slowdown * max(1.0, factor / _OF_COSTS),
+        uncertainty=cost.uncertainty / 3,
+    )
+
+
+def _median_steps(recording: Recording, costs: list[ProfilerCost]) -> Floats:
+    """Return the median replayed step at each of these costs, in nanoseconds."""
+    hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
+    works = [recording.work(one)[:, None] for one in costs]
+    simulated = simulate(recording, np.hstack(hosts), np.hstack(works))
+    steps: Floats = np.median(simulated.step_lengths(recording), axis=0)
+    return steps
+
+
+def host_times(recording: Recording, lengths: Floats) -> Floats:
+    """Return how long the host takes to each station (rows) in each variant (columns).
+
+    Args:
+        recording: the recording.
+        lengths: how long each interval of the host (rows) takes.
+    """
+    begins = np.searchsorted(recording.station, np.arange(len(recording.stations)))
+    total = np.concatenate([np.zeros((1, lengths.shape[1])), np.cumsum(lengths, axis=0)])
+    summed: Floats = np.diff(total[np.append(begins, len(lengths))], axis=0)
+    return summed
+
+
+def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Events:
+    events, work = recording.events, recording.ownership.work
+    edges, moved = _moments(recording, lengths, simulated)
+    origin = int(recording.line.edges[0])
+
+    def host(times: Ints) -> Ints:
+        outside = np.minimum(times - edges[0], 0) + np.maximum(times - edges[-1], 0)
+        found: Ints = np.round(np.interp(times, edges, moved) + outside).astype(np.int64) + origin
+        return found
+
+    start, end = host(events.start), host(events.end)
+    start[work.event] = np.round(simulated.end[:, 0] - simulated.work).astype(np.int64) + origin
+    end[work.event] = np.round(simulated.end[:, 0]).astype(np.int64) + origin
+    flows = replace(events.flows, backward_time=host(events.flows.backward_time))
+    return replace(events, start=start, duration=np.maximum(end - start, 0), flows=flows)
+
+
+def _moments(recording: Recording, lengths: Floats, simulated: Simulated) -> tuple[Ints, Floats]:
+    """Return the edges of the host's line, and when each comes in the replay.
+
+    Without those within waits: what another thread does meanwhile is spread over the wait.
+    """
+    edges = recording.line.edges
+    station = np.searchsorted(recording.stations, edges, side="right") - 1
+    total = np.append(0.0, np.cumsum(lengths))
+    at_station = total[np.searchsorted(edges, recording.stations)]
+    times = simulated.at(recording, recording.stations)[:, 0]
+    moved = times[station] + total - at_station[station]
+    within = np.zeros(len(edges), bool)
+    for wait in recording.waits:
+        first, last = np.searchsorted(edges, [wait.start, wait.end])
+        within[first + 1 : last] = True
+    return edges[~within], moved[~within]

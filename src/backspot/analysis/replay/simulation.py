@@ -1,0 +1,183 @@
+"""Run through a recording's graph, for many variants of the durations at a time.
+
+The time of each station and of each piece of work is a vector with one entry for each variant, so
+that all variants share the cost of the loop. Most durations are the same in nearly all variants:
+those are added as numbers, and the few others are put right one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.recording import Recording
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Simulated", "Variants", "simulate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """How variants differ from the durations that they share.
+
+    Attributes:
+        count: how many variants there are.
+        host: for each station, variants and how much less the host takes to that station in each,
+            in nanoseconds.
+        work: for each piece of work, variants and how much less the work takes in each.
+        skipped: for each call that some variants do not wait in, by its event: in which.
+    """
+
+    count: int = 1
+    host: Mapping[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    work: Mapping[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    skipped: Mapping[int, Mask] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Replayed times in nanoseconds from the first edge of the host's line.
+
+    Attributes:
+        station: the time of each station (rows) in each variant (columns); of those that were
+            asked for, others are 0.
+        end: when each piece of work (rows) ends in each variant (columns).
+        work: how long each piece of work takes, as far as all variants share that.
+    """
+
+    station: dict[int, Floats]
+    end: Floats
+    work: Floats
+
+    def at(self, recording: Recording, times: Ints) -> Floats:
+        """Return when stations come (rows), in each variant (columns)."""
+        return np.stack(
+            [self.station[at] for at in np.searchsorted(recording.stations, times).tolist()]
+        )
+
+    def step_ends(self, recording: Recording) -> Floats:
+        """Return when each step (rows) ends in each variant (columns)."""
+        steps = recording.steps
+        ends = self.at(recording, steps.host_end)
+        for step in range(len(ends)):
+            mine = np.flatnonzero(steps.of_work == step)
+            if len(mine):
+                ends[step] = np.maximum(ends[step], self.end[mine].max(axis=0))
+        latest: Floats = np.maximum.accumulate(ends, axis=0)
+        return latest
+
+    def step_lengths(self, recording: Recording) -> Floats:
+        """Return how long each step (rows) takes in each variant (columns), in nanoseconds."""
+        steps = recording.steps
+        ends = self.step_ends(recording)
+        starts = self.at(recording, steps.start)
+        for step in range(len(starts)):
+            opens = int(steps.opens[step])
+            if steps.follows[step]:
+                starts[step] = ends[step - 1]
+            elif opens >= 0:
+                length = 0.0 if steps.opens_at_end[step] else self.work[opens]
+                starts[step] = self.end[opens] - length
+            if step:  # a host that runs further ahead begins a step before the last one has ended
+                starts[step] = np.maximum(starts[step], ends[step - 1])
+        lengths: Floats = np.maximum(ends - starts, 0.0)
+        return lengths
+
+
+def simulate(
+    recording: Recording,
+    host: Floats,
+    work: Floats,
+    variants: Variants | None = None,
+    *,
+    every_station: bool = False,
+) -> Simulated:
+    """Replay a recording.
+
+    Args:
+        recording: the recording.
+        host: how long the host takes to each station (rows), without the waits for devices;
+            nanoseconds. One column that all variants share, or one for each variant.
+        work: how long each piece of work takes; as ``host``.
+        variants: how the variants differ; by default there is one for each column.
+        every_station: return the times of all stations, and not only those of the steps.
+    """
+    variants = variants or Variants(host.shape[1])
+    graph, steps = recording.graph, recording.steps
+    launches = _launches(recording)
+    waits = _waits(recording, variants)
+    wanted = recording.stations if every_station else np.append(steps.start, steps.host_end)
+    follows = _follows(recording)
+    kept = set(np.searchsorted(recording.stations, wanted).tolist())
+    kept.update(earlier for earlier, _ in follows.values())
+    before, room, other = graph.before.tolist(), graph.after_end_of.tolist(), graph.other
+    latency, gap = graph.latency.tolist(), graph.gap.tolist()
+    # Numbers are faster than arrays with one entry.
+    to_station = host[:, 0].tolist() if host.shape[1] == 1 else list(host)
+    takes = work[:, 0].tolist() if work.shape[1] == 1 else list(work)
+    table = np.empty((len(work), variants.count))
+    end = list(table)
+    station: dict[int, Floats] = {}
+    now = np.zeros(variants.count)
+    maximum, add = np.maximum, np.add
+    nothing: Sequence[tuple[int, float]] = ()
+    for at, length in enumerate(to_station):
+        now += length
+        for column, less in variants.host.get(at, nothing):
+            now[column] -= less
+        for cause, after in waits.get(at, ()):
+            maximum(now, end[cause] + after, out=now)
+        if at in follows:
+            earlier, interval = follows[at]
+            maximum(now, station[earlier] + interval, out=now)
+        for item in launches.get(at, ()):
+            if room[item] >= 0:
+                maximum(now, end[room[item]], out=now)
+            mine = end[item]
+            add(now, latency[item], out=mine)
+            if before[item] >= 0:
+                maximum(mine, end[before[item]] + gap[item], out=mine)
+            if item in other:
+                for cause, lag in other[item].items():
+                    maximum(mine, end[cause] + lag, out=mine)
+            mine += takes[item]
+            for column, less in variants.work.get(item, nothing):
+                mine[column] -= less
+        if at in kept:
+            station[at] = now.copy()
+    return Simulated(station, table, work[:, 0])
+
+
+def _waits(recording: Recording, variants: Variants) -> dict[int, list[tuple[int, float | Floats]]]:
+    """Return the works that are waited for at each station, each with the lag after its end."""
+    found: dict[int, list[tuple[int, float | Floats]]] = {}
+    ends = np.searchsorted(recording.stations, [wait.end for wait in recording.waits])
+    for at, wait in zip(ends.tolist(), recording.waits, strict=True):
+        skips = variants.skipped.get(wait.event)
+        for cause, lag in wait.causes:
+            after = lag if skips is None else np.where(skips, -np.inf, lag)
+            found.setdefault(at, []).append((cause, after))
+    return found
+
+
+def _follows(recording: Recording) -> dict[int, tuple[int, float]]:
+    """Return the stations that come at least some nanoseconds after an earlier station."""
+    waits = [wait for wait in recording.waits if wait.follows >= 0]
+    earlier = np.searchsorted(recording.stations, [wait.follows for wait in waits]).tolist()
+    ends = np.searchsorted(recording.stations, [wait.end for wait in waits]).tolist()
+    return {
+        at: (before, float(wait.end - wait.follows))
+        for at, before, wait in zip(ends, earlier, waits, strict=True)
+    }
+
+
+def _launches(recording: Recording) -> dict[int, list[int]]:
+    """Return the works that are launched at each station; work is sorted by its start."""
+    found: dict[int, list[int]] = {}
+    at: Ints = np.searchsorted(recording.stations, recording.graph.launch)
+    for item, station in enumerate(at.tolist()):
+        found.setdefault(station, []).append(item)
+    return found

@@ -1,0 +1,177 @@
+"""What the host waited for: the ends of device work, and batches that worker processes load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.replay.devices import DeviceGraph
+from backspot.analysis.timeline import NOTHING, distinct, grouped
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints
+
+__all__ = ["HostWait", "find_host_waits"]
+
+_OWN = 5_000  # nanoseconds that a call that waits takes itself
+_RETURN = 3_000  # nanoseconds from the end of work until a call that waits for it returns
+_ROUNDING = 2_000  # nanoseconds between the clocks of host and device
+_LOADING = 1_000_000  # nanoseconds: a batch that is ready is fetched in less
+_FETCH = 100_000  # nanoseconds that fetching a batch that is ready takes
+_BLOCKED = 100_000  # nanoseconds: a launch takes a few thousand
+_FULL = 256  # pieces of work that wait in a queue when a launch that takes long is held back
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """A call that returns after device work has ended, or a fetch that waits for a batch.
+
+    Attributes:
+        event: index into ``Events``.
+        start: nanoseconds.
+        end: nanoseconds.
+        own: nanoseconds that the call takes where it waits for nothing.
+        causes: the works that it waits for, each with the nanoseconds from the end of that work
+            until the call returns.
+        follows: when an earlier wait ended that this one cannot end sooner after than recorded;
+            ``NOTHING`` for none.
+    """
+
+    event: int
+    start: int
+    end: int
+    own: float
+    causes: list[tuple[int, float]]
+    follows: int = NOTHING
+
+
+def find_host_waits(
+    events: Events, ownership: Ownership, graph: DeviceGraph, threads: list[int]
+) -> list[HostWait]:
+    """Find the calls of the program's threads that wait for a device.
+
+    A trace does not name the queue or the event that a call waits for. A call waits for all work
+    that was launched before, except in queues that had not finished when it returned. A call that
+    waits for an event waits for the work that ended last while it ran.
+    """
+    finder = _Finder(ownership, graph)
+    calls = events.of(Category.RUNTIME)
+    calls = calls[np.isin(events.thread[calls], threads)]
+    waiting = events.names_where(names.is_synchronization)[events.name[calls]]
+    of_events = events.names_where(names.is_event_synchronization)[events.name[calls]]
+    copies = _own_work(events, ownership, calls, Category.MEMCPY)
+    launched = _own_work(events, ownership, calls, Category.KERNEL)
+    long = (launched >= 0) & (events.duration[calls] >= _BLOCKED)
+    found = []
+    for at in np.flatnonzero(waiting | (copies >= 0) | long).tolist():
+        start, end = int(events.start[calls[at]]), int(events.end[calls[at]])
+        if copies[at] >= 0:
+            causes = finder.of_copy(int(copies[at]), start, end)
+        elif long[at]:
+            causes = finder.of_full_queue(int(launched[at]), start, end)
+        elif of_events[at]:
+            causes = finder.of_event(start, end)
+        else:
+            causes = finder.of_queues(start, end)
+        if causes and end > start:
+            found.append(_wait(ownership.work.end, int(calls[at]), start, end, causes))
+    return found + _batches(events, threads)
+
+
+def _batches(events: Events, threads: list[int]) -> list[HostWait]:
+    """Find where the host waits for worker processes that load batches.
+
+    How fast these load does not depend on the host: as long as the host waits for each batch, the
+    batches come in the recorded intervals.
+    """
+    marks = events.named(Category.ANNOTATION, names.NEXT_BATCH_OF_WORKERS)
+    marks = marks[np.isin(events.thread[marks], threads) & (events.duration[marks] >= _LOADING)]
+    marks = marks[np.argsort(events.start[marks], kind="stable")]
+    ends = events.end[marks].tolist()
+    return [
+        HostWait(event, start, end, float(_FETCH), [], follows)
+        for event, start, end, follows in zip(
+            marks.tolist()[1:], events.start[marks].tolist()[1:], ends[1:], ends, strict=False
+        )
+    ]
+
+
+def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int]) -> HostWait:
+    latest = max(int(ended[cause]) for cause in causes)
+    waited = latest > start
+    lags = [
+        (cause, float(min(end - int(ended[cause]), _RETURN)))
+        if int(ended[cause]) < latest or not waited
+        else (cause, float(end - latest))
+        for cause in causes
+    ]
+    own = float(min(end - start, _OWN) if waited else end - start)
+    return HostWait(event, start, end, own, lags)
+
+
+def _own_work(events: Events, ownership: Ownership, calls: Ints, category: Category) -> Ints:
+    """Return the device work of this category that each call launched, ``NOTHING`` for none."""
+    work = ownership.work
+    found = np.full(len(calls), NOTHING, np.int64)
+    mine = np.flatnonzero(events.category[work.event] == category)
+    mine = mine[events.correlation[work.event[mine]] > 0]
+    if not len(mine):
+        return found
+    number = events.correlation[work.event[mine]]
+    order = np.argsort(number, kind="stable")
+    mine, number = mine[order], number[order]
+    wanted = events.correlation[calls]
+    at = np.minimum(np.searchsorted(number, wanted), len(mine) - 1)
+    same = (number[at] == wanted) & (wanted > 0)
+    found[same] = mine[at[same]]
+    return found
+
+
+class _Finder:
+    """Finds works by their launches and their ends."""
+
+    def __init__(self, ownership: Ownership, graph: DeviceGraph) -> None:
+        self._work, self._launch = ownership.work, graph.launch
+        self._queues = [mine for _, mine in grouped(ownership.work.queue)]
+        self._by_end = np.argsort(ownership.work.end, kind="stable")
+        self._ended = ownership.work.end[self._by_end]
+        self._of_device = {}
+        for device in distinct(ownership.work.device):
+            mine = ownership.work.device == device
+            launched, ended = np.sort(graph.launch[mine]), np.sort(ownership.work.end[mine])
+            self._of_device[device] = launched, ended
+
+    def of_queues(self, start: int, end: int) -> list[int]:
+        """Return the last launch before into each queue that had finished."""
+        found = []
+        for queue in self._queues:
+            last = int(np.searchsorted(self._launch[queue], start, side="right")) - 1
+            if last >= 0 and self._work.end[queue[last]] <= end + _ROUNDING:
+                found.append(int(queue[last]))
+        return found
+
+    def of_event(self, start: int, end: int) -> list[int]:
+        """Return the work that ended last while the call ran."""
+        last = int(np.searchsorted(self._ended, end, side="right")) - 1
+        while last >= 0 and self._ended[last] > start:
+            item = int(self._by_end[last])
+            if self._launch[item] <= start:
+                return [item]
+            last -= 1
+        return []
+
+    def of_copy(self, copy: int, start: int, end: int) -> list[int]:
+        """Return the copy that the call itself launched, if the call returned after its end."""
+        done = int(self._work.end[copy])
+        return [copy] if start < done <= end + _ROUNDING else []
+
+    def of_full_queue(self, launched: int, start: int, end: int) -> list[int]:
+        """Return the work whose end made room, if the queue was full."""
+        launches, ends = self._of_device[int(self._work.device[launched])]
+        before = np.searchsorted(launches, start) - np.searchsorted(ends, start, side="right")
+        if before < _FULL:
+            return []
+        last = int(np.searchsorted(self._ended, end, side="right")) - 1
+        item = int(self._by_end[last])
+        return [item] if self._ended[last] > start and self._launch[item] < start else []

@@ -1,0 +1,74 @@
+"""Explain a finding: what it means, how it is found, and what to do.
+
+RULE is the name that a finding has in a report, such as sync-in-backward.
+Without RULE, all rules are listed.
+
+Example:
+  backspot explain sorted-indexing
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from backspot.errors import UsageError
+
+EXIT_CODES = ()
+
+_INSTALLED = Path(__file__).parents[1] / "findings.md"
+_IN_A_CHECKOUT = Path(__file__).parents[3] / "docs" / "findings.md"
+
+
+class _Rules:
+    """Completes the names of rules; for argcomplete."""
+
+    def __call__(self, **_: object) -> list[str]:
+        return list(_sections())
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument."""
+    rule = parser.add_argument(
+        "rule", metavar="RULE", nargs="?", help="the name of a rule (default: list all)"
+    )
+    rule.completer = _Rules()  # type: ignore[attr-defined]  # argcomplete looks for it
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a section of the page of findings."""
+    from backspot.commands._console import write_text
+
+    if args.rule is None:
+        rows = re.findall(r"^\| \[([^]]+)\]\(\S+\) \| (.+) \|$", _page()[0], re.MULTILINE)
+        width = max(len(name) for name, _ in rows)
+        write_text("\n".join(f"{name:{width}}  {short}" for name, short in rows))
+        return 0
+    sections = _sections()
+    if args.rule not in sections:
+        near = get_close_matches(args.rule, sections, n=1)
+        hint = f"did you mean {near[0]}?" if near else "backspot explain lists them"
+        raise UsageError(f"there is no rule {args.rule!r}: {hint}")
+    write_text(f"{args.rule}\n\n{_as_text(sections[args.rule])}")
+    return 0
+
+
+def _page() -> list[str]:
+    """Return the page of findings, cut before the heading of each section.
+
+    The wheel has a copy of the page that the build makes; a checkout has the page itself.
+    """
+    path = _INSTALLED if _INSTALLED.exists() else _IN_A_CHECKOUT
+    return path.read_text(encoding="utf-8").split("\n## ")
+
+
+def _sections() -> dict[str, str]:
+    parts = (section.partition("\n") for section in _page()[1:])
+    return {name.strip(): text.strip() for name, _, text in parts}
+
+
+def _as_text(markdown: str) -> str:
+    """Return Markdown without its emphasis, and with the targets of links left out."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown.replace("**", ""))

@@ -1,0 +1,257 @@
+"""Run a training script unchanged, and report what makes its backward slow.
+
+SCRIPT runs as with python: its arguments, exit code, output and results are the
+same. Backspot waits for some optimizer steps, times some without the profiler,
+records some more, and writes the report, which it also prints on standard
+error. The script then goes on as if nothing had happened.
+
+On Linux and macOS, kill -USR1 PID asks a running script for a report now.
+
+Example:
+  backspot run train.py --epochs 3
+  backspot run --exit -o slow-run -m package.train --config a.yaml
+  torchrun --nproc-per-node 2 -m backspot run train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backspot.commands._console import complain, count, use_color
+from backspot.errors import BackspotError, OutputExistsError, UsageError
+
+if TYPE_CHECKING:
+    from backspot.live.running import Recorded, Recorder
+    from backspot.results.report import Report
+
+EXIT_CODES = (3, 6, 7)
+
+_FOLDER = "backspot"
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "--warmup",
+        type=count,
+        default=5,
+        metavar="N",
+        help="how many steps to wait for first (default: 5)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=count,
+        default=10,
+        metavar="N",
+        help="how many steps to time without the profiler, and how many to record (default: 10)",
+    )
+    parser.add_argument(
+        "--at", type=count, metavar="STEP", help="the first step to record, in place of --warmup"
+    )
+    parser.add_argument("--every", type=count, metavar="N", help="make another report each N steps")
+    parser.add_argument("--exit", action="store_true", help="end the script after the first report")
+    parser.add_argument(
+        "--depth", type=count, metavar="D", help="the deepest level that is labelled (default: all)"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder for report.html, report.json and trace.json.gz (default: backspot, or the "
+        "next free name)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files in --output")
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE [ARGUMENT ...]",
+        help="run a module, as python -m does",
+    )
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [ARGUMENT ...]",
+        help="the script, and its own arguments; options of Backspot come before it",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script, and observe its training."""
+    from backspot.commands._script import Script, when_imported
+
+    given = args.module or args.script
+    if not given:
+        raise UsageError("backspot run: name a script, or a module after -m")
+    if args.steps < 1 or args.every == 0:
+        raise UsageError("--steps and --every: give a whole number of at least 1")
+    observer = _Observer(args)
+    script = Script(given[0], given[1:], is_module=bool(args.module))
+    stop_waiting = when_imported("torch", observer.begin)
+
+    def ended() -> None:
+        stop_waiting()
+        observer.end()
+
+    return script.run(ended)
+
+
+class _Observer:
+    """What happens around the script: the recorder, the signal, and the reports.
+
+    Args:
+        args: the arguments of the command.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._name = (args.module or args.script)[0]
+        self._folder = _folder(args.output, args.force)
+        self._recorder: Recorder | None = None
+
+    def begin(self) -> None:
+        """Start to observe; torch has been imported."""
+        try:
+            from backspot.live.running import Plan, Recorder
+        except Exception as error:  # the script may still run
+            complain(f"no report: {error}")
+            return
+        args = self._args
+        warmup = args.warmup if args.at is None else max(args.at - args.steps - 2, 0)
+        plan = Plan(
+            warmup=warmup, steps=args.steps, every=args.every, ends=args.exit, depth=args.depth
+        )
+        self._recorder = Recorder(plan, self._deliver, complain, self._listen)
+        self._recorder.begin()
+
+    def end(self) -> None:
+        """Stop observing; say so if no report was made."""
+        recorder = self._recorder
+        if recorder is None:
+            complain("no report: the script did not import torch")
+            return
+        if recorder.is_child:
+            return
+        self._ignore()
+        steps, before = recorder.steps, recorder.reports
+        recorder.end()
+        if recorder.reports > before or (before and self._args.every is None):
+            return
+        if not before and _is_first():
+            complain(_why_none(steps, recorder.needed))
+
+    # The signal ----------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Take the signal, if the script has no handler for it after its first step."""
+        with suppress(AttributeError, ValueError):  # Windows; not the main thread
+            if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+                signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def _on_signal(self, _: int, frame: Any) -> None:
+        if self._recorder is not None:
+            self._recorder.request(frame)
+
+    def _ignore(self) -> None:
+        with suppress(AttributeError, ValueError):
+            if signal.getsignal(signal.SIGUSR1) == self._on_signal:
+                signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    # Reports -------------------------------------------------------------------------------------
+
+    def _deliver(self, recorded: Recorded, number: int) -> None:
+        rank, ranks = _rank()
+        parts = [f"step{recorded.first}"] if number > 1 else []
+        parts += [f"rank{rank}"] if ranks > 1 else []
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            names = [
+                ".".join([stem, *parts, suffix])
+                for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
+            ]
+            source = f"{self._name}, steps {recorded.first} to {recorded.last}"
+            report = recorded.locate(source, self._folder / names[0])
+            for name in names[1:]:
+                report.save(self._folder / name, force=True)
+        except (BackspotError, OSError) as error:
+            complain(f"no report: {error}")
+            return
+        if rank == 0:
+            _print(report)
+            shown = Path(os.path.relpath(self._folder))
+            complain(f"wrote {', '.join(names)} into {shown}{os.sep}")
+
+
+def _print(report: Report) -> None:
+    """Print the report on standard error: standard output is the script's own."""
+    import shutil
+
+    from backspot.formatting import duration
+    from backspot.render.text import render_text
+
+    if sys.stderr is None:
+        return
+    width = shutil.get_terminal_size().columns
+    text = render_text(report, width=width, color=use_color(sys.stderr))
+    with suppress(OSError, ValueError):
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "replace").decode(encoding)
+        print(f"\n{text}\n", file=sys.stderr, flush=True)
+    times = report.unprofiled_step_ns_by_step
+    if report.unprofiled_step_ns is not None:
+        complain(
+            f"without the profiler a step takes {duration(report.unprofiled_step_ns)} (median of "
+            f"{len(times)}; {duration(min(times))} to {duration(max(times))})"
+        )
+
+
+def _why_none(steps: int, needed: int) -> str:
+    if not steps:
+        return (
+            "no report: no optimizer took a step in this process. Start each training process "
+            "with Backspot, for instance: torchrun ... -m backspot run train.py"
+        )
+    return (
+        f"no report: the script ended after {steps} steps, and a report needs {needed}; "
+        "use a smaller --warmup or --steps"
+    )
+
+
+def _rank() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+
+
+def _is_first() -> bool:
+    return _rank()[0] == 0
+
+
+def _folder(wanted: str | None, force: bool) -> Path:
+    """Return the folder to write to, before the script changes the working folder.
+
+    All ranks of a job start before one of them writes, so all find the same name free.
+    """
+    if wanted is not None:
+        folder = Path(wanted).absolute()
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--output {wanted} is not a folder")
+        found = [*folder.glob("report.*"), *folder.glob("trace.*")]
+        if found and not force:
+            raise OutputExistsError(f"{found[0]} exists: use --force or another --output")
+        return folder
+    folder, number = Path(_FOLDER).absolute(), 2
+    while folder.exists():
+        folder, number = folder.with_name(f"{_FOLDER}-{number}"), number + 1
+    return folder

@@ -1,0 +1,340 @@
+"""``hooks="call"``: one wrapper around ``torch.nn.Module.__call__``, while a profiler records.
+
+The wrapper is installed when a profiler has started and removed when it stops. At all other times
+PyTorch is as it was, and nothing is ever on the model. A dictionary from the ``id`` of a module to
+its owner tells which calls have a label.
+
+Most calls need nothing but a range: their label is the module's first within the outermost call,
+and the trace itself has their sequence numbers. The wrapper opens such a range in its own frame.
+The outermost call, repeated calls and, with markers, all calls go through ``Thread`` as with hooks.
+
+Some modules have node hooks instead, as long as the wrapper is installed. A class with a
+``__call__`` of its own may never get to the wrapper. Around a module with full backward hooks
+PyTorch makes nodes after the forward hooks, and a trace does not show which kind of label those
+nodes are in.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from backspot.live import torch_internals
+from backspot.live.calls import Call, Thread, calls_that_fail, wrapper_codes
+from backspot.live.calls import local as _local
+from backspot.live.copies import end_plain_copies, keep_copies_plain
+from backspot.live.hooks import Enter, Leave
+from backspot.live.markers import mark_inputs, mark_output
+from backspot.live.owner import Owner, Scope
+from backspot.live.sessions import sessions
+from backspot.live.torch_internals import (
+    MODULE_CALL,
+    REPLICATE,
+    Place,
+    put_before,
+    take_away,
+)
+
+__all__ = ["CallWrapper", "ModuleReference", "call_wrapper"]
+
+# A global is found faster than an attribute of a module.
+_is_dynamo_compiling, _new_range = torch_internals.is_dynamo_compiling, torch_internals.new_range
+_innermost_transform = torch_internals.innermost_transform
+_next_number = torch_internals.sequence_number
+
+# From Python 3.13 on a class that was changed a thousand times is slow for good. Each session
+# changes ``torch.nn.Module`` twice.
+_MOST_SESSIONS = 250
+
+
+class ModuleReference(weakref.ref):  # type: ignore[type-arg]  # generic for type checkers alone
+    """A weak reference to a module, which gives up the module's ``id`` when the module dies."""
+
+    __slots__ = ("module_id",)
+
+    module_id: int
+
+    def __new__(cls, module: torch.nn.Module) -> ModuleReference:
+        """Return a new reference."""
+        reference = super().__new__(cls, module, _forget)
+        reference.module_id = id(module)
+        return reference
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module, _forget)  # type: ignore[call-arg]
+
+
+def _forget(reference: Any) -> None:
+    call_wrapper.owners.pop(reference.module_id, None)
+
+
+class CallWrapper:
+    """The wrapper, installed and removed.
+
+    Each step of that can be repeated after an interrupt.
+
+    Attributes:
+        owners: the owners of the modules with labels, by ``id`` of the module; empty while nothing
+            records.
+        direct: whether the wrapper calls what PyTorch's ``__call__`` would call. Under
+            ``with_stack``, Kineto finds modules by the frames of that ``__call__``.
+        compiled_class: the class of what ``torch.compile(module)`` returns.
+    """
+
+    direct = False
+    compiled_class: type | None = None
+
+    def __init__(self) -> None:
+        self.owners: dict[int, Owner] = {}
+        self._replicate = _Replaced(REPLICATE)
+        self._hooked: list[Scope] = []  # the instrumentations with modules that have hooks
+        self._references: list[ModuleReference] = []  # to replicas
+        self._modules_before: set[str] = set()  # the names of the Python modules
+        self._is_inside_another = False  # a tool had wrapped the wrapper when it was to be removed
+        self._count = 0
+
+    def begin(self) -> None:
+        """Label the modules of all instrumentations that want it: a profiler has started."""
+        for scope in sessions.live_scopes():
+            self.add(scope)
+
+    def add(self, scope: Scope) -> None:
+        """Label the modules of an instrumentation, if it wants that: a profiler records."""
+        if scope.hooks != "call":
+            return
+        installed = self._install()
+        common = MODULE_CALL.get()
+        hooked = []
+        for owner, module in scope.live_modules():
+            if installed and _is_wrapped(module, common):
+                self.owners[id(module)] = owner
+            else:
+                hooked.append((owner, module))
+        if hooked:
+            self._hooked.append(scope)
+            keep_copies_plain(scope, ())
+            for owner, module in hooked:
+                put_before(module, Enter(owner, Leave(owner)).__call__)
+
+    def drop(self, scope: Scope) -> None:
+        """Label the modules of an instrumentation no more."""
+        for owner, reference in scope.modules:
+            if (
+                isinstance(reference, ModuleReference)
+                and self.owners.get(reference.module_id) is owner
+            ):
+                del self.owners[reference.module_id]
+        for module_id, owner in list(self.owners.items()):  # replicas
+            if owner.scope is scope:
+                del self.owners[module_id]
+        if scope in self._hooked:
+            self._take_hooks(scope)
+        if not any(scope.hooks == "call" for scope in sessions.live_scopes()):
+            self.end()
+
+    def end(self) -> None:
+        """Leave PyTorch as it was: the profiler has stopped."""
+        self.owners.clear()
+        while self._hooked:
+            self._take_hooks(self._hooked[-1])
+        if sessions.wraps_calls:
+            self._is_inside_another = MODULE_CALL.get() is not labelled_call
+            if not self._is_inside_another:
+                MODULE_CALL.set(_original)
+            self._replicate.undo()
+            self._correct_imports()
+            self._references.clear()
+        sessions.wraps_calls = False
+        sessions.make_room()
+
+    def _install(self) -> bool:
+        """Install the wrapper; return whether module calls go through it."""
+        global _original
+        if sessions.wraps_calls:
+            return True
+        if sys.version_info >= (3, 13) and self._count >= _MOST_SESSIONS:
+            return False
+        current = MODULE_CALL.get()
+        if current is not labelled_call and current is not _original:
+            if self._is_inside_another:
+                return False  # it may still be inside, and would be called twice
+            _original = current
+        self._modules_before = set(sys.modules)
+        self.direct = torch_internals.only_chooses(_original) and sys.getprofile() is None
+        self.compiled_class = torch_internals.compiled_class()
+        self._count += 1
+        sessions.wraps_calls = True
+        sessions.make_room()
+        self._replicate.do(self._replicating)
+        MODULE_CALL.set(labelled_call)
+        return True
+
+    def _replicating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def replicate(module: torch.nn.Module) -> Any:
+            replica = original(module)
+            with suppress(Exception):  # at worst the replica has no label
+                owner = self.owners.get(id(module))
+                if owner is not None:
+                    self._references.append(ModuleReference(replica))
+                    self.owners[id(replica)] = owner
+            return replica
+
+        return replicate
+
+    def _take_hooks(self, scope: Scope) -> None:
+        failing = calls_that_fail()
+        for _, module in scope.live_modules():
+            take_away(module, keep_after=id(module) in failing)
+        end_plain_copies(scope)
+        self._hooked[:] = [hooked for hooked in self._hooked if hooked is not scope]
+
+    def _correct_imports(self) -> None:
+        """Correct what was imported meanwhile: Dynamo keeps ``Module.__call__`` in a global."""
+        for name in set(sys.modules) - self._modules_before:
+            for attribute, value in list(vars(sys.modules.get(name) or sys).items()):
+                if value is labelled_call:
+                    setattr(sys.modules[name], attribute, _original)
+
+
+class _Replaced:
+    """An attribute that is replaced, unless other code has replaced it since."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._original: Any = None
+        self._ours: Any = None
+
+    def do(self, replacement: Callable[[Any], Any]) -> None:
+        self.undo()
+        self._original = self._place.get()
+        if self._original is not None:
+            self._ours = replacement(self._original)
+            self._place.set(self._ours)
+
+    def undo(self) -> None:
+        if self._ours is not None and self._place.get() is self._ours:
+            self._place.set(self._original)
+        self._ours = None
+
+
+def _is_wrapped(module: torch.nn.Module, common: Any) -> bool:
+    """Return whether the wrapper can label a module, given the ``__call__`` of all modules."""
+    if torch_internals.wraps_in_backward_hooks(module):
+        return False
+    # The class of a graph module has a ``__call__`` of its own, which calls that of its base.
+    return type(module).__call__ is common or isinstance(module, torch.fx.GraphModule)
+
+
+# What the wrapper calls. A global, as Dynamo would compile a region again whose guards found that
+# ``Module.__call__`` has a closure no more.
+_original: Any = MODULE_CALL.get()
+
+
+def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, as ``torch.nn.Module.__call__`` while a profiler records."""
+    if _is_dynamo_compiling():  # asked first and alone: Dynamo folds it
+        return _original(self, *args, **kwargs)
+    owners = call_wrapper.owners
+    owner = owners.get(id(self))
+    if owner is None:
+        if not owners or type(self) is call_wrapper.compiled_class:
+            return _other_call(self, args, kwargs)
+        return _original(self, *args, **kwargs)
+    if _innermost_transform() is not None:
+        torch_internals.pass_over()
+        return _original(self, *args, **kwargs)
+    thread = _local.thread
+    number = sessions.number
+    if thread.brief != number or not thread.calls or owner in thread.counts:
+        return _listed_call(self, args, kwargs, thread, owner)
+    thread.counts[owner] = 1
+    opened = _new_range(owner.forward)
+    try:
+        opened.__enter__()
+        if call_wrapper.direct and self._compiled_call_impl is None:
+            result = self._call_impl(*args, **kwargs)
+        else:
+            result = _original(self, *args, **kwargs)
+        if number != sessions.number:
+            sessions.put_aside(Call(owner, opened, 0))
+        opened = None  # frees the range, which ends it
+    except BaseException:
+        if number != sessions.number:
+            sessions.put_aside(Call(owner, opened, 0))
+        opened = None
+        raise
+    return result
+
+
+def _listed_call(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    thread: Thread,
+    owner: Owner,
+) -> Any:
+    """Run a call that is listed in its thread, as a call with hooks is."""
+    call = Call(owner, None, id(module))
+    marks = owner.scope.marks_nodes
+    try:
+        with suppress(Exception):  # a label is never worth a failed forward
+            if not _is_passed_on(thread, call) and not torch_internals.exporting():
+                number = thread.enter(call, module)
+                if marks:
+                    mark_inputs(thread, owner, args, kwargs, number)
+        if call_wrapper.direct and module._compiled_call_impl is None:
+            result = module._call_impl(*args, **kwargs)
+        else:
+            result = _original(module, *args, **kwargs)
+        with suppress(Exception):
+            number = _next_number() if sessions.marking else -1
+            if marks and call in thread.calls:
+                mark_output(thread, owner, result, number)
+            thread.leave_if_listed(call, number)
+    except BaseException:
+        with suppress(Exception):
+            thread.leave_if_listed(call, _next_number() if sessions.marking else -1)
+        raise
+    return result
+
+
+def _is_passed_on(thread: Thread, call: Call) -> bool:
+    """Return whether ``torch.compile(module)`` passes its own call on to the module."""
+    around = thread.calls[-1] if thread.calls else None
+    return (
+        around is not None
+        and around.owner is call.owner
+        and around.module_id != call.module_id
+        and not around.kwargs_id
+    )
+
+
+def _other_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a call of a module without a label of its own."""
+    owner = None
+    with suppress(Exception):
+        if not sessions.wraps_calls:
+            # Another tool had wrapped the wrapper, and has put it back since.
+            if MODULE_CALL.get() is labelled_call:
+                MODULE_CALL.set(_original)
+        elif _innermost_transform() is None:
+            # ``torch.compile(module)`` keeps the ``__call__`` of the time when it was made.
+            inner = torch_internals.compiled_module(module)
+            owner = call_wrapper.owners.get(id(inner))
+    if owner is None:
+        return _original(module, *args, **kwargs)
+    return _listed_call(module, args, kwargs, _local.thread, owner)
+
+
+call_wrapper = CallWrapper()
+sessions.when_started = call_wrapper.begin
+sessions.when_ending = call_wrapper.end
+wrapper_codes.add(labelled_call.__code__)
+
+# Every frame that a call can open, but for those that node hooks open too.
+torch_internals.keep_from_dynamo(labelled_call, _listed_call, _other_call, _is_passed_on)

@@ -1,0 +1,187 @@
+"""Which modules a running script trains, without an edit to the script and without a hook.
+
+The garbage collector knows every live object. The models are the outermost modules with a parameter
+that an optimizer updates. Loss modules have no such parameter: they are the other outermost modules
+that are called with a tensor that requires a gradient, for which their calls are watched for some
+steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from backspot.live.modules import class_name, unwrap
+from backspot.live.torch_internals import children_of, is_dynamos, parameters_of
+
+__all__ = ["CallWatch", "named", "other_optimizers", "outermost", "profilers", "trained_by"]
+
+
+def _living(kind: type) -> list[Any]:
+    # Not isinstance: the ``__class__`` of a proxy can be computed.
+    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+
+
+def outermost() -> list[torch.nn.Module]:
+    """Return the live modules that no other live module contains.
+
+    The graphs that Dynamo made do not count, nor do the copies of modules that it put into them.
+    """
+    modules = _living(torch.nn.Module)
+    graphs = [module for module in modules if is_dynamos(module)]
+    parts = {id(part) for graph in graphs for part in graph.modules()}
+    held = {
+        id(parameter)
+        for module in modules
+        if id(module) not in parts
+        for parameter in parameters_of(module)
+    }
+    modules = [
+        module
+        for module in modules
+        if not (id(module) in parts and all(id(p) in held for p in module.parameters()))
+    ]
+    inside = {id(child) for module in modules for child in children_of(module).values()}
+    return [module for module in modules if id(module) not in inside]
+
+
+def trained_by(
+    optimizers: Iterable[torch.optim.Optimizer], roots: Collection[torch.nn.Module]
+) -> list[torch.nn.Module]:
+    """Return the modules with a parameter that one of the optimizers updates.
+
+    Some optimizers update copies of their own, in another precision or in partitions. If none of
+    the modules has an updated parameter, the modules with a parameter that has a gradient count.
+    """
+    updated = _parameters_of(optimizers)
+    found = [root for root in roots if not updated.isdisjoint(map(id, root.parameters()))]
+    if found:
+        return found
+    return [root for root in roots if any(p.grad is not None for p in root.parameters())]
+
+
+def other_optimizers(known: Collection[torch.optim.Optimizer]) -> bool:
+    """Return whether a live optimizer has a parameter that none of the known ones updates."""
+    updated = _parameters_of(known)
+    return any(
+        not _parameters_of([one]) <= updated
+        for one in _living(torch.optim.Optimizer)
+        if hasattr(one, "param_groups")
+    )
+
+
+def _parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    return {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def profilers() -> list[torch.profiler.profile]:
+    """Return the live profilers of the script."""
+    return _living(torch.profiler.profile)
+
+
+class CallWatch:
+    """Observes which of some modules are called with a tensor that requires a gradient.
+
+    Args:
+        modules: the modules to observe, until ``end``.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._called: dict[int, torch.nn.Module] = {}
+        self._handles = [
+            module.register_forward_pre_hook(self._before, with_kwargs=True)
+            for module in modules
+            if not isinstance(module, torch.jit.ScriptModule)
+        ]
+
+    def end(self) -> list[torch.nn.Module]:
+        """Stop observing, and return the modules that were called in this way."""
+        for handle in self._handles:
+            handle.remove()
+        called = list(self._called.values())
+        self._called.clear()
+        return called
+
+    def _before(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if any(_needs_gradient(value) for value in (*args, *kwargs.values())):
+            self._called[id(module)] = module
+
+
+def _needs_gradient(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_needs_gradient(item) for item in value)
+    if isinstance(value, dict):
+        return any(_needs_gradient(item) for item in value.values())
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+# Names -------------------------------------------------------------------------------------------
+
+
+def named(
+    models: Collection[torch.nn.Module], others: Collection[torch.nn.Module]
+) -> dict[str, torch.nn.Module]:
+    """Give each module the name of the variable or attribute that holds it on the calling stack.
+
+    Args:
+        models: the models. A single one has the empty name, so that its paths are those of
+            ``named_modules``.
+        others: the loss modules.
+    """
+    # The outermost variable counts: the script's name for a module, not that of a library.
+    variables = {id(module): name for name, module in _variables(sys._getframe(1))}
+    found: dict[str, torch.nn.Module] = {}
+    for module in (*models, *others):
+        single = len(models) == 1 and module in models
+        name = "" if single else variables.get(id(module)) or _by_class(module)
+        taken = {*found, *(part for one in found.values() for part in children_of(unwrap(one)))}
+        number, free = 2, name
+        while free in taken:
+            number, free = number + 1, f"{name}_{number}"
+        found[free] = module
+    return found
+
+
+def _by_class(module: torch.nn.Module) -> str:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name(unwrap(module)))
+    return words.lower()
+
+
+def _variables(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Iterate over the modules that variables hold, and attributes of ``self``, innermost first."""
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(("torch.", "backspot.")):
+            values = _locals_of(frame)
+            owner = values.get("self")
+            held = getattr(owner, "__dict__", {}) if owner is not None else {}
+            for name, value in (*values.items(), *held.items()):
+                if issubclass(type(value), torch.nn.Module) and name != "self":
+                    yield name, value
+            values.clear()
+            owner = held = value = None
+        frame = frame.f_back
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    found = frame.f_locals
+    values = dict(found)
+    is_copy = type(found) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    # The frame would keep the copy, and with it the tensors of this step. A debugger would write an
+    # empty copy back, so the copy stays then.
+    if is_copy and sys.gettrace() is None:
+        found.clear()
+    return values

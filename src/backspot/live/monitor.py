@@ -1,0 +1,648 @@
+"""``Monitor``: time each block's forward and backward in some steps of a long run.
+
+In a sampled step the blocks have hooks, and their boundary nodes a prehook that records a moment: a
+CUDA event on a GPU, the clock's time on a CPU. The time between two moments of the backward belongs
+to the block of the first one. The graph stays as it is, and nothing waits for the GPU: the times
+are read in a later step, when the GPU has passed all events.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from backspot.errors import MissingDependencyError, UsageError
+from backspot.live import torch_internals
+from backspot.live.markers import tensors_in
+from backspot.live.modules import class_name, is_called, unwrap
+from backspot.live.torch_internals import children_of
+from backspot.results.public import public
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["Alarm", "Monitor"]
+
+_KEY = "backspot monitor"  # in node.metadata: this node has a moment
+_OUTSIDE, _END = -1, -2
+_RECENT = 5  # samples that must all be slow for an alarm
+_PAST = 10  # samples that are needed to compare with
+_LEAST_MS = 0.02  # of a change that is worth an alarm
+_log = logging.getLogger("backspot")
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A block with a backward that has become slower than its own past.
+
+    Attributes:
+        path: Path of the block.
+        before_ms: Median backward time of the samples before, in milliseconds.
+        now_ms: Median backward time of the last samples, in milliseconds.
+        since: The first sampled step that was slower.
+        step: The step in which the alarm was raised.
+
+    Example:
+        >>> print(backspot.Alarm("blocks.7", 1.8, 2.9, since=41_000, step=41_400))
+        blocks.7 backward 1.80 → 2.90 ms since step 41,000
+    """
+
+    path: str
+    before_ms: float
+    now_ms: float
+    since: int
+    step: int
+
+    def __str__(self) -> str:
+        times = f"{self.before_ms:.2f} → {self.now_ms:.2f} ms"
+        return f"{self.path or 'the model'} backward {times} since step {self.since:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    path: str
+    class_name: str
+    around: int  # the index of the block around it, or _OUTSIDE
+    module: weakref.ref[torch.nn.Module]
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What a sampled step records; moments are of the clock.
+
+    Attributes:
+        step: the number of the step.
+        thread: the thread that runs the forward.
+        forward: each call of a block, with the moments of its start and end.
+        backward: the block of which the backward begins, and the moment; ``_END`` ends a pass.
+        running: the calls that have not returned, each with the moment of its start.
+        interrupted: for each block that checkpointing is running again, the block of which the
+            backward is interrupted by that.
+        broken: whether something was not recorded.
+    """
+
+    step: int
+    thread: int
+    forward: list[tuple[int, Any, Any]] = field(default_factory=list)
+    backward: list[tuple[int, Any]] = field(default_factory=list)
+    running: list[tuple[int, Any]] = field(default_factory=list)
+    interrupted: list[int] = field(default_factory=list)
+    broken: bool = False
+
+    def is_whole(self) -> bool:
+        return (
+            not self.broken
+            and not self.running
+            and bool(self.backward)
+            and self.backward[-1][0] == _END
+        )
+
+    def moments(self) -> Iterator[Any]:
+        for _, start, end in self.forward:
+            yield from (start, end)
+        for _, moment in self.backward:
+            yield moment
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """The milliseconds of each block in a sampled step."""
+
+    step: int
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+class _HostClock:
+    """Moments of a model on a CPU, where an operator has ended when it returns."""
+
+    def now(self) -> int:
+        return time.perf_counter_ns()
+
+    def has_passed(self, moments: Sequence[int]) -> bool:
+        return True
+
+    def between(self, start: int, end: int) -> float:
+        return (end - start) / 1e6
+
+    def take_back(self, moments: Sequence[int]) -> None:
+        pass
+
+
+class _DeviceClock:
+    """Moments of a device's stream: events that the device passes some time later.
+
+    Args:
+        backend: the module of the device, such as ``torch.cuda``.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._free: list[Any] = []
+
+    def now(self) -> Any:
+        event = self._free.pop() if self._free else self._backend.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def has_passed(self, moments: Sequence[Any]) -> bool:
+        return all(event.query() for event in moments)
+
+    def between(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end))
+
+    def take_back(self, moments: Sequence[Any]) -> None:
+        self._free.extend(moments)
+
+
+class Monitor:
+    """Times the forward and the backward of a model's blocks, in one of many training steps.
+
+    Between the sampled steps the model has no hook: one hook of PyTorch's own counts the steps of
+    its optimizer. A sampled step is timed by CUDA events on a GPU and by the clock on a CPU,
+    without a profiler and without a synchronization; the autograd graph stays as it is. The times
+    are read some steps later. Several passes of a step (gradient accumulation) are added up.
+
+    The backward of a block runs from the moment when autograd reaches the block's output to the
+    moment when autograd reaches another block, the nodes outside of all blocks, or the end. On a
+    GPU that is not kept busy the times include waiting for the host, as a step does.
+
+    A model that is compiled as a whole has no blocks that can be timed. Compile its blocks
+    (``block.compile()`` or ``torch.compile(block)``), or monitor it uncompiled.
+
+    Args:
+        model: the model. It is not kept alive.
+        depth: the deepest level of modules that are timed, as in ``instrument``. Default 1: the
+            children of the model, and the layers of a ``ModuleList``.
+        every: one of how many steps is sampled. Default 100.
+        keep: how many samples are kept. Default 1000.
+        slower_by: by what share a block's backward must have become slower, in each of the last
+            five samples, for an alarm. ``None`` raises none. Default 0.2.
+        on_sample: called with the step and a dict of times for a logger, with keys such as
+            ``blocks.7/backward_ms``. Default: none.
+        on_alarm: called with each ``Alarm``. ``None`` (default) logs a warning.
+
+    Attributes:
+        paths: The paths of the blocks.
+        step: How many optimizer steps were counted.
+        alarms: The alarms so far.
+
+    Raises:
+        UsageError: If an argument is invalid, or the model has no blocks.
+
+    Example:
+        >>> import backspot, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 8))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with backspot.Monitor(model, every=2) as monitor:
+        ...     for _ in range(8):
+        ...         model(torch.randn(32, 64)).square().mean().backward()
+        ...         optimizer.step()
+        >>> monitor.paths, monitor.step
+        (('0', '1'), 8)
+    """
+
+    __module__ = "backspot"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        depth: int = 1,
+        every: int = 100,
+        keep: int = 1000,
+        slower_by: float | None = 0.2,
+        on_sample: Callable[[int, dict[str, float]], object] | None = None,
+        on_alarm: Callable[[Alarm], object] | None = None,
+    ) -> None:
+        _check(model, depth, every, keep, slower_by)
+        self._blocks = tuple(_find_blocks(model, depth))
+        if not self._blocks:
+            raise UsageError(
+                f"Monitor({class_name(model)}): it has no modules inside; depth=0 times it whole"
+            )
+        self.paths = tuple(block.path for block in self._blocks)
+        self.step = 0
+        self.alarms: list[Alarm] = []
+        self._every, self._slower_by = every, slower_by
+        self._on_sample, self._on_alarm = on_sample, on_alarm
+        self._model = weakref.ref(model)
+        self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._clock: Any = None
+        self._sample: _Sample | None = None
+        self._pending: deque[_Sample] = deque(maxlen=8)
+        self._samples: deque[_Times] = deque(maxlen=keep)
+        self._compared_from = [0] * len(self._blocks)
+        self._handles: list[Any] = []
+        self._hookers = {
+            owner: torch_internals.node_hooker(_Reached(self, owner).__call__)
+            for owner in range(_OUTSIDE, len(self._blocks))
+        }
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        weakref.finalize(model, self._hook.remove).atexit = False
+
+    # The user's part -----------------------------------------------------------------------------
+
+    def remove(self) -> None:
+        """Stop: remove all hooks. The samples stay. A second call does nothing."""
+        self._hook.remove()
+        self._sample = None
+        self._take_hooks()
+        self.flush()
+
+    def flush(self) -> None:
+        """Read the samples that the device has finished; otherwise the next step reads them."""
+        while self._pending:
+            moments = list(self._pending[0].moments())
+            if not self._clock.has_passed(moments):
+                return
+            self._read(self._pending.popleft(), moments)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"Monitor({len(self.paths)} blocks, {len(self._samples)} samples, step {self.step})"
+
+    def __str__(self) -> str:
+        """Return a table of the blocks: median times, and the last backward."""
+        if not self._samples:
+            return f"{self!r}: no sample yet, the first one comes after step {self._every}"
+        forward, backward = self._medians("forward"), self._medians("backward")
+        last = self._samples[-1].backward
+        rows = [["block", "class", "forward ms", "backward ms", "last backward"]]
+        rows += [
+            [block.path or "(model)", block.class_name, *(f"{ms:.3f}" for ms in times)]
+            for block, *times in zip(self._blocks, forward, backward, last, strict=True)
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if number < 2 else cell.rjust(width)
+                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        steps = f"steps {self._samples[0].step:,} to {self._samples[-1].step:,}"
+        lines.append(f"Medians of {len(self._samples)} samples, {steps}.")
+        return "\n".join([*lines, *(f"! {alarm}" for alarm in self.alarms)])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a frame with one row for each block of each sample.
+
+        Returns:
+            Columns ``step``, ``path``, ``class_name``, ``forward_ms`` and ``backward_ms``.
+
+        Raises:
+            MissingDependencyError: If pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise MissingDependencyError(
+                "to_pandas() needs pandas: pip install 'backspot[pandas]'"
+            ) from None
+        columns = ["step", "path", "class_name", "forward_ms", "backward_ms"]
+        rows = [
+            (times.step, block.path, block.class_name, forward, backward)
+            for times in self._samples
+            for block, forward, backward in zip(
+                self._blocks, times.forward, times.backward, strict=True
+            )
+        ]
+        frame: pd.DataFrame = pandas.DataFrame(rows, columns=columns)
+        return frame
+
+    def plot(
+        self, *, kind: Literal["forward", "backward"] = "backward", ax: Axes | None = None
+    ) -> Axes:
+        """Draw the time of each block over the steps.
+
+        Args:
+            kind: ``"backward"`` (default) or ``"forward"``.
+            ax: where to draw; ``None`` (default) makes a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: If matplotlib is not installed.
+            UsageError: If ``kind`` is neither of the two.
+        """
+        if kind not in ("forward", "backward"):
+            raise UsageError(f"kind={kind!r}: give 'forward' or 'backward'")
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise MissingDependencyError(
+                "plot() needs matplotlib: pip install 'backspot[plot]'"
+            ) from None
+        if ax is None:
+            _, ax = pyplot.subplots()
+        steps = [times.step for times in self._samples]
+        for index, block in enumerate(self._blocks):
+            values = [getattr(times, kind)[index] for times in self._samples]
+            ax.plot(steps, values, label=block.path or "(model)")
+        for alarm in self.alarms:
+            ax.axvline(alarm.since, linestyle=":", color="grey")
+        ax.set_xlabel("step")
+        ax.set_ylabel(f"{kind}, ms")
+        ax.legend(fontsize="small")
+        return ax
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if torch_internals.is_dynamo_compiling():
+            return
+        try:
+            if not self._is_of_model(optimizer):
+                return
+            self.step += 1
+            if self._sample is not None:
+                self._end_sample()
+            if self._pending:
+                self.flush()
+            if self.step % self._every == 0:
+                self._begin_sample()
+        except Exception:
+            _log.exception("backspot.Monitor stops after an error")
+            self._sample = None
+            self._every = 1 << 62
+            self._take_hooks()
+
+    def _is_of_model(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this is the optimizer of which the steps count: the first one of the model."""
+        counted = self._optimizer and self._optimizer()
+        if counted is None:
+            model = self._model()
+            if model is None:
+                return False
+            own = {id(parameter) for parameter in model.parameters()}
+            groups = optimizer.param_groups
+            if not any(id(parameter) in own for group in groups for parameter in group["params"]):
+                return False
+            self._optimizer = weakref.ref(optimizer)
+            return True
+        return counted is optimizer
+
+    def _begin_sample(self) -> None:
+        if self._clock is None:
+            self._clock = _clock_of(self._model())
+        self._sample = _Sample(self.step + 1, threading.get_ident())
+        for index, block in enumerate(self._blocks):
+            module = block.module()
+            if module is not None:
+                self._handles += [
+                    module.register_forward_pre_hook(
+                        _Before(self, index), prepend=True, with_kwargs=True
+                    ),
+                    module.register_forward_hook(_After(self, index)),
+                ]
+
+    def _end_sample(self) -> None:
+        sample, self._sample = self._sample, None
+        self._take_hooks()
+        if sample is not None and sample.is_whole():
+            self._pending.append(sample)
+
+    def _take_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # Moments -------------------------------------------------------------------------------------
+
+    def _sampled_here(self) -> _Sample | None:
+        """Return the sample that a call belongs to; ``None`` for an evaluation."""
+        sample = self._sample
+        if (
+            sample is None
+            or torch_internals.is_dynamo_compiling()
+            or not torch.is_grad_enabled()
+            or not (sample.thread == threading.get_ident() or torch_internals.in_backward())
+        ):
+            return None
+        return sample
+
+    def _before(self, block: int, inputs: object) -> None:
+        sample = self._sampled_here()
+        if sample is None:
+            return
+        if torch_internals.in_backward():  # checkpointing runs the block again
+            sample.interrupted.append(sample.backward[-1][0] if sample.backward else _OUTSIDE)
+            self._reached(block)
+            return
+        self._mark(inputs, sample.running[-1][0] if sample.running else _OUTSIDE)
+        sample.running.append((block, self._clock.now()))
+
+    def _after(self, block: int, output: object) -> None:
+        sample = self._sampled_here()
+        if sample is None:
+            return
+        if torch_internals.in_backward():
+            if sample.interrupted:
+                self._reached(max(sample.interrupted.pop(), _OUTSIDE))
+                self._mark(output, block)
+        elif sample.running:
+            end = self._clock.now()
+            begun, start = sample.running.pop()
+            sample.broken |= begun != block
+            sample.forward.append((block, start, end))
+            self._mark(output, block)
+
+    def _mark(self, value: object, owner: int) -> None:
+        """Record the moment when autograd reaches the nodes of these tensors."""
+        with torch_internals.ignore_torch_function():
+            for tensor in tensors_in(value):
+                if torch_internals.version_of(tensor) and torch_internals.is_view(tensor):
+                    continue  # reading its node is not safe
+                node = tensor.grad_fn
+                if node is not None and _KEY not in node.metadata:
+                    node.metadata[_KEY] = True
+                    self._hookers[owner](node)
+
+    def _reached(self, owner: int) -> None:
+        sample = self._sample
+        if sample is None:
+            return
+        if not sample.backward or sample.backward[-1][0] == _END:
+            torch_internals.at_end_of_backward(self._end_pass)
+        sample.backward.append((owner, self._clock.now()))
+
+    def _end_pass(self) -> None:
+        sample = self._sample
+        if sample is not None:
+            sample.backward.append((_END, self._clock.now()))
+
+    # Times ---------------------------------------------------------------------------------------
+
+    def _read(self, sample: _Sample, moments: list[Any]) -> None:
+        between = self._clock.between
+        forward, backward = ([0.0] * len(self._blocks) for _ in range(2))
+        for block, start, end in sample.forward:
+            forward[block] += between(start, end)
+        for (owner, start), (_, end) in zip(sample.backward, sample.backward[1:], strict=False):
+            if owner >= 0:
+                backward[owner] += between(start, end)
+        for index in reversed(range(len(self._blocks))):  # blocks come after those around them
+            if self._blocks[index].around >= 0:
+                backward[self._blocks[index].around] += backward[index]
+        self._clock.take_back(moments)
+        self._add(_Times(sample.step, tuple(forward), tuple(backward)))
+
+    def _add(self, times: _Times) -> None:
+        self._samples.append(times)
+        if self._on_sample is not None:
+            values = {}
+            for block, forward, backward in zip(
+                self._blocks, times.forward, times.backward, strict=True
+            ):
+                path = block.path or block.class_name
+                values[f"{path}/forward_ms"] = forward
+                values[f"{path}/backward_ms"] = backward
+            self._on_sample(times.step, values)
+        if self._slower_by is not None:
+            for index in range(len(self._blocks)):
+                self._compare(index, self._slower_by)
+
+    def _compare(self, index: int, slower_by: float) -> None:
+        """Raise an alarm if all of the last samples of a block are slower than before."""
+        known = [times for times in self._samples if times.step >= self._compared_from[index]]
+        if len(known) < _PAST + _RECENT:
+            return
+        past = sorted(times.backward[index] for times in known[:-_RECENT])
+        recent = known[-_RECENT:]
+        now = [times.backward[index] for times in recent]
+        usual = statistics.median(past)
+        limit = max(usual * (1 + slower_by), usual + _LEAST_MS, past[len(past) * 9 // 10])
+        if min(now) <= limit:
+            return
+        alarm = Alarm(
+            self.paths[index], usual, statistics.median(now), recent[0].step, recent[-1].step
+        )
+        self._compared_from[index] = recent[0].step
+        self.alarms.append(alarm)
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+        else:
+            _log.warning("%s", alarm)
+
+    def _medians(self, kind: str) -> list[float]:
+        columns = zip(*(getattr(times, kind) for times in self._samples), strict=True)
+        return [statistics.median(column) for column in columns]
+
+
+def _check(model: object, depth: object, every: object, keep: object, slower_by: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"Monitor() takes a torch.nn.Module, not {type(model).__name__}")
+    for name, value, least in (("depth", depth, 0), ("every", every, 1), ("keep", keep, 1)):
+        if type(value) is not int or value < least:
+            raise UsageError(f"{name}={value!r}: give a whole number of at least {least}")
+    if slower_by is not None and (
+        isinstance(slower_by, bool) or not isinstance(slower_by, (int, float)) or slower_by <= 0
+    ):
+        raise UsageError(f"slower_by={slower_by!r}: give a share above 0, such as 0.2, or None")
+
+
+def _find_blocks(model: torch.nn.Module, depth: int) -> Iterator[_Block]:
+    """Iterate over the modules of the levels 1 to ``depth``, those around others first.
+
+    Wrappers count as what they wrap, but it is the wrapper that is called: hooks inside a compiled
+    module do not run.
+    """
+    if depth == 0:
+        yield _Block("", class_name(unwrap(model)), _OUTSIDE, weakref.ref(model))
+        return
+    seen = {id(unwrap(model))}
+    count = 0
+    pending = [("", model, 0, _OUTSIDE)]
+    while pending:
+        path, module, level, around = pending.pop()
+        inner = unwrap(module)
+        if path and is_called(inner):
+            level += 1
+            yield _Block(path, class_name(inner), around, weakref.ref(module))
+            around, count = count, count + 1
+        if level >= depth or isinstance(inner, torch.jit.ScriptModule):
+            continue
+        for name, child in reversed(children_of(inner).items()):
+            if child is not None and id(unwrap(child)) not in seen:
+                seen.add(id(unwrap(child)))
+                pending.append((f"{path}.{name}" if path else name, child, level, around))
+
+
+def _clock_of(model: torch.nn.Module | None) -> _HostClock | _DeviceClock:
+    kinds = {parameter.device.type for parameter in model.parameters()} if model else set()
+    for kind in sorted(kinds - {"cpu", "meta"}):
+        backend = getattr(torch, kind, None)
+        if hasattr(backend, "Event"):
+            return _DeviceClock(backend)
+    return _HostClock()
+
+
+class _Hook:
+    """A hook of a monitor on a block, which does nothing in a copy of the model."""
+
+    __slots__ = ("_block", "_of_monitor")
+
+    def __init__(self, monitor: Monitor, block: int) -> None:
+        self._of_monitor, self._block = monitor, block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments and returns None
+
+    def _fail(self) -> None:
+        if self._of_monitor._sample is not None:
+            self._of_monitor._sample.broken = True
+
+
+class _Before(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: object, args: object, kwargs: dict[str, Any]) -> None:
+        try:
+            self._of_monitor._before(self._block, (args, kwargs))
+        except Exception:
+            self._fail()  # a time is never worth a failed step
+
+
+class _After(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: object, args: object, output: object) -> None:
+        try:
+            self._of_monitor._after(self._block, output)
+        except Exception:
+            self._fail()
+
+
+class _Reached(_Hook):
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> None:
+        try:
+            self._of_monitor._reached(self._block)
+        except Exception:
+            self._fail()
+
+
+torch_internals.keep_from_dynamo(
+    Monitor._after_step, *(hook.__call__ for hook in (_Before, _After))
+)

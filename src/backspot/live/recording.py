@@ -1,0 +1,74 @@
+"""What a recording of a training step needs: its devices, and a profiler in its two states."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.profiler import ProfilerActivity, supported_activities
+
+from backspot.live import torch_internals
+
+__all__ = ["activities", "devices_of", "prepared", "recording", "synchronize"]
+
+
+def _kind(activity: ProfilerActivity) -> str:
+    """Return the ``torch.device.type`` of the devices that an activity records."""
+    if activity.name == "PrivateUse1":
+        return torch_internals.privateuse1_name()
+    return str(activity.name).lower()
+
+
+def devices_of(models: Collection[torch.nn.Module]) -> set[torch.device]:
+    """Return the devices in use except the host: the models' and all that are initialized."""
+    found = {tensor.device for part in models for tensor in (*part.parameters(), *part.buffers())}
+    for activity in supported_activities() - {ProfilerActivity.CPU}:
+        backend = getattr(torch, _kind(activity), None)
+        if backend is not None and getattr(backend, "is_initialized", bool)():
+            found.add(torch.device(_kind(activity), backend.current_device()))
+    return {device for device in found if device.type not in ("cpu", "meta")}
+
+
+def activities(models: Collection[torch.nn.Module]) -> list[ProfilerActivity]:
+    """Return what the profiler can record: the host, and the devices in use."""
+    kinds = {"cpu", *(device.type for device in devices_of(models))}
+    return [activity for activity in supported_activities() if _kind(activity) in kinds]
+
+
+def synchronize(models: Collection[torch.nn.Module]) -> None:
+    """Wait for the work on all devices in use."""
+    for device in devices_of(models):
+        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
+        if device.type == "mps":
+            torch.mps.synchronize()
+        elif wait is not None:
+            wait(device)
+
+
+@contextmanager
+def prepared(profiler: torch.profiler.profile) -> Iterator[None]:
+    """Prepare the profiler; an error inside the block ends it."""
+    with warnings.catch_warnings():
+        # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+        profiler.prepare_trace()
+    try:
+        yield
+    except BaseException:
+        # A prepared profiler can only be ended by starting and stopping it.
+        profiler.start_trace()
+        profiler.stop_trace()
+        raise
+
+
+@contextmanager
+def recording(profiler: torch.profiler.profile) -> Iterator[None]:
+    """Record what runs inside the block with a prepared profiler."""
+    try:
+        profiler.start_trace()
+        yield
+    finally:
+        if torch_internals.recording():  # unless an interrupt came before the start
+            profiler.stop_trace()

@@ -1,0 +1,149 @@
+"""Replays of real recordings: what holds of every one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.replay.cost import MEASURED, ZERO
+from backspot.analysis.replay.recording import Refusal
+from backspot.analysis.replay.replay import fit, replay
+from backspot.analysis.replay.saving import free_owners, saved, scaled_owners, what_if
+from backspot.errors import UsageError
+from support.replays import PATHS, recorded, windows_of
+
+SOME = ("two_streams", "sync_in_backward", "fsdp2.rank0", "vit_patch_drop", "plain_recommender")
+
+
+def lengths(recording) -> np.ndarray:
+    return recording.steps.end - recording.steps.start
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_without_costs_the_recording_comes_out(name):
+    recording = recorded(name)
+    replayed = replay(recording, ZERO)
+    np.testing.assert_allclose(replayed.step_ns, lengths(recording), rtol=0.005)
+    np.testing.assert_array_equal(replayed.events.start, recording.events.start)
+    np.testing.assert_array_equal(replayed.events.duration, recording.events.duration)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_without_the_profiler_a_step_takes_no_longer_and_all_owners_stay(name):
+    recording = recorded(name)
+    replayed = replay(recording, MEASURED)
+    assert (np.array(replayed.step_ns).sum()) <= lengths(recording).sum()
+    assert (replayed.events.duration >= 0).all()
+    ownership = attribute(replayed.events)
+    np.testing.assert_array_equal(ownership.owner, recording.ownership.owner)
+    windows = windows_of(replayed.events, ownership)
+    # Some windows begin with other work when launches move: the sum of all steps stays.
+    total = windows.end[-1] - windows.start[0]
+    assert sum(replayed.step_ns) == pytest.approx(total, rel=0.03)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_free_module_saves_no_more_than_the_step_and_all_of_them_no_less_than_one(name):
+    recording = recorded(name)
+    free = free_owners(recording.ownership)
+    each = saved(recording, ZERO, list(free.values()))
+    everything = scaled_owners(recording.ownership, dict.fromkeys(free, 0.0))
+    (whole,) = saved(recording, ZERO, [everything])
+    length = lengths(recording).sum()
+    for saving in (*each, whole):
+        assert -1 <= sum(saving.by_step) <= length + 1
+        assert sum(saving.by_step) <= sum(whole.by_step) + 1
+        assert saving.low_ns <= saving.typical_ns <= saving.high_ns
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_smaller_factor_never_saves_less(name):
+    recording = recorded(name)
+    owners = list(free_owners(recording.ownership))
+    factors = (1.0, 0.7, 0.5, 0.2, 0.0)
+    changes = [scaled_owners(recording.ownership, {o: f}) for o in owners for f in factors]
+    sums = [sum(saving.by_step) for saving in saved(recording, MEASURED, changes)]
+    table = np.array(sums).reshape(len(owners), len(factors))
+    assert (np.diff(table, axis=1) >= -1).all()
+    np.testing.assert_allclose(table[:, 0], 0.0, atol=1)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_changes_at_once_save_as_much_as_each_alone(name):
+    """The table of many variants gives what one variant gives."""
+    recording = recorded(name)
+    changes = list(free_owners(recording.ownership).values())
+    together = saved(recording, MEASURED, changes)
+    assert together[:3] == tuple(saved(recording, MEASURED, [one])[0] for one in changes[:3])
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("factor", [0.4, 1.0, 1.4])
+def test_costs_are_fitted_to_a_real_step(name, factor):
+    recording = recorded(name)
+    real = float(np.median(replay(recording, MEASURED.scaled(factor)).step_ns))
+    cost = fit(recording, real)
+    assert not isinstance(cost, Refusal)
+    assert np.median(replay(recording, cost).step_ns) == pytest.approx(real, rel=0.01)
+    assert 0 < cost.uncertainty < MEASURED.uncertainty
+
+
+def test_what_the_costs_do_not_explain_is_a_slower_host():
+    recording = recorded("launch_bound")
+    cost = fit(recording, 0.5 * float(np.median(lengths(recording))))
+    assert not isinstance(cost, Refusal)
+    assert cost.operator_ns == pytest.approx(1.5 * MEASURED.operator_ns)
+    assert cost.slowdown > 1.2
+
+
+def test_a_real_step_that_no_cost_explains_is_refused():
+    refused = fit(recorded("fp32_convnet"), 1_000_000.0)
+    assert isinstance(refused, Refusal)
+    assert "A real step takes 1.0 ms" in refused.reason
+
+
+def test_uncertain_costs_widen_the_range():
+    recording = recorded("launch_bound")
+    change = list(free_owners(recording.ownership).values())[3]
+    (sure,) = saved(recording, replace(MEASURED, uncertainty=0.0), [change])
+    (unsure,) = saved(recording, MEASURED, [change])
+    assert unsure.typical_ns == sure.typical_ns
+    assert unsure.high_ns - unsure.low_ns > sure.high_ns - sure.low_ns
+
+
+def test_what_if_takes_paths_with_the_modules_in_them():
+    recording = recorded("two_streams")
+    half = what_if(recording, ZERO, {"main": 0.5, "side": 0.5})
+    free = what_if(recording, ZERO, {"main": 0.0, "side": 0.0})
+    inner = what_if(recording, ZERO, {"main": 0.0, "main.layers.0": 1.0, "side": 0.0})
+    assert 0 < half.typical_ns < free.typical_ns
+    assert inner.typical_ns <= free.typical_ns
+    assert what_if(recording, ZERO, {"main": 1.0}).typical_ns == 0
+
+
+@pytest.mark.parametrize("factors", [{"no.such": 0.5}, {"main": -0.1}, {"main": 1.5}])
+def test_what_if_names_what_is_wrong(factors):
+    with pytest.raises(UsageError, match=r"no\.such|main"):
+        what_if(recorded("two_streams"), ZERO, factors)
+
+
+# Planted causes, recorded beside the same model without them --------------------------------------
+
+PLANTED = (
+    ("duplicates_skewed_recommender", "items", "plain_recommender", 0.03),
+    ("trip_gradient_gpt", "extra", "plain_gpt", 0.05),
+)
+
+
+@pytest.mark.parametrize(("name", "path", "plain", "tolerance"), PLANTED)
+def test_a_free_cause_saves_what_the_model_without_the_cause_takes_less(
+    name, path, plain, tolerance
+):
+    recording = recorded(name)
+    saves = what_if(recording, MEASURED, {path: 0.0}).typical_ns
+    step = np.median(lengths(recording))
+    real = step - np.median(lengths(recorded(plain)))
+    assert saves == pytest.approx(real, abs=tolerance * step)

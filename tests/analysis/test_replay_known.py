@@ -1,0 +1,224 @@
+"""Replays of traces made by hand, where the answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.replay.cost import ZERO, ProfilerCost
+from backspot.analysis.replay.recording import Recording, Refusal, prepare
+from backspot.analysis.replay.replay import replay
+from backspot.analysis.replay.saving import saved, scaled_spans, what_if
+from support.replays import read, recording, windows_of
+from support.synthetic import Trace
+
+US, MS = 1_000, 1_000_000
+STEPS, STEP = 3, 40 * MS
+FORWARD, BACKWARD = 0, 10 * MS  # of a step
+
+
+class Program:
+    """Steps of modules ``a`` and ``b``: forward, then the nodes of ``b`` and ``a``."""
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+
+    def steps(self):
+        for step in range(STEPS):
+            at = step * STEP
+            self.trace.annotation(f"ProfilerStep#{step}", at, at + STEP - 10)
+            for number, path in enumerate("ab"):
+                begin = at + FORWARD + (1 + number) * 100 * US
+                self.trace.forward(path, "M", begin, begin + 50 * US)
+                self.trace.operator(
+                    "aten::mul", begin + 10 * US, begin + 20 * US, seq=10 * step + number
+                )
+            yield step, at + BACKWARD
+
+    def node(self, step: int, path: str, start: int, end: int, name: str = "MulBackward0") -> None:
+        self.trace.node(name, start, end, seq=10 * step + "ab".index(path))
+
+    def call(self, name: str, start: int, end: int, thread: int = 2) -> None:
+        self.trace.event("cuda_runtime", name, start, end, thread, correlation=0)
+
+    def recording(self, tmp_path) -> Recording:
+        return recording(self.trace.save(tmp_path / "trace.json"))
+
+
+def saves(recording: Recording, **factors: float) -> float:
+    """Milliseconds of the second step, which has one before and one after."""
+    return what_if(recording, ZERO, factors).by_step[1] / MS
+
+
+def test_a_module_hidden_behind_another_on_its_own_stream_saves_nothing(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 100 * US)
+        program.node(step, "a", at + 100 * US, at + 300 * US)
+        program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US, stream=8)
+        program.trace.kernel(at + 120 * US, at + 9 * MS, launch=at + 110 * US, stream=7)
+        program.call("cudaStreamWaitEvent", at + 400 * US, at + 401 * US)
+        program.trace.kernel(at + 9 * MS, at + 28 * MS, launch=at + 410 * US, stream=7)
+        program.call("cudaDeviceSynchronize", at + 500 * US, at + 28 * MS + 5 * US)
+    found = program.recording(tmp_path)
+    assert saves(found, b=0.0) == pytest.approx(0, abs=0.12)  # its host time alone
+    # Then the work of the other stream holds the step.
+    assert saves(found, a=0.0) == pytest.approx(4.0, abs=0.25)
+    assert saves(found, a=0.0, b=0.0) == pytest.approx(8.9, abs=0.25)
+
+
+def test_in_a_step_that_waits_for_the_host_a_kernel_saves_nothing_and_a_node_saves_all(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+        program.trace.kernel(at + 1_010 * US, at + 2 * MS, launch=at + 1 * MS)
+        program.node(step, "a", at + 8 * MS, at + 16 * MS)
+        program.trace.kernel(at + 9_010 * US, at + 10 * MS, launch=at + 9 * MS)
+    found = program.recording(tmp_path)
+    ownership = found.ownership
+    none = np.zeros(len(ownership.spans.start), bool)
+    work = np.ones(len(ownership.work.start), bool)
+    (kernels,) = saved(found, ZERO, [scaled_spans(none, work)])
+    assert kernels.by_step[1] == pytest.approx(0, abs=1)
+    assert saves(found, b=0.0) == pytest.approx(8.0, abs=0.01)
+    assert saves(found, a=0.5) == pytest.approx(4.0, abs=0.01)
+
+
+def b_waits_for_its_kernel(program, step, at):
+    program.node(step, "b", at, at + 6 * MS)
+    program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US)
+    program.call("cudaStreamSynchronize", at + 30 * US, at + 5_010 * US)
+
+
+def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        b_waits_for_its_kernel(program, step, at)
+        program.node(step, "a", at + 6 * MS, at + 14 * MS)
+        program.trace.kernel(at + 6_020 * US, at + 8 * MS, launch=at + 6_010 * US)
+    found = program.recording(tmp_path)
+    ownership = found.ownership
+    none = np.zeros(len(ownership.spans.start), bool)
+    long = ownership.work.end - ownership.work.start > 4 * MS
+    (kernel,) = saved(found, ZERO, [scaled_spans(none, long)])
+    assert kernel.by_step[1] == pytest.approx(4.98 * MS, abs=0.05 * MS)
+    assert saves(found, b=0.0) == pytest.approx(6.0, abs=0.05)
+    assert saves(found, a=0.0) == pytest.approx(8.0, abs=0.05)
+
+
+def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        b_waits_for_its_kernel(program, step, at)
+        program.node(step, "a", at + 6 * MS, at + 14 * MS)
+    found = program.recording(tmp_path)
+    ownership = found.ownership
+    none = np.zeros(len(ownership.spans.start), bool)
+    nothing = np.zeros(len(ownership.work.start), bool)
+    (wait,) = saved(found, ZERO, [scaled_spans(none, nothing, waits=ownership.waits.event)])
+    assert wait.by_step[1] == pytest.approx(4.98 * MS, abs=0.05 * MS)
+
+
+def test_communication_hidden_behind_a_module_saves_nothing_until_it_is_exposed(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 100 * US)
+        program.trace.kernel(at + 20 * US, at + 2 * MS, launch=at + 10 * US)
+        program.call("cudaStreamWaitEvent", at + 60 * US, at + 61 * US)
+        program.trace.kernel(
+            at + 2_001 * US, at + 6 * MS, launch=at + 70 * US, stream=20,
+            name="ncclDevKernel_AllReduce_Sum_f32",
+        )  # fmt: skip
+        program.node(step, "a", at + 200 * US, at + 300 * US)
+        program.trace.kernel(at + 2_002 * US, at + 20 * MS, launch=at + 210 * US)
+        program.call("cudaStreamWaitEvent", at + 320 * US, at + 321 * US)
+        program.trace.kernel(at + 20_002 * US, at + 29 * MS, launch=at + 330 * US)
+        program.call("cudaDeviceSynchronize", at + 500 * US, at + 29 * MS + 5 * US)
+    found = program.recording(tmp_path)
+    saving = what_if(found, ZERO, {"(communication)": 0.0})
+    assert saving.by_step[1] == pytest.approx(0, abs=1)
+    assert saves(found, a=0.0) == pytest.approx(14.0, abs=0.25)  # then it waits for the exchange
+
+
+def test_a_step_that_waits_for_workers_with_the_next_batch_saves_nothing(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        fetched = at + BACKWARD - MS
+        program.trace.annotation(
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+            fetched - 5 * MS,
+            fetched,
+        )
+        program.node(step, "b", at, at + 4 * MS)
+        program.node(step, "a", at + 4 * MS, at + 7 * MS)
+    found = program.recording(tmp_path)
+    # The host of each step ends so much sooner, and the next batch comes no sooner.
+    assert sum(what_if(found, ZERO, {"a": 0.0}).by_step) == pytest.approx(3 * MS, abs=10 * US)
+
+
+def test_costs_are_taken_from_the_host_and_not_from_the_kernels(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+        program.trace.kernel(at + 8 * MS, at + 10 * MS, launch=at + 7 * MS)
+    found = program.recording(tmp_path)
+    cost = ProfilerCost(operator_ns=100 * US, runtime_ns=0, label_ns=0, marker_ns=0)
+    replayed = replay(found, cost)
+    work = attribute(replayed.events).work
+    np.testing.assert_array_equal(work.end - work.start, 2 * MS)
+    events = replayed.events
+    # A step has a mark, two operators and a node with an event of the engine around it.
+    assert events.end.max() <= found.events.end.max() - STEPS * 4 * 100 * US
+
+
+def test_a_launch_that_finds_the_queue_full_waits_for_room(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        begin = at + 100 * US
+        program.node(step, "b", at, at + 25 * MS)
+        count, length = 1_200, 20 * US
+        ends = [begin + (number + 1) * length for number in range(count)]
+        for number in range(count):
+            launch = max(at + number * US, ends[number - 1024] if number >= 1024 else 0)
+            program.trace.kernel(ends[number] - length, ends[number], launch=launch)
+    found = program.recording(tmp_path)
+    count = len(found.ownership.work.start)
+    np.testing.assert_array_equal(found.graph.after_end_of[1_024:], np.arange(count - 1_024))
+
+
+def test_threads_that_work_at_once_are_refused(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+        program.trace.operator("aten::sort", at, at + 8 * MS, thread=9)
+    events = read(program.trace.save(tmp_path / "trace.json"))
+    ownership = attribute(events)
+    refused = prepare(events, ownership, windows_of(events, ownership))
+    assert isinstance(refused, Refusal)
+    assert "Several threads run operators at once" in refused.reason
+
+
+def test_a_trace_that_is_cut_short_is_refused(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+    events = replace(read(program.trace.save(tmp_path / "trace.json")), truncated=True)
+    ownership = attribute(events)
+    refused = prepare(events, ownership, windows_of(events, ownership))
+    assert refused == Refusal("The trace is cut short, and the work of the devices comes last.")
+
+
+def test_work_without_launches_is_refused(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+        program.trace.kernel(at + 20 * US, at + 2 * MS, launch=at + 10 * US)
+        program.trace.kernel(at + 2 * MS, at + 9 * MS, launch=None)
+    events = read(program.trace.save(tmp_path / "trace.json"))
+    ownership = attribute(events)
+    refused = prepare(events, ownership, windows_of(events, ownership))
+    assert isinstance(refused, Refusal)
+    assert refused.reason.endswith("of the device time has no launch record.")

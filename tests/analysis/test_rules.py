@@ -1,0 +1,51 @@
+"""Which rules judge a trace."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import backspot
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.steps import step_windows
+from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.findings import Evidence, all_rules, find_all
+from backspot.trace import read_events
+
+DATA = Path(__file__).parents[1] / "data"
+PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the tests run outside of the checkout")
+def test_the_page_says_which_rules_need_a_gpu() -> None:
+    table = re.findall(r"^\| \[([a-z-]+)\]\(#\1\) \| .* \| (yes|) \|$", PAGE.read_text(), re.M)
+    assert dict(table) == {rule.name: "yes" if rule.needs_gpu else "" for rule in all_rules()}
+
+
+def test_all_rules_look_at_a_trace_of_a_gpu() -> None:
+    on_gpu = backspot.locate(DATA / "h200" / "vit_patch_drop.trace.json.gz")
+    assert (on_gpu.rules_looked, on_gpu.rules_unable) == (len(all_rules()), 0)
+
+
+def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
+    """The profiler slows the host: what decides is the step without the profiler."""
+    path = DATA / "h200" / "launch_bound.trace.json.gz"
+    events, report = read_events(path), backspot.locate(path)
+    ownership = attribute(events)
+    clock = Clock(ownership)
+    windows = step_windows(events, ownership, clock)
+    assert windows is not None
+
+    def found(unprofiled_step_ns: int) -> dict[str, str]:
+        timed = replace(report, unprofiled_step_ns=unprofiled_step_ns)
+        judged = find_all(Evidence(events, ownership, clock, timed, windows))
+        return {finding.rule: finding.seen for finding in judged.findings}
+
+    busy = sum(phase.busy_ns for phase in report.phases)
+    idle = found(10 * busy)
+    assert {"launch-bound", "small-batch"} <= set(idle)
+    assert "Without the profiler, the GPU is busy for 10% of the step." in idle["launch-bound"]
+    assert not {"launch-bound", "small-batch"} & set(found(busy))

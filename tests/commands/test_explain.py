@@ -1,0 +1,76 @@
+"""``backspot explain``: a rule's section of the page of findings; and completion with TAB."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backspot.analysis.findings import rules
+from backspot.commands import VERBS, explain, main
+
+RULES = sorted(path.stem.replace("_", "-") for path in Path(rules.__file__).parent.glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_explained(rule, capsys):
+    assert main(["explain", rule]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{rule}\n\nWhat it means. ")
+    assert "\nHow it is found. " in out
+    assert "\nWhat to do. " in out
+    assert "**" not in out
+    assert "](" not in out
+
+
+def test_all_rules_are_listed(capsys):
+    assert main(["explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split("  ")[0] for line in lines) == RULES
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [("sync-in-backwards", "sync-in-backward"), ("xyz", "explain lists them")]
+)
+def test_a_rule_that_does_not_exist_is_one_line_with_a_way_out(wrong, hint, capsys):
+    assert main(["explain", wrong]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert hint in err
+
+
+def test_the_page_of_an_installed_package_comes_first(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "findings.md"
+    page.write_text("# Findings\n\n## a-rule\n\nInstalled.\n")
+    monkeypatch.setattr(explain, "_INSTALLED", page)
+    assert main(["explain", "a-rule"]) == 0
+    assert capsys.readouterr().out == "a-rule\n\nInstalled.\n"
+
+
+def completed(line):
+    """What a shell would offer after this line, as argcomplete hands it over."""
+    if importlib.util.find_spec("argcomplete") is None:
+        pytest.skip("needs argcomplete")
+    code = "import os; os.dup2(1, 8); from backspot.commands import main; main()"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=False, text=True
+    )
+    return {word.strip() for word in done.stdout.splitlines()}
+
+
+def test_verbs_options_and_rules_are_completed():
+    assert completed("backspot ") >= set(VERBS)
+    assert completed("backspot run --st") == {"--steps"}
+    assert completed("backspot explain sync") == {"sync-in-backward"}

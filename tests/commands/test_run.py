@@ -1,0 +1,397 @@
+"""``backspot run``: a script that knows nothing of Backspot trains as ever, and gets a report."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.robustness.unedited import CASES, judge, missing
+from support.program import PROGRAM, program
+
+torch = pytest.importorskip("torch")
+
+import backspot  # noqa: E402
+from backspot.live.running import Cycle  # noqa: E402
+
+SMALL = ("--warmup", "1", "--steps", "2")
+
+TRAINING = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train(steps):
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex(), flush=True)
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(code, name="train.py"):
+        path = tmp_path / name
+        path.write_text(code)
+        return path
+
+    return put
+
+
+def training(*lines):
+    return TRAINING + "\n".join(lines) + "\n"
+
+
+def python(*arguments, **more):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, check=False, **more
+    )
+
+
+def told(done):
+    return [
+        line.removeprefix("backspot: ")
+        for line in done.stderr.decode().splitlines()
+        if line.startswith("backspot: ")
+    ]
+
+
+# Scripts of strangers ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_slow_module_of_a_strangers_script_is_named_and_its_losses_are_the_same(name, tmp_path):
+    case = CASES[name]
+    if lacks := missing(case):
+        pytest.skip(f"needs {lacks}")
+    wrong, _ = judge(case, tmp_path)
+    assert not wrong
+
+
+# As python runs it -------------------------------------------------------------------------------
+
+ABOUT = """
+import __main__, os, pickle, sys
+class Kept: pass
+print(sys.argv, __name__, __file__, __package__, __spec__ and __spec__.name, sys.path[0])
+print(os.getcwd(), sys.stdin.read(), sorted(name for name in vars(__main__)))
+print(type(pickle.loads(pickle.dumps(Kept()))) is Kept, "backspot" in vars(__main__))
+import atexit
+atexit.register(lambda: print("at exit", Kept.__name__))
+print("to standard error", file=sys.stderr)
+"""
+
+
+def same(ours, plain):
+    assert ours.stdout.decode() == plain.stdout.decode()
+    assert ours.returncode == plain.returncode
+    said = ours.stderr.decode().splitlines()
+    assert [line for line in said if not line.startswith("backspot: ")] == (
+        plain.stderr.decode().splitlines()
+    )
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "sys.exit('a word')", "raise SystemExit"])
+def test_a_script_runs_as_python_runs_it(ending, write, tmp_path):
+    path = write(ABOUT + ending)
+    given = ["--lr", "3", "--", "-o", "x", "--help"]
+    plain = python(path.name, *given, cwd=tmp_path, input=b"in")
+    ours = program("run", path.name, *given, cwd=tmp_path, input=b"in")
+    same(ours, plain)
+
+
+def test_a_module_runs_as_python_runs_it(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(ABOUT)
+    (package / "train.py").write_text(f"from . import __path__\n{ABOUT}")
+    for name in ("package", "package.train"):
+        plain = python("-m", name, "-m", "a", cwd=tmp_path, input=b"in")
+        ours = program("run", "-m", name, "-m", "a", cwd=tmp_path, input=b"in")
+        same(ours, plain)
+        assert plain.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "code", ["def f():\n    raise ValueError('no')\nf()", "x = (", "raise KeyboardInterrupt"]
+)
+def test_an_error_of_the_script_is_shown_as_python_shows_it(code, write, tmp_path):
+    path = write(code)
+    plain = python(path.name, cwd=tmp_path)
+    ours = program("run", path.name, cwd=tmp_path)
+    assert plain.stderr in ours.stderr
+    assert ours.returncode == (130 if "Interrupt" in code else plain.returncode)
+
+
+def test_a_script_or_module_that_is_not_there_is_one_line(tmp_path):
+    for given in (["nothing.py"], ["-m", "no_such_package.train"], ["-m", "json.no_such"]):
+        done = program("run", *given, cwd=tmp_path)
+        assert done.returncode == 3
+        assert done.stderr.count(b"\n") == 1
+    done = program("run", cwd=tmp_path)
+    assert done.returncode == 2
+
+
+def test_a_script_without_torch_runs_and_is_told_why_there_is_no_report(write, tmp_path):
+    done = program("run", write("print('hello')"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"hello\n")
+    assert told(done) == ["no report: the script did not import torch"]
+    assert not (tmp_path / "backspot").exists()
+
+
+# Reports -----------------------------------------------------------------------------------------
+
+
+def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
+    path = write(training("train(9)"))
+    plain = python(path, cwd=tmp_path)
+    done = program("run", *SMALL, path, cwd=tmp_path)
+    assert done.stdout == plain.stdout
+    assert sorted(file.name for file in (tmp_path / "backspot").iterdir()) == [
+        "report.html",
+        "report.json",
+        "trace.json.gz",
+    ]
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace == f"{path}, steps 5 to 6"
+    assert {"0", "1", "2"} <= {row.path for row in report.modules}
+    assert report.steps == 2
+    assert report["0"].row.recorded_calls == 2
+    assert report["0"].row.class_name.encode() in done.stderr
+    again = backspot.locate(tmp_path / "backspot" / "trace.json.gz")
+    assert [row.path for row in again.modules] == [row.path for row in report.modules]
+    assert told(done)[0].startswith("without the profiler a step takes ")
+    assert told(done)[1:] == [
+        f"wrote trace.json.gz, report.html, report.json into backspot{os.sep}"
+    ]
+
+
+def test_an_earlier_report_is_kept(write, tmp_path):
+    path = write(training("train(9)"))
+    (tmp_path / "backspot").mkdir()
+    program("run", *SMALL, path, cwd=tmp_path)
+    assert (tmp_path / "backspot-2" / "report.html").exists()
+    refused = program("run", *SMALL, "-o", "backspot-2", path, cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (6, b"")
+    forced = program("run", *SMALL, "-o", "backspot-2", "--force", path, cwd=tmp_path)
+    assert forced.returncode == 0
+
+
+def test_the_report_goes_where_the_command_was_started(write, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    path = write(training("import os; os.chdir('elsewhere')", "train(9)"))
+    program("run", *SMALL, path, cwd=tmp_path)
+    assert (tmp_path / "backspot" / "report.html").exists()
+
+
+def test_the_script_ends_after_the_report_if_that_is_wanted(write, tmp_path):
+    path = write(training("try:", "    train(1000)", "finally:", "    print('cleaned up')"))
+    done = program("run", *SMALL, "--exit", path, cwd=tmp_path)
+    lines = done.stdout.decode().splitlines()
+    assert done.returncode == 0
+    assert (len(lines), lines[-1]) == (6, "cleaned up")  # the sixth step does not print
+
+
+def test_the_first_recorded_step_can_be_chosen(write, tmp_path):
+    path = write(training("train(16)"))
+    program("run", "--at", "12", "--steps", "2", path, cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 12 to 13")
+
+
+def test_a_report_can_be_made_again_and_again(write, tmp_path):
+    path = write(training("train(30)"))
+    done = program("run", *SMALL, "--every", "10", path, cwd=tmp_path)
+    assert sorted(file.name for file in (tmp_path / "backspot").glob("*.json")) == [
+        "report.json",
+        "report.step15.json",
+        "report.step25.json",
+    ]
+    assert done.stdout == python(path, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError('broken')", "raise KeyboardInterrupt"])
+def test_what_was_recorded_is_reported_when_the_script_ends_early(ending, write, tmp_path):
+    path = write(training("train(8)", ending))
+    done = program("run", "--warmup", "1", "--steps", "4", path, cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.steps == 2
+    assert report.trace.endswith("steps 7 to 8")
+    assert done.returncode == (0 if not ending else 1 if "Value" in ending else 130)
+
+
+def test_an_end_within_a_step_leaves_that_step_out(write, tmp_path):
+    code = training("train(8)", "model(torch.randn(4, 8)).sum()", "1 / 0")
+    done = program("run", "--warmup", "1", "--steps", "4", write(code), cwd=tmp_path)
+    assert b"ZeroDivisionError" in done.stderr
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert (report.steps, len(report.passes)) == (2, 2)
+
+
+@pytest.mark.parametrize(("steps", "said"), [(0, "no optimizer took a step"), (3, "after 3 steps")])
+def test_too_few_steps_are_one_clear_line(steps, said, write, tmp_path):
+    done = program("run", *SMALL, write(training(f"train({steps})")), cwd=tmp_path)
+    (line,) = told(done)
+    assert line.startswith("no report: ")
+    assert said in line
+    assert not (tmp_path / "backspot").exists()
+
+
+# Nothing remains ---------------------------------------------------------------------------------
+
+LEFT = """
+import sys, threading, signal
+from support.leftovers import hooks_on, left_in_torch
+def left():
+    return [
+        *hooks_on(model), *left_in_torch(),
+        *(name for name, found in vars(torch.Tensor).items()
+          if getattr(found, "__globals__", {}).get("__name__", "").startswith("backspot")),
+        *(thread.name for thread in threading.enumerate() if thread is not threading.main_thread()),
+        *(found for found in sys.meta_path if "backspot" in type(found).__module__),
+        *filter(None, [sys.getprofile(), sys.gettrace()]),
+        *(vars(optimizer).keys() & {"step"}),
+    ]
+"""
+
+
+def test_nothing_remains_after_the_report(write, tmp_path):
+    path = write(training(LEFT, "train(9)", "print(left())"))
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = program("run", *SMALL, path, cwd=tmp_path, env=environment)
+    assert done.stdout.decode().splitlines()[-1] == "[]", done.stderr.decode()
+
+
+def test_while_it_waits_there_is_one_hook_of_pytorchs_own(write, tmp_path):
+    path = write(training(LEFT, "train(2)", "print(left())"))
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = program("run", path, cwd=tmp_path, env=environment)
+    (one,) = eval(done.stdout.decode().splitlines()[-1])
+    assert "_global_optimizer_post_hooks" in one
+
+
+# Beside what the script does ---------------------------------------------------------------------
+
+
+def test_a_profiler_of_the_script_is_left_alone(write, tmp_path):
+    code = training(
+        "with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:",
+        "    train(12)",
+        "print(len(found.events()) > 0)",
+    )
+    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    assert done.stdout.decode().splitlines()[-1] == "True"
+    first, second = told(done)
+    assert first.startswith("the script uses torch.profiler itself")
+    assert second.startswith("no report: ")
+
+
+def test_it_records_after_the_scripts_own_profiler(write, tmp_path):
+    code = training(
+        "from torch.profiler import ProfilerActivity, profile, schedule",
+        "plan = schedule(wait=1, warmup=1, active=2, repeat=1)",
+        "with profile(activities=[ProfilerActivity.CPU], schedule=plan) as found:",
+        "    for _ in range(16):",
+        "        train(1)",
+        "        found.step()",
+        "print(len(found.events()) > 0)",
+    )
+    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    assert done.stdout.decode().splitlines()[-1] == "True"
+    assert (tmp_path / "backspot" / "report.json").exists()
+
+
+def test_labels_of_the_scripts_own_are_used(write, tmp_path):
+    code = training("import backspot", "with backspot.instrument(model, name='net'):", "  train(9)")
+    program("run", *SMALL, write(code), cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report["net.0"].row.recorded_calls == 2
+
+
+def test_a_forked_process_writes_nothing(write, tmp_path):
+    code = training("import os", "child = os.fork()", "train(9)", "os._exit(0) if not child else 0")
+    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    assert len(told(done)) == 2
+
+
+# The signal --------------------------------------------------------------------------------------
+
+
+def until_it_prints(process):
+    return process.stdout.readline()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
+def test_a_signal_asks_for_a_report_now(write, tmp_path):
+    path = write(training("import time", "for _ in range(600): train(1); time.sleep(0.02)"))
+    command = [*PROGRAM, "run", "--warmup", "100000", "--steps", "2", str(path)]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        for expected in ("report.json", "report.step*.json"):
+            process.stdout.readline()
+            process.stdout.readline()
+            process.send_signal(signal.SIGUSR1)
+            wait_for(lambda name=expected: list((tmp_path / "backspot").glob(name)), process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition, process):
+    end = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < end
+        process.stdout.readline()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
+def test_a_handler_of_the_script_stays(write, tmp_path):
+    code = training(
+        "import os, signal",
+        "signal.signal(signal.SIGUSR1, lambda *_: print('mine'))",
+        "train(9)",
+        "os.kill(os.getpid(), signal.SIGUSR1)",
+    )
+    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    assert done.stdout.decode().splitlines()[-1] == "mine"
+
+
+# Which optimizer ends an iteration ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("order", "ends"),
+    [
+        ("AAAA", "AAAA"),  # one optimizer
+        ("DGDGDGDG", "D  G G G".replace(" ", "-")),
+        ("DDDGDDDGDDDG", "DDD----G---G"),
+        ("IOIOIO", "I--O-O"),  # an optimizer around another one
+    ],
+)
+def test_an_iteration_ends_with_the_last_of_its_optimizers(order, ends):
+    cycle = Cycle()
+    found = "".join(one if cycle.ends_with(ord(one)) else "-" for one in order)
+    assert found == ends
+
+
+def test_new_optimizers_end_iterations_too():
+    cycle = Cycle()
+    for one in "DGDGDG":
+        cycle.ends_with(ord(one))
+    assert [cycle.ends_with(ord("N")) for _ in range(200)][-1]

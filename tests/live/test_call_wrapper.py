@@ -1,0 +1,519 @@
+"""``hooks="call"``: labels by a wrapper around module calls, which is there only while needed."""
+
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import profiler as autograd_profiler
+from torch.autograd import profiler_legacy
+from torch.profiler import ProfilerActivity, profile
+
+import backspot
+from backspot.live import call_wrapper as wrapping
+from backspot.live.sessions import sessions
+from support.hooks import MODES
+from support.leftovers import hooks_on, left_in_torch
+
+WITHOUT_HOOKS = True
+
+CALL = nn.Module.__call__
+REPLICATE = nn.Module._replicate_for_data_parallel
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x).tanh()
+
+
+def net():
+    return nn.Sequential(Block(), Block())
+
+
+def step(model):
+    return lambda: model(torch.randn(3, 4)).sum().backward()
+
+
+ALL = [
+    "forward: (Sequential)",
+    "forward: 0 (Block)",
+    "forward: 0.fc (Linear)",
+    "forward: 1 (Block)",
+    "forward: 1.fc (Linear)",
+]
+
+
+def pytorch_is_its_own():
+    return nn.Module.__call__ is CALL and nn.Module._replicate_for_data_parallel is REPLICATE
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    limit = sys.getrecursionlimit()
+    yield
+    assert pytorch_is_its_own()
+    assert sys.getrecursionlimit() == limit
+
+
+# Nothing is there without a profiler -------------------------------------------------------------
+
+
+def test_nothing_is_on_the_model_or_its_calls_while_no_profiler_records(record):
+    model = net()
+    seen = []
+
+    def looks(*_):
+        seen.append((pytorch_is_its_own(), hooks_on(model)))
+
+    with backspot.instrument(model):
+        assert pytorch_is_its_own()
+        limit = sys.getrecursionlimit()
+        for _ in range(2):
+            step(model)()
+            assert record(lambda: (step(model)(), looks())).forward() == ALL
+            assert pytorch_is_its_own()
+            assert sys.getrecursionlimit() == limit
+            assert hooks_on(model) == []
+    assert left_in_torch() == []
+    assert seen == [(False, [])] * 2
+
+
+def test_nothing_is_left_after_an_error_in_the_profile():
+    model = net()
+    with backspot.instrument(model):
+        for error in (ValueError, KeyboardInterrupt):
+
+            def fail(*_, error=error):
+                raise error
+
+            handle = model[1].fc.register_forward_hook(fail)
+            with pytest.raises(error), profile(activities=[ProfilerActivity.CPU]):
+                step(model)()
+            assert pytorch_is_its_own()
+            handle.remove()
+
+
+def test_nothing_is_left_by_a_profiler_that_fails_to_start(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(autograd_profiler, "_enable_profiler", fail)
+    with backspot.instrument(net()):
+        with pytest.raises(RuntimeError, match="no device"):
+            autograd_profiler.emit_itt().__enter__()
+        assert pytorch_is_its_own()
+    autograd_profiler._run_on_profiler_stop()
+
+
+def test_removal_within_a_profile_leaves_nothing(record):
+    model, other = net(), nn.Tanh()
+    instrumentation = backspot.instrument(model)
+
+    def run():
+        step(model)()
+        with backspot.instrument(other, name="other"):
+            instrumentation.remove()
+            assert not pytorch_is_its_own()
+            step(model)()
+            other(torch.randn(2))
+        assert pytorch_is_its_own()
+        step(model)()
+
+    assert record(run).forward() == [*ALL, "forward: other (Tanh)"]
+
+
+def test_a_dropped_model_leaves_nothing():
+    model = net()
+    backspot.instrument(model)
+    with profile(activities=[ProfilerActivity.CPU]):
+        step(model)()
+        assert len(wrapping.call_wrapper.owners) == 5
+        del model
+        gc.collect()
+        assert wrapping.call_wrapper.owners == {}
+    assert pytorch_is_its_own()
+    assert sessions.live_scopes() == []
+
+
+def test_a_new_module_at_the_place_of_a_dropped_one_has_no_label(record):
+    model = net()
+
+    def run():
+        for _ in range(50):
+            model[1] = nn.Sequential()
+            gc.collect()
+            model[1] = Block()
+            model(torch.randn(2, 4))
+
+    with backspot.instrument(model):
+        assert not any(name.startswith("forward: 1") for name in record(run).names)
+
+
+# Every start of a profiler -----------------------------------------------------------------------
+
+
+def legacy():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return profiler_legacy.profile()
+
+
+STARTS = {
+    "torch.profiler": lambda: profile(activities=[ProfilerActivity.CPU]),
+    "torch.autograd.profiler": lambda: autograd_profiler.profile(),
+    "emit_itt": lambda: autograd_profiler.emit_itt(),
+    "legacy": legacy,
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_each_way_to_start_a_profiler_is_noticed(start):
+    model = net()
+    with backspot.instrument(model):
+        for _ in range(2):
+            with STARTS[start]() as profiler:
+                assert not pytorch_is_its_own()
+                step(model)()
+            assert pytorch_is_its_own()
+    if start == "legacy":
+        names = [event.name for event in profiler.function_events]
+        assert [name for name in names if name.startswith("forward: ")] == ALL
+
+
+def test_a_schedule_has_labels_in_each_cycle():
+    model, found = net(), []
+
+    def ready(profiler):
+        found.append([e.name for e in profiler.events() if e.name.startswith("forward: ")])
+
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=2)
+    with (
+        backspot.instrument(model),
+        profile(
+            activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=ready
+        ) as profiler,
+    ):
+        for _ in range(7):
+            step(model)()
+            profiler.step()
+    assert [names[-len(ALL) :] for names in found] == [ALL, ALL]  # torch 2.4 keeps earlier cycles
+
+
+def test_where_starts_cannot_be_noticed_there_are_node_hooks(monkeypatch, record):
+    monkeypatch.setattr(sessions, "watches_starts", False)
+    model = net()
+    with backspot.instrument(model) as instrumentation:
+        assert instrumentation.hooks == "node"
+        assert record(step(model)).forward() == ALL
+
+
+def test_after_many_sessions_there_are_node_hooks_while_a_profiler_records(monkeypatch, record):
+    monkeypatch.setattr(wrapping, "_MOST_SESSIONS", 0)
+    monkeypatch.setattr(sys, "version_info", (3, 13))
+    model = net()
+    with backspot.instrument(model):
+        assert record(lambda: (step(model)(), pytorch_is_its_own() or 1 / 0)).forward() == ALL
+        assert hooks_on(model) == []
+
+
+# Calls that take another way ---------------------------------------------------------------------
+
+
+class Own(Block):
+    """A call of its own, which does not call that of its base."""
+
+    def __call__(self, x):
+        return self._call_impl(x) + 1
+
+
+class Through(Block):
+    def __call__(self, x):
+        return super().__call__(x) + 1
+
+
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(self.inner(x))
+
+
+@pytest.mark.parametrize("kind", [Own, Through])
+@pytest.mark.parametrize("markers", [True, False])
+def test_a_class_with_a_call_of_its_own_has_labels(kind, markers, record):
+    model = Around(kind())
+    with backspot.instrument(model, markers=markers):
+        recording = record(step(model))
+        assert hooks_on(model) == left_in_torch()[:0] == []
+    name = kind.__name__
+    assert recording.forward() == [
+        "forward: (Around)",
+        f"forward: inner ({name})",
+        "forward: inner.fc (Linear)",
+        f"forward: inner ({name}) #2",
+        "forward: inner.fc (Linear) #2",
+    ]
+
+
+def test_a_graph_module_has_labels_and_no_hook(record):
+    model = torch.fx.symbolic_trace(net())
+    seen = []
+    with backspot.instrument(model):
+        recording = record(lambda: (step(model)(), seen.extend(hooks_on(model))))
+    assert recording.forward()[0].startswith("forward: (")
+    assert "forward: 1.fc (Linear)" in recording.forward()
+    assert seen == []
+
+
+def test_replicas_are_the_module_that_they_are_of(record):
+    model = net()
+
+    def run():
+        replica = model[0]._replicate_for_data_parallel()
+        replica._parameters = dict(model[0]._parameters)
+        model(torch.randn(2, 4))
+        thread = threading.Thread(target=replica, args=(torch.randn(2, 4),))
+        thread.start()
+        thread.join()
+        assert len(wrapping.call_wrapper.owners) == 6
+        del replica, thread
+        gc.collect()
+        assert len(wrapping.call_wrapper.owners) == 5
+
+    with backspot.instrument(model):
+        names = record(run, all_threads=True).forward()
+    assert sorted(names) == sorted([*ALL, "forward: 0 (Block)", "forward: 0.fc (Linear)"])
+
+
+def test_kineto_finds_modules_as_without_labels(tmp_path):
+    model, x = net(), torch.randn(2, 4)
+
+    def modules():
+        path = tmp_path / "t.json"
+        with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
+            model(x)
+        profiler.export_chrome_trace(str(path))
+        return path.read_text().count("nn.Module: ")
+
+    plain = modules()
+    assert plain >= 5
+    for markers in (True, False):
+        with backspot.instrument(model, markers=markers):
+            assert modules() == plain
+    assert modules() == plain
+
+
+# Other tools -------------------------------------------------------------------------------------
+
+
+class Tool:
+    """Another tool that replaces the call of all modules for a while."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def start(self):
+        self.before = nn.Module.__call__
+
+        def call(module, *args, **kwargs):
+            self.calls += 1
+            return self.before(module, *args, **kwargs)
+
+        nn.Module.__call__ = call
+
+    def stop(self):
+        nn.Module.__call__ = self.before
+
+
+def test_a_tool_that_was_there_before_is_called_and_stays(record):
+    model, tool = net(), Tool()
+    tool.start()
+    theirs = nn.Module.__call__
+    with backspot.instrument(model):
+        for _ in range(2):
+            assert record(step(model)).forward() == ALL
+            assert nn.Module.__call__ is theirs
+    assert tool.calls == 10
+    tool.stop()
+
+
+def test_a_tool_that_comes_and_goes_within_a_profile(record):
+    model, tool = net(), Tool()
+
+    def run():
+        tool.start()
+        step(model)()
+        tool.stop()
+
+    with backspot.instrument(model):
+        assert record(run).forward() == ALL
+    assert tool.calls == 5
+
+
+def test_a_tool_that_comes_within_a_profile_and_goes_after_it(record):
+    model, tool = net(), Tool()
+    with backspot.instrument(model):
+        for _ in range(3):
+            assert record(lambda: (tool.start(), step(model)())).forward() == ALL
+            calls = tool.calls
+            step(model)()
+            assert tool.calls == calls + 5
+            tool.stop()
+            step(model)()  # the first call finds that PyTorch's own should be there
+            assert pytorch_is_its_own()
+
+
+def test_a_tool_that_stays_over_several_profiles_sees_each_call_once(record):
+    model, tool = net(), Tool()
+    with backspot.instrument(model):
+        assert record(lambda: (tool.start(), step(model)())).forward() == ALL
+        for _ in range(3):
+            calls = tool.calls
+            assert record(step(model)).forward() == ALL
+            assert tool.calls == calls + 5
+        tool.stop()
+        assert record(step(model)).forward() == ALL
+
+
+IMPORTED = """
+import sys, torch, backspot
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from backspot.live.call_wrapper import labelled_call
+
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+call = nn.Module.__call__
+assert "torch._dynamo" not in sys.modules
+with backspot.instrument(model):
+    with profile(activities=[ProfilerActivity.CPU]):
+        import torch._dynamo
+        fast = torch.compile(model, backend="aot_eager", fullgraph=True)
+        fast(torch.randn(2, 4)).sum().backward()
+assert nn.Module.__call__ is call
+for name, module in list(sys.modules.items()):
+    if not name.startswith(("backspot", "__m")):
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            assert value is not labelled_call, (name, attribute)
+print("clean")
+"""
+
+
+def test_what_was_imported_within_a_profile_keeps_nothing():
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "clean"
+
+
+# Markers are for viewers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hooks", MODES)
+def test_without_markers_no_node_has_a_hook(hooks, record):
+    model = net()
+    losses = []
+    with backspot.instrument(model, hooks=hooks, markers=False) as instrumentation:
+        recording = record(lambda: losses.append(model(torch.randn(3, 4)).sum()))
+        pending, seen = [losses[0].grad_fn], set()
+        while pending:
+            node = pending.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                assert "backspot" not in node.metadata
+                pending.extend(following for following, _ in node.next_functions)
+        assert record(losses[0].backward).names == []
+        assert "markers=False" in repr(instrumentation)
+    assert recording.names == ALL
+
+
+@pytest.mark.parametrize("hooks", ["call", "node"])
+def test_owners_are_the_same_without_markers(hooks):
+    model, x = net(), torch.randn(3, 4)
+    found = []
+    for markers in (True, False):
+        with (
+            backspot.instrument(model, hooks=hooks, markers=markers),
+            profile(activities=[ProfilerActivity.CPU]) as profiler,
+        ):
+            model(x).sum().backward()
+        report = backspot.locate(profiler)
+        found.append(
+            {row.path: [(node.name, node.count) for node in row.nodes] for row in report.modules}
+        )
+    assert {path: sorted(nodes) for path, nodes in found[0].items()} == {
+        path: sorted(nodes) for path, nodes in found[1].items()
+    }
+
+
+# Compiled regions --------------------------------------------------------------------------------
+
+
+# Before torch 2.15, Dynamo makes frames of their own of what a compiled container calls.
+METHOD = "method" if hasattr(torch.autograd.graph, "node_creation_hook") else "whole"
+
+
+@pytest.mark.parametrize("how", sorted({"whole", METHOD, "blocks"}))
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, record):
+    pytest.importorskip("torch._dynamo")
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    model, counter = net(), CompileCounterWithBackend("aot_eager")
+    options = {"backend": counter, "fullgraph": True}
+    x = torch.randn(3, 4)
+    expected = model(x)
+
+    def compiled():
+        if how == "whole":
+            return torch.compile(model, **options)
+        for module in model if how == "blocks" else [model]:
+            module.compile(**options)
+        return model
+
+    def run(called):
+        assert torch.equal(called(x), expected)
+        called(x).sum().backward()
+
+    with backspot.instrument(model), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")  # Dynamo's
+        called = compiled()
+        if when == "before":
+            run(called)
+        names = record(lambda: run(called)).forward()
+        frames = counter.frame_count
+        run(called)
+        assert record(lambda: run(called)).forward() == names
+        run(called)
+        assert counter.frame_count == frames <= 2
+        assert names[0] == "forward: (Sequential)"
+        assert len(names) == (2 if how != "blocks" else 6)
+
+
+def test_a_model_that_is_wrapped_within_a_profile_has_one_label_a_call(record):
+    pytest.importorskip("torch._dynamo")
+    torch._dynamo.reset()
+    model = net()
+
+    def run():
+        fast = torch.compile(model, backend="aot_eager", fullgraph=True)
+        fast(torch.randn(3, 4)).sum().backward()
+        kept.append(fast)
+
+    kept = []
+    with backspot.instrument(model):
+        assert record(run).forward() == ["forward: (Sequential)"]
+        step(kept[0])()
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            assert record(step(kept[0])).forward() == ["forward: (Sequential)"]

@@ -1,0 +1,70 @@
+"""A process that is held up once: a Function whose backward sleeps in one step of ten."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import backspot
+from backspot import Report
+from backspot.results.unusual import unusual_steps
+
+HELD_UP = 0.2  # seconds
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.seconds:  # a sleep of nothing gives the processor away
+            time.sleep(ctx.seconds)
+        return gradient.clone(), None
+
+
+class Hiccup(nn.Module):
+    """Does nothing, and is held up once in a step that the test chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def forward(self, x):
+        return _Pass.apply(x, self.seconds)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), Hiccup(), nn.Linear(512, 512))
+    x, steps = torch.randn(256, 512), 0
+
+    def step() -> None:
+        nonlocal steps
+        model[2].seconds = HELD_UP if steps == 2 + 4 else 0.0
+        model(x).square().mean().backward()
+        steps += 1
+
+    return backspot.profile(step, model, steps=10, warmup=2, unprofiled=0)
+
+
+def test_a_module_that_is_held_up_once_is_not_what_makes_the_step_slow(report: Report) -> None:
+    row = report["2"].row
+    assert row.wall_ns_by_step[4] >= HELD_UP * 1e9, "nothing is hidden"
+    assert row.wall_ns < 0.1 * HELD_UP * 1e9
+    first, second = [one for one in report.modules if one.is_module][:2]
+    assert "2" not in (first.path, second.path)
+    assert not any(finding.path == "2" for finding in report.findings)
+
+
+def test_the_step_that_was_held_up_is_named_with_the_module(report: Report) -> None:
+    found = next(one for one in unusual_steps(report) if one.step == 5)
+    assert found.where == "2"
+    assert found.longer_ns >= 0.9 * HELD_UP * 1e9
+    assert re.search(r"[Ss]tep 5 took [\d.]+ ms longer, in 2\b", str(report))

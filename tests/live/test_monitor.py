@@ -1,0 +1,370 @@
+"""``Monitor``: times of blocks in some steps of a run, which does not notice."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import backspot  # noqa: E402
+from backspot.live.monitor import _Times  # noqa: E402
+from support.leftovers import hooks_on, left_in_torch  # noqa: E402
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds())
+        return gradient, None
+
+
+class Sleepy(nn.Module):
+    """Sleeps in backward, so that a test knows the least time that it takes."""
+
+    def __init__(self, seconds=0.0):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seconds = seconds
+
+    def forward(self, x):
+        return _Sleep.apply(self.linear(x), lambda: self.seconds)
+
+
+class Trained:
+    def __init__(self, model, call=None):
+        torch.manual_seed(0)
+        self.model = model
+        self.call = call or model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.losses = []
+
+    def train(self, steps, passes=1):
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            for _ in range(passes):
+                loss = self.call(torch.randn(3, 4)).square().mean()
+                loss.backward()
+                self.losses.append(loss.item())
+            self.optimizer.step()
+
+
+def sleepers(*seconds):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Sleepy(one) for one in seconds))
+
+
+def steps_of(monitor):
+    return [times.step for times in monitor._samples]
+
+
+def sampled(model, call=None, depth=1, passes=1):
+    """The times of one sampled step, by path."""
+    found = []
+    trained = Trained(model, call)
+    with backspot.Monitor(
+        model, depth=depth, every=2, on_sample=lambda step, times: found.append((step, times))
+    ):
+        trained.train(4, passes)
+    assert [step for step, _ in found] == [3]
+    return found[0][1]
+
+
+# Times -------------------------------------------------------------------------------------------
+
+
+def test_the_time_of_a_backward_is_that_of_its_block():
+    times = sampled(sleepers(0.0, 0.02, 0.0))
+    assert times["1/backward_ms"] >= 20
+    assert times["0/backward_ms"] < 20
+    assert times["2/backward_ms"] < 20
+    assert 0 < times["1/forward_ms"] < 20
+
+
+def test_branches_are_told_apart():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.left, self.right = Sleepy(), Sleepy(0.02), Sleepy(0.04)
+
+        def forward(self, x):
+            x = self.stem(x)
+            return x + self.left(x) + self.right(x)
+
+    times = sampled(Branches())
+    assert 20 <= times["left/backward_ms"] < 40
+    assert times["right/backward_ms"] >= 40
+    assert times["stem/backward_ms"] < 20
+
+
+def test_a_block_contains_the_blocks_inside_it():
+    model = nn.Sequential(sleepers(0.0, 0.02), Sleepy())
+    times = sampled(model, depth=2)
+    assert times["0.1/backward_ms"] >= 20
+    assert times["0/backward_ms"] >= times["0.1/backward_ms"] + times["0.0/backward_ms"] - 1e-6
+    assert set(sampled(model)) == {f"{path}/{kind}_ms" for path in "01" for kind in KINDS}
+
+
+KINDS = ("forward", "backward")
+
+
+def test_the_whole_model_is_timed_at_depth_0():
+    assert sampled(sleepers(0.02, 0.02), depth=0)["Sequential/backward_ms"] >= 40
+
+
+def test_the_passes_of_a_step_are_added_up():
+    assert sampled(sleepers(0.02, 0.0), passes=3)["0/backward_ms"] >= 60
+
+
+def test_a_block_that_is_called_twice_has_the_time_of_both():
+    model = sleepers(0.02, 0.0)
+    assert sampled(model, lambda x: model(model[0](x)))["0/backward_ms"] >= 40
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_runs_again_is_backward(reentrant):
+    model = sleepers(0.0, 0.02)
+
+    def call(x):
+        x = model[0](x.requires_grad_())
+        return checkpoint(model[1], x, use_reentrant=reentrant)
+
+    times = sampled(model, call)
+    assert times["1/backward_ms"] >= 20
+    assert times["1/forward_ms"] < 20
+
+
+def test_layers_of_a_list_are_blocks_and_the_list_is_none():
+    model = nn.ModuleDict({"layers": nn.ModuleList([Sleepy(), Sleepy()]), "head": nn.Linear(4, 2)})
+    monitor = backspot.Monitor(model)
+    assert monitor.paths == ("layers.0", "layers.1", "head")
+    monitor.remove()
+
+
+def test_evaluation_between_is_not_timed():
+    model = sleepers(0.0, 0.0)
+    trained = Trained(model)
+    with backspot.Monitor(model, every=1) as monitor:
+        trained.train(1)
+        with torch.no_grad():
+            model(torch.randn(3, 4))
+        trained.train(2)
+    assert steps_of(monitor) == [2, 3]
+
+
+def test_a_step_that_fails_gives_no_sample_and_the_next_one_does():
+    model = sleepers(0.0, 0.0)
+    trained = Trained(model)
+    with backspot.Monitor(model, every=1) as monitor:
+        trained.train(1)
+        with pytest.raises(RuntimeError):
+            model(torch.randn(3, 5))
+        trained.train(3)
+    assert steps_of(monitor) == [3, 4]
+
+
+# Nothing changes ---------------------------------------------------------------------------------
+
+
+def test_losses_and_gradients_are_the_same_bit_for_bit():
+    def run(monitored):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        trained = Trained(model, lambda x: model(x[None]))
+        if monitored:
+            with backspot.Monitor(model, every=1):
+                trained.train(6)
+        else:
+            trained.train(6)
+        return trained.losses, [p.grad for p in model.parameters()]
+
+    (losses, gradients), (same_losses, same_gradients) = run(False), run(True)
+    assert losses == same_losses
+    assert all(map(torch.equal, gradients, same_gradients))
+
+
+def test_the_model_has_hooks_in_sampled_steps_only():
+    model = sleepers(0.0, 0.0)
+    trained = Trained(model)
+    monitor = backspot.Monitor(model, every=3)
+    seen = []
+    for _ in range(7):
+        seen.append(len(hooks_on(model)) > 0)
+        trained.train(1)
+    assert seen == [False, False, False, True, False, False, True]
+    monitor.remove()
+    assert hooks_on(model) == left_in_torch() == []
+    monitor.remove()
+
+
+def test_a_copy_made_in_a_sampled_step_is_plain():
+    model = sleepers(0.0, 0.0)
+    trained = Trained(model)
+    with backspot.Monitor(model, every=1) as monitor:
+        trained.train(1)
+        assert hooks_on(model)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            twin(torch.randn(3, 4)).sum().backward()
+        assert monitor._sample.forward == []
+
+
+def test_the_model_is_not_kept_alive():
+    model = sleepers(0.0)
+    monitor = backspot.Monitor(model)
+    left = monitor._model
+    del model
+    assert left() is None
+    assert left_in_torch() == []
+
+
+def test_the_optimizer_of_another_model_does_not_count():
+    model, other = sleepers(0.0), Trained(sleepers(0.0))
+    with backspot.Monitor(model) as monitor:
+        other.train(3)
+        Trained(model).train(2)
+    assert monitor.step == 2
+
+
+# Alarms ------------------------------------------------------------------------------------------
+
+
+def fed(backwards, **options):
+    """A monitor that has these backward times of its one block."""
+    monitor = backspot.Monitor(nn.Sequential(nn.Linear(2, 2)), every=100, **options)
+    for number, ms in enumerate(backwards, 1):
+        monitor._add(_Times(number * 100, (1.0,), (ms,)))
+    monitor.remove()
+    return monitor
+
+
+def noisy(count, ms, spread=0.05):
+    generator = torch.Generator().manual_seed(1)
+    return (ms * (1 + spread * torch.randn(count, generator=generator))).tolist()
+
+
+def test_a_block_that_becomes_slower_raises_one_alarm():
+    heard = []
+    monitor = fed([*noisy(40, 1.8), *noisy(40, 2.9)], on_alarm=heard.append)
+    (alarm,) = monitor.alarms
+    assert heard == [alarm]
+    assert (alarm.path, alarm.since) == ("0", 4100)
+    assert alarm.step == 4500
+    times = f"{alarm.before_ms:.2f} → {alarm.now_ms:.2f} ms"
+    assert str(alarm) == f"0 backward {times} since step 4,100"
+
+
+def test_a_steady_block_raises_none(caplog):
+    assert fed(noisy(500, 1.8, 0.1)).alarms == []
+    assert fed([50.0, *noisy(100, 1.8)]).alarms == []  # a slow start
+    assert fed([*noisy(50, 1.8), 9.0, 9.0, 9.0, 9.0, *noisy(50, 1.8)]).alarms == []
+    assert fed([*noisy(40, 0.002), *noisy(40, 0.004)]).alarms == []  # too little to matter
+    assert caplog.records == []
+
+
+def test_a_second_slowdown_raises_a_second_alarm_and_is_logged(caplog):
+    monitor = fed([*noisy(30, 1.0), *noisy(30, 2.0), *noisy(30, 4.0)])
+    assert [alarm.since for alarm in monitor.alarms] == [3100, 6100]
+    assert [record.message for record in caplog.records] == list(map(str, monitor.alarms))
+
+
+def test_how_much_slower_is_stated():
+    times = [*noisy(30, 1.0, 0.01), *noisy(30, 1.3, 0.01)]
+    assert fed(times).alarms
+    assert not fed(times, slower_by=0.5).alarms
+    assert not fed(times, slower_by=None).alarms
+
+
+def test_a_planted_slowdown_is_found():
+    model = sleepers(0.0, 0.001)
+    trained = Trained(model)
+    with backspot.Monitor(model, every=1, slower_by=2.0, on_alarm=lambda _: None) as monitor:
+        trained.train(25)
+        model[1].seconds = 0.03
+        trained.train(12)
+    assert [alarm.path for alarm in monitor.alarms] == ["1"]
+    assert monitor.alarms[0].since == 26
+
+
+# Forms -------------------------------------------------------------------------------------------
+
+
+def test_it_prints_a_table():
+    model = sleepers(0.0, 0.0)
+    with backspot.Monitor(model, every=2) as monitor:
+        assert "no sample yet" in str(monitor)
+        Trained(model).train(6)
+    lines = str(monitor).splitlines()
+    assert lines[0].split() == [
+        "block",
+        "class",
+        "forward",
+        "ms",
+        "backward",
+        "ms",
+        "last",
+        "backward",
+    ]
+    assert [line.split()[:2] for line in lines[1:3]] == [["0", "Sleepy"], ["1", "Sleepy"]]
+    assert lines[3] == "Medians of 2 samples, steps 3 to 5."
+    assert repr(monitor) == "Monitor(2 blocks, 2 samples, step 6)"
+
+
+def test_it_draws_the_times_over_the_steps():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    monitor = fed([*noisy(30, 1.0), *noisy(30, 2.0)])
+    ax = monitor.plot()
+    assert (ax.get_ylabel(), len(ax.lines)) == ("backward, ms", 2)
+    assert monitor.plot(kind="forward", ax=ax) is ax
+    with pytest.raises(backspot.UsageError, match="kind='both'"):
+        monitor.plot(kind="both")
+
+
+def test_the_oldest_samples_are_dropped():
+    assert steps_of(fed(noisy(30, 1.0), keep=8)) == list(range(2300, 3100, 100))
+
+
+def test_a_frame_has_a_row_for_each_block_of_each_sample():
+    pytest.importorskip("pandas")
+    model = sleepers(0.0, 0.02)
+    with backspot.Monitor(model, every=2) as monitor:
+        Trained(model).train(6)
+    frame = monitor.to_pandas()
+    assert list(frame["step"]) == [3, 3, 5, 5]
+    assert list(frame["path"]) == ["0", "1", "0", "1"]
+    assert (frame[frame["path"] == "1"]["backward_ms"] >= 20).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"depth": -1},
+        {"every": 0},
+        {"keep": 0},
+        {"slower_by": 0},
+        {"slower_by": True},
+        {"depth": 1.0},
+    ],
+)
+def test_a_wrong_argument_is_an_error(wrong):
+    with pytest.raises(backspot.UsageError, match=next(iter(wrong))):
+        backspot.Monitor(sleepers(0.0), **wrong)
+
+
+def test_a_model_without_blocks_and_what_is_no_model_are_errors():
+    with pytest.raises(backspot.UsageError, match="depth=0"):
+        backspot.Monitor(nn.Linear(2, 2))
+    with pytest.raises(backspot.UsageError, match="takes a torch"):
+        backspot.Monitor(print)
+    assert left_in_torch() == []
