@@ -185,7 +185,8 @@ class Row:
         gpu_ns: Summed durations of the device work that the row launched in backward.
         cpu_ns: Time the host spent executing the row's nodes.
         forward_ns: Clock time of the module's forward, by the same rule as ``wall_ns``.
-        recompute_ns: Part of ``wall_ns`` that is forward work run again by checkpointing.
+        recompute_ns: Part of ``wall_ns`` that is forward work run again: by checkpointing, or by
+            compiled code that computes a value again in place of keeping it.
         total_wall_ns: ``wall_ns`` of this module and all modules inside it.
         total_gpu_ns: ``gpu_ns`` of this module and all modules inside it.
         total_cpu_ns: ``cpu_ns`` of this module and all modules inside it.
@@ -198,6 +199,8 @@ class Row:
         cpu_ns_by_step: Host time in each recorded step.
         forward_ns_by_step: Clock time of the forward in each recorded step.
         members: Number of modules in this row, more than 1 only if rows were grouped.
+        split_ns: Part of ``wall_ns`` that is estimated: the row's share of compiled kernels that
+            work for several rows, by the bytes that each reads and writes.
         kernels: Kernels, copies and memsets that the row's nodes launched, by name, most device
             time first. In a trace without device work: the operators that the nodes called.
         wall_on: What ``wall_ns`` is spent on.
@@ -233,6 +236,7 @@ class Row:
     cpu_ns_by_step: tuple[int, ...]
     forward_ns_by_step: tuple[int, ...]
     members: int = 1
+    split_ns: int = 0
     kernels: tuple[KernelCost, ...] = ()
     wall_on: WallKinds = WallKinds()
     lines: tuple[LineCost, ...] = ()
@@ -251,6 +255,11 @@ class Row:
             f"<Row {visible(self.label)}: wall {self.wall_ms:.3f}, GPU {self.gpu_ms:.3f}, "
             f"CPU {self.cpu_ms:.3f} ms per step>"
         )
+
+    @property
+    def exact_share(self) -> float:
+        """Share (0 to 1) of ``wall_ns`` that is not estimated, as ``split_ns`` is."""
+        return 1 - self.split_ns / self.wall_ns if self.split_ns else 1.0
 
     @property
     def name(self) -> str:

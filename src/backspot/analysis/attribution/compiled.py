@@ -17,7 +17,7 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.spans import Module, Spans
-from backspot.analysis.timeline import NOTHING, grouped, innermost, take
+from backspot.analysis.timeline import NOTHING, first_started, grouped, innermost, take
 from backspot.trace import Category, Events, names
 from backspot.trace.compiled import CompiledGraph, Place, Site
 from backspot.trace.events import Ints, Mask
@@ -58,6 +58,36 @@ class Shares:
         found: Ints = self.owner[self.first[:-1]]
         return found
 
+    @property
+    def is_split(self) -> Mask:
+        """Whether each thing has several owners."""
+        count = self.count
+        differs = self.owner != np.repeat(self.largest, count)
+        split = np.zeros(len(count), bool)
+        split[np.repeat(np.arange(len(count)), count)[differs]] = True
+        return split
+
+    @classmethod
+    def one_each(cls, owner: Ints, line: Ints) -> Shares:
+        """Return the shares of things that have one owner and one line each."""
+        count = len(owner)
+        return cls(
+            np.arange(count + 1), owner, np.full(count, _WHOLE), np.zeros(count, bool), line
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Shares]) -> Shares:
+        """Return the shares of all things of all parts, one part after the other."""
+        before = np.cumsum([0, *(len(part.owner) for part in parts)])
+        first = [part.first[:-1] + lead for part, lead in zip(parts, before[:-1], strict=True)]
+        return cls(
+            np.concatenate([*first, before[-1:]]),
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("owner", "weight", "again", "line")
+            ),
+        )
+
     def over(self, which: Ints, owner: Ints, line: Ints, *, modules: int, lines: int) -> Shares:
         """Return the shares of other things, each of which is one of these things or none.
 
@@ -91,6 +121,8 @@ class Shares:
         Returns:
             For each part: its place in ``things``, its share, and its amount.
         """
+        if len(self.owner) == len(self.first) - 1:  # one share each, in nearly all traces
+            return np.arange(len(things)), things, amount
         count = self.count[things]
         place = np.repeat(np.arange(len(things)), count)
         within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
@@ -170,6 +202,29 @@ class Compiled:
     shares: Shares
     of_work: Ints
     unmatched: tuple[Unmatched, ...]
+
+    def at(self, spans: Spans, span: Ints, time: Ints) -> Ints:
+        """Return the launch that runs directly in each span at a time; ``NOTHING`` for none.
+
+        Args:
+            spans: the spans of the trace.
+            span: indices of spans; ``NOTHING`` is allowed.
+            time: nanoseconds, one entry for each of ``span``.
+        """
+        found = np.full(len(span), NOTHING, np.int64)
+        asked = np.flatnonzero(take(_mask(self.span, len(spans.start)), span, False))
+        of_thread = dict(grouped(take(spans.thread, self.span)))
+        for thread, here in grouped(take(spans.thread, span), asked):
+            mine = of_thread[thread]
+            line = first_started(self.start[mine], self.end[mine], mine)
+            found[here] = line.at(time[here])
+        return np.where(take(self.span, found, NOTHING - 1) == span, found, NOTHING)
+
+
+def _mask(index: Ints, count: int) -> Mask:
+    mask = np.zeros(count, bool)
+    mask[index[index >= 0]] = True
+    return mask
 
 
 def find_compiled_launches(

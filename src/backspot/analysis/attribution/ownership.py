@@ -133,6 +133,7 @@ class Ownership:
         owner: the owner of each span, an index into ``owners``.
         work_owner: the owner of each piece of device work; of fused kernels, the largest.
         work_shares: the owners of each piece of device work, with their shares.
+        launch_shares: the owners of each launch in ``compiled``, with their shares.
         compiled: what is known inside compiled regions.
         passes: the backward passes.
         windows: the clock time of each pass.
@@ -152,6 +153,7 @@ class Ownership:
     owner: Ints
     work_owner: Ints
     work_shares: Shares
+    launch_shares: Shares
     compiled: Compiled
     passes: Passes
     windows: Windows
@@ -180,7 +182,14 @@ def attribute(events: Events) -> Ownership:
     shares = compiled.shares.over(
         np.where(work.tier == Tier.COMMUNICATION, NOTHING, compiled.of_work),
         _owner_of_work(owner, work, communication),
-        take(line, work.span),
+        np.where(communication.collective >= 0, NOTHING, take(line, work.span)),
+        modules=len(Special),
+        lines=len(events.lines.lines),
+    )
+    launches = compiled.shares.over(
+        np.arange(len(compiled.event)),
+        take(owner, compiled.span, Special.ENGINE),
+        take(line, compiled.span),
         modules=len(Special),
         lines=len(events.lines.lines),
     )
@@ -191,6 +200,7 @@ def attribute(events: Events) -> Ownership:
         owner=owner,
         work_owner=shares.largest,
         work_shares=shares,
+        launch_shares=launches,
         compiled=compiled,
         passes=passes,
         windows=windows,
