@@ -14,16 +14,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.spans import Module, Spans
-from backspot.analysis.timeline import NOTHING, first_started, grouped, innermost, take
+from backspot.analysis.timeline import (
+    NOTHING,
+    first_started,
+    grouped,
+    innermost,
+    numbered,
+    take,
+)
 from backspot.trace import Category, Events, names
 from backspot.trace.compiled import CompiledGraph, Place, Site
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["Compiled", "Share", "Shares", "Unmatched", "find_compiled_launches", "shares_of"]
 
+_Floats = NDArray[np.float64]
 _WHOLE = 1 << 16  # so fine that rounding is invisible, and no product exceeds 64 bits
 _ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
 
@@ -71,9 +80,7 @@ class Shares:
     def one_each(cls, owner: Ints, line: Ints) -> Shares:
         """Return the shares of things that have one owner and one line each."""
         count = len(owner)
-        return cls(
-            np.arange(count + 1), owner, np.full(count, _WHOLE), np.zeros(count, bool), line
-        )
+        return cls(np.arange(count + 1), owner, np.full(count, _WHOLE), np.zeros(count, bool), line)
 
     @classmethod
     def joined(cls, parts: Sequence[Shares]) -> Shares:
@@ -110,6 +117,19 @@ class Shares:
         every_line[mine] = np.where(self.line[share] >= 0, self.line[share] + lines, NOTHING)
         weight[mine], again[mine] = self.weight[share], self.again[share]
         return Shares(first, every_owner, weight, again, every_line)
+
+    def mean(self, factor: _Floats) -> _Floats:
+        """Return the mean of a value of the owners of each thing, by their shares."""
+        weight = self.weight / _WHOLE
+        found: _Floats = np.add.reduceat(factor[self.owner] * weight, self.first[:-1])
+        return found
+
+    def parts(self, share: Ints) -> tuple[Ints, _Floats]:
+        """Return the things that have these shares, and how much of each thing these are."""
+        thing = np.searchsorted(self.first, share, side="right") - 1
+        things, which = numbered(thing)
+        parts = np.bincount(which, self.weight[share] / _WHOLE, minlength=len(things))
+        return things, parts.astype(np.float64)
 
     def split(self, things: Ints, amount: Ints) -> tuple[Ints, Ints, Ints]:
         """Split an amount of each of some things; the parts sum to the amount exactly.
