@@ -36,6 +36,8 @@ GROUPS = {
         "NodeCost",
         "OperatorCost",
         "KernelCost",
+        "FusedKernel",
+        "FusedPart",
         "LineCost",
         "WallKinds",
         "Phase",

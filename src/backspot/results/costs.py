@@ -17,6 +17,8 @@ from backspot.results.public import public
 __all__ = [
     "Coverage",
     "DeviceCost",
+    "FusedKernel",
+    "FusedPart",
     "KernelCost",
     "LineCost",
     "NodeCost",
@@ -119,6 +121,44 @@ class KernelCost:
     name: str
     count: int
     spent_ns: int
+
+
+@public
+@dataclass(frozen=True, slots=True, order=True)
+class FusedPart:
+    """What a compiled kernel that works for several modules does for one of them.
+
+    Attributes:
+        path: Path of the row that pays for this part.
+        share: Part (0 to 1) of the kernel's time that the row pays, estimated: by the bytes that
+            the module's operations in the kernel read and write. All parts sum to 1.
+        recomputes: Whether the part is forward work that the backward runs again.
+        line: ``file:line`` of the forward that made most of the part, ``""`` if not known.
+    """
+
+    path: str
+    share: float
+    recomputes: bool
+    line: str
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    """A kernel of compiled code in which ``torch.compile`` fused the work of several modules.
+
+    Attributes:
+        name: Name in the trace.
+        count: Number of times it runs in a typical step for these modules.
+        spent_ns: Summed durations in nanoseconds in a typical step: on the device, or on the host
+            in a trace without device work.
+        parts: The modules that it works for, the largest share first.
+    """
+
+    name: str
+    count: int
+    spent_ns: int
+    parts: tuple[FusedPart, ...]
 
 
 GRADIENT_EXCHANGE = "(gradient exchange)"

@@ -20,6 +20,8 @@ from backspot.results.costs import (
     UNSTEADY,
     Coverage,
     DeviceCost,
+    FusedKernel,
+    FusedPart,
     KernelCost,
     LineCost,
     NodeCost,
@@ -59,6 +61,8 @@ __all__ = [
     "Coverage",
     "DeviceCost",
     "Finding",
+    "FusedKernel",
+    "FusedPart",
     "KernelCost",
     "LabelSource",
     "LineCost",
@@ -130,6 +134,8 @@ class Report(Presented):
         phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
             ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
         findings: What makes the step slower than necessary, most expensive first.
+        fused: Kernels of the backward in which ``torch.compile`` fused the work of several modules,
+            most time first. Rows pay for their shares (``Row.split_ns``).
         unprofiled_step_ns: Clock time of a typical step without profiler and labels, ``None`` where
             it was not measured: a trace alone does not tell.
         unprofiled_step_ns_by_step: Clock time of each step that was timed without the profiler.
@@ -168,6 +174,7 @@ class Report(Presented):
     trace: str = ""
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()
+    fused: tuple[FusedKernel, ...] = ()
     unprofiled_step_ns: int | None = None
     unprofiled_step_ns_by_step: tuple[int, ...] = ()
     rules_looked: int = 0

@@ -76,6 +76,11 @@ class Shares:
         split[np.repeat(np.arange(len(count)), count)[differs]] = True
         return split
 
+    @staticmethod
+    def part(weight: int) -> float:
+        """Return which part of its thing a share of this weight is: 0 to 1."""
+        return weight / _WHOLE
+
     @classmethod
     def one_each(cls, owner: Ints, line: Ints) -> Shares:
         """Return the shares of things that have one owner and one line each."""

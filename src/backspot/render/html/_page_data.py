@@ -142,7 +142,7 @@ def _row(
     within = 0 if not parent else len(parent) + 1
     label = format_label(Label(Kind.BACKWARD, row.path, row.class_name))
     plain = f"backward: {row.path} ({row.class_name})"
-    costs = (row.wall_ns, row.gpu_ns, row.cpu_ns, row.forward_ns, row.recompute_ns)
+    costs = _costs(row)
     return [
         -1 if parent is None else place[parent],
         visible(row.path[within:]),
@@ -158,6 +158,17 @@ def _row(
         label if row.is_module and label != plain else 0,
         _lines(row.lines, strings, unit, 5 if full else 1),
     ]
+
+
+def _costs(row: Row) -> tuple[int, ...]:
+    return (
+        row.wall_ns,
+        row.gpu_ns,
+        row.cpu_ns,
+        row.forward_ns,
+        row.recompute_ns,
+        row.split_ns,
+    )
 
 
 def _calls(calls: float) -> float:
@@ -223,9 +234,7 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
     def summed(columns: Sequence[Sequence[int]]) -> list[int]:
         return [_in(unit, sum(column)) for column in zip(*columns, strict=True)]
 
-    costs = [
-        (row.wall_ns, row.gpu_ns, row.cpu_ns, row.forward_ns, row.recompute_ns) for row in members
-    ]
+    costs = [_costs(row) for row in members]
     return [
         holder,
         "",

@@ -58,7 +58,8 @@ function makeDetails(model, box, change, say) {
         whole ? make("th", { scope: "col", class: "n" }, "total") : null)),
       make("tbody", {}, ...kinds.map(([key, name]) => line([name, per(row.own[key], decimals),
         whole ? per(row.total[key], decimals) : null])),
-      row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null));
+      row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
+      row.split ? line(["known without splitting kernels", percent(1 - row.split / row.own.wall), whole ? "" : null]) : null));
   }
 
   function spentOn(row) {
