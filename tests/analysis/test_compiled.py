@@ -1,16 +1,22 @@
 """Inside compiled regions: launches matched with the sites of the generated code."""
 
 import dataclasses
+import tempfile
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import backspot
+from backspot import Report
 from backspot.analysis.attribution.compiled import Share, shares_of
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.caveats import warnings_of
+from backspot.analysis.replay.saving import free_owners
 from backspot.trace import Category, read_events
 from backspot.trace.compiled import CompiledGraph, CompiledTable, KnownModule, Part, Place, Site
+from support.sums import assert_adds_up
 
 DATA = Path(__file__).parents[1] / "data" / "compiled"
 
@@ -75,8 +81,6 @@ def test_a_products_owner_is_the_linear_layer_with_its_line():
 
 
 def test_a_module_in_a_region_has_a_row_and_the_whole_still_sums_up():
-    import backspot
-
     report = backspot.locate(DATA / "llama.json.gz")
     assert report["model.layers.0.mlp.down_proj"].row.gpu_ns > 0
     assert sum(row.gpu_ns for row in report.modules) == report.gpu_ns
@@ -217,3 +221,126 @@ def test_work_of_one_launch_has_its_launchs_owner():
     for at in np.flatnonzero(compiled.of_work >= 0)[:50]:
         launch = compiled.of_work[at]
         assert compiled.start[launch] <= work.launch[at] < compiled.end[launch]
+
+
+# Costs --------------------------------------------------------------------------------------------
+
+
+def plain_device_time(name):
+    """Device time of the backward by owner, from the events alone; exact fractions.
+
+    The trace has one thread a graph, and each launch is directly in its graph's call.
+    """
+    events = events_of(name)
+    starts, ends = events.start.tolist(), events.end.tolist()
+    graphs = {graph.key: graph for graph in events.compiled.graphs}
+    label = [n.startswith(("forward:", "backward:")) for n in events.names]
+    operators = [
+        at
+        for at, kind in enumerate(events.category.tolist())
+        if kind in (Category.OPERATOR, Category.ANNOTATION) and not label[events.name[at]]
+    ]
+    site_of = {}
+    for call in operators:
+        key = events.names[events.name[call]].removeprefix("## Call CompiledFxGraph ")[:-3]
+        if key not in graphs or not graphs[key].backward:
+            continue
+        inside = [
+            at
+            for at in operators
+            if at != call
+            and events.thread[at] == events.thread[call]
+            and starts[call] <= starts[at] < ends[call]
+        ]
+        direct = [
+            at
+            for at in inside
+            if not any(o != at and starts[o] <= starts[at] and ends[at] <= ends[o] for o in inside)
+        ]
+        site_of |= dict(zip(sorted(direct, key=starts.__getitem__), graphs[key].sites, strict=True))
+    owned = {}
+    work = attribute(events).work
+    for at in np.flatnonzero(work.run >= 0).tolist():
+        launch = int(work.launch[at])
+        for event, site in site_of.items():
+            if events.thread[event] == work.thread[at] and starts[event] <= launch < ends[event]:
+                graph = next(g for g in graphs.values() if g.backward)
+                paths = [graph.places[part.place].path for part in site.parts if part.place >= 0]
+                whole = len(site.parts)  # all weights are equal in these fixtures
+                for path in paths or [""]:
+                    amount = Fraction(int(work.end[at] - work.start[at]), whole or 1)
+                    owned[path] = owned.get(path, 0) + amount
+    return owned
+
+
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_rows_have_the_device_time_that_a_plain_count_gives(name):
+    report = backspot.locate(DATA / f"{name}.json.gz")
+    expected = plain_device_time(name)
+    rows = {row.path: row for row in report.modules if row.recorded_gpu_ns and row.path}
+    assert {path for path in expected if path and expected[path] >= 2} <= set(rows)
+    for path, row in rows.items():
+        if row.is_module:
+            # Each kernel is rounded by a nanosecond, and weights to a part of 65,536.
+            assert row.recorded_gpu_ns == pytest.approx(float(expected[path]), rel=1e-4, abs=200)
+
+
+@pytest.mark.parametrize("name", ["llama", "vit", "resnet_graphs"])
+def test_a_report_of_compiled_code_adds_up(name):
+    report = backspot.locate(DATA / f"{name}.json.gz")
+    assert_adds_up(report)
+    assert Report.load(report.save(Path(tempfile.mkdtemp()) / "report.json")) == report
+    for row in report.modules:
+        assert 0 <= row.split_ns <= max(0, row.wall_ns)
+        assert 0 <= row.exact_share <= 1
+
+
+def test_kernels_that_serve_several_modules_are_listed_with_their_shares():
+    report = backspot.locate(DATA / "llama.json.gz")
+    assert report.fused
+    for kernel in report.fused:
+        assert len({part.path for part in kernel.parts}) > 1
+        assert sum(part.share for part in kernel.parts) == 1
+        assert kernel.parts[0].share > max(part.share for part in kernel.parts) - 1e-4
+    silu = next(kernel for kernel in report.fused if "silu_backward" in kernel.name)
+    assert {part.path.rpartition(".")[2] for part in silu.parts} == {
+        *("mlp", "down_proj", "act_fn", "gate_proj", "up_proj")
+    }
+    assert any(part.line.startswith("transformers/activations.py") for part in silu.parts)
+    assert sum(kernel.spent_ns for kernel in report.fused) < report.gpu_ns
+    assert report["lm_head"].row.exact_share < 1
+    assert "work for several modules" in str(report)
+
+
+def test_modules_inside_a_region_make_levels():
+    report = backspot.locate(DATA / "llama.json.gz")
+    assert report["model.layers.3"].row.calls == 1
+    assert {row.path for row in report.top(None, depth=2)} >= {"model.layers.3", "model.norm"}
+    assert not {"model.layers.3.mlp", "model.layers"} & {
+        row.path for row in report.top(None, depth=2)
+    }
+
+
+def test_findings_are_placed_at_the_modules_and_advise_no_compiling():
+    report = backspot.locate(DATA / "vit.json.gz")
+    (finding,) = report.findings
+    assert finding.rule == "launch-bound"
+    assert "blocks.3.attn" in {place.path for place in finding.places}
+    assert "compiled already" in finding.remedy
+
+
+def test_a_free_module_frees_its_share_of_a_kernel():
+    ownership = attribute(events_of("llama"))
+    shares, work = ownership.work_shares, ownership.work
+    changes = free_owners(ownership)
+    freed = np.zeros(len(work.start))
+    for change in changes.values():
+        freed[change.work] += 1 - change.work_factors
+    assert freed[work.run >= 0] == pytest.approx(1)
+    assert shares.mean(np.full(len(ownership.owners), 0.5)).tolist() == [0.5] * len(work.start)
+
+
+def test_spans_of_the_labelled_copy_are_those_of_the_modules(tmp_path):
+    backspot.locate(DATA / "llama.json.gz", trace=tmp_path / "labelled.json")
+    text = (tmp_path / "labelled.json").read_text()
+    assert "backward: model.layers.3.self_attn.o_proj" in text

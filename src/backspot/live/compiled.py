@@ -23,7 +23,7 @@ import torch
 
 from backspot.live import torch_internals
 from backspot.live.line_names import file_name
-from backspot.live.modules import class_name, find_modules, unwrap, written_class_name
+from backspot.live.modules import class_name, find_modules, is_called, unwrap, written_class_name
 from backspot.live.owner import Scope
 from backspot.trace.compiled import (
     KEY,
@@ -283,7 +283,8 @@ def _known_modules(scope: Scope) -> Iterator[KnownModule]:
         if id(module) in outer:
             continue
         count += 1
-        owner = owners.get(id(module), around)
+        # A ModuleList never runs, so it owns nothing.
+        owner = owners.get(id(module), around) if is_called(module) else around
         yield KnownModule(path, class_name(module), owner)
         pending.extend(
             (f"{path}.{name}" if path else name, child, owner, outer | {id(module)})

@@ -220,7 +220,8 @@ class Row:
         class_name: Class of the module.
         root: Path of the outermost instrumented module that contains this one.
         is_module: False for time that no module owns.
-        calls: Forward calls per step, without those that checkpointing ran again.
+        calls: Forward calls per step, without those that checkpointing ran again. Of a module
+            inside compiled code: calls of the code that has it.
         wall_ns: Clock time of the backward that this row accounts for.
         gpu_ns: Summed durations of the device work that the row launched in backward.
         cpu_ns: Time the host spent executing the row's nodes.

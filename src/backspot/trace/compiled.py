@@ -56,7 +56,7 @@ class KnownModule(msgspec.Struct, array_like=True, frozen=True):
         path: the path, as labels write it.
         class_name: the module's class.
         owner: the path of the module that owns its time: the module itself, or the nearest labelled
-            module around.
+            module around. A module that is never called, as a ``ModuleList``, owns nothing.
     """
 
     path: str

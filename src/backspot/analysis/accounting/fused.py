@@ -35,14 +35,15 @@ def find_fused(events: Events, ownership: Ownership) -> tuple[FusedKernel, ...]:
         amount, run = compiled.end - compiled.start, take(passes.of_span, compiled.span)
     mine = np.flatnonzero(shares.is_split & (run >= 0))
     kinds: dict[tuple[object, ...], int] = {}
-    kind = np.array(
-        [kinds.setdefault((int(name[one]), *_parts(shares, one)), len(kinds)) for one in mine],
-        np.int64,
-    )
+    first: list[int] = []
+    kind = np.zeros(len(mine), np.int64)
+    for at, one in enumerate(mine.tolist()):
+        kind[at] = kinds.setdefault((int(name[one]), *_parts(shares, one)), len(kinds))
+        if kind[at] == len(first):
+            first.append(one)
     step, steps = ownership.steps.of_pass[run[mine]], ownership.steps.count
     spent = typical(summed_by_step(kind, step, amount[mine], len(kinds), steps))
     count = typical_count(summed_by_step(kind, step, np.ones_like(kind), len(kinds), steps))
-    _, first = np.unique(kind, return_index=True)
     found = [
         FusedKernel(
             name=events.names[int(name[one])],
@@ -50,7 +51,7 @@ def find_fused(events: Events, ownership: Ownership) -> tuple[FusedKernel, ...]:
             spent_ns=int(spent[number]),
             parts=tuple(_named(ownership, _parts(shares, one))),
         )
-        for number, one in enumerate(mine[first].tolist())
+        for number, one in enumerate(first)
     ]
     return tuple(sorted(found, key=lambda kernel: (-kernel.spent_ns, kernel.name, kernel.parts)))
 

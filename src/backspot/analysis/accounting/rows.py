@@ -448,7 +448,11 @@ class _Accountant:
         kinds = len(WallKind)
         spent_on = typical(self._by_step(wall, wall.owner * kinds + wall.kind, owners * kinds))
         spent_on = spent_on.reshape(owners, kinds)
-        called = spans.module[(spans.module >= 0) & ~self.in_pass]
+        compiled = self.o.compiled
+        in_forward = ~take(self.in_pass, compiled.caller, False)
+        called = np.concatenate(
+            [spans.module[(spans.module >= 0) & ~self.in_pass], compiled.called[in_forward]]
+        )
         calls = np.bincount(self.o.owners.of_modules(called), minlength=owners) / steps
         rows = []
         for owner in range(owners):

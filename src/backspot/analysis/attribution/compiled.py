@@ -207,7 +207,7 @@ class Compiled:
     """What is known inside compiled regions.
 
     Attributes:
-        modules: the modules without a label that own launches in regions.
+        modules: the modules without a label that own launches in regions, and those around them.
         event: the host's event of each matched launch.
         start: when the launch began, nanoseconds.
         end: when the launch ended.
@@ -216,6 +216,9 @@ class Compiled:
             ``modules``; ``NOTHING`` stands for the owner of the region.
         of_work: for each piece of device work the index of its launch in ``event``, ``NOTHING`` for
             none.
+        called: the modules in the forward code of regions, once for each call of the code: indices
+            into the spans' modules followed by ``modules``.
+        caller: the host's innermost span around each of these calls.
         unmatched: the calls that keep one owner.
     """
 
@@ -226,6 +229,8 @@ class Compiled:
     span: Ints
     shares: Shares
     of_work: Ints
+    called: Ints
+    caller: Ints
     unmatched: tuple[Unmatched, ...]
 
     def at(self, spans: Spans, span: Ints, time: Ints) -> Ints:
@@ -272,7 +277,9 @@ def find_compiled_launches(
     calls = events.chosen(is_call, Category.OPERATOR, Category.ANNOTATION)
     if not events.compiled.recorded:
         calls = calls[:0]
-    entered = take(module, spans.of(events, calls))
+    around = spans.of(events, calls)
+    entered = take(module, around)
+    called_in: list[tuple[int, int]] = []
     for thread, here in grouped(events.thread[calls]):
         called = _called(events, calls[here], thread)
         replayed = _replayed(events, calls[here], thread)
@@ -285,13 +292,15 @@ def find_compiled_launches(
                 unmatched[int(entered[call]), found] += 1
             else:
                 launches += children
-                shares += found
+                shares += found.launches
+                called_in += [(one, int(around[call])) for one in found.called]
         matched = np.array(launches[first:], np.int64)
         timeline = innermost(events.start[matched], events.end[matched]).timeline
         mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
         launch = timeline.at(work.launch[mine])
         of_work[mine] = np.where(launch >= 0, launch + first, NOTHING)
     event = np.array(launches, np.int64)
+    called, caller = np.array(called_in, np.int64).reshape(-1, 2).T
     return Compiled(
         modules=tuple(matcher.added),
         event=event,
@@ -300,6 +309,8 @@ def find_compiled_launches(
         span=spans.of(events, event),
         shares=shares_of(shares),
         of_work=of_work,
+        called=called,
+        caller=caller,
         unmatched=tuple(
             Unmatched(spans.modules[where].path if where >= 0 else "", count, reason)
             for (where, reason), count in unmatched.most_common()
@@ -333,6 +344,18 @@ def _replayed(events: Events, calls: Ints, thread: int) -> set[int]:
     return set(timeline.at(events.start[replays]).tolist())
 
 
+class _Match(NamedTuple):
+    """What is known of one call of a compiled graph.
+
+    Attributes:
+        launches: the shares of each launch.
+        called: the modules that the code calls, if it is a forward.
+    """
+
+    launches: list[list[Share]]
+    called: tuple[int, ...]
+
+
 class _Matcher:
     """Matches launches with the sites of compiled graphs, and sites with modules.
 
@@ -352,10 +375,10 @@ class _Matcher:
         self._index = {
             module.path: index for index, module in enumerate(spans.modules) if not module.is_region
         }
-        self._answers: dict[tuple[int, int, tuple[int, ...]], list[list[Share]] | str] = {}
+        self._answers: dict[tuple[int, int, tuple[int, ...]], _Match | str] = {}
 
-    def match(self, call: int, entered: int, children: list[int]) -> list[list[Share]] | str:
-        """Return the shares of each launch of a call, or why they are not known.
+    def match(self, call: int, entered: int, children: list[int]) -> _Match | str:
+        """Return what is known of a call, or why nothing is.
 
         Args:
             call: the event of the call.
@@ -369,7 +392,7 @@ class _Matcher:
             self._answers[asked] = self._match(self._events.names[name], entered, launched)
         return self._answers[asked]
 
-    def _match(self, name: str, entered: int, launched: tuple[int, ...]) -> list[list[Share]] | str:
+    def _match(self, name: str, entered: int, launched: tuple[int, ...]) -> _Match | str:
         graphs = self._graphs.get(names.compiled_graph_key(name), [])
         recorded = [graph for graph in graphs if graph.sites is not None]
         if not recorded:
@@ -391,20 +414,25 @@ class _Matcher:
             return "several graphs without a key have the same launches"
         return answers[0] if answers else reasons[0]
 
-    def _owned(
-        self, graph: CompiledGraph, sites: Sequence[Site], entered: int
-    ) -> list[list[Share]] | str:
+    def _owned(self, graph: CompiledGraph, sites: Sequence[Site], entered: int) -> _Match | str:
         bases: dict[str, str | None] = {}
         for root in {place.root for place in graph.places}:
             bases[root] = self._base([p for p in graph.places if p.root == root], entered)
             if bases[root] is None:
                 return f"its modules ({root}) are not those of the module that was called"
-        owners = [self._owner(place, bases[place.root] or "", entered) for place in graph.places]
+        owners: list[int] = []
+        called: set[int] = set()
+        for place in graph.places:
+            owner, *around = self._owners(place, bases[place.root] or "", entered)
+            owners.append(owner)
+            called |= {owner, *around}
         owners.append(NOTHING)  # the place -1
-        return [
+        launches = [
             _merged(Share(owners[p.place], p.weight, p.again, p.line) for p in site.parts)
             for site in sites
         ]
+        # The module that was entered has a label for its call.
+        return _Match(launches, () if graph.backward else tuple(sorted(called - {entered})))
 
     def _base(self, places: Sequence[Place], entered: int) -> str | None:
         """Return the path of the module that is the root of some places; ``None`` if unknown.
@@ -427,14 +455,25 @@ class _Matcher:
         candidates = [path for path in self._known if path.startswith(inside) and fits(path)]
         return candidates[0] if len(candidates) == 1 else None
 
-    def _owner(self, place: Place, base: str, entered: int) -> int:
-        """Return the module that owns the time of a place, as an index; a new one is added."""
+    def _owners(self, place: Place, base: str, entered: int) -> Iterator[int]:
+        """Yield the module that owns the time of a place, and those around it within the region.
+
+        These are indices; a new module is added.
+        """
+        root = self._spans.modules[entered].root if self._is_module(entered) else base
         path = self._known[_joined(base, place.path)].owner
-        if path not in self._index:
-            root = self._spans.modules[entered].root if self._is_module(entered) else base
-            self._index[path] = len(self._spans.modules) + len(self.added)
-            self.added.append(Module(path, self._known[path].class_name, root))
-        return self._index[path]
+        while True:
+            if path not in self._index:
+                self._index[path] = len(self._spans.modules) + len(self.added)
+                self.added.append(Module(path, self._known[path].class_name, root))
+            yield self._index[path]
+            while path != base:
+                path = path.rpartition(".")[0]
+                known = self._known.get(path)
+                if known and known.owner == path:
+                    break
+            else:
+                return
 
     def _is_module(self, entered: int) -> bool:
         return entered >= 0 and not self._spans.modules[entered].is_region

@@ -117,7 +117,7 @@ def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Ch
     spans = dict(grouped(group[ownership.owner], np.flatnonzero(in_pass)))
     shares = ownership.work_shares
     share = np.flatnonzero(np.repeat(ownership.work.run >= 0, shares.count))
-    work = dict(grouped(group[shares.owner[share]], share))
+    work = dict(grouped(group[shares.owner], share))
     calls = dict(grouped(group[ownership.owner[waits.span]], np.flatnonzero(in_pass[waits.span])))
     none = np.empty(0, np.int64)
     found = {}
