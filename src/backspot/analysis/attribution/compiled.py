@@ -34,6 +34,10 @@ __all__ = ["Compiled", "Share", "Shares", "Unmatched", "find_compiled_launches",
 
 _Floats = NDArray[np.float64]
 _WHOLE = 1 << 16  # so fine that rounding is invisible, and no product exceeds 64 bits
+_REPLAYED = (
+    "a CUDA graph was replayed, which shows no launches (compile without mode='reduce-overhead' to "
+    "see them)"
+)
 _ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
 
 
@@ -287,7 +291,7 @@ def find_compiled_launches(
         for at, (call, children) in enumerate(zip(here.tolist(), called, strict=True)):
             found = matcher.match(int(calls[call]), int(entered[call]), children)
             if isinstance(found, str) and at in replayed:
-                found = "a captured CUDA graph was replayed in it"
+                found = _REPLAYED
             if isinstance(found, str):
                 unmatched[int(entered[call]), found] += 1
             else:
