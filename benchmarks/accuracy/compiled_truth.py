@@ -358,7 +358,7 @@ def _judge(path: Path, case: _Case) -> Record:
         "exact": float(amount[known][alone].sum() / total),
         "backward_gpu_ms": total / 1e6,
         "warnings": list(report.warnings),
-        "top": [(row.path, round(row.wall_ms_per_step, 3)) for row in report.modules[:5]],
+        "top": [(row.path, round(row.wall_ms, 3)) for row in report.modules[:5]],
     }
 
 

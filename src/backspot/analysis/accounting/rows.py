@@ -502,11 +502,13 @@ class _Accountant:
         """Each owner's outermost operators in nodes by name."""
         events = self.events
         index, span = operators_inside(events, self.o)
-        run, owner = self.passes.of_span[span], self.o.owner[span]
+        launch = np.full(len(events.start), NOTHING)
+        launch[self.o.compiled.event] = np.arange(len(self.o.compiled.event))
+        launch = launch[index]
+        payer = np.where(launch >= 0, self.payers.of_launches(launch), span)
         none = np.full(len(index), NOTHING)
-        whole = np.zeros(len(index), bool)
-        piece = Piece(run, owner, none, none, events.duration[index], is_split=whole)
-        return self._by_name(piece, events.name[index].astype(np.int64), events.names)
+        piece, place = self._paid(self.passes.of_span[span], payer, events.duration[index], none)
+        return self._by_name(piece, events.name[index][place].astype(np.int64), events.names)
 
     def _by_name(
         self, piece: Piece, name: Ints, names: Sequence[str]
