@@ -46,8 +46,9 @@ class NodeCost:
 
     Attributes:
         name: Name that autograd gives the node (``GatherBackward0``). ``(recompute)`` is forward
-            work that activation checkpointing or compiled code ran again inside backward. ``(before a graph's
-            replay)`` is time in which the GPU idles until a node replays a captured CUDA graph.
+            work that activation checkpointing or compiled code ran again inside backward.
+            ``(before a graph's replay)`` is time in which the GPU idles until a node replays a
+            captured CUDA graph.
             ``(all_reduce)`` and the like are collectives, in rows of communication.
         count: Number of such nodes that run in a typical step.
         wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
