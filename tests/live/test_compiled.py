@@ -27,6 +27,7 @@ from backspot.errors import UsageError  # noqa: E402
 from backspot.live import compiled, torch_internals  # noqa: E402
 from backspot.trace import read_events  # noqa: E402
 from backspot.trace.names import COMPILED_GRAPH  # noqa: E402
+from support.sums import assert_adds_up  # noqa: E402
 from support.training import cpu_profile  # noqa: E402
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -212,6 +213,15 @@ def test_the_table_travels_with_an_exported_trace(tmp_path):
     events = read_events(tmp_path / "trace.json")
     assert events.compiled == live.compiled
     checked(events, attribute(events))
+    report = backspot.locate(tmp_path / "trace.json")
+    assert_adds_up(report)
+    for path in ALL:
+        assert report[path].row.is_module
+        assert report[path].row.calls == 1
+        assert report[path].row.cpu_ns > 0
+        assert "aten::mm" in {kernel.name for kernel in report[path].row.kernels}
+    assert {row.path for row in report.top(None, depth=1)} >= {"blocks.0", "blocks.1"}
+    assert all(len({part.path for part in one.parts}) > 1 for one in report.fused)
 
 
 @slow
