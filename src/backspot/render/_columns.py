@@ -280,13 +280,12 @@ _OF_ROW = (
     "total_cpu_ns",
     "total_forward_ns",
     "total_recompute_ns",
-    "split_ns",
-    "exact_share",
     "wall_ms",
     "gpu_ms",
     "cpu_ms",
     "forward_ms",
     "wall_spread_ns",
+    "exact_share",
 )
 FIELDS = (
     *_OF_ROW,

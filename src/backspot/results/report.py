@@ -422,7 +422,7 @@ class Report(Presented):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 25))
+            ('patch_drop', (78, 26))
         """
         return presented.forms().as_frame(self)
 
