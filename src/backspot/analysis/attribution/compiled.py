@@ -406,16 +406,16 @@ class _Matcher:
             )
         called = [self._events.names[one] for one in launched]
         reasons = []
-        answers = []
+        answers: list[_Match] = []
         for graph in recorded:
             sites = _aligned(graph.sites or (), called)
             found = sites if isinstance(sites, str) else self._owned(graph, sites, entered)
             if isinstance(found, str):
                 reasons.append(found)
-            elif found not in answers:
+            elif all(found.launches != known.launches for known in answers):
                 answers.append(found)
         if len(answers) > 1:
-            return "several graphs without a key have the same launches"
+            return "several graphs in memory have its key, and other modules"
         return answers[0] if answers else reasons[0]
 
     def _owned(self, graph: CompiledGraph, sites: Sequence[Site], entered: int) -> _Match | str:
