@@ -33,6 +33,9 @@ GROUPS = {
         "Report",
         "Row",
         "Subtree",
+        "Saving",
+        "ReplayedStep",
+        "WhatIf",
         "NodeCost",
         "OperatorCost",
         "KernelCost",
@@ -59,6 +62,12 @@ GROUPS = {
         "MissingDependencyError",
     ),
 }
+INTEGRATIONS = {
+    "lightning.BackspotCallback": ("lightning.py", "BackspotCallback", "__init__"),
+    "transformers.BackspotCallback": ("transformers.py", "BackspotCallback", "__init__"),
+    "backward_budget": ("pytest_plugin.py", "BackwardBudget", "__call__"),
+}
+"""What ``backspot.integrations`` has: a name, and the file, the class and the method behind it."""
 ALIASES = {
     **{
         alias: str(getattr(report, alias)).removeprefix("typing.")
@@ -80,6 +89,13 @@ All public names are imported from `backspot`. `import backspot` loads neither t
 
 Made from the docstrings by `python docs/make_api.py`.
 """
+INTEGRATIONS_HEAD = """\
+## In other programs
+
+The callbacks are imported from `backspot.integrations.lightning` and
+`backspot.integrations.transformers`; `backward_budget` is a fixture of pytest.
+[integrations.md](integrations.md) says more.
+"""
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
 
@@ -99,6 +115,9 @@ def made() -> str:
         parts.append(f"## {title}\n")
         for name in names:
             parts += _section(name)
+    parts.append(INTEGRATIONS_HEAD)
+    for name in INTEGRATIONS:
+        parts += _integration(name)
     return "\n".join(parts)
 
 
@@ -132,6 +151,26 @@ def _section(name: str) -> Iterator[str]:
             yield f"#### {name}.{member}\n"
             yield _code(_signature(f"{name}.{member}", getattr(value, member)))
             yield from _body(found)
+
+
+def _integration(name: str) -> Iterator[str]:
+    """Yield the section of a class whose package may not be installed, from its source."""
+    file, class_name, method = INTEGRATIONS[name]
+    tree = ast.parse((Path(backspot.__file__).parent / "integrations" / file).read_text("utf-8"))
+    found = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
+    )
+    function = next(
+        node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == method
+    )
+    text = ast.get_docstring(function) or ast.get_docstring(found)
+    function.body = [ast.Pass()]
+    known: dict[str, Any] = {}
+    exec(ast.unparse(function), known)  # noqa: S102 - a signature of this package
+    known[method].__doc__ = text
+    yield f"### {name}\n"
+    yield _code(_signature(name, known[method]).removesuffix(" -> None"))
+    yield from _body(known[method])
 
 
 def _property(name: str, value: property) -> str:

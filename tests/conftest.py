@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the golden files instead of comparing with them",
     )
+    parser.addoption(
+        "--hooks",
+        choices=("call", "node", "all"),
+        help="with which hooks the tests of live/ and training/ run; without it, quick ones with "
+        "all, slow ones with those that are the default",
+    )
 
 
 @pytest.fixture

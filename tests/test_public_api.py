@@ -60,6 +60,7 @@ NEEDS_RETURNS = {
     "Report.share",
     "Report.to_pandas",
     "Report.top",
+    "Report.what_if",
 }
 """Every function and method that takes arguments or returns something; each says what it raises."""
 

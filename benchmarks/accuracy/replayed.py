@@ -15,6 +15,7 @@ from backspot.analysis.replay.cost import MEASURED, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.replay import fit, replay
 from backspot.results.costs import Row
+from backspot.results.grouping import fold
 from backspot.trace import read_events
 
 __all__ = ["corrected_rows", "cost_of", "read_recording", "share_busy"]
@@ -48,7 +49,8 @@ def corrected_rows(recording: Recording, cost: ProfilerCost, depth: int | None) 
     ownership = attribute(events)
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock) or ownership.windows
-    return account(events, ownership, clock, windows, depth=depth).modules
+    rows = account(events, ownership, clock, windows).modules
+    return rows if depth is None else fold(rows, depth)
 
 
 def share_busy(recording: Recording) -> float:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from backspot.results.findings import Finding, Place
     from backspot.results.report import Report
+    from backspot.results.savings import ReplayedStep, Saving, WhatIf
     from backspot.results.subtrees import Subtree
     from backspot.trace.source import Source
 
@@ -77,14 +78,17 @@ __all__ = [
     "Pass",
     "Phase",
     "Place",
+    "ReplayedStep",
     "Report",
     "Row",
+    "Saving",
     "Side",
     "Source",
     "SourceNotFoundError",
     "Subtree",
     "UsageError",
     "WallKinds",
+    "WhatIf",
     "__version__",
     "compare",
     "instrument",
@@ -117,14 +121,17 @@ _HOMES = {
     "Pass": "backspot.results.costs",
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
+    "ReplayedStep": "backspot.results.savings",
     "Report": "backspot.results.report",
     "Row": "backspot.results.costs",
+    "Saving": "backspot.results.savings",
     "Side": "backspot.comparison.changes",
     "Source": "backspot.trace.source",
     "SourceNotFoundError": "backspot.errors",
     "Subtree": "backspot.results.subtrees",
     "UsageError": "backspot.errors",
     "WallKinds": "backspot.results.costs",
+    "WhatIf": "backspot.results.savings",
     "compare": "backspot.comparison.compare",
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",
@@ -153,6 +160,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'backspot' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic command ``%%backspot`` to IPython; called by ``%load_ext backspot``."""
+    from backspot.integrations.ipython import CellMagic
+
+    shell.register_magic_function(CellMagic(shell).backspot, "cell")
 
 
 def __dir__() -> list[str]:

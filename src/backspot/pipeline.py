@@ -16,24 +16,36 @@ from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
 from backspot.analysis.attribution.ownership import (
     Ownership,
+    Special,
     attribute,
 )
 from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import warnings_of, why_no_backward
-from backspot.analysis.findings import Evidence, find_all
+from backspot.analysis.findings import Evidence, Found, find_all
+from backspot.analysis.replay.predict import Prediction, predict
+from backspot.analysis.replay.recording import Refusal
+from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
-from backspot.results.report import Report
+from backspot.results.findings import Finding
+from backspot.results.grouping import fold, parents_of, ranked_rows
+from backspot.results.report import UNSTEADY, Report, Row, changed
+from backspot.results.savings import Saving
 from backspot.trace import Events, Progress, read_events
 from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
 from backspot.trace.source import Source
 
 __all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
+
+_NOTHING = Saving(0, 0, 0)
+"""What a module saves that has no part in the backward."""
+_UNKNOWN = (UNSTEADY, Special.ENGINE.path)
+"""Rows that are no work: replays give the engine's time to the nodes before."""
 
 
 def locate(
@@ -236,7 +248,7 @@ def _report(
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
-    costs = account(events, ownership, clock, steps, depth=depth)
+    costs = account(events, ownership, clock, steps)
     step_ns = steps.end - steps.start
     report = Report(
         modules=costs.modules,
@@ -262,16 +274,83 @@ def _report(
         phases=find_phases(events, ownership, clock, windows) if windows else (),
         fused=find_fused(events, ownership),
     )
-    if events.truncated:
+    if not events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
+        judged = find_all(Evidence(events, ownership, clock, report, steps))
+        report = replace(
+            report,
+            findings=judged.findings,
+            rules_looked=judged.looked,
+            rules_unable=judged.unable,
+        )
+    prediction = predict(events, ownership, steps, report.unprofiled_step_ns)
+    report = _with_savings(report, events, ownership, prediction)
+    if depth is None:
         return report
-    judged = find_all(Evidence(events, ownership, clock, report, steps))
-    return replace(
+    return changed(report, modules=ranked_rows(fold(report.modules, depth)))
+
+
+def _with_savings(
+    report: Report, events: Events, ownership: Ownership, prediction: Prediction | Refusal
+) -> Report:
+    """Add what the step would save without each row, each subtree and the work of each finding."""
+    if isinstance(prediction, Refusal):
+        findings = tuple(_plain(finding, None) for finding in report.findings)
+        return replace(report, findings=findings, not_replayed=prediction.reason)
+    replayed = prediction.recording.ownership
+    free = {_key(replayed, owner): one for owner, one in free_owners(replayed).items()}
+    parents = parents_of(row for row in report.modules if row.is_module)
+    outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
+    whole = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
+    causes = [_change_of(finding, events, ownership, prediction) for finding in report.findings]
+    changes = [*free.values(), *whole.values(), *(one for one in causes if one is not None)]
+    step, savings = prediction.savings(changes)
+    each = iter(savings)
+    of_rows = {key: next(each) for key in free}
+    of_subtrees = {path: next(each) for path in whole}
+    of_findings = [None if one is None else next(each) for one in causes]
+
+    def saves(row: Row) -> Row:
+        if not row.is_module and row.path in _UNKNOWN:
+            return row
+        own = of_rows.get((row.path, row.class_name), _NOTHING)
+        total = of_subtrees.get(row.path, own) if row.is_module else own
+        return replace(row, saves=own, total_saves=total)
+
+    return changed(
         report,
-        findings=judged.findings,
-        rules_looked=judged.looked,
-        rules_unable=judged.unable,
+        prediction,
+        modules=tuple(map(saves, report.modules)),
+        findings=tuple(map(_plain, report.findings, of_findings)),
+        replayed_step=step,
     )
+
+
+def _key(ownership: Ownership, owner: int) -> tuple[str, str]:
+    """Return the path and the class of an owner's row."""
+    module = ownership.owners.module(owner)
+    return ownership.owners.path(owner), module.class_name if module else ""
+
+
+def _change_of(
+    finding: Finding, events: Events, ownership: Ownership, prediction: Prediction
+) -> Change | None:
+    """Return the change in which a finding's work is free, ``None`` where that is not known."""
+    work = finding.removable if isinstance(finding, Found) else None
+    # Where the step waits for the host, device work alone does not say what a cause costs.
+    if work is None or not (work.with_host or prediction.is_device_bound):
+        return None
+    return prediction.change_of(events, ownership, work.spans, work.work, work.waits)
+
+
+def _plain(finding: Finding, saves: Saving | None) -> Finding:
+    """Return the finding with its saving, which is at most the clock time that the cause takes."""
+    if not isinstance(finding, Found):
+        return finding
+    if saves is not None:
+        most = finding.wall_ns
+        saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
+    return finding.with_saves(saves)
 
 
 def _are_passes_of(report: Report, ownership: Ownership) -> bool:

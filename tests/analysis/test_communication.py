@@ -54,6 +54,24 @@ def test_what_a_hook_of_the_gradient_reduces_is_an_exchange_of_gradients(tmp_pat
     assert not report["layer"].row.gpu_ns
 
 
+@pytest.mark.parametrize("groups", [("dp", "dp"), ("dp", "tp"), ("dp", None)])
+def test_collectives_of_several_process_groups_are_listed_by_group(groups, tmp_path: Path) -> None:
+    trace = step()
+    for number, group in enumerate(groups):
+        at = (310 + 40 * number) * US
+        described = {} if group is None else {"Process Group Description": group}
+        trace.event("cpu_op", "record_param_comms", at, at + 20 * US, ENGINE, **described)
+        begin = (400 + 100 * number) * US
+        trace.kernel(begin, begin + 100 * US, launch=at + US, launch_thread=ENGINE, name=ALL_REDUCE)
+    report = report_of(trace, tmp_path)
+    row = report["(gradient exchange)"].row
+    assert {node.name: node.gpu_ns // US for node in row.nodes} == {
+        ("dp", "dp"): {"(all_reduce)": 200},
+        ("dp", "tp"): {"(all_reduce [dp])": 100, "(all_reduce [tp])": 100},
+        ("dp", None): {"(all_reduce)": 200},
+    }[groups]
+
+
 def test_hidden_communication_costs_nothing(tmp_path: Path) -> None:
     trace = step()
     trace.kernel(350 * US, 500 * US, launch=350 * US, name=ALL_REDUCE, stream=8)

@@ -252,6 +252,36 @@ def test_a_loader_is_named_only_where_it_left_marks(tmp_path, marked):
     assert ("waiting-for-data" in step.findings(tmp_path)) is marked
 
 
+@pytest.mark.parametrize(
+    ("waits", "cost"),
+    [
+        ([60] * 9, 60),
+        ([60, 0, 60, 0, 60, 0, 60, 0, 60], 60 * 5 / 9),
+        ([0, 60, 0, 60, 0, 60, 0, 60, 0], 60 * 4 / 9),
+        ([0, 0, 0, 60, 0, 0, 0, 60, 0], None),
+        ([0, 900, 0, 0], None),
+    ],
+)
+def test_workers_that_deliver_in_turn_cost_every_step(tmp_path, waits, cost):
+    trace, begin = Trace(), 0
+    for number, wait in enumerate(waits):
+        at = begin + wait * TICK
+        for name, start, end in (
+            (f"ProfilerStep#{number}", begin, at + 90 * TICK),
+            ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, at),
+        ):
+            trace.annotation(name, start, end)
+        trace.forward("", "Model", at, at + 20 * TICK)
+        trace.operator("aten::mul", at, at + 20 * TICK, seq=number)
+        trace.node("MulBackward0", at + 30 * TICK, at + 80 * TICK, seq=number)
+        begin = at + 90 * TICK
+    report = backspot.locate(trace.save(tmp_path / "trace.json"))
+    found = {one.rule: one for one in report.findings}.get("waiting-for-data")
+    assert (found and found.wall_ns / TICK) == (cost and pytest.approx(cost, rel=0.01))
+    if found:
+        assert ("in 4 of 9 steps" in found.seen) is (sum(map(bool, waits)) == 4)
+
+
 @pytest.mark.parametrize("copied", [True, False])
 def test_unrecorded_time_before_a_copy_may_be_loading_and_is_not_said_to_be(tmp_path, copied):
     step = Step()

@@ -12,40 +12,7 @@ from backspot.analysis.replay.cost import ZERO, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.replay import replay
 from backspot.analysis.replay.saving import saved, scaled_spans, what_if
-from support.replays import read, recording, windows_of
-from support.synthetic import Trace
-
-US, MS = 1_000, 1_000_000
-STEPS, STEP = 3, 40 * MS
-FORWARD, BACKWARD = 0, 10 * MS  # of a step
-
-
-class Program:
-    """Steps of modules ``a`` and ``b``: forward, then the nodes of ``b`` and ``a``."""
-
-    def __init__(self) -> None:
-        self.trace = Trace()
-
-    def steps(self):
-        for step in range(STEPS):
-            at = step * STEP
-            self.trace.annotation(f"ProfilerStep#{step}", at, at + STEP - 10)
-            for number, path in enumerate("ab"):
-                begin = at + FORWARD + (1 + number) * 100 * US
-                self.trace.forward(path, "M", begin, begin + 50 * US)
-                self.trace.operator(
-                    "aten::mul", begin + 10 * US, begin + 20 * US, seq=10 * step + number
-                )
-            yield step, at + BACKWARD
-
-    def node(self, step: int, path: str, start: int, end: int, name: str = "MulBackward0") -> None:
-        self.trace.node(name, start, end, seq=10 * step + "ab".index(path))
-
-    def call(self, name: str, start: int, end: int, thread: int = 2) -> None:
-        self.trace.event("cuda_runtime", name, start, end, thread, correlation=0)
-
-    def recording(self, tmp_path) -> Recording:
-        return recording(self.trace.save(tmp_path / "trace.json"))
+from support.replays import BACKWARD, MS, STEPS, US, Program, read, windows_of
 
 
 def saves(recording: Recording, **factors: float) -> float:

@@ -30,6 +30,11 @@ def test_of_several_all_that_can_be_read_are_shown_and_the_worst_code_is_given(
     assert err.count("\n") == 2
 
 
+def test_a_table_is_as_wide_as_wanted(trace, capsys):
+    assert main(["show", str(trace), "--width", "60"]) == 0
+    assert capsys.readouterr().out == f"{render_text(locate(trace), width=60)}\n"
+
+
 def test_a_file_format_and_standard_input_are_for_one(trace, capsys):
     for arguments in ([str(trace), str(trace), "--format", "json"], ["-", "-"]):
         assert main(["show", *arguments]) == 2

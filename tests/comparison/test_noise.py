@@ -79,6 +79,20 @@ def test_the_whole_is_claimed_alone_only_if_the_steps_hardly_vary():
     assert not interval(steady(1e6, 0.05), steady(1.2e6, 0.05), None, WHOLE).clear
 
 
+def test_a_whole_of_which_all_steps_are_several_times_slower_is_claimed_though_they_vary():
+    before = times(80, 100, 90, 130, 180, 95, 100, 120, 140, 100)
+    after = times(*(10 * value for value in before.by_step))
+    twice = times(*(2 * value for value in before.by_step))
+    assert not interval(before, twice, None, WHOLE).clear
+    for one, other, sign in ((before, after, 1), (after, before, -1)):
+        found = interval(one, other, None, WHOLE)
+        assert found.clear
+        assert found.low * sign > 0
+        assert found.high * sign > 0
+    # A phase this small says nothing of the step.
+    assert not interval(before, after, None, Limits.of_whole(least=10_000)).clear
+
+
 def test_two_steps_show_only_what_is_large():
     assert not interval(times(100, 104), times(115, 119), None, MODULE).clear
     assert interval(times(100, 104), times(300, 304), None, MODULE).clear

@@ -109,6 +109,8 @@ def test_real_steps_are_timed_before_and_after_the_recording(case):
     assert len(report.unprofiled_step_ns_by_step) == 5
     assert report.unprofiled_step_ns == sorted(report.unprofiled_step_ns_by_step)[2]
     assert "A step takes" in str(report)
+    # On a busy machine the recorded steps can be of another kind than the real ones.
+    assert report.not_replayed or report.replayed_step.fitted
 
 
 def test_without_real_steps_the_report_does_not_know_how_long_they_take(case):

@@ -13,9 +13,16 @@ MODES = (*KINDS, "module")
 
 
 def for_each_kind(metafunc: pytest.Metafunc) -> None:
-    """Run a test with each kind as the default of ``hooks=``, unless the test names the kinds."""
-    if "hooks" not in metafunc.fixturenames and not hasattr(metafunc.module, "WITHOUT_HOOKS"):
-        metafunc.parametrize("default_hooks", KINDS, indirect=True)
+    """Run a test with each kind as the default of ``hooks=``, unless the test names the kinds.
+
+    Slow tests run with the default alone; ``--hooks all`` and ``--hooks node`` run the rest too.
+    """
+    if "hooks" in metafunc.fixturenames or hasattr(metafunc.module, "WITHOUT_HOOKS"):
+        return
+    asked = metafunc.config.getoption("hooks")
+    if asked is None:
+        asked = "call" if metafunc.definition.get_closest_marker("slow") else "all"
+    metafunc.parametrize("default_hooks", KINDS if asked == "all" else (asked,), indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.trace import Events, read_events
+from support.synthetic import Trace
 
+US, MS = 1_000, 1_000_000
+STEPS, STEP = 3, 40 * MS
+FORWARD, BACKWARD = 0, 10 * MS  # of a step
 DATA = Path(__file__).parents[1] / "data"
 WITHOUT_BACKWARD = ("cuda_graph_step", "tracelens_qwen_forward_only")
 PATHS = {
@@ -48,3 +53,35 @@ def recording(path: Path) -> Recording:
 def recorded(name: str) -> Recording:
     """The recording of this name in ``tests/data``."""
     return recording(PATHS[name])
+
+
+class Program:
+    """Steps of modules ``a`` and ``b``: forward, then the nodes of ``b`` and ``a``."""
+
+    def __init__(self, count: int = STEPS) -> None:
+        self.trace, self.count = Trace(), count
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """Yield each step's number and when its backward starts, with its forward recorded."""
+        for step in range(self.count):
+            at = step * STEP
+            self.trace.annotation(f"ProfilerStep#{step}", at, at + STEP - 10)
+            for number, path in enumerate("ab"):
+                begin = at + FORWARD + (1 + number) * 100 * US
+                self.trace.forward(path, "M", begin, begin + 50 * US)
+                self.trace.operator(
+                    "aten::mul", begin + 10 * US, begin + 20 * US, seq=10 * step + number
+                )
+            yield step, at + BACKWARD
+
+    def node(self, step: int, path: str, start: int, end: int, name: str = "MulBackward0") -> None:
+        self.trace.node(name, start, end, seq=10 * step + "ab".index(path))
+
+    def call(self, name: str, start: int, end: int, thread: int = 2) -> None:
+        self.trace.event("cuda_runtime", name, start, end, thread, correlation=0)
+
+    def save(self, folder: Path) -> Path:
+        return self.trace.save(folder / "trace.json")
+
+    def recording(self, folder: Path) -> Recording:
+        return recording(self.save(folder))

@@ -208,7 +208,10 @@ def test_kernels_of_years_are_left_out(
 
     report = located(change, tmp_path)
     assert_sound(report)
-    assert report.modules == clean.modules
+    # Their launches stay, with what the profiler costs for each: savings are those without that.
+    assert [row.wall_ns_by_step for row in report.modules] == [
+        row.wall_ns_by_step for row in clean.modules
+    ]
     assert "4 events with impossible times" in report.warnings[0]
 
 

@@ -216,15 +216,14 @@ def test_slow_functional_code_that_runs_again_is_not_charged_to_a_module_beside_
 
 
 @MODES
-def test_a_checkpointed_vit_has_the_owners_of_the_plain_one(reentrant):
+def test_a_checkpointed_vit_has_the_owners_of_the_plain_one(reentrant, set_reentrant):
     timm = pytest.importorskip("timm")
-    layers = pytest.importorskip("timm.layers")
 
     def make(checkpointed):
         model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=3)
         if checkpointed:
             model.set_grad_checkpointing()
-            layers.set_reentrant_ckpt(reentrant)
+            set_reentrant(reentrant)
         return model
 
     def run(model):

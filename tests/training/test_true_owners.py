@@ -188,11 +188,12 @@ def test_every_node_of_a_real_model_belongs_to_the_module_that_made_it(name, opt
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_every_node_of_a_checkpointed_vit_belongs_to_the_module_that_made_it(reentrant, tmp_path):
+def test_every_node_of_a_checkpointed_vit_belongs_to_the_module_that_made_it(
+    reentrant, set_reentrant, tmp_path
+):
     timm = pytest.importorskip("timm")
-    from timm.layers import set_reentrant_ckpt
 
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=3)
     model.set_grad_checkpointing()
-    set_reentrant_ckpt(reentrant)
+    set_reentrant(reentrant)
     assert_true_owners(model, loss_of(model, 2, 3, 32, 32), tmp_path, least=50)

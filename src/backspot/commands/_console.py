@@ -16,6 +16,7 @@ __all__ = [
     "abandon_output",
     "add_jobs",
     "add_rows",
+    "add_width",
     "complain",
     "count",
     "flush_output",
@@ -144,6 +145,16 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="maximum number of processes for a large uncompressed .json (default: automatic)",
+    )
+
+
+def add_width(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--width``."""
+    parser.add_argument(
+        "--width",
+        type=count,
+        metavar="COLUMNS",
+        help="how wide a table is (default: as the terminal; 80 elsewhere, or $COLUMNS)",
     )
 
 

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from backspot.commands._console import complain, use_color, write_bytes, write_text
+from backspot.commands._console import (
+    add_width,
+    complain,
+    use_color,
+    write_bytes,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from backspot.comparison.changes import Comparison
@@ -19,7 +25,7 @@ __all__ = ["add_format", "print_result"]
 
 
 def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
-    """Declare ``--format`` for a kind of result."""
+    """Declare ``--format`` and ``--width`` for a kind of result."""
 
     def known(name: str) -> str:
         if name == "table":  # the default, which imports no renderer
@@ -40,20 +46,24 @@ def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Compari
         metavar="FORMAT",
         help="table, or a file format such as json, csv or md (default: table)",
     )
+    add_width(parser)
 
 
 def print_result(
-    result: Report | Comparison, name: str, view: View, top: int | None, warnings: Sequence[str]
+    result: Report | Comparison,
+    args: argparse.Namespace,
+    view: View,
+    warnings: Sequence[str],
 ) -> None:
     """Print a result, and on standard error the warnings that its format cannot hold.
 
     Args:
         result: the result.
-        name: the value of ``--format``.
+        args: the arguments of the command, among them ``--format``, ``--width`` and ``--top``.
         view: which rows to show, but for their number.
-        top: how many rows to show; ``None`` takes the format's default.
         warnings: the result's warnings.
     """
+    name, top = args.format, args.top
     if name == "table":
         from backspot.comparison.changes import Comparison
         from backspot.render.text import render_comparison, render_text
@@ -61,9 +71,9 @@ def print_result(
         view = view if top is None else replace(view, top=top)
         color = use_color(sys.stdout)
         write_text(
-            render_comparison(result, view, color=color)
+            render_comparison(result, view, width=args.width, color=color)
             if isinstance(result, Comparison)
-            else render_text(result, view, color=color)
+            else render_text(result, view, width=args.width, color=color)
         )
         return
     from backspot.render.formats import formats_of

@@ -6,7 +6,8 @@ with a patch dropout that gathers under deterministic algorithms; on a CPU,
 where gathering is cheap, it is a text classifier with a large vocabulary.
 
 Example:
-  backspot demo --output my-demo
+  backspot demo
+  backspot demo --device cpu --output my-demo
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ more than PERCENT and by more than the noise. That needs several steps on both
 sides.
 
 Example:
-  backspot diff before.json.gz after.json.gz --fail-above 5
+  backspot diff before.json.gz after.json.gz
+  backspot diff main.json branch.json --fail-above 5 --format md >> comment.md
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("only one of BEFORE and AFTER can be standard input")
     (before, was), (after, now) = _read(args.before), _read(args.after)
     comparison = compare(before, after, names=_told_apart(was, now))
-    print_result(comparison, args.format, View(), args.top, comparison.notes)
+    print_result(comparison, args, View(), comparison.notes)
     if args.fail_above is None:
         return 0
     if comparison.slower_than(args.fail_above):

@@ -4,6 +4,7 @@ RULE is the name that a finding has in a report, such as sync-in-backward.
 Without RULE, all rules are listed.
 
 Example:
+  backspot explain
   backspot explain sorted-indexing
 """
 

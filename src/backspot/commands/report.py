@@ -6,6 +6,7 @@ backspot.Report.load), .csv, .md, and for flame graphs .speedscope.json and
 
 Example:
   backspot report trace.json.gz -o report.html
+  backspot report runs/ -o flames.speedscope.json
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 
 Example:
   backspot run train.py --epochs 3
+  backspot run --at 1000 --steps 20 train.py
   backspot run --exit -o slow-run -m package.train --config a.yaml
   torchrun --nproc-per-node 2 -m backspot run train.py
 """
@@ -23,11 +24,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backspot.commands._console import complain, count, use_color
+from backspot.commands._console import add_width, complain, count, use_color
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
-    from backspot.live.running import Recorded, Recorder
+    from backspot.live.recorder import Recorded
+    from backspot.live.running import Observer
     from backspot.results.report import Report
 
 EXIT_CODES = (3, 6, 7)
@@ -67,6 +69,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "next free name)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files in --output")
+    add_width(parser)
     parser.add_argument(
         "-m",
         dest="module",
@@ -91,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
         raise UsageError("--steps and --every: give a whole number of at least 1")
-    observer = _Observer(args)
+    observer = _Observation(args)
     script = Script(given[0], given[1:], is_module=bool(args.module))
     stop_waiting = when_imported("torch", observer.begin)
 
@@ -102,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
     return script.run(ended)
 
 
-class _Observer:
-    """What happens around the script: the recorder, the signal, and the reports.
+class _Observation:
+    """What happens around the script: the observer, the signal, and the reports.
 
     Args:
         args: the arguments of the command.
@@ -113,29 +116,30 @@ class _Observer:
         self._args = args
         self._name = (args.module or args.script)[0]
         self._folder = _folder(args.output, args.force)
-        self._recorder: Recorder | None = None
+        self._observer: Observer | None = None
 
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
         try:
-            from backspot.live.running import Plan, Recorder
+            from backspot.live.recorder import Plan
+            from backspot.live.running import Observer
         except Exception as error:  # the script may still run
             complain(f"no report: {error}")
             return
         args = self._args
         warmup = args.warmup if args.at is None else max(args.at - args.steps - 2, 0)
-        plan = Plan(
+        self._plan = Plan(
             warmup=warmup, steps=args.steps, every=args.every, ends=args.exit, depth=args.depth
         )
-        self._recorder = Recorder(plan, self._deliver, complain, self._listen)
-        self._recorder.begin()
+        self._observer = Observer(self._plan, self._deliver, complain, self._stepped)
+        self._observer.begin()
 
     def end(self) -> None:
         """Stop observing; say so if no report was made."""
-        recorder = self._recorder
-        if recorder is None:
+        if self._observer is None:
             complain("no report: the script did not import torch")
             return
+        recorder = self._observer.recorder
         if recorder.is_child:
             return
         self._ignore()
@@ -144,19 +148,21 @@ class _Observer:
         if recorder.reports > before or (before and self._args.every is None):
             return
         if not before and _is_first():
-            complain(_why_none(steps, recorder.needed))
+            complain(_why_none(steps, self._plan.needed))
 
     # The signal ----------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _stepped(self, step: int) -> None:
         """Take the signal, if the script has no handler for it after its first step."""
+        if step > 1:
+            return
         with suppress(AttributeError, ValueError):  # Windows; not the main thread
             if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
                 signal.signal(signal.SIGUSR1, self._on_signal)
 
     def _on_signal(self, _: int, frame: Any) -> None:
-        if self._recorder is not None:
-            self._recorder.request(frame)
+        if self._observer is not None:
+            self._observer.request(frame)
 
     def _ignore(self) -> None:
         with suppress(AttributeError, ValueError):
@@ -165,39 +171,25 @@ class _Observer:
 
     # Reports -------------------------------------------------------------------------------------
 
-    def _deliver(self, recorded: Recorded, number: int) -> None:
-        rank, ranks = _rank()
-        parts = [f"step{recorded.first}"] if number > 1 else []
-        parts += [f"rank{rank}"] if ranks > 1 else []
+    def _deliver(self, recorded: Recorded) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            names = [
-                ".".join([stem, *parts, suffix])
-                for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
-            ]
-            source = f"{self._name}, steps {recorded.first} to {recorded.last}"
-            report = recorded.locate(source, self._folder / names[0])
-            for name in names[1:]:
-                report.save(self._folder / name, force=True)
+            report, names = recorded.save(self._name, self._folder)
         except (BackspotError, OSError) as error:
             complain(f"no report: {error}")
             return
-        if rank == 0:
-            _print(report)
+        if _is_first():
+            _print(report, self._args.width)
             shown = Path(os.path.relpath(self._folder))
             complain(f"wrote {', '.join(names)} into {shown}{os.sep}")
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, width: int | None) -> None:
     """Print the report on standard error: standard output is the script's own."""
-    import shutil
-
     from backspot.formatting import duration
     from backspot.render.text import render_text
 
     if sys.stderr is None:
         return
-    width = shutil.get_terminal_size().columns
     text = render_text(report, width=width, color=use_color(sys.stderr))
     with suppress(OSError, ValueError):
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
@@ -223,19 +215,10 @@ def _why_none(steps: int, needed: int) -> str:
     )
 
 
-def _rank() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
-
-
 def _is_first() -> bool:
-    return _rank()[0] == 0
+    from backspot.live.recorder import rank_and_ranks
+
+    return rank_and_ranks()[0] == 0
 
 
 def _folder(wanted: str | None, force: bool) -> Path:

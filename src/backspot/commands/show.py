@@ -7,6 +7,9 @@ printed and the exit code is the highest.
 
 Example:
   backspot show trace.json.gz --top 10 --depth 2
+  backspot show runs/ --by pattern --sort gpu
+  backspot show trace.json.gz --match 'model.layers.*' --width 120
+  backspot show trace.json.gz --format json | jq '.findings[].rule'
 """
 
 from __future__ import annotations
@@ -44,9 +47,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sort",
-        choices=("wall", "gpu", "cpu"),
+        choices=("wall", "gpu", "cpu", "saves"),
         default="wall",
-        help="the time to rank by (default: wall)",
+        help="the time to rank by, or what a step would save without the module (default: wall)",
     )
     add_format(parser, "Report")
     add_jobs(parser)
@@ -84,7 +87,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
     saved = is_report(source)
     report = Report.load(source) if saved else read(source, jobs=args.jobs)
     view = View(depth=args.depth, sort=args.sort, by=args.by, match=args.match)
-    print_result(report, args.format, view, args.top, report.warnings)
+    print_result(report, args, view, report.warnings)
     if source != "-" and not saved:
         flush_output()
         mention_ranks(report.trace, args.traces)

@@ -10,6 +10,8 @@ change, and writes the notes. It uses the other files in this order:
 2. ``noise.py`` computes the interval within which a difference may be chance, load or clock.
 3. ``changes.py`` has the types of the result. It imports nothing else of this room.
 
+``scale.py`` puts a report of another machine on the scale of this one, before they are compared.
+
 Between equal recordings on an H200 with a busy host, the GPU time of a module varies by 0.1% and
 its clock time by 4% to 20%. So modules are compared by GPU time if both reports have device work,
 and otherwise with each other: what all modules do alike is the machine, or everything. The method

@@ -16,8 +16,10 @@ such recordings (``benchmarks/accuracy/compare_runs.py`` evaluates it):
   of the whole.
 - The backward, the step and its phases have one time each, and no others of their kind to compare
   with. Their reach is 1.5 times the range of the steps. A change of 8 times the range is clear
-  without the common shift: then the machine was steady in both recordings.
-- Few steps show their range by luck only, so the range counts (1 + (4 / steps)^2) times.
+  without the common shift: then the machine was steady in both recordings. So is a change by which
+  the ranges are a factor of 3 apart, which load on the machine hardly explains.
+- Few steps show their range by luck only, so the range and that factor count (1 + (4 / steps)^2)
+  times.
 
 With fewer than eight modules there is no common shift. Then only a change of 8 times the range is
 clear for the whole, and one of 2 times the range and 8% for a module. With a single step on either
@@ -44,6 +46,7 @@ _SHARE = 0.003
 """Share of the whole from which a module counts for the common shift."""
 _MOST_SCATTER = 0.2
 """Beyond that, a module that appears out of nothing would not be noticed."""
+_APART = 3.0
 _FLOOR = 0.02
 _FLOOR_UNSHIFTED = 0.08
 
@@ -148,32 +151,50 @@ def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     steps = min(len(before.by_step), len(after.by_step))
     if steps < 2:
         return None
+    # Few steps show their range by luck only.
+    luck = 1 + (4 / steps) ** 2
     # Half of the shift on each side, so that the sides can be turned around.
     half = shift.common / 2 if shift else 0.0
     was, now = before.typical * math.exp(half), after.typical * math.exp(-half)
     change, own = after.typical - before.typical, now - was
-    spans = (1 + (4 / steps) ** 2) * math.hypot(_range(before.by_step), _range(after.by_step))
+    spans = luck * math.hypot(_range(before.by_step), _range(after.by_step))
     is_module = limits.alone is None
     ranges, share = limits.ranges, limits.share
     if shift is None and is_module:
         ranges, share = 2 * ranges, max(share, _FLOOR_UNSHIFTED)
-    reach = max(ranges * spans, share * max(before.typical, after.typical, was, now), limits.least)
-    if is_module:
+    least = max(share * max(before.typical, after.typical, was, now), limits.least)
+    reach = max(ranges * spans, least)
+    alone = False
+    if limits.alone is None:
         scatter = min(shift.scatter, _MOST_SCATTER) * max(was, now) if shift else 0.0
         uncertain = (scatter, _uncertainty(before.by_step), _uncertainty(after.by_step))
         reach = max(reach, _DEVIATIONS * math.hypot(*uncertain))
+    elif gap := _gap(before.by_step, after.by_step, _APART * luck):
+        reach, alone = min(reach, max(least, abs(change) - gap)), True
+    else:
+        alone = abs(change) > limits.alone * spans
     beyond = abs(change) > reach
     apart = abs(own) > reach and (own > 0) == (change > 0) and (is_module or shift is not None)
-    steady = limits.alone is not None and abs(change) > limits.alone * spans
-    clear = beyond and (apart or steady)
+    clear = beyond and (apart or alone)
     return Interval(change - reach, change + reach, clear, not clear and (beyond or apart))
 
 
-def _range(by_step: Sequence[int]) -> float:
+def _ends(by_step: Sequence[int]) -> tuple[int, int]:
     """Return the range of the steps without the outermost eighth on each side."""
     ordered = sorted(by_step)
     cut = (len(ordered) + 3) // 8
-    return float(ordered[-1 - cut] - ordered[cut])
+    return ordered[cut], ordered[-1 - cut]
+
+
+def _range(by_step: Sequence[int]) -> float:
+    low, high = _ends(by_step)
+    return float(high - low)
+
+
+def _gap(one: Sequence[int], other: Sequence[int], factor: float) -> float:
+    """Return the time between the ranges of the steps, 0 if they are not this far apart."""
+    lower, upper = sorted((_ends(one), _ends(other)))
+    return float(upper[0] - lower[1]) if upper[0] > factor * lower[1] else 0.0
 
 
 def _uncertainty(by_step: Sequence[int]) -> float:

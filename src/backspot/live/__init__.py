@@ -10,8 +10,8 @@ An instrumentation is set up and removed by:
   paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
 - ``profiling.py``: ``profile`` runs the steps, shows ``progress.py`` and calls the pipeline.
   ``recording.py`` has the devices and the profiler's states.
-- ``running.py``: ``backspot run`` observes the steps of a script and records some of them.
-  ``discovery.py`` finds the models that the script trains.
+- ``recorder.py``: records some steps of a training that somebody else runs, such as a script or a
+  trainer. ``running.py`` observes the steps of a script, and ``discovery.py`` finds its models.
 - ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
 
 A module call that a profiler records goes through:

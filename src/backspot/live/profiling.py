@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -27,7 +26,7 @@ from backspot.live.step_clock import step_times
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
-from backspot.results.report import Report
+from backspot.results.report import Report, changed
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 
 __all__ = ["profile"]
@@ -275,13 +274,13 @@ def _with_unused(
         return report
     others = tuple(w for w in report.warnings if w not in (NO_LABELS, TRANSFORMED))
     if transformed:
-        return replace(report, warnings=(TRANSFORMED, *others))
+        return changed(report, warnings=(TRANSFORMED, *others))
     said = tuple(
         f"No call of {who} was recorded: hand over the object that the step calls, no copy of it "
         "(or it was compiled as a whole, which takes the labels out)."
         for who in unused
     )
-    return replace(report, warnings=said + others)
+    return changed(report, warnings=said + others)
 
 
 def _way_out(part: object) -> str:

@@ -7,12 +7,20 @@ here appears in all of them; for CSV and pandas, add its field to ``FIELDS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
 from backspot.render._sentences import Part, made_by
-from backspot.render.view import Cost, View, heaviest, heaviest_line, is_unsteady, share_of
+from backspot.render.view import (
+    Cost,
+    View,
+    heaviest,
+    heaviest_line,
+    is_unsteady,
+    node_sort,
+    share_of,
+)
 from backspot.results.costs import half_spread
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
@@ -36,6 +44,7 @@ Kind: TypeAlias = Literal[
     "time",
     "spread",
     "share",
+    "saves",
     "bar",
     "other time",
     "recompute",
@@ -51,7 +60,7 @@ Kind: TypeAlias = Literal[
 ]
 """What a column holds. Each output decides by it how to style the column, or to leave it out."""
 
-TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU"}
+TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU", "saves": "saves"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,7 @@ def module_columns(
     sort = view.sort
     largest = max((max(row.wall_ns, time_of(row, sort)) for row in rows), default=0)
     ms = milliseconds_of(largest)
+    saving = numbers("" if row.saves_ns is None else ms(row.saves_ns) for row in rows)
 
     def of_modules(value: Callable[[Row], object]) -> list[Part]:
         return numbers(value(row) if row.is_module else "" for row in rows)
@@ -143,8 +153,13 @@ def module_columns(
         columns.append(Column("class", "class", classes, need=5, least=11, left=True))
     if view.by != "path":
         columns.append(Column("members", "modules", of_modules(lambda row: row.members), need=3))
-    time, *costs = _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
-    columns += [time, *_spread_column(report, rows, sort, ms), *costs]
+    time, share, *costs = _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
+    if sort == "saves":
+        time = replace(time, cells=saving)
+    columns += [time, *_spread_column(report, rows, sort, ms), share]
+    if sort != "saves" and report.replayed_step is not None:
+        columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
+    columns += costs
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
@@ -166,7 +181,7 @@ def _spread_column(
     report: Report, rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]
 ) -> list[Column]:
     """How much the time to rank by varies: half the width of the middle half of the steps."""
-    if report.steps < _FEWEST:
+    if report.steps < _FEWEST or sort == "saves":
         return []
     spreads = numbers(
         "" if is_unsteady(row) else ms(half_spread(getattr(row, f"{sort}_ns_by_step")))
@@ -177,6 +192,7 @@ def _spread_column(
 
 def operator_columns(report: Report, operators: Sequence[OperatorCost], sort: Sort) -> list[Column]:
     """The table of autograd nodes by name, for traces that name no modules."""
+    sort = node_sort(sort)
     largest = max((time_of(operator, sort) for operator in operators), default=0)
     ms = milliseconds_of(largest)
     names: list[Part] = [("node", short_node_name(operator.name)) for operator in operators]
@@ -218,7 +234,7 @@ def _cost_columns(
             style="red",
         ),
     ]
-    others = [kind for kind in TITLES if kind != sort]
+    others = [kind for kind in TITLES if kind not in (sort, "saves")]
     for index, kind in enumerate(others):
         if kind != "gpu" or report.has_gpu:
             title, need = TITLES[kind], other_need + 2 * index
@@ -230,6 +246,7 @@ def _cost_columns(
 
 def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> list[Column]:
     """Each row's heaviest node, its time, and the source line that made it."""
+    sort = node_sort(sort)
     nodes = [heaviest(row, sort) for row in rows]
     lines = [heaviest_line(row, sort) for row in rows]
     times = numbers(ms(time_of(node, sort)) if node else "" for node in nodes)
@@ -286,6 +303,10 @@ _OF_ROW = (
     "forward_ms",
     "wall_spread_ns",
     "exact_share",
+    "saves_ns",
+    "saves_low_ns",
+    "saves_high_ns",
+    "total_saves_ns",
 )
 FIELDS = (
     *_OF_ROW,
@@ -297,7 +318,7 @@ FIELDS = (
 """The columns for programs (CSV and pandas), in order."""
 
 
-def record(report: Report, row: Row) -> tuple[str | int | float | bool, ...]:
+def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, ...]:
     """The values of ``FIELDS`` for one row."""
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import UNSTEADY, Report, Row
+from backspot.results.report import UNSTEADY, ReplayedStep, Report, Row, Saving
 
 __all__ = ["contradiction"]
 
@@ -34,6 +34,8 @@ def _contradictions(report: Report) -> Iterator[str]:
     real = [*report.unprofiled_step_ns_by_step, report.unprofiled_step_ns or 0]
     if any(not 0 <= time < _LIMIT for time in real):
         yield "its unprofiled_step_ns is below 0 or beyond 63 bits"
+    if report.replayed_step is not None:
+        yield from _of_range(report.replayed_step, "its replayed_step")
     for row in report.modules:
         yield from _of_row(row, len(report.step_ns_by_step))
     for cost in ("wall", "gpu", "cpu"):
@@ -77,6 +79,8 @@ def _contradictions(report: Report) -> Iterator[str]:
             yield f"{what} has no place"
         if finding.steps > report.steps:
             yield f"{what} holds in {finding.steps} steps, of {report.steps}"
+        if finding.saves is not None:
+            yield from _of_range(finding.saves, f"what {what} saves")
         for place in finding.places:
             yield from _impossible(place, f"a place of {what}")
 
@@ -96,6 +100,9 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
         yield f"wall_on of {what} has more than its wall_ns"
     if row.split_ns > max(0, row.wall_ns):
         yield f"split_ns of {what} is more than its wall_ns"
+    for saving in (row.saves, row.total_saves):
+        if saving is not None:
+            yield from _of_range(saving, f"what {what} saves")
     if not row.members:
         yield f"{what} has no members"
     # No part is more than its whole, but medians of parts can sum to more than that of the whole.
@@ -105,6 +112,13 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
     for cost in _COSTS:
         if getattr(row, f"total_{cost}") < getattr(row, cost):
             yield f"total_{cost} of {what} is less than its {cost}"
+
+
+def _of_range(one: Saving | ReplayedStep, what: str) -> Iterator[str]:
+    """What is wrong with a time and its range."""
+    yield from _impossible(one, what)
+    if not one.low_ns <= one.ns <= one.high_ns:
+        yield f"{what} is outside of its range"
 
 
 def _of_steps(one: Any, what: str, cost: str, steps: int) -> Iterator[str]:

@@ -52,6 +52,7 @@ __all__ = [
     "notes",
     "phase_text",
     "remedies",
+    "savings",
     "searched",
     "setting",
     "worth",
@@ -70,6 +71,17 @@ _UNOWNED = 0.25
 """If a larger share than this is owned by no module, the answer says so."""
 _LONG = 0.2
 """From this share of the step, a phase other than forward and backward gets an explanation."""
+
+_MOVED = 0.03
+"""From this share of the step, a replayed step that is shorter than the recorded one is shown."""
+_ANOTHER = 0.25
+"""The answer gives a saving that differs from the row's time by this share or more."""
+_HIDDEN = 0.5
+"""A row that saves certainly less than this share of its time is hidden behind other work."""
+_CONCERNED = 5
+"""How many of the first rows can get the sentence about hidden work."""
+_LEAST_HIDDEN = 0.05
+"""Share of the backward from which hidden work is worth a sentence."""
 
 _LEAST_COLLECTIVE = 0.05
 """Share of a row's communication from which the answer names a collective."""
@@ -99,12 +111,15 @@ def _is_collective(node: str) -> bool:
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
     """One sentence: what makes the backward slow."""
     sort = view.sort
+    if sort == "saves" and report.replayed_step is None:
+        return [("text", "The step cannot be replayed, so no saving is known; use --sort wall.")]
     if sort == "gpu" and not report.gpu_ns:
         return [("text", "The trace has no GPU time to rank by; use --sort wall or --sort cpu.")]
     whole = {
         "wall": "the backward",
         "gpu": "the backward's GPU time",
         "cpu": "the backward's CPU time",
+        "saves": "the backward",
     }[sort]
     if only_nodes(report):
         return _answer_by_node(report, sort, whole)
@@ -112,9 +127,12 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
     first = chosen.shown[0]
     row = answered(report, view)
     if row is None:
-        return [("text", f"No module takes any of {whole}.")]
+        takes = "The step would save nothing without any one module" if sort == "saves" else ""
+        return [("text", f"{takes or f'No module takes any of {whole}'}.")]
     if row.is_exchange:
         return _exchanges(report, row, first)
+    if sort == "saves":
+        return _saves(report, row)
     parts = _takes(report, row, sort, whole)
     if row.members > first.members:
         parts += [
@@ -173,7 +191,7 @@ def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
         else:
             parts += [("text", f", {name} "), ("number", duration(node.wall_ns))]
     most = percent(report.share(module))
-    return [*parts, ("text", "; no module takes more than "), ("number", most)]
+    return [*parts, *_without(row), ("text", "; no module takes more than "), ("number", most)]
 
 
 def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
@@ -229,7 +247,37 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     parts += [("text", ", mostly " if part >= _MOSTLY else ", the largest part in "), name]
     if part < _NEARLY_ALL:
         parts += [("text", " ("), ("number", duration(time_of(node, sort))), ("text", ")")]
-    return parts
+    return parts + (_without(row) if sort == "wall" else [])
+
+
+def _saves(report: Report, row: Row) -> list[Part]:
+    """What a step would take less if the backward of this row were free."""
+    return [
+        ("text", "Without the backward of "),
+        ("name", row.label),
+        ("text", f", a {report.per} would take "),
+        ("number", duration(row.saves_ns or 0)),
+        ("text", " less, "),
+        ("number", percent(report.share(row, "saves"))),
+        ("text", f" of the {report.per}; it takes "),
+        ("number", duration(row.wall_ns)),
+        ("text", " of the backward"),
+    ]
+
+
+def _without(row: Row) -> list[Part]:
+    """What the step would save, if that is clearly another time than the row takes."""
+    saves, wall = row.saves, row.wall_ns
+    if saves is None or saves.low_ns <= wall <= saves.high_ns:
+        return []
+    if abs(saves.ns - wall) < _ANOTHER * wall:
+        return []
+    least, most = duration(saves.low_ns), duration(saves.high_ns)
+    return [
+        ("text", "; without it, a step would take "),
+        ("number", f"{duration(saves.ns)} less" if saves.ns else "hardly less"),
+        ("text", f" ({least} to {most})"),
+    ]
 
 
 def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
@@ -286,7 +334,7 @@ def setting(report: Report) -> list[str]:
         recorded = f"; {duration(whole)} while recorded" if report.per == "step" else ""
         facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{recorded}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
-        unit += f" of {duration(whole)} while recorded"
+        unit += f" of {duration(whole)} while recorded{_replayed(report)}"
     if len(report.passes) > steps:
         unit += f" with {counted(len(report.passes), 'pass', 'passes')}"
     facts.append(unit)
@@ -294,6 +342,26 @@ def setting(report: Report) -> list[str]:
         facts.append(f"GPU {duration(report.gpu_ns)}")
     facts += [f"CPU {duration(report.cpu_ns)}", _SOURCES[report.source]]
     return facts
+
+
+def _replayed(report: Report) -> str:
+    """How long the step takes without the profiler, if that is another time.
+
+    How much sooner other ranks are without the profiler, one rank's trace does not say.
+    """
+    step = report.replayed_step
+    if (
+        step is None
+        or _has_ranks(report)
+        or abs(report.step_ns - step.ns) < _MOVED * report.step_ns
+    ):
+        return ""
+    return f", about {duration(step.ns)} without the profiler"
+
+
+def _has_ranks(report: Report) -> bool:
+    """Whether the step communicates with other ranks."""
+    return any(row.is_exchange for row in report.modules)
 
 
 def _spread(report: Report) -> str:
@@ -348,6 +416,35 @@ def notes(report: Report, chosen: Selection, view: View) -> list[str]:
     if view.by == "path" and _repeats(chosen):
         lines.append('Layers repeat; add them up with --by pattern or report.top(by="pattern").')
     return lines
+
+
+def savings(report: Report, chosen: Selection) -> list[str]:
+    """Where what a step would save comes from, why it is not known, and what surprises in it."""
+    step = report.replayed_step
+    if step is None:
+        reason = report.not_replayed
+        return [f"What a {report.per} would save without a module is not known: {reason}"] * bool(
+            reason
+        )
+    meaning = f"saves: what a {report.per} would take less if that backward were free, by replay"
+    if not step.fitted:
+        meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
+    if _has_ranks(report):
+        meaning += "; other ranks are not replayed"
+    return [*_hidden(report, chosen), f"{meaning}."]
+
+
+def _hidden(report: Report, chosen: Selection) -> list[str]:
+    """That the first rows have one that hides behind other work."""
+    for row in chosen.shown[:_CONCERNED]:
+        saves, wall = row.saves, row.wall_ns
+        if saves and saves.high_ns < _HIDDEN * wall and wall >= _LEAST_HIDDEN * report.wall_ns:
+            less = f"only {duration(saves.ns)}" if saves.ns else "hardly"
+            return [
+                f"{row.name} takes {duration(wall)} of the backward, but without it a "
+                f"{report.per} would be {less} shorter: other work takes that time anyway."
+            ]
+    return []
 
 
 def _repeats(chosen: Selection) -> bool:
@@ -489,6 +586,8 @@ def searched(report: Report) -> str:
 
 
 _PLURAL = {"step": "steps", "pass": "passes"}
+_CLEARLY_LESS = 0.9
+"""A finding whose cause saves less than this share of its time says so."""
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
@@ -498,7 +597,10 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     share = percent(finding.wall_ns / whole if whole else 0.0)
     of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
     often = "" if finding.steps == report.steps else f" (in {of})"
-    return duration(finding.wall_ns), f"{share} of the {step}{often}"
+    saves = ""
+    if finding.saves is not None and finding.saves.ns < _CLEARLY_LESS * finding.wall_ns:
+        saves = f" ({duration(finding.saves.ns)} less without it)"
+    return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
 
 
 def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:

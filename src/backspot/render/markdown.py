@@ -27,6 +27,7 @@ from backspot.render._sentences import (
     notes,
     phase_text,
     remedies,
+    savings,
     searched,
     setting,
     worth,
@@ -64,6 +65,7 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     else:
         lines += _table(module_columns(report, chosen.shown, chosen.unowned, view))
         lines += ["", *map(_text, [coverage(report), *notes(report, chosen, view)])]
+        lines += ["", *map(_text, savings(report, chosen))]
     lines += _findings(report)
     return _joined(lines)
 

@@ -23,6 +23,7 @@ from backspot.render._sentences import (
     answered,
     coverage,
     remedies,
+    savings,
     setting,
 )
 from backspot.render.html import asset
@@ -64,6 +65,7 @@ def report_html(report: Report) -> str:
         more = counted(len(chosen.hidden), "more module")
         rest = f" {more}; see report.top() or report.save('report.html')." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
+        parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
     return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
 
 

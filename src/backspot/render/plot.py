@@ -27,7 +27,12 @@ _COLOURS = {
 }
 _PLAIN = "#6f8dab"
 _LONGEST = 44  # characters of a name
-_TITLES: dict[Sort, str] = {"wall": "wall time", "gpu": "GPU time", "cpu": "CPU time"}
+_TITLES: dict[Sort, str] = {
+    "wall": "wall time in the backward",
+    "gpu": "GPU time in the backward",
+    "cpu": "CPU time in the backward",
+    "saves": "what a step would save",
+}
 
 
 def plot(
@@ -69,7 +74,7 @@ def plot(
     shown = [keep_end(visible(name), _LONGEST).replace("$", r"\$") for name in names]
     ax.set_yticks(places, labels=shown)
     ax.invert_yaxis()
-    ax.set_xlabel(f"{_TITLES[sort]} in the backward, ms per {report.per}")
+    ax.set_xlabel(f"{_TITLES[sort]}, ms per {report.per}")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
     return ax

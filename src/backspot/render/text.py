@@ -37,6 +37,7 @@ from backspot.render._sentences import (
     made_by,
     notes,
     remedies,
+    savings,
     setting,
 )
 from backspot.render._terminal import (
@@ -111,7 +112,8 @@ def render_text(
         lines += _module_table(report, chosen, view, width)
         lines += _lines_table(chosen.shown, view.sort, width)
         lines += [Text(), Text(coverage(report))]
-        lines += [Text(note, "dim") for note in notes(report, chosen, view)]
+        said = [*notes(report, chosen, view), *savings(report, chosen)]
+        lines += [Text(visible(note), "dim") for note in said]
     lines += finding_lines(report, width)
     return _written(lines, width, color=color)
 

@@ -28,6 +28,7 @@ __all__ = [
     "heaviest",
     "heaviest_line",
     "is_unsteady",
+    "node_sort",
     "only_nodes",
     "operators_by",
     "select",
@@ -146,22 +147,31 @@ def only_nodes(report: Report) -> bool:
 
 def operators_by(report: Report, sort: Sort) -> list[OperatorCost]:
     """The autograd nodes by name, the most expensive first."""
+    sort = node_sort(sort)
     return sorted(report.operators, key=lambda op: (-time_of(op, sort), -op.wall_ns, op.name))
 
 
 def share_of(report: Report, cost: Cost, sort: Sort) -> float:
-    """The part (0 to 1) of the backward's time that a cost takes."""
+    """The part (0 to 1) of the backward's time that a cost takes, or of the step that it saves."""
+    if isinstance(cost, Row):
+        return report.share(cost, sort)
     whole = time_of(report, sort)
     return time_of(cost, sort) / whole if whole else 0.0
 
 
 def heaviest(row: Row, sort: Sort) -> NodeCost | None:
     """The node that takes most of the row's time, or ``None`` if it has no node."""
-    return max(row.nodes, key=lambda node: time_of(node, sort), default=None)
+    by = node_sort(sort)
+    return max(row.nodes, key=lambda node: time_of(node, by), default=None)
 
 
 def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
     """The source line that made most of the row's heaviest node, if the trace has lines."""
     node = heaviest(row, sort)
     made = [line for line in row.lines if node is not None and line.node == node.name]
-    return max(made, key=lambda line: time_of(line, sort), default=None)
+    return max(made, key=lambda line: time_of(line, node_sort(sort)), default=None)
+
+
+def node_sort(sort: Sort) -> Sort:
+    """The time to rank nodes and lines by: what one of these saves is not known."""
+    return "wall" if sort == "saves" else sort

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.results.public import public
+from backspot.results.savings import Saving
 
 __all__ = [
     "Coverage",
@@ -34,7 +35,8 @@ __all__ = [
     "time_of",
 ]
 
-Sort = Literal["wall", "gpu", "cpu"]
+Sort = Literal["wall", "gpu", "cpu", "saves"]
+"""What rows are ranked by: a time, or what a step would save without them."""
 
 
 @public
@@ -248,6 +250,11 @@ class Row:
         wall_on: What ``wall_ns`` is spent on.
         lines: Lines of forward source code that made the row's nodes, most wall time first. Empty
             unless the trace was recorded with ``instrument(model, lines=True)``.
+        saves: What a step would take less if the backward of this row alone were free, ``None``
+            where it is not known: if the report could not be replayed, or for a group of modules.
+        total_saves: What a step would take less if the backward of this module and of all modules
+            inside it were free. Savings do not add up: work that hides behind two modules shows
+            only if both are free.
 
     Example:
         >>> row = report.modules[0]
@@ -282,6 +289,8 @@ class Row:
     kernels: tuple[KernelCost, ...] = ()
     wall_on: WallKinds = WallKinds()
     lines: tuple[LineCost, ...] = ()
+    saves: Saving | None = None
+    total_saves: Saving | None = None
 
     @property
     def is_exchange(self) -> bool:
@@ -374,6 +383,26 @@ class Row:
         """``forward_ns`` in milliseconds."""
         return self.forward_ns / 1e6
 
+    @property
+    def saves_ns(self) -> int | None:
+        """What a step would take less if this row were free, in nanoseconds; or ``None``."""
+        return None if self.saves is None else self.saves.ns
+
+    @property
+    def saves_low_ns(self) -> int | None:
+        """Lower end of the range of ``saves_ns``."""
+        return None if self.saves is None else self.saves.low_ns
+
+    @property
+    def saves_high_ns(self) -> int | None:
+        """Upper end of the range of ``saves_ns``."""
+        return None if self.saves is None else self.saves.high_ns
+
+    @property
+    def total_saves_ns(self) -> int | None:
+        """As ``saves_ns``, for this module and all modules inside it."""
+        return None if self.total_saves is None else self.total_saves.ns
+
 
 def half_spread(by_step: Sequence[int]) -> int:
     """Return half of the difference between the quartiles, as ``Row.wall_spread_ns`` has it."""
@@ -417,7 +446,12 @@ class _Timed(Protocol):
 
 
 def time_of(cost: _Timed, sort: Sort) -> int:
-    """Return the time that a ranking goes by, in nanoseconds of a typical step."""
+    """Return the time that a ranking goes by, in nanoseconds of a typical step.
+
+    Only rows save something that is known; all else counts as 0.
+    """
+    if sort == "saves":
+        return (isinstance(cost, Row) and cost.saves_ns) or 0
     return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
 
 

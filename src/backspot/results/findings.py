@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from backspot.formatting import visible
 from backspot.results.public import public
+from backspot.results.savings import Saving
 
 __all__ = ["Finding", "Place"]
 
@@ -59,6 +60,9 @@ class Finding:
         operators: Names of the operators involved (``aten::…``), most expensive first.
         kernels: Names of the kernels and copies involved, most expensive first.
         link: URL with more about the remedy, or ``""``.
+        saves: What a step would take less if the work of the cause were free: its nodes with the
+            device work that they launch, its device work alone, or its waits, as the section of
+            the rule says; at most ``wall_ns``. ``None`` where that is not known.
 
     Example:
         >>> finding = report.findings[1]
@@ -79,6 +83,7 @@ class Finding:
     operators: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     link: str = ""
+    saves: Saving | None = None
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""

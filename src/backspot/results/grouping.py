@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds
+from backspot.results.savings import Saving
 
 __all__ = [
     "add_totals",
@@ -21,6 +22,7 @@ __all__ = [
     "ranked_kernels",
     "ranked_lines",
     "ranked_nodes",
+    "ranked_rows",
 ]
 
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
@@ -40,11 +42,15 @@ def fold(
 
     The root is at level 0. Only modules that were called make a level: the forward of a
     ``ModuleList`` never runs, so its modules are at the level that it has itself.
+
+    Savings do not add up. A row that takes in all modules inside it saves its total, a row that
+    takes in none saves what it did, and what any other row saves is not known.
     """
     known = {row.path: row for row in rows if row.is_module}
     levels: dict[str, int] = {}
     target: dict[str, str] = {}
-    for path, parent in parents_of(known.values()).items():
+    parents = parents_of(known.values())
+    for path, parent in parents.items():
         root = known[path].root
         if path == root:
             levels[path] = 0
@@ -57,6 +63,7 @@ def fold(
             target[path] = path
         else:
             target[path] = root if parent is None else target[parent]
+    inside = _counts_inside(parents)
     groups: dict[str, list[Row]] = defaultdict(list)
     others: list[Row] = []
     for row in rows:
@@ -71,6 +78,8 @@ def fold(
             class_name=known[path].class_name if path in known else "",
             calls=known[path].calls if path in known else max(row.calls for row in members),
             members=1,
+            saves=_saves(known.get(path), len(members), inside.get(path, 0)),
+            total_saves=known[path].total_saves if path in known else None,
         )
         for path, members in groups.items()
     ]
@@ -117,7 +126,32 @@ def numberless(path: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
-def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: float, members: int) -> Row:
+def _counts_inside(parents: dict[str, str | None]) -> dict[str, int]:
+    """Return how many modules each module consists of, with itself, at all depths."""
+    counts = dict.fromkeys(parents, 1)
+    for path, parent in reversed(parents.items()):
+        if parent is not None:
+            counts[parent] += counts[path]
+    return counts
+
+
+def _saves(row: Row | None, members: int, inside: int) -> Saving | None:
+    """Return what a row saves that takes in so many of the modules inside it, with itself."""
+    if row is None:
+        return None
+    return row.saves if members == 1 else row.total_saves if members == inside else None
+
+
+def _merge(
+    rows: Sequence[Row],
+    *,
+    path: str,
+    class_name: str,
+    calls: float,
+    members: int,
+    saves: Saving | None = None,
+    total_saves: Saving | None = None,
+) -> Row:
     # A total includes the modules inside, so only the outermost rows of the group are added.
     parents = parents_of(rows)
     outer = [row for row in rows if parents[row.path] is None]
@@ -155,11 +189,18 @@ def _merge(rows: Sequence[Row], *, path: str, class_name: str, calls: float, mem
         gpu_ns_by_step=_added(row.gpu_ns_by_step for row in rows),
         cpu_ns_by_step=_added(row.cpu_ns_by_step for row in rows),
         forward_ns_by_step=_added(row.forward_ns_by_step for row in rows),
+        saves=saves,
+        total_saves=total_saves,
     )
 
 
 def _added(by_step: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip(*by_step, strict=True))
+
+
+def ranked_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Sort by wall time, then device time, then host time, most expensive first."""
+    return tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path)))
 
 
 def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:

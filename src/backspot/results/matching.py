@@ -13,7 +13,7 @@ from backspot.formatting import quoted
 from backspot.results.grouping import numberless
 from backspot.results.subtrees import near_names
 
-__all__ = ["Patterns", "patterns_of"]
+__all__ = ["Patterns", "is_pattern", "patterns_of"]
 
 _WILDCARD = re.compile(r"(?<![^.])\*\*\.|\*\*|\*|\?|\[!?[^]]+\]")
 _MEANING = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
@@ -53,6 +53,11 @@ class Patterns:
                     path if kinds[numberless(path)] == 1 else numberless(path) for path in paths
                 )
                 raise UsageError(f"match={quoted(text)} matches no module{near_names(text, known)}")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text has a wildcard, so that it is more than one path."""
+    return _WILDCARD.search(text) is not None
 
 
 def patterns_of(match: object) -> Patterns:

@@ -25,7 +25,12 @@ _MARKS = (PROFILER_STEP, NEXT_BATCH)
 _TOGETHER = 1 << 17
 """Rows per chunk: keeping many small arrays would fragment the heap."""
 # Columns with few distinct values take fewer bytes.
-_NARROW: dict[str, Any] = {"category": np.int8, "name": np.int32, "thread": np.int32}
+_NARROW: dict[str, Any] = {
+    "category": np.int8,
+    "name": np.int32,
+    "thread": np.int32,
+    "group": np.int32,
+}
 
 
 class Index(dict[Any, int]):
@@ -44,6 +49,7 @@ class Columns:
     Attributes:
         names: the number of each name.
         threads: the number of each (process, thread).
+        groups: the number of each process group.
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
         unknown: the events that were left out because their category is unknown.
@@ -60,12 +66,14 @@ class Columns:
         "correlation",
         "device",
         "size",
+        "group",
     )
     FLOWS = ("identity", "forward", "thread", "time")
 
     def __init__(self) -> None:
         self.names = Index()
         self.threads = Index()
+        self.groups = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
         self.compiled = CompiledTable()
@@ -125,6 +133,8 @@ class Columns:
         for columns, field, numbers in (
             (other._pieces, "name", _numbers(self.names, other.names)),
             (other._pieces, "thread", _numbers(self.threads, other.threads)),
+            # The last is what -1 finds: no group.
+            (other._pieces, "group", np.append(_numbers(self.groups, other.groups), -1)),
             (other._flows, "identity", _numbers(self._identities, other._identities)),
             (other._flows, "thread", _numbers(self._flow_threads, other._flow_threads)),
         ):
@@ -207,6 +217,7 @@ class Columns:
             **arrays,
             names=tuple(self.names),
             threads=tuple(self.threads),
+            groups=tuple(self.groups),
             flows=flows,
             logical_threads=dict(self.logical_threads),
             source=source,

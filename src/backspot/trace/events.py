@@ -67,7 +67,7 @@ class Flows:
 class Events:
     """A trace as columns: arrays of equal length with one entry for each event, in trace order.
 
-    ``category``, ``name`` and ``thread`` have fewer than 64 bits.
+    ``category``, ``name``, ``thread`` and ``group`` have fewer than 64 bits.
 
     Attributes:
         start: nanoseconds from the trace's first event.
@@ -82,8 +82,10 @@ class Events:
         device: index of the device, -1 on the host.
         size: the bytes of a copy or memset; for a kernel, its thread blocks for each
             multiprocessor, in thousandths; -1 where the trace does not have it.
+        group: for the call of a collective, index into ``groups``; -1 for none.
         names: each distinct name once.
         threads: (process, thread) as the trace names them.
+        groups: the process groups by name.
         flows: the arrows from forward to backward.
         logical_threads: for each of autograd's thread numbers that a live profile knows, the index
             into ``threads``.
@@ -105,8 +107,10 @@ class Events:
     correlation: Ints
     device: Ints
     size: Ints
+    group: Ints
     names: Sequence[str]
     threads: Sequence[tuple[object, object]]
+    groups: Sequence[str]
     flows: Flows
     logical_threads: dict[int, int] = field(default_factory=dict)
     source: str = ""

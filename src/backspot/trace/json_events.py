@@ -17,12 +17,14 @@ from backspot.trace.columns import LONGEST_NS, Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Ints
 from backspot.trace.names import (
     BLOCKS_PER_MULTIPROCESSOR,
+    COLLECTIVE_CALL,
     COMPLETE,
     FLOW_FINISH,
     FLOW_START,
     FORWARD_BACKWARD,
     FORWARD_THREAD,
     MODULE_CALL,
+    PROCESS_GROUP,
     SEQUENCE_NUMBER,
 )
 
@@ -38,6 +40,7 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     device: int | None = -1
     bytes: int | None = -1
     blocks: float | None = msgspec.field(name=BLOCKS_PER_MULTIPROCESSOR, default=_NAN)
+    group: str | None = msgspec.field(name=PROCESS_GROUP, default=None)
 
 
 _NO_ARGS = _Args()
@@ -75,6 +78,7 @@ _PH, _CAT, _NAME = attrgetter("ph"), attrgetter("cat"), attrgetter("name")
 _PID, _TID, _ID = attrgetter("pid"), attrgetter("tid"), attrgetter("id")
 _TS, _DUR, _ARGS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
 _OF_ARGS = {field: attrgetter(field) for field in _Args.__struct_fields__}
+_NUMBERS = ("sequence", "forward_thread", "correlation", "device", "bytes")
 _CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
 
 
@@ -115,20 +119,22 @@ def gather(events: list[Event], columns: Columns) -> int:
     args = list(map(_ARGS, kept))
     if None in args:
         args = [_NO_ARGS if arg is None else arg for arg in args]
-    numbers = {field: integers(get, args) for field, get in _OF_ARGS.items() if field != "blocks"}
+    numbers = {field: integers(_OF_ARGS[field], args) for field in _NUMBERS}
     count = len(kept)
+    names = np.fromiter(map(columns.names.__getitem__, map(_NAME, kept)), np.int64, count)
     threads = zip(map(_PID, kept), map(_TID, kept), strict=True)
     columns.add(
         _nanoseconds(start),
         _nanoseconds(duration),
         category,
-        np.fromiter(map(columns.names.__getitem__, map(_NAME, kept)), np.int64, count),
+        names,
         np.fromiter(map(columns.threads.__getitem__, threads), np.int64, count),
         numbers["sequence"],
         numbers["forward_thread"],
         numbers["correlation"],
         _devices(numbers["device"], category, kept),
         _sizes(_floats(_OF_ARGS["blocks"], args), numbers["bytes"]),
+        _groups(names, category, args, columns),
     )
     return impossible
 
@@ -188,6 +194,16 @@ def _devices(device: Ints, category: Ints, events: list[Event]) -> Ints:
         pid = events[index].pid  # Kineto writes the device as the process of its work
         device[index] = pid if isinstance(pid, int) and 0 <= pid < _MOST_DEVICES else 0
     return device
+
+
+def _groups(names: Ints, category: Ints, args: Sequence[_Args], columns: Columns) -> Ints:
+    """Return ``Events.group``. Calls of collectives are few: no other event is looked at."""
+    group = np.full(len(names), -1, np.int64)
+    calls = (names == columns.names.get(COLLECTIVE_CALL, -1)) & (category == Category.OPERATOR)
+    for index in np.flatnonzero(calls).tolist():
+        name = args[index].group
+        group[index] = -1 if name is None else columns.groups[name]
+    return group
 
 
 def _sizes(blocks: np.ndarray, copied: Ints) -> Ints:

@@ -23,6 +23,8 @@ FORWARD_THREAD = "Fwd thread id"
 """Argument: autograd's number of the thread that built a node."""
 BLOCKS_PER_MULTIPROCESSOR = "blocks per SM"
 """Argument: the thread blocks of a kernel for each multiprocessor."""
+PROCESS_GROUP = "Process Group Description"
+"""Argument: the name of the process group that a collective runs in."""
 
 # Categories (``cat``): Kineto's ActivityType.cpp, and what older versions and ROCm builds write --
 
@@ -225,6 +227,8 @@ def short_node_name(name: str) -> str:
 
 LAUNCHES_OF_COLLECTIVES = ("c10d::", "_c10d_functional::", "nccl:")
 """What surrounds the start of a collective, and names it."""
+COLLECTIVE_CALL = "record_param_comms"
+"""The operator around the launch of any collective; its arguments describe the collective."""
 HOST_COLLECTIVES = ("gloo:", "mpi:")
 """A collective that threads of the host execute, from its start until all ranks have taken part."""
 _COLLECTIVES = {

@@ -21,9 +21,11 @@ from backspot.trace import compiled, source_lines
 from backspot.trace.columns import Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Events, Ints
 from backspot.trace.names import (
+    COLLECTIVE_CALL,
     MEMCPY,
     MEMSET,
     MODULE_CALL,
+    PROCESS_GROUP,
     is_python_frame,
     is_runtime_call,
 )
@@ -166,6 +168,7 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
         correlation,
         np.where(category <= Category.RUNTIME, -1, np.array(device, np.int64)),
         np.full(len(events), -1, np.int64),
+        np.array([_group(event, columns) for event in events], np.int64),
     )
     return bool(of_operators.any())
 
@@ -185,6 +188,14 @@ def _numbers(
         column[index] = integers(getattr(event_type, name), chosen)
         columns.append(column)
     return columns
+
+
+def _group(event: Any, columns: Columns) -> int:
+    """Return ``Events.group``; before torch 2.13 an event has nothing of it."""
+    if event.name() != COLLECTIVE_CALL or not hasattr(event, "extra_meta"):
+        return -1
+    name = event.extra_meta().get(PROCESS_GROUP)
+    return columns.groups[name.strip('"')] if name else -1
 
 
 def _recorded(results: Any, tables: WeakKeyDictionary[Any, str], key: str) -> bytes:

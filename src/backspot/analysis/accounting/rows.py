@@ -51,10 +51,10 @@ from backspot.results.report import (
     Row,
     WallKinds,
     add_totals,
-    fold,
     ranked_kernels,
     ranked_lines,
     ranked_nodes,
+    ranked_rows,
 )
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
@@ -91,8 +91,6 @@ def account(
     ownership: Ownership,
     clock: Clock,
     windows: StepWindows | Windows,
-    *,
-    depth: int | None,
 ) -> BackwardCosts:
     """Turn ownership into costs.
 
@@ -107,9 +105,8 @@ def account(
         ownership: its owners.
         clock: its clock.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
-        depth: fold modules deeper than this into their ancestors; ``None`` keeps all.
     """
-    return _Accountant(events, ownership, clock, windows).costs(depth)
+    return _Accountant(events, ownership, clock, windows).costs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +362,7 @@ class _Accountant:
 
     # Costs ---------------------------------------------------------------------------------------
 
-    def costs(self, depth: int | None) -> BackwardCosts:
+    def costs(self) -> BackwardCosts:
         """Sum up all pieces."""
         dealt, cpu = self._wall(), self._cpu()
         wall, (gpu, launched) = dealt.backward, self._gpu()
@@ -392,14 +389,12 @@ class _Accountant:
         )
         owned = self._rows((wall, gpu, cpu), nodes, kernels, lines)
         rows = add_totals([*owned, *_unsteady(owned, whole)])
-        if depth is not None:
-            rows = fold(rows, depth)
         is_module = self.o.owners.is_module
         totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
         parts = [int(piece.amount[is_module[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
         shares = [part / total if total else 1.0 for part, total in zip(parts, totals, strict=True)]
         return BackwardCosts(
-            modules=tuple(sorted(rows, key=lambda r: (-r.wall_ns, -r.gpu_ns, -r.cpu_ns, r.path))),
+            modules=ranked_rows(rows),
             operators=self._operators(pieces, nodes),
             passes=self._passes(dealt, gpu, cpu),
             devices=self._devices(wall, gpu, self.work.device[launched]),

@@ -28,7 +28,8 @@ class Communication:
         collective: index into ``names``, ``NOTHING`` for work that is no communication.
         of_gradients: whether the work reduces gradients over the ranks.
         of_parameters: whether the work gathers parameters that are sharded over the ranks.
-        names: the collectives, as ``torch.distributed`` calls them.
+        names: the collectives, as ``torch.distributed`` calls them, with the process group if the
+            recording has several.
     """
 
     collective: Ints
@@ -47,6 +48,12 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     """
     mine = np.flatnonzero(work.tier == Tier.COMMUNICATION)
     known, which = _collectives(events, work, mine)
+    shown, group, groups = known, _groups(events, work, mine), len(events.groups)
+    if groups > 1:
+        pairs, which = np.unique(which * (groups + 1) + group + 1, return_inverse=True)
+        known = [known[one] for one in (pairs // (groups + 1)).tolist()]
+        labels = ["", *(f" [{name}]" for name in events.groups)]
+        shown = [f"{a}{labels[b]}" for a, b in zip(known, pairs % (groups + 1), strict=True)]
     collective = np.full(len(work.start), NOTHING, np.int64)
     collective[mine] = which
     accumulates = np.array([names.is_accumulate_grad(name) for name in spans.node_names], bool)
@@ -63,7 +70,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
         collective=collective,
         of_gradients=reduces & (by_sharding | by_engine | take(accumulates, node, False)),
         of_parameters=gathers & by_sharding,
-        names=known,
+        names=shown,
     )
 
 
@@ -82,6 +89,12 @@ def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence
     ]
     known = sorted(set(found))
     return known, np.array([known.index(one) for one in found], np.int64)
+
+
+def _groups(events: Events, work: DeviceWork, mine: Ints) -> Ints:
+    """Return the process group of each of these pieces of work, ``NOTHING`` where none is known."""
+    calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
+    return take(events.group, _around(events, work, mine, calls))
 
 
 def _around(events: Events, work: DeviceWork, mine: Ints, marks: Ints) -> Ints:

@@ -20,7 +20,7 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
 
-__all__ = ["is_between_forwards", "without_partial"]
+__all__ = ["is_between_forwards", "only_steps", "without_partial"]
 
 _FAR = np.iinfo(np.int64).max
 
@@ -71,6 +71,22 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
     shorter = _between(events, ownership, begin, end)
     return replace(shorter, warnings=(*events.warnings, sentence))
+
+
+def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> Events:
+    """Return the trace as if only these steps had been recorded.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        first: the first step to keep.
+        last: the last step to keep.
+    """
+    runs = np.flatnonzero((ownership.steps.of_pass >= first) & (ownership.steps.of_pass <= last))
+    between = _Between(events, ownership)
+    begin = between.begin(int(runs[0])) if first else -1
+    end = between.end(int(runs[-1])) if last < ownership.steps.count - 1 else _FAR
+    return _between(events, ownership, begin, end)
 
 
 def is_between_forwards(events: Events, ownership: Ownership) -> bool:

@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.registry import all_rules
+from backspot.analysis.findings.registry import Found, all_rules
 from backspot.results.costs import Row, line_of
 from backspot.results.findings import Finding, Place
 
-__all__ = ["LEAST_SHARE", "Evidence", "Judged", "all_rules", "find_all"]
+__all__ = ["LEAST_SHARE", "Evidence", "Found", "Judged", "all_rules", "find_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Judged:
     """What the rules find.
 
     Attributes:
-        findings: the findings, the most expensive first.
+        findings: the findings, the most expensive first, each with the work of its cause.
         looked: how many rules could judge the trace.
         unable: how many could not, because it has no device work.
     """

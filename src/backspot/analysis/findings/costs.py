@@ -33,11 +33,29 @@ from backspot.analysis.typical import typical, typical_value
 from backspot.results.findings import Place
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["LEAST_SHARE", "Costs", "Placed"]
+__all__ = ["LEAST_SHARE", "Costs", "Placed", "Removable"]
 
 LEAST_SHARE = 0.01
 """A cause that takes less of a step than this is not there in that step."""
 _NAMED = 3  # how many nodes, operators or kernels a finding names
+
+
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """The work of a cause, which a step would save without the cause.
+
+    Attributes:
+        spans: whether the host's time in each span is part of the cause.
+        work: whether each piece of device work is part of the cause.
+        waits: calls in which the host would not wait for a device, as indices into ``Events``.
+        with_host: whether the host's part is known. The host also needs time to launch device
+            work, but spans can be too coarse to say how much.
+    """
+
+    spans: Mask
+    work: Mask
+    waits: Ints
+    with_host: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +66,13 @@ class Placed:
         places: where, with the typical cost of each place, the most expensive first.
         wall_ns: the sum over the places, at most the whole step.
         steps: in how many steps the cause takes at least ``LEAST_SHARE`` of the step.
+        removable: the work of the cause, ``None`` where that is not known.
     """
 
     places: tuple[Place, ...]
     wall_ns: int
     steps: int
+    removable: Removable | None = None
 
 
 @dataclass(frozen=True)
@@ -203,12 +223,16 @@ class Costs:
         """Return the places of these spans, with the device work that they launched."""
         owner = self._placed_at(self.ownership.owner, chosen)
         work = take(chosen, self._work.span, False)
-        return self._placed(owner, self.owned_by_step(chosen, work))
+        found = self._placed(owner, self.owned_by_step(chosen, work))
+        return replace(found, removable=self.removable(chosen, work))
 
     def places_of_host(self, chosen: Mask) -> Placed:
         """Return the places of these spans, with what they hold on the host alone."""
         owner = self._placed_at(self.ownership.owner, chosen)
-        return self._placed(owner, self.owned_by_step(chosen, np.zeros(len(self._work.span), bool)))
+        found = self._placed(
+            owner, self.owned_by_step(chosen, np.zeros(len(self._work.span), bool))
+        )
+        return replace(found, removable=self.removable(chosen, None))
 
     def places_of_work(self, chosen: Mask, elsewhere: str = "") -> Placed:
         """Return the places of this device work: the modules with the calls that launched it.
@@ -221,6 +245,8 @@ class Costs:
         owner = self._placed_at(self._payers.shares.largest[payer], chosen)
         none = np.zeros(len(self._spans.start), bool)
         found = self._placed(owner, self.owned_by_step(none, chosen))
+        removable = replace(self.removable(None, chosen), with_host=False)
+        found = replace(found, removable=removable)
         if not elsewhere:
             return found
         outside = Special.OUTSIDE.path
@@ -296,6 +322,21 @@ class Costs:
         cost = min(typical_value(by_step), typical_value(self.step_ns))
         only = Place(path, class_name, self._per_step(count), cost)
         return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE))
+
+    def removable(
+        self, spans: Mask | None, work: Mask | None, waits: Ints | None = None
+    ) -> Removable:
+        """Return the work of a cause; what is left out is not part of the cause.
+
+        A span that is part of the cause waits for no device.
+        """
+        mine = np.zeros(len(self._spans.start), bool) if spans is None else spans
+        done = np.zeros(len(self._work.start), bool) if work is None else work
+        calls = self.ownership.waits
+        without = calls.event[mine[calls.span]]
+        if waits is not None:
+            without = np.union1d(without, waits)
+        return Removable(mine, done, without)
 
     def label_of(self, owner: int) -> str:
         """Return how a place of this owner is called."""

@@ -7,22 +7,39 @@ The decorators follow the idiom of ``torch.utils.flop_counter.register_flop_form
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeAlias
 
-from backspot.analysis.findings.costs import Placed
+from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.results.findings import Finding
+from backspot.results.savings import Saving
 
-__all__ = ["Rule", "all_rules", "fallback_rule", "finding", "rule"]
+__all__ = ["Found", "Rule", "all_rules", "fallback_rule", "finding", "rule"]
 
 _RULES = "backspot.analysis.findings.rules"
 
 Look: TypeAlias = Callable[[Evidence], Finding | None]
 LookAfter: TypeAlias = Callable[[Evidence, Sequence[Finding]], Finding | None]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Found(Finding):
+    """A finding with the work of its cause, before it is known what that would save.
+
+    Attributes:
+        removable: the work of the cause, ``None`` where that is not known.
+    """
+
+    removable: Removable | None = None
+
+    def with_saves(self, saves: Saving | None) -> Finding:
+        """Return the finding as reports have it."""
+        known = {field.name: getattr(self, field.name) for field in fields(Finding)}
+        return Finding(**known | {"saves": saves})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +131,14 @@ def finding(
     nodes: tuple[str, ...] = (),
     operators: tuple[str, ...] = (),
     kernels: tuple[str, ...] = (),
-) -> Finding | None:
+) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
     The other arguments are the fields of ``Finding``. ``find_all`` fills in the name of the rule.
     """
     if not cost.places:
         return None
-    return Finding(
+    return Found(
         rule="",
         title=title,
         seen=seen,
@@ -133,4 +150,5 @@ def finding(
         operators=operators,
         kernels=kernels,
         link=link,
+        removable=cost.removable,
     )

@@ -13,8 +13,9 @@ The files work in this order:
    its queue, or work of another queue. ``waits`` finds what the host waited for.
 4. ``recording`` compiles these into one graph, or refuses with a reason: ``Refusal``.
 5. ``simulation`` runs through the graph once, for many variants of the durations at a time.
-6. ``replay`` fits the costs to a measured step and returns moved events. ``saving`` answers what a
-   change would save.
+6. ``replay`` fits the costs to a measured step and returns moved events. ``saving`` replays a
+   recording with many changes at a time.
+7. ``predict`` turns these into what reports have: typical savings with their range.
 
 The method is that of replayed training graphs (Daydream, dPRO) with the question of Coz: what if
 this part were faster? Each constraint of the graph holds exactly in the recording, so that a replay

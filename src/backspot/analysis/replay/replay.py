@@ -52,7 +52,7 @@ def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
         recording.work(cost)[:, None],
         every_station=True,
     )
-    steps = np.round(simulated.step_lengths(recording)[:, 0]).astype(np.int64)
+    steps = np.round(simulated.step_lengths(recording)[:, 0, 0]).astype(np.int64)
     return Replayed(_moved(recording, lengths, simulated), tuple(steps.tolist()), cost)
 
 
@@ -105,7 +105,7 @@ def _median_steps(recording: Recording, costs: list[ProfilerCost]) -> Floats:
     hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
     works = [recording.work(one)[:, None] for one in costs]
     simulated = simulate(recording, np.hstack(hosts), np.hstack(works))
-    steps: Floats = np.median(simulated.step_lengths(recording), axis=0)
+    steps: Floats = np.median(simulated.step_lengths(recording)[:, :, 0], axis=0)
     return steps
 
 
@@ -133,8 +133,9 @@ def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Event
         return found
 
     start, end = host(events.start), host(events.end)
-    start[work.event] = np.round(simulated.end[:, 0] - simulated.work).astype(np.int64) + origin
-    end[work.event] = np.round(simulated.end[:, 0]).astype(np.int64) + origin
+    done, takes = simulated.end[:, 0, 0], simulated.work[:, 0, 0]
+    start[work.event] = np.round(done - takes).astype(np.int64) + origin
+    end[work.event] = np.round(done).astype(np.int64) + origin
     flows = replace(events.flows, backward_time=host(events.flows.backward_time))
     return replace(events, start=start, duration=np.maximum(end - start, 0), flows=flows)
 
@@ -148,7 +149,7 @@ def _moments(recording: Recording, lengths: Floats, simulated: Simulated) -> tup
     station = np.searchsorted(recording.stations, edges, side="right") - 1
     total = np.append(0.0, np.cumsum(lengths))
     at_station = total[np.searchsorted(edges, recording.stations)]
-    times = simulated.at(recording, recording.stations)[:, 0]
+    times = simulated.at(recording, recording.stations)[:, 0, 0]
     moved = times[station] + total - at_station[station]
     within = np.zeros(len(edges), bool)
     for wait in recording.waits:

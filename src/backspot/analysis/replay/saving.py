@@ -7,22 +7,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.replay.cost import ProfilerCost
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import Variants, simulate
-from backspot.analysis.timeline import grouped, numbered
+from backspot.analysis.timeline import grouped
 from backspot.errors import UsageError
 from backspot.formatting import quoted
 from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "Change",
+    "Replays",
     "Saving",
+    "change_of_paths",
     "free_owners",
     "owners_within",
+    "replays",
     "saved",
     "scaled_owners",
     "scaled_spans",
@@ -147,37 +150,47 @@ def what_if(recording: Recording, cost: ProfilerCost, factors: Mapping[str, floa
     Args:
         recording: the recording.
         cost: what the profiler cost; steps are compared without that cost.
-        factors: for each module's path what the time of its backward is multiplied by: 0 for free,
-            0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
-            given. The path of an owner that is no module names that owner alone.
+        factors: as ``change_of_paths`` takes them.
 
     Raises:
         UsageError: If a path names no owner of the trace, or a factor is not between 0 and 1.
     """
     ownership = recording.ownership
-    owners: dict[int, float] = {}
-    for path in sorted(factors, key=len):
-        factor = factors[path]
+    for path, factor in factors.items():
         if not 0 <= factor <= 1:
             raise UsageError(f"{quoted(path)}: {quoted(factor)} is not a factor between 0 and 1")
-        mine = owners_within(ownership, path)
-        if not mine:
+        if not owners_within(ownership, path):
             raise UsageError(f"no module {quoted(path)} has a backward in this recording")
-        owners.update(dict.fromkeys(mine, factor))
-    return saved(recording, cost, [scaled_owners(ownership, owners)])[0]
+    return saved(recording, cost, [change_of_paths(ownership, factors)])[0]
+
+
+def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Change:
+    """Return the change in which the backward of some modules takes another time.
+
+    Args:
+        ownership: the owners of a trace.
+        factors: for each module's path what the time of its backward is multiplied by: 0 for free,
+            0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
+            given. The path of an owner that is no module names that owner alone.
+    """
+    owners: dict[int, float] = {}
+    for path in sorted(factors, key=len):
+        owners.update(dict.fromkeys(owners_within(ownership, path), factors[path]))
+    return scaled_owners(ownership, owners)
 
 
 def owners_within(ownership: Ownership, path: str) -> list[int]:
     """Return the owner with a path and, for a module, those of all modules in it."""
     owners = ownership.owners
+    roots = {module.root for _, module in owners.each_module() if module.path == path}
     return [
-        owner
-        for owner in range(len(owners))
-        if owners.path(owner) == path
-        or (
-            owners.module(owner) is not None
-            and (path == "" or owners.path(owner).startswith(f"{path}."))
-        )
+        *(owner for owner in range(len(Special)) if owners.path(owner) == path),
+        *(
+            owner
+            for owner, module in owners.each_module()
+            if module.path == path
+            or (module.root in roots and (path == "" or module.path.startswith(f"{path}.")))
+        ),
     ]
 
 
@@ -208,9 +221,6 @@ def saved(
 ) -> tuple[Saving, ...]:
     """Return what a step would take less with each of these changes alone.
 
-    The recording is replayed once for many changes, for the cost of the profiler and for both ends
-    of its uncertainty. The time is linear in the number of changes.
-
     Args:
         recording: the recording.
         cost: what the profiler cost; steps are compared without that cost.
@@ -218,8 +228,8 @@ def saved(
     """
     if not changes:
         return ()
-    spent = [_saved(recording, one, changes) for one in cost.range()]
-    return tuple(_saving([table[:, at] for table in spent]) for at in range(len(changes)))
+    tables = [one.saved for one in replays(recording, cost, changes)]
+    return tuple(_saving([table[:, at] for table in tables]) for at in range(len(changes)))
 
 
 def _saving(by_step: list[Floats]) -> Saving:
@@ -232,38 +242,122 @@ def _saving(by_step: list[Floats]) -> Saving:
     )
 
 
-def _saved(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Floats:
-    """Return what each step (rows) saves with each change (columns), in nanoseconds."""
-    lengths, work = recording.host(cost), recording.work(cost)
-    host = host_times(recording, lengths[:, None])
-    by_span = _BySpan(recording, lengths)
-    found = np.empty((len(recording.steps.start), len(changes)))
-    size = max(1, _CELLS // max(1, len(work)))
-    for first in range(0, len(changes), size):
-        some = changes[first : first + size]
-        variants = Variants(
-            count=len(some) + 1,  # the first is without any change
-            host=_sparse([by_span.less(change) for change in some]),
-            work=_sparse([(one.work, work[one.work] * (1 - one.work_factors)) for one in some]),
-            skipped=_skipped(some),
-        )
-        simulated = simulate(recording, host, work[:, None], variants)
-        taken = simulated.step_lengths(recording)
-        found[:, first : first + size] = taken[:, :1] - taken[:, 1:]
-    return found
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """A recording replayed with many changes at one cost of the profiler; nanoseconds.
+
+    Attributes:
+        steps: how long each step takes without any change.
+        saved: what each step (rows) saves with each change (columns).
+        shorter: for each change the time that it takes from host and devices in an average step.
+    """
+
+    steps: Floats
+    saved: Floats
+    shorter: Floats
 
 
-def _sparse(less: Sequence[tuple[Ints, Floats]]) -> dict[int, list[tuple[int, float]]]:
-    """Return, for each index that a change makes shorter, the variants and by how much.
+def replays(
+    recording: Recording, cost: ProfilerCost, changes: Sequence[Change]
+) -> tuple[Replays, ...]:
+    """Replay a recording with each of these changes alone.
+
+    The recording is run through once for many changes, for the cost of the profiler and for both
+    ends of its uncertainty. The time is linear in the number of changes.
 
     Args:
-        less: for each change its indices and nanoseconds; the first change is variant 1.
+        recording: the recording.
+        cost: what the profiler cost.
+        changes: the changes.
+
+    Returns:
+        The replays at the cost, and where it is uncertain at the least and the greatest likely one.
     """
-    found: dict[int, list[tuple[int, float]]] = {}
-    for column, (index, amount) in enumerate(less, 1):
-        for at, one in zip(index.tolist(), amount.tolist(), strict=True):
-            found.setdefault(at, []).append((column, one))
-    return found
+    costs = cost.range()
+    lengths = np.stack([recording.host(one) for one in costs], axis=1)
+    work = np.stack([recording.work(one) for one in costs], axis=1)
+    host = host_times(recording, lengths)
+    by_span = _BySpan(recording, lengths)
+    steps = np.empty((0, len(costs)))
+    found = np.empty((len(recording.steps.start), len(costs), len(changes)))
+    shorter = np.empty((len(costs), len(changes)))
+    size = max(1, _CELLS // max(1, work.size))
+    for first in range(0, max(1, len(changes)), size):
+        some = changes[first : first + size]
+        of_host = by_span.less([(one.spans, one.span_factors) for one in some])
+        of_work = _less([(one.work, one.work_factors) for one in some], work)
+        variants = Variants(
+            count=len(some) + 1,  # the first is without any change
+            host=of_host.by_index(),
+            work=of_work.by_index(),
+            skipped=_skipped(some),
+        )
+        taken = simulate(recording, host, work, variants).step_lengths(recording)
+        steps = taken[:, :, 0]
+        found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
+        waited = [recording.events.duration[change.waits].sum() for change in some]
+        shorter[:, first : first + size] = (
+            of_host.by_column(len(some)) + of_work.by_column(len(some)) + waited
+        )
+    shorter /= max(1, len(steps))
+    return tuple(Replays(steps[:, at], found[:, at], shorter[at]) for at in range(len(costs)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Less:
+    """What some changes make shorter, sorted by index; one entry for each index and change.
+
+    Attributes:
+        index: the station or the piece of work.
+        column: the variant; that of the first change is 1.
+        amount: nanoseconds, with one column for each cost.
+    """
+
+    index: Ints
+    column: Ints
+    amount: Floats
+
+    def by_index(self) -> dict[int, tuple[Ints, Floats]]:
+        """Return the variants of each index, and what they take less, as ``Variants`` has it."""
+        begins = np.flatnonzero(np.append(True, self.index[1:] != self.index[:-1]))
+        begins = begins[: len(self.index)]
+        ends = np.append(begins[1:], len(self.index))[: len(begins)]
+        amount = np.ascontiguousarray(self.amount.T)
+        return {
+            at: (self.column[first:last], amount[:, first:last])
+            for at, first, last in zip(
+                self.index[begins].tolist(), begins.tolist(), ends.tolist(), strict=True
+            )
+        }
+
+    def by_column(self, count: int) -> Floats:
+        """Return what each change takes less in all (columns), at each cost (rows)."""
+        sums = [np.bincount(self.column - 1, one, minlength=count) for one in self.amount.T]
+        found: Floats = np.stack(sums).astype(np.float64)
+        return found
+
+
+def _less(
+    changes: Sequence[tuple[Ints, Floats]], amount: Floats, index: Ints | None = None
+) -> _Less:
+    """Return what changes make shorter.
+
+    Args:
+        changes: for each change the rows of ``amount``, and what they are multiplied by.
+        amount: nanoseconds, with one column for each cost.
+        index: the index of each row of ``amount``; by default its own.
+    """
+    empty = np.empty(0, np.int64)
+    rows = np.concatenate([empty, *(one for one, _ in changes)])
+    factors = np.concatenate([empty, *(factor for _, factor in changes)])
+    column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
+    at = rows if index is None else index[rows]
+    key = at * (len(changes) + 1) + column
+    order = np.argsort(key, kind="stable")
+    begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))[: len(key)]
+    less = amount[rows[order]] * (1.0 - factors[order])[:, None]
+    summed: Floats = np.add.reduceat(less, begins, axis=0) if len(begins) else less
+    return _Less(at[order][begins], column[order][begins], summed)
 
 
 def _skipped(changes: Sequence[Change]) -> dict[int, Mask]:
@@ -285,13 +379,16 @@ class _BySpan:
         count = len(recording.ownership.spans.start)
         self._begins = np.searchsorted(line.span[order], np.arange(count + 1))
 
-    def less(self, change: Change) -> tuple[Ints, Floats]:
-        """Return the stations that the host comes to earlier, and by how many nanoseconds."""
-        first, last = self._begins[change.spans], self._begins[change.spans + 1]
+    def less(self, changes: Sequence[tuple[Ints, Floats]]) -> _Less:
+        """Return the stations that the host comes to earlier, and by how many nanoseconds.
+
+        Args:
+            changes: for each change its spans, and what their time is multiplied by.
+        """
+        return _less([self._intervals(*change) for change in changes], self._lengths, self._station)
+
+    def _intervals(self, spans: Ints, factors: Floats) -> tuple[Ints, Floats]:
+        first, last = self._begins[spans], self._begins[spans + 1]
         number = last - first
         offsets = np.repeat(first - np.append(0, np.cumsum(number)[:-1])[: len(number)], number)
-        at = np.arange(int(number.sum())) + offsets
-        amount = self._lengths[at] * np.repeat(1.0 - change.span_factors, number)
-        stations, which = numbered(self._station[at])
-        less: Floats = np.bincount(which, amount, minlength=len(stations)).astype(np.float64)
-        return stations, less
+        return np.arange(int(number.sum())) + offsets, np.repeat(factors, number)

@@ -1,19 +1,21 @@
 """Run through a recording's graph, for many variants of the durations at a time.
 
-The time of each station and of each piece of work is a vector with one entry for each variant, so
-that all variants share the cost of the loop. Most durations are the same in nearly all variants:
-those are added as numbers, and the few others are put right one by one.
+The time of each station and of each piece of work is a table with one row for each set of
+durations, such as one cost of the profiler, and one column for each variant of it, so that all of
+them share the cost of the loop. Most durations are the same in nearly all variants: those are added
+to whole rows, and the few others are put right one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
+from backspot.analysis.timeline import grouped
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["Simulated", "Variants", "simulate"]
@@ -25,15 +27,15 @@ class Variants:
 
     Attributes:
         count: how many variants there are.
-        host: for each station, variants and how much less the host takes to that station in each,
-            in nanoseconds.
-        work: for each piece of work, variants and how much less the work takes in each.
+        host: for each station, some variants and how much less the host takes to that station in
+            each (columns) for each set of durations (rows), in nanoseconds.
+        work: for each piece of work, the same for the time that the work takes.
         skipped: for each call that some variants do not wait in, by its event: in which.
     """
 
     count: int = 1
-    host: Mapping[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
-    work: Mapping[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    host: Mapping[int, tuple[Ints, Floats]] = field(default_factory=dict)
+    work: Mapping[int, tuple[Ints, Floats]] = field(default_factory=dict)
     skipped: Mapping[int, Mask] = field(default_factory=dict)
 
 
@@ -41,10 +43,11 @@ class Variants:
 class Simulated:
     """Replayed times in nanoseconds from the first edge of the host's line.
 
+    The last two axes of all times are the set of durations and the variant.
+
     Attributes:
-        station: the time of each station (rows) in each variant (columns); of those that were
-            asked for, others are 0.
-        end: when each piece of work (rows) ends in each variant (columns).
+        station: the time of each station that was asked for.
+        end: when each piece of work ends.
         work: how long each piece of work takes, as far as all variants share that.
     """
 
@@ -53,13 +56,13 @@ class Simulated:
     work: Floats
 
     def at(self, recording: Recording, times: Ints) -> Floats:
-        """Return when stations come (rows), in each variant (columns)."""
+        """Return when stations come."""
         return np.stack(
             [self.station[at] for at in np.searchsorted(recording.stations, times).tolist()]
         )
 
     def step_ends(self, recording: Recording) -> Floats:
-        """Return when each step (rows) ends in each variant (columns)."""
+        """Return when each step ends."""
         steps = recording.steps
         ends = self.at(recording, steps.host_end)
         for step in range(len(ends)):
@@ -70,7 +73,7 @@ class Simulated:
         return latest
 
     def step_lengths(self, recording: Recording) -> Floats:
-        """Return how long each step (rows) takes in each variant (columns), in nanoseconds."""
+        """Return how long each step takes, in nanoseconds."""
         steps = recording.steps
         ends = self.step_ends(recording)
         starts = self.at(recording, steps.start)
@@ -79,7 +82,7 @@ class Simulated:
             if steps.follows[step]:
                 starts[step] = ends[step - 1]
             elif opens >= 0:
-                length = 0.0 if steps.opens_at_end[step] else self.work[opens]
+                length = self.work[opens] * (not steps.opens_at_end[step])
                 starts[step] = self.end[opens] - length
             if step:  # a host that runs further ahead begins a step before the last one has ended
                 starts[step] = np.maximum(starts[step], ends[step - 1])
@@ -99,13 +102,13 @@ def simulate(
 
     Args:
         recording: the recording.
-        host: how long the host takes to each station (rows), without the waits for devices;
-            nanoseconds. One column that all variants share, or one for each variant.
+        host: how long the host takes to each station (rows), without the waits for devices, in
+            nanoseconds, with one column for each set of durations.
         work: how long each piece of work takes; as ``host``.
-        variants: how the variants differ; by default there is one for each column.
+        variants: how the variants of each set differ; by default there is one.
         every_station: return the times of all stations, and not only those of the steps.
     """
-    variants = variants or Variants(host.shape[1])
+    variants = variants or Variants()
     graph, steps = recording.graph, recording.steps
     launches = _launches(recording)
     waits = _waits(recording, variants)
@@ -115,19 +118,18 @@ def simulate(
     kept.update(earlier for earlier, _ in follows.values())
     before, room, other = graph.before.tolist(), graph.after_end_of.tolist(), graph.other
     latency, gap = graph.latency.tolist(), graph.gap.tolist()
-    # Numbers are faster than arrays with one entry.
-    to_station = host[:, 0].tolist() if host.shape[1] == 1 else list(host)
-    takes = work[:, 0].tolist() if work.shape[1] == 1 else list(work)
-    table = np.empty((len(work), variants.count))
+    takes = list(work[:, :, None])
+    table = np.empty((len(work), work.shape[1], variants.count))
     end = list(table)
     station: dict[int, Floats] = {}
-    now = np.zeros(variants.count)
+    now = np.zeros((host.shape[1], variants.count))
     maximum, add = np.maximum, np.add
-    nothing: Sequence[tuple[int, float]] = ()
-    for at, length in enumerate(to_station):
+    less_host, less_work = variants.host, variants.work
+    for at, length in enumerate(host[:, :, None]):
         now += length
-        for column, less in variants.host.get(at, nothing):
-            now[column] -= less
+        if at in less_host:
+            columns, less = less_host[at]
+            now[:, columns] -= less
         for cause, after in waits.get(at, ()):
             maximum(now, end[cause] + after, out=now)
         if at in follows:
@@ -144,11 +146,12 @@ def simulate(
                 for cause, lag in other[item].items():
                     maximum(mine, end[cause] + lag, out=mine)
             mine += takes[item]
-            for column, less in variants.work.get(item, nothing):
-                mine[column] -= less
+            if item in less_work:
+                columns, less = less_work[item]
+                mine[:, columns] -= less
         if at in kept:
             station[at] = now.copy()
-    return Simulated(station, table, work[:, 0])
+    return Simulated(station, table, work[:, :, None])
 
 
 def _waits(recording: Recording, variants: Variants) -> dict[int, list[tuple[int, float | Floats]]]:
@@ -176,8 +179,5 @@ def _follows(recording: Recording) -> dict[int, tuple[int, float]]:
 
 def _launches(recording: Recording) -> dict[int, list[int]]:
     """Return the works that are launched at each station; work is sorted by its start."""
-    found: dict[int, list[int]] = {}
     at: Ints = np.searchsorted(recording.stations, recording.graph.launch)
-    for item, station in enumerate(at.tolist()):
-        found.setdefault(station, []).append(item)
-    return found
+    return {station: mine.tolist() for station, mine in grouped(at)}

@@ -30,6 +30,7 @@ from backspot.render._sentences import (
     answer,
     coverage,
     remedies,
+    savings,
     setting,
 )
 from backspot.render.formats import Format
@@ -111,7 +112,8 @@ def _modules(report: Report) -> tuple[str, str]:
         rest = counted(len(chosen.hidden) + chosen.idle, "more module")
         hidden = f' <span class="no-script">{rest} if scripts may run.</span>'
     notes = f'<p class="muted">{shown(coverage(report))}{hidden}</p>'
-    return module_table(report, chosen), notes
+    said = "".join(f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen))
+    return module_table(report, chosen), notes + said
 
 
 def _operators(report: Report) -> tuple[str, str]:

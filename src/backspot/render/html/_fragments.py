@@ -160,6 +160,7 @@ _CLASSES = {
     "class": "o2",
     "time": "n",
     "share": "n",
+    "saves": "n o1",
     "bar": "b",
     "node": "node",
     "line": "",

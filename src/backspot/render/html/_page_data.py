@@ -107,6 +107,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
         "steps": report.steps,
         "per": report.per,
         "gpu": report.has_gpu,
+        "replayed": report.replayed_step is not None,
         "kinds": KINDS,
         "labelled": report.source == "backspot",
         "whole": [_in(unit, ns) for ns in (report.wall_ns, report.gpu_ns, report.cpu_ns)],
@@ -157,6 +158,7 @@ def _row(
         _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,
         _lines(row.lines, strings, unit, 5 if full else 1),
+        [None if one is None else _in(unit, one) for one in (row.saves_ns, row.total_saves_ns)],
     ]
 
 
@@ -249,4 +251,5 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
         [],
         0,
         [],
+        [None, None],
     ]

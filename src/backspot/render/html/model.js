@@ -12,7 +12,7 @@ function readModel(data) {
   const text = (index) => (index >= 0 ? data.strings[index] : "");
   const ns = (values) => values.map((value) => value * data.unit);
   const rows = data.rows.map((cells, id) => {
-    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label, lines] = cells;
+    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label, lines, saves] = cells;
     const [wall, gpu, cpu, forward, recompute, split] = ns(costs);
     return {
       id,
@@ -25,6 +25,8 @@ function readModel(data) {
       calls,
       own: { wall, gpu, cpu, forward, recompute, on: ns(on) },
       split,
+      // What a step would take less without the module, and without all modules in it; or null.
+      saves: saves.map((value) => (value === null ? null : value * data.unit)),
       spread: ns(steps.slice(0, 2)), // the smallest and the largest time of all steps
       steps: ns(steps.slice(2)), // the first ones
       nodes: nodes.map(([n, count, ...spent]) => ({
@@ -65,9 +67,11 @@ function readModel(data) {
     const below = !around ? 1 : around.depth + (around.path === around.root || around.calls > 0);
     row.depth = !row.isModule || (!row.members && row.path === row.root) ? 0 : below;
     row.total = { ...row.own, on: [...row.own.on] };
+    row.inside = 1;
     for (const child of row.children) {
       finish(child, row, level + 1);
       addTo(row.total, child.total);
+      row.inside += child.inside;
     }
     row.children.sort((a, b) => b.total.wall - a.total.wall || (a.path < b.path ? -1 : 1));
   };
@@ -76,7 +80,7 @@ function readModel(data) {
   const whole = {
     id: -1, level: 0, depth: -1, parent: null, path: "", name: "", cls: "", root: "", calls: 0,
     shown: "the whole backward", short: "the whole backward", title: "the whole backward",
-    isModule: false, members: 0, own: zero(), total: zero(), spread: [], steps: [], nodes: [], kernels: [], lines: [],
+    isModule: false, members: 0, own: zero(), total: zero(), saves: [null, null], spread: [], steps: [], nodes: [], kernels: [], lines: [],
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
@@ -108,10 +112,11 @@ function folded(model, depth) {
     const deeper = row.isModule && row.depth > depth;
     const path = deeper ? ancestor(model, row, depth) : row.path;
     const key = row.isModule && (deeper || !row.members) ? `${row.root}\n${path}` : row.id;
-    if (!lines.has(key)) lines.set(key, { path, row: null, cost: zero(), heaviest: new Map() });
+    if (!lines.has(key)) lines.set(key, { path, row: null, cost: zero(), taken: 0, heaviest: new Map() });
     const line = lines.get(key);
     if (!deeper) line.row = row;
     addTo(line.cost, row.own);
+    line.taken += 1;
     for (const node of row.nodes.filter((one) => !one.isSum)) {
       line.heaviest.set(node.name, (line.heaviest.get(node.name) || 0) + node.spent[0]);
     }
@@ -122,8 +127,10 @@ function folded(model, depth) {
       (best, one) => (one[1] > best[1] ? one : best), ["", 0]);
     const isModule = row ? row.isModule : true;
     const named = row && isModule && !row.members;
+    // Savings do not add up: that of a part of the modules inside is not known.
+    const saves = !row ? null : line.taken === 1 ? row.saves[0] : line.taken === row.inside ? row.saves[1] : null;
     return {
-      row, isModule, cost, node, spent,
+      row, isModule, cost, node, spent, saves,
       shown: row ? row.shown : path || "(root)",
       cls: named ? row.cls : "",
       calls: named ? row.calls : null,

@@ -13,6 +13,7 @@ function makeTable(model, box, change) {
       { key: "name", head: "module", text: true, value: (line) => line.shown },
       { key: "class", head: "class", text: true, optional: 2, value: (line) => line.cls },
       time("wall", "wall"),
+      model.replayed && { key: "saves", head: "saves", number: true, optional: 1, value: (line) => line.saves },
       model.gpu && time("gpu", "GPU"),
       time("cpu", "CPU"),
       { ...time("forward", "forward"), optional: 4 },
@@ -95,7 +96,7 @@ function makeTable(model, box, change) {
     const cost = zero();
     for (const line of lines) addTo(cost, line.cost);
     const members = lines.reduce((sum, line) => sum + line.row.members, 0);
-    return { row: null, isModule: true, cost, node: "", spent: 0, cls: "", calls: null, shown: counted(members, "module") };
+    return { row: null, isModule: true, cost, node: "", spent: 0, saves: null, cls: "", calls: null, shown: counted(members, "module") };
   }
 
   function head(list, state, sorted) {
@@ -131,6 +132,10 @@ function makeTable(model, box, change) {
       if (column.key === "ratio") {
         const noise = line.cost.wall < LEAST_SHARE * model.sums.wall ? " muted" : "";
         return make("td", { class: `${kind}${noise}` }, line.isModule ? times(column.value(line)) : "");
+      }
+      if (column.key === "saves") {
+        const saved = line.saves === null ? "" : milliseconds(line.saves, decimals);
+        return make("td", { class: kind }, saved);
       }
       if (column.key === "calls") {
         const calls = line.calls === null ? "" : perStep(line.calls);

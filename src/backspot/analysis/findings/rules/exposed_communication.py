@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
@@ -26,7 +28,7 @@ def find(evidence: Evidence) -> Finding | None:
     spent = costs.places_by_step(costs.work_by_step(owner, len(owners))).places
     parts = ", ".join(f"{say.ms(one.wall_ns)} in {one.path}" for one in spent if one.wall_ns)
     return finding(
-        costs.places_of_work(work),
+        replace(costs.places_of_work(work), removable=costs.removable(None, work)),
         title="Communication between ranks is not hidden",
         seen=(
             f"{say.per_step(int(work.sum()), 'collective')}, "

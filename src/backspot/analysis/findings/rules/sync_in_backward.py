@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
@@ -50,6 +52,7 @@ def find(evidence: Evidence) -> Finding | None:
     cost = np.minimum(_idle_until_ahead(evidence, begin, end), waited + _idle(evidence, begin, end))
     first = _first_of(caller)
     places = costs.places_at(evidence.ownership.owner[span], begin, cost, first)
+    places = replace(places, removable=costs.removable(None, None, waits=index))
     number = int(first.sum())
     idle, long = (typical_value(costs.times_by_step(begin, ns)) for ns in (cost, waited))
     calls = costs.top_operators(events.name[index], waited)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
 
@@ -31,20 +33,32 @@ def find(evidence: Evidence) -> Finding | None:
 
     Without the marks of a loader, the phase is time of the host in which nothing is recorded. On a
     GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows what the time is
-    spent on.
+    spent on. With several workers, the step may wait for one of them in every second step, say, and
+    find the batches of the others ready.
     """
     phase = evidence.phase("data")
-    if phase is None or not phase.wall_ns:
+    if phase is None:
         return None
     fetches = evidence.events.names_where(names.is_fetch_mark)
     marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0
     if not marked and not evidence.report.has_gpu:
         return None
-    say = evidence.wording
-    time = f"{say.ms(phase.wall_ns)} of each step, {say.share(phase.wall_ns)},"
+    say, costs = evidence.wording, evidence.costs
+    waits = np.array(phase.wall_ns_by_step)
+    waits[waits < LEAST_SHARE * costs.step_ns] = 0
+    in_turn = ""
+    if marked and 2 * (often := int(np.count_nonzero(waits))) <= len(waits):
+        # Several workers deliver in turn: one wait is for the batches of several steps.
+        waits[:] = typical_value(waits)
+        in_turn = f" It is a mean: the step waits {say.in_steps(often)}."
+    spent = typical_value(waits)
+    time = f"{say.ms(spent)} of each step, {say.share(spent)},"
     if marked:
         title = "The step waits for its data"
-        seen = f"{time} pass before the next batch is ready. The model does not run in this time."
+        seen = (
+            f"{time} pass before the next batch is ready. The model does not run in this time."
+            f"{in_turn}"
+        )
         remedy = _WORKERS_AND_GPU if evidence.report.has_gpu else _WORKERS
     else:
         title = "The GPU is idle before the batch is copied"
@@ -54,7 +68,7 @@ def find(evidence: Evidence) -> Finding | None:
         )
         remedy = _LOOK
     return finding(
-        evidence.costs.place("(data)", np.array(phase.wall_ns_by_step), evidence.report.steps),
+        costs.place("(data)", waits, evidence.report.steps),
         title=title,
         seen=seen,
         remedy=remedy,

@@ -1,0 +1,197 @@
+"""Savings and steps as a report has them: typical values in whole nanoseconds, with their range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.steps import step_windows
+from backspot.analysis.attribution.launches import DeviceWork, Tier
+from backspot.analysis.attribution.ownership import Ownership, attribute
+from backspot.analysis.attribution.partial import only_steps
+from backspot.analysis.attribution.spans import Spans
+from backspot.analysis.replay.cost import MEASURED, ProfilerCost
+from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.recording import Recording, Refusal, Windows, prepare
+from backspot.analysis.replay.replay import fit
+from backspot.analysis.replay.saving import (
+    Change,
+    Replays,
+    change_of_paths,
+    replays,
+    scaled_spans,
+)
+from backspot.analysis.timeline import grouped
+from backspot.analysis.typical import typical, typical_value
+from backspot.results.savings import ReplayedStep, Saving, WhatIf
+from backspot.trace import Events
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Prediction", "predict"]
+
+_ENOUGH = 6_000  # spans and pieces of device work
+_FEWEST = 3  # steps
+_BUSY = 0.9  # of the step: from here on a device decides how long the step takes
+_ERRORS = {True: 0.02, False: 0.04}
+"""How far a prediction may be off, as a share of the step: where a device decides, and where not.
+
+``benchmarks/accuracy/what_if.py`` made 48 real changes; 40 saved what the range says.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A recording without the profiler's cost, ready to be asked what a change would save.
+
+    Attributes:
+        recording: the recording, of some steps of the trace if the trace has very many.
+        cost: what the profiler cost.
+        fitted: whether the cost was fitted to measured steps.
+    """
+
+    recording: Recording
+    cost: ProfilerCost
+    fitted: bool
+
+    def change_of(
+        self, events: Events, ownership: Ownership, spans: Mask, work: Mask, waits: Ints
+    ) -> Change:
+        """Return the change in which some work of the trace is free, as far as it is replayed.
+
+        Args:
+            events: the trace.
+            ownership: its owners.
+            spans: for each span of the trace whether it is free.
+            work: for each piece of device work whether it is free.
+            waits: calls in which the host no longer waits for a device, as indices into ``events``.
+        """
+        mine = self.recording
+        if mine.ownership is not ownership:
+            here = mine.ownership
+            spans = np.isin(_of_spans(here.spans), _of_spans(ownership.spans)[spans])
+            done, all_done = here.work.event, ownership.work.event
+            work = np.isin(_of_events(mine.events, done), _of_events(events, all_done)[work])
+            calls = here.waits.event
+            waits = calls[np.isin(_of_events(mine.events, calls), _of_events(events, waits))]
+        return scaled_spans(spans, work, waits=waits)
+
+    @property
+    def is_device_bound(self) -> bool:
+        """Whether devices run something for nearly all of the recorded steps."""
+        work, steps = self.recording.ownership.work, self.recording.steps
+        busy = int((work.end - work.start)[steps.of_work >= 0].sum())
+        return busy >= _BUSY * int((steps.end - steps.start).sum())
+
+    def savings(self, changes: Sequence[Change]) -> tuple[ReplayedStep, list[Saving]]:
+        """Return the step without any change, and what it saves with each change alone."""
+        found = replays(self.recording, self.cost, changes)
+        step = self._step(found)
+        error = _ERRORS[self.is_device_bound] * step.ns
+        shared = _time_shared(self.recording.ownership.work)
+        errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
+        return step, _savings(found, error, np.array(errors))
+
+    def what_if(self, factors: Mapping[str, float]) -> WhatIf:
+        """Return the step if the backward of these modules takes so much of its time.
+
+        Args:
+            factors: as ``change_of_paths`` takes them.
+        """
+        step, (saving,) = self.savings([change_of_paths(self.recording.ownership, factors)])
+        return WhatIf(step.ns - saving.ns, saving.ns, saving.low_ns, saving.high_ns)
+
+    def _step(self, found: Sequence[Replays]) -> ReplayedStep:
+        times = [typical_value(np.round(one.steps).astype(np.int64)) for one in found]
+        return ReplayedStep(times[0], min(times), max(times), self.fitted)
+
+
+def predict(
+    events: Events, ownership: Ownership, windows: Windows, real_step_ns: int | None
+) -> Prediction | Refusal:
+    """Compile a recording for predictions.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        windows: the clock time of each step.
+        real_step_ns: the typical step without profiler and labels, ``None`` where it is not known.
+            Then the cost of the profiler is the one that was measured on another machine.
+
+    Returns:
+        The prediction, or why the recording cannot be replayed.
+    """
+    recording = _prepared(events, ownership, windows)
+    if isinstance(recording, Refusal):
+        return recording
+    if real_step_ns is None:
+        return Prediction(recording, MEASURED, fitted=False)
+    cost = fit(recording, real_step_ns)
+    return cost if isinstance(cost, Refusal) else Prediction(recording, cost, fitted=True)
+
+
+def _prepared(events: Events, ownership: Ownership, windows: Windows) -> Recording | Refusal:
+    """Compile the middle steps of a recording, as many as a typical step needs."""
+    steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
+    kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
+    if kept >= steps or events.truncated:
+        return prepare(events, ownership, windows)
+    first = (steps - kept) // 2
+    events = only_steps(events, ownership, first, first + kept - 1)
+    ownership = attribute(events)
+    return prepare(
+        events, ownership, step_windows(events, ownership, Clock(ownership)) or ownership.windows
+    )
+
+
+def _identity(start: Ints, end: Ints, thread: Ints) -> np.ndarray:
+    """Return what identifies spans or events in a trace and in a part of the trace."""
+    table = np.stack([start, end, thread], axis=1).astype(np.int64)
+    return table.view([("", np.int64)] * 3)[:, 0]
+
+
+def _of_spans(spans: Spans) -> np.ndarray:
+    return _identity(spans.start, spans.end, spans.thread)
+
+
+def _of_events(events: Events, index: Ints) -> np.ndarray:
+    return _identity(events.start[index], events.end[index], events.thread[index])
+
+
+def _time_shared(work: DeviceWork) -> Floats:
+    """Return for how long each piece of device work runs beside other computation on its device.
+
+    Both share the device's units, which a replay does not know: without one, the other runs faster.
+    """
+    shared = np.zeros(len(work.start))
+    for _, mine in grouped(work.device, np.flatnonzero(work.tier == Tier.COMPUTE)):
+        edges = np.concatenate([work.start[mine], work.end[mine]])
+        order = np.argsort(edges, kind="stable")
+        edges = edges[order]
+        running = np.cumsum(np.repeat([1, -1], len(mine))[order])
+        several = np.append(0.0, np.cumsum(np.diff(edges) * (running[:-1] > 1)))
+        first, last = (np.searchsorted(edges, at[mine]) for at in (work.start, work.end))
+        shared[mine] = several[last] - several[first]
+    return shared
+
+
+def _savings(found: Sequence[Replays], less: float, more: Floats) -> list[Saving]:
+    """Return what each change saves, with the error of predictions on both sides.
+
+    A change saves at least nothing, and at most the time of all work that it makes shorter.
+
+    Args:
+        found: the replays.
+        less: by how much a saving can be less, in nanoseconds.
+        more: by how much each saving can be more.
+    """
+    by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
+    quartiles = np.stack([np.quantile(one.saved, [0.25, 0.75], axis=0) for one in found])
+    most = np.max([one.shorter for one in found], axis=0)
+    ns = typical(by_step.T)
+    low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
+    high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
+    high = np.maximum(high, ns).astype(np.int64)
+    return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]

@@ -1,0 +1,151 @@
+"""What the callbacks of all trainers share: when to record, the files, and the loggers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backspot.errors import UsageError
+from backspot.formatting import quoted, visible
+from backspot.live.recorder import GivenModels, Plan, Recorded, Recorder, rank_and_ranks
+from backspot.render.markdown import to_markdown
+from backspot.render.text import render_text
+from backspot.results.report import Report
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TrainerRecording", "Written", "plan_of", "say", "to_wandb"]
+
+_WIDE = 100_000
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report that was written into the trainer's folder.
+
+    Attributes:
+        report: the report.
+        paths: its files: the labelled trace, the page and the JSON.
+    """
+
+    report: Report
+    paths: tuple[Path, ...]
+
+    @property
+    def page(self) -> Path:
+        """The HTML file."""
+        return next(path for path in self.paths if path.suffix == ".html")
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What is worth a curve, in milliseconds per step."""
+        report = self.report
+        step_ns = report.unprofiled_step_ns or report.step_ns
+        found = {"backspot/step_ms": step_ns / 1e6, "backspot/backward_ms": report.wall_ms}
+        if report.has_gpu:
+            found["backspot/backward_gpu_ms"] = report.gpu_ns / 1e6
+        return found
+
+    @property
+    def text(self) -> str:
+        """The report in Markdown."""
+        return to_markdown(self.report).decode()
+
+
+def plan_of(warmup: int, steps: int, every: int | None, depth: int | None) -> Plan:
+    """Return the plan that the arguments of a callback ask for.
+
+    Raises:
+        UsageError: If an argument is invalid.
+    """
+    for name, value, least in (
+        ("warmup", warmup, 0),
+        ("steps", steps, 1),
+        ("every", every, 1),
+        ("depth", depth, 0),
+    ):
+        if value is None and name in ("every", "depth"):
+            continue
+        if type(value) is not int or value < least:
+            raise UsageError(f"{name}={quoted(value)}: give a whole number of at least {least}")
+    return Plan(warmup=warmup, steps=steps, every=every, depth=depth)
+
+
+class TrainerRecording:
+    """Records some steps of one training.
+
+    Args:
+        plan: when to record.
+        trainer: the name of the trainer, for the report.
+        model: the model that is trained.
+        folder: where to write the report.
+        to_loggers: called with each report on rank zero, to hand it to the loggers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        trainer: str,
+        model: torch.nn.Module,
+        folder: Path,
+        to_loggers: Callable[[Written], None],
+    ) -> None:
+        self._plan = plan
+        self._trainer = trainer
+        self._folder = folder
+        self._to_loggers = to_loggers
+        self._ended = False
+        self._recorder = Recorder(plan, GivenModels({"": model}), self._deliver, self._say)
+
+    def step_ended(self) -> None:
+        """Count a step of the optimizer that has ended."""
+        if not self._recorder.is_child and self._recorder.count():
+            self._recorder.advance()
+
+    def end(self) -> None:
+        """Remove everything, because the training has ended; say so if there is no report."""
+        if self._ended or self._recorder.is_child:
+            return
+        self._ended = True
+        recorder, steps = self._recorder, self._recorder.steps
+        recorder.end()
+        if not recorder.reports:
+            recorder.complain(
+                f"no report: the training ended after {steps} steps, and a report needs "
+                f"{self._plan.needed}; use a smaller warmup or steps"
+            )
+
+    def _deliver(self, recorded: Recorded) -> None:
+        try:
+            report, names = recorded.save(self._trainer, self._folder)
+        except Exception as error:  # no report is worth a failed training
+            self._say(f"no report: {error}")
+            return
+        if rank_and_ranks()[0] == 0:
+            paths = tuple(self._folder / name for name in names)
+            self._say(render_text(report, width=_WIDE).partition("\n")[0])
+            self._say(f"the report is in {paths[1]}")
+            self._to_loggers(Written(report, paths))
+
+    def _say(self, sentence: str) -> None:
+        if rank_and_ranks()[0] == 0:
+            say(sentence)
+
+
+def say(sentence: str) -> None:
+    """Print one line on standard error, below the trainer's progress bar."""
+    with suppress(OSError, ValueError, AttributeError):
+        start = "\n" if sys.stderr.isatty() else ""
+        print(f"{start}backspot: {visible(sentence)}", file=sys.stderr, flush=True)
+
+
+def to_wandb(run: Any, written: Written) -> None:
+    """Hand the page to a run of Weights & Biases."""
+    wandb: Any = sys.modules["wandb"]
+    page = wandb.Html(written.page.read_text(encoding="utf-8"))
+    run.log({"backspot/report": page})

@@ -1,0 +1,104 @@
+"""``%%backspot``: a cell of a notebook that trains runs as ever, and shows a report."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError as WrongLine
+from IPython.display import display
+
+from backspot.errors import BackspotError, UsageError
+from backspot.integrations._trainer import plan_of, say
+from backspot.live.recorder import Recorded
+from backspot.live.running import Observer
+from backspot.progress import Progress
+
+__all__ = ["CellMagic"]
+
+_CELL = "the training in a cell"
+
+
+class CellMagic:
+    """The magic command that ``%load_ext backspot`` adds.
+
+    Args:
+        shell: IPython's shell.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def backspot(self, line: str, cell: str) -> None:
+        """Run a cell that trains, and show what makes its backward slow.
+
+            %%backspot [NAME] [--warmup N] [--steps N] [--depth D] [-o DIR]
+
+        The models and the steps are found as by ``backspot run``. The report appears as soon as
+        enough steps are recorded, and the cell goes on as if nothing had happened.
+
+        NAME: the variable that gets the report. --warmup N: how many steps to wait for first
+        (default: 5). --steps N: how many steps to time without the profiler, and how many to record
+        (default: 10). --depth D: the deepest level that is labelled (default: all). -o DIR: also
+        write report.html, report.json and trace.json.gz into this folder.
+        """
+        args = _parser().parse_args(shlex.split(line))
+        try:
+            plan = plan_of(args.warmup, args.steps, None, args.depth)
+        except UsageError as error:
+            raise WrongLine(str(error)) from None
+        stack = ExitStack()
+
+        def deliver(recorded: Recorded) -> None:
+            stack.close()
+            try:
+                if args.output is None:
+                    report = recorded.locate(_CELL)
+                else:
+                    report, _ = recorded.save(_CELL, Path(args.output))
+            except (BackspotError, OSError) as error:
+                say(f"no report: {error}")
+                return
+            if args.name:
+                self._shell.user_ns[args.name] = report
+            show: Any = display  # untyped
+            show(report)
+
+        gc.collect()  # optimizers of earlier cells would be waited for
+        with stack:
+            bar = stack.enter_context(Progress("recording", "steps", total=plan.needed))
+            observer = Observer(
+                plan, deliver, say, lambda step: bar.update(min(step, plan.needed), plan.needed)
+            )
+            observer.begin()
+            try:
+                self._shell.run_cell(cell)  # shows the cell's errors itself
+            finally:
+                recorder, steps = observer.recorder, observer.recorder.steps
+                recorder.end()
+        if not recorder.reports:
+            recorder.complain(
+                f"no report: the cell ended after {steps} steps, and a report needs "
+                f"{plan.needed}; use a smaller --warmup or --steps"
+            )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises errors, which IPython prints in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise WrongLine(f"{message} (see %%backspot?)")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="%%backspot", add_help=False, allow_abbrev=False)
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--depth", type=int)
+    parser.add_argument("-o", "--output")
+    return parser

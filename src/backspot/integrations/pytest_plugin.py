@@ -1,0 +1,218 @@
+"""A pytest plugin: a test fails if a training step's backward takes more than its budget.
+
+pytest imports this file at each start, so everything that takes time is imported by the fixture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from backspot.comparison.changes import Change, Comparison
+    from backspot.results.report import Report
+
+__all__ = ["BackwardBudget", "backward_budget"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    group = parser.getgroup("backspot", "budgets of the backward pass")
+    group.addoption(
+        "--backspot-update",
+        action="store_true",
+        help="write the reports that backward_budget(against=...) compares with",
+    )
+    group.addoption(
+        "--backspot-markdown",
+        metavar="FILE",
+        help="append each comparison of backward_budget to FILE, in Markdown",
+    )
+
+
+@pytest.fixture
+def backward_budget(request: pytest.FixtureRequest) -> BackwardBudget:
+    """Record a training step, and fail if its backward takes more than its budget."""
+    return BackwardBudget(request)
+
+
+class BackwardBudget:
+    """What the fixture ``backward_budget`` gives: call it once for each step to check.
+
+    Args:
+        request: the test that asks.
+    """
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._folder = request.path.parent
+        self._test = request.node.name
+        self._update = bool(request.config.getoption("--backspot-update"))
+        self._markdown: str | None = request.config.getoption("--backspot-markdown")
+
+    def __call__(
+        self,
+        step: Callable[..., Any],
+        model: Any,
+        *,
+        share: Mapping[str, float] | None = None,
+        against: str | os.PathLike[str] | tuple[Callable[..., Any], Any] | None = None,
+        slower_by: float = 0.10,
+        data: Iterable[Any] | None = None,
+        steps: int = 10,
+        warmup: int = 3,
+    ) -> Report:
+        """Record a step, and fail the test if its backward takes more than its budget.
+
+        A test that would fail records once more, and fails only if the second recording says the
+        same. Times are GPU times if the step uses a GPU, and clock times otherwise.
+
+        Args:
+            step: one training step, backward included, as for ``profile``.
+            model: the model that it trains, or several by name, as for ``profile``.
+            share: for patterns of module paths, the largest share of the backward, from 0 to 1,
+                that all modules that match may take together, with what is inside them.
+            against: what to compare with. A path names a report in JSON, relative to the folder of
+                the test; ``pytest --backspot-update`` writes it. It may come from another machine,
+                so what all modules have in common is left out: a module fails that got slower in
+                comparison with the others. A pair of a step and its model is recorded in the same
+                run, so that nothing is left out.
+            slower_by: the largest slowdown against that, as a share: 0.10 (default) is 10%.
+                Slowdowns within the noise pass.
+            data: the source of batches, as for ``profile``.
+            steps: how many steps to record. Default 10.
+            warmup: how many steps to run before that. Default 3.
+
+        Returns:
+            The report of the step.
+
+        Raises:
+            UsageError: If an argument is invalid, or a pattern matches no module.
+        """
+        from backspot.errors import UsageError
+        from backspot.formatting import quoted
+        from backspot.live import profile
+
+        for name, value in {**(share or {}), "slower_by": slower_by}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise UsageError(f"{quoted(name)}: {quoted(value)} is not a share of at least 0")
+
+        def record(what: Callable[..., Any], trains: Any) -> Report:
+            return profile(
+                what, trains, data=data, steps=steps, warmup=warmup, unprofiled=0, lines=False
+            )
+
+        def judged() -> tuple[Report, Comparison | None, list[_Excess]]:
+            other = record(*against) if isinstance(against, tuple) else None
+            report = record(step, model)
+            comparison: Comparison | None
+            if other is not None:
+                comparison = _compared(other, report)
+            elif against is not None and not isinstance(against, tuple):
+                comparison = self._with_saved(self._folder / against, report)
+            else:
+                comparison = None
+            found = [*_over(report, share or {})]
+            if comparison is not None:
+                found += _slower(comparison, slower_by, by_step=other is not None)
+            return report, comparison, found
+
+        report, comparison, found = judged()
+        if found:
+            keys = {excess.key for excess in found}
+            report, comparison, found = judged()
+            found = [excess for excess in found if excess.key in keys]
+        if comparison is not None:
+            self._write(comparison)
+        if found:
+            shown = dict.fromkeys(excess.shown for excess in found)
+            lines = [*(excess.sentence for excess in found), "", *shown]
+            pytest.fail("\n".join(lines), pytrace=False)
+        return report
+
+    def _with_saved(self, path: Path, report: Report) -> Comparison | None:
+        """Compare with a saved report, or write it."""
+        from backspot.comparison.scale import scaled_to
+        from backspot.results.report import Report
+
+        if self._update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            report.save(path, force=True)
+            return None
+        if not path.exists():
+            pytest.fail(f"{path} is missing: pytest --backspot-update writes it", pytrace=False)
+        before, note = scaled_to(report, Report.load(path))
+        return _compared(before, report, note)
+
+    def _write(self, comparison: Comparison) -> None:
+        if self._markdown is not None:
+            from backspot.render.markdown import comparison_to_markdown
+
+            text = comparison_to_markdown(comparison).decode()
+            with Path(self._markdown).open("a", encoding="utf-8") as file:
+                file.write(f"### {self._test}\n\n{text}\n")
+
+
+class _Excess:
+    """Something that takes more than its budget.
+
+    Args:
+        key: what it is; the same in each recording.
+        sentence: one line about it.
+        shown: the numbers behind it.
+    """
+
+    def __init__(self, key: tuple[str, str], sentence: str, shown: str) -> None:
+        self.key, self.sentence, self.shown = key, sentence, shown
+
+
+def _over(report: Report, share: Mapping[str, float]) -> Iterator[_Excess]:
+    """Yield the patterns whose modules take more than their share."""
+    from backspot.results.matching import patterns_of
+
+    time: Any = "gpu" if report.gpu_ns else "wall"
+    for pattern, most in share.items():
+        matches = patterns_of(pattern).matches
+        rows = [row for row in report.top(match=pattern) if row.is_module and matches(row.path)]
+        taken = sum(report.share(row, time) for row in rows)
+        if taken > most:
+            what = "backward's GPU time" if time == "gpu" else "backward"
+            sentence = f"{pattern} takes {taken:.0%} of the {what}; its budget is {most:.0%}"
+            yield _Excess(("share", pattern), sentence, str(report))
+
+
+def _compared(before: Report, after: Report, *notes: str) -> Comparison:
+    from dataclasses import replace
+
+    from backspot.comparison.compare import compare
+
+    comparison = compare(before, after, names=("before", "now"))
+    return replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def _slower(comparison: Comparison, slower_by: float, *, by_step: bool) -> Iterator[_Excess]:
+    """Yield what got slower beyond the noise and by too much.
+
+    Args:
+        comparison: the comparison.
+        slower_by: the largest slowdown, as a share.
+        by_step: whether the whole step counts too. Its phases do not scale from machine to machine
+            as the modules do.
+    """
+    wholes = (comparison.step, comparison.whole) if by_step else (comparison.whole,)
+    for change in (*wholes, *(one for one in comparison.changes if one.kind == "module")):
+        if change.verdict == "slower" and (change.judged_percent or 0) > 100 * slower_by:
+            key = (change.kind, change.path)
+            yield _Excess(key, _sentence(change, slower_by), str(comparison))
+
+
+def _sentence(change: Change, slower_by: float) -> str:
+    before, after, _ = change.judged_ms
+    what = "GPU time" if change.judged_by == "gpu" else "time"
+    return (
+        f"{change.title} got slower by {change.judged_percent:.0f}% in {what} "
+        f"({before:.2f} ms, then {after:.2f} ms); its budget is {slower_by:.0%}"
+    )

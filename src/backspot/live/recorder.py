@@ -1,0 +1,415 @@
+"""Record some steps of a training that somebody else runs, and leave nothing behind.
+
+The recorder is called at the end of each step. When a report is due, the next steps go through
+these states:
+
+- *waiting*: steps are counted.
+- *timing*: the steps are timed, with a synchronization after each of them.
+- *prepared*: the models have labels and the profiler is ready; one step runs to get used to both.
+- *recording*: the profiler records.
+
+Then everything is removed, and the report is made while the training waits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.profiler import ProfilerAction
+
+from backspot.errors import UsageError
+from backspot.live import discovery, torch_internals
+from backspot.live.instrumentation import put_labels
+from backspot.live.recording import activities, prepared, recording, synchronize
+from backspot.pipeline import locate_export
+from backspot.results.report import Report
+from backspot.trace.names import PROFILER_STEP
+
+__all__ = ["GivenModels", "Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When to record.
+
+    Attributes:
+        warmup: how many steps to wait for, before the first report.
+        steps: how many steps to time, and then to record.
+        every: make a report each time after so many steps; ``None``: one report.
+        ends: whether to end the script after the first report.
+        depth: the deepest level that is labelled, as in ``instrument``.
+    """
+
+    warmup: int = 5
+    steps: int = 10
+    every: int | None = None
+    ends: bool = False
+    depth: int | None = None
+
+    @property
+    def needed(self) -> int:
+        """How many steps the first report needs."""
+        return self.warmup + 2 * self.steps + 1
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording that is complete.
+
+    Attributes:
+        profiler: the profiler that recorded.
+        first: the number of the first recorded step.
+        count: how many steps were recorded.
+        times_ns: the times of steps without the profiler, in nanoseconds.
+        number: the number of this recording, from 1.
+    """
+
+    profiler: torch.profiler.profile
+    first: int
+    count: int
+    times_ns: tuple[int, ...]
+    number: int
+
+    def locate(self, training: str, trace: Path | None = None) -> Report:
+        """Return the report.
+
+        Args:
+            training: what was recorded, such as the name of a script.
+            trace: where to write the labelled trace; ``None`` writes none.
+
+        Raises:
+            NoBackwardError: If the steps had no backward.
+        """
+        return locate_export(
+            self.profiler,
+            f"{training}, steps {self.first} to {self.first + self.count - 1}",
+            warmed_up=True,
+            real_steps=self.times_ns,
+            trace=trace,
+            force=True,
+        )
+
+    def save(self, training: str, folder: Path) -> tuple[Report, tuple[str, ...]]:
+        """Write the labelled trace and the report into a folder; return the report and the names.
+
+        Raises:
+            NoBackwardError: If the steps had no backward.
+            OSError: If the folder cannot be written to.
+        """
+        rank, ranks = rank_and_ranks()
+        parts = [f"step{self.first}"] if self.number > 1 else []
+        parts += [f"rank{rank}"] if ranks > 1 else []
+        names = tuple(
+            ".".join([stem, *parts, suffix])
+            for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        report = self.locate(training, folder / names[0])
+        for name in names[1:]:
+            report.save(folder / name, force=True)
+        return report, names
+
+
+def rank_and_ranks() -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+
+
+class Models(Protocol):
+    """The models that are trained, and how they become known."""
+
+    def are_known(self) -> bool:
+        """Return whether all models that are trained can be found by now."""
+
+    def begin(self) -> None:
+        """Begin to search: the steps until ``named`` or ``end`` show which modules are used."""
+
+    def named(self) -> Mapping[str, torch.nn.Module]:
+        """End the search, and return the models by name."""
+
+    def end(self) -> None:
+        """End the search."""
+
+
+class GivenModels:
+    """Models that are known from the beginning.
+
+    Args:
+        models: the models by name.
+    """
+
+    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+        self._models = models
+
+    def are_known(self) -> bool:
+        """Return true."""
+        return True
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def named(self) -> Mapping[str, torch.nn.Module]:
+        """Return the models."""
+        return self._models
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class State(Enum):
+    """What a recorder does, as the docstring of this file says."""
+
+    WAITING = "waiting"
+    TIMING = "timing"
+    PREPARED = "prepared"
+    RECORDING = "recording"
+
+
+class Recorder:
+    """Times and records some steps of a training.
+
+    At the end of each step, ``count`` is called, and then ``advance`` if it returns true.
+
+    Args:
+        plan: when to record.
+        models: the models that are trained.
+        deliver: called with each recording, after everything was removed.
+        say: called with a sentence if something does not work.
+        retire: called when no more steps need to be counted.
+
+    Attributes:
+        steps: how many steps were counted.
+        reports: how many recordings were delivered.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        models: Models,
+        deliver: Callable[[Recorded], None],
+        say: Callable[[str], None],
+        retire: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.steps = 0
+        self.reports = 0
+        self._plan = plan
+        self._search = models
+        self._deliver = deliver
+        self._say = say
+        self._retire = retire
+        self._said: set[str] = set()
+        self._process = os.getpid()
+        self._due: int | None = plan.warmup
+        self._thread = 0
+        self._times: list[int] = []
+        self._since = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._state = State.WAITING
+        self._models: Mapping[str, torch.nn.Module] = {}
+        self._labels = ExitStack()
+        self._profiler: torch.profiler.profile | None = None
+        self._mark: Any = None
+        self._recorded = 0
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this process was forked from the one that is observed."""
+        return os.getpid() != self._process
+
+    def request(self) -> None:
+        """Make a report as soon as possible."""
+        if self._state is State.WAITING:
+            self._due = self.steps
+
+    def count(self) -> bool:
+        """Count a step that has ended, and return whether ``advance`` has something to do."""
+        self.steps += 1
+        if self._state is State.WAITING:
+            return self._due is not None and self.steps >= self._due
+        return self._thread == threading.get_ident()
+
+    def advance(self) -> None:
+        """Go to the next state, at the end of a step."""
+        try:
+            if self._state is State.WAITING:
+                self._begin_timing()
+            elif self._state is State.TIMING:
+                self._time()
+                if len(self._times) >= self._plan.steps:
+                    self._prepare()
+            elif self._state is State.PREPARED:
+                self._begin_recording()
+            else:
+                self._recorded += 1
+                self._end_mark()
+                if self._recorded < self._plan.steps:
+                    self._begin_mark()
+                else:
+                    self._finish()
+        except Exception as error:
+            self.give_up(error)
+
+    def _begin_timing(self) -> None:
+        if self.steps < 4 * (self._due or 0) and not self._search.are_known():
+            return
+        if not self._is_free():
+            return
+        self._search.begin()
+        self._thread = threading.get_ident()
+        self._times = []
+        self._state = State.TIMING
+        synchronize(())
+        self._since = time.perf_counter_ns()
+
+    def _is_free(self) -> bool:
+        """Whether the script's own profilers leave room for a recording."""
+        ahead = range(2 * self._plan.steps + 2)
+        if not torch_internals.recording() and not any(
+            _is_due(profiler, ahead) for profiler in discovery.profilers()
+        ):
+            return True
+        self.complain(
+            "the script uses torch.profiler itself: nothing is recorded until it is done "
+            "(backspot.instrument and backspot.locate use its recording)"
+        )
+        return False
+
+    def _time(self) -> None:
+        synchronize(())
+        now = time.perf_counter_ns()
+        self._times.append(now - self._since)
+        self._since = now
+
+    def _prepare(self) -> None:
+        self._models = self._search.named()
+        for name, module in self._models.items():
+            # The script may have labelled it, or a part of it that several models share.
+            with suppress(UsageError):
+                self._labels.enter_context(
+                    put_labels(
+                        module,
+                        depth=self._plan.depth,
+                        patterns=None,
+                        name=name,
+                        hooks="call",
+                        markers=False,
+                        lines=True,
+                        compiled=False,  # its code was compiled before
+                    )
+                )
+        self._profiler = torch.profiler.profile(activities=activities(self._models.values()))
+        self._state = State.PREPARED
+        self._labels.enter_context(prepared(self._profiler))
+
+    def _begin_recording(self) -> None:
+        assert self._profiler is not None  # noqa: S101 - for type checkers
+        synchronize(self._models.values())
+        self._state = State.RECORDING
+        self._labels.enter_context(recording(self._profiler))
+        self._begin_mark()
+
+    def _begin_mark(self) -> None:
+        self._mark = torch_internals.new_range(f"{PROFILER_STEP}{self._recorded}")
+        self._mark.__enter__()
+
+    def _end_mark(self) -> None:
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    def _finish(self) -> None:
+        """Remove everything, deliver the recording, and wait for the next one."""
+        recorded = self._so_far()
+        self._stop()
+        if self._plan.every is None:
+            self._due = None
+            self._retire()
+        else:
+            while self._due is not None and self._due <= self.steps:
+                self._due += self._plan.every
+        self._hand_over(recorded)
+        if self._plan.ends:
+            self._retire()
+            raise SystemExit(0)
+
+    def _so_far(self) -> Recorded | None:
+        if self._profiler is None or not self._recorded:
+            return None
+        first = self.steps - self._recorded + 1
+        number = self.reports + 1
+        return Recorded(self._profiler, first, self._recorded, tuple(self._times), number)
+
+    def _hand_over(self, recorded: Recorded | None) -> None:
+        if recorded is not None:
+            self.reports += 1
+            self._deliver(recorded)
+
+    def _stop(self) -> None:
+        """End what is under way and remove all of it."""
+        self._search.end()
+        if self._state is State.PREPARED and self._profiler is not None:
+            with recording(self._profiler):  # a prepared profiler can only be ended in this way
+                pass
+        if self._state is State.RECORDING:
+            synchronize(self._models.values())
+        mark, labels = self._mark, self._labels
+        self._reset()
+        labels.close()
+        del mark  # a step that was cut short has no end in the trace; nothing records now
+
+    def end(self) -> None:
+        """Remove everything, because the training has ended; deliver what was recorded."""
+        if self.is_child:
+            return
+        recorded = self._so_far()
+        with suppress(Exception):
+            self._stop()
+        self._due = None
+        self._retire()
+        self._hand_over(recorded)
+
+    def complain(self, sentence: str) -> None:
+        """Say what does not work, once."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
+
+    def give_up(self, error: Exception) -> None:
+        """Leave the training alone: no report is worth a failed training."""
+        if os.environ.get("BACKSPOT_DEBUG"):
+            import traceback
+
+            traceback.print_exception(error)
+        with suppress(Exception):
+            self._stop()
+        self._due = None
+        self.complain(f"no report: {type(error).__name__}: {error}")
+
+
+def _is_due(profiler: torch.profiler.profile, ahead: range) -> bool:
+    """Whether a profiler of the script may record in one of the next steps."""
+    inner = getattr(profiler, "profiler", None)
+    done = getattr(inner, "kineto_results", None) is not None
+    begun = inner is not None or getattr(profiler, "step_rec_fn", None) is not None
+    actions = [profiler.schedule(profiler.step_num + step) for step in ahead]
+    if all(action == ProfilerAction.RECORD for action in actions):  # it has no schedule
+        return begun and not done
+    return begun and any(action != ProfilerAction.NONE for action in actions)

@@ -1,0 +1,194 @@
+"""What a step would save without a module, as reports say it."""
+
+from __future__ import annotations
+
+import pytest
+
+import backspot
+from backspot.render.text import render_text
+from support.replays import MS, PATHS, US, Program
+from support.synthetic import Trace
+
+SOME = ("two_streams", "sync_in_backward", "fsdp2.rank0", "vit_patch_drop", "launch_bound")
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return {name: backspot.locate(PATHS[name]) for name in SOME}
+
+
+def said(report, **view) -> str:
+    return " ".join(render_text(report, width=100, **view).split())
+
+
+def beside_a_long_kernel(program: Program, name: str) -> Program:
+    """``a`` computes for 5 ms, while ``b`` has a kernel of 20 ms on another stream."""
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 100 * US)
+        program.trace.kernel(at + 20 * US, at + 20 * MS, launch=at + 10 * US, stream=20, name=name)
+        program.node(step, "a", at + 100 * US, at + 200 * US)
+        program.trace.kernel(at + 120 * US, at + 5_120 * US, launch=at + 110 * US)
+        program.call("cudaDeviceSynchronize", at + 500 * US, at + 20 * MS + 5 * US)
+    return program
+
+
+def waiting_for_the_host(program: Program) -> Program:
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+        program.trace.kernel(at + 1_010 * US, at + 2 * MS, launch=at + 1 * MS)
+        program.node(step, "a", at + 8 * MS, at + 14 * MS)
+        program.trace.kernel(at + 9_010 * US, at + 10 * MS, launch=at + 9 * MS)
+    return program
+
+
+def test_a_module_that_hides_behind_communication_saves_little_and_the_report_says_so(tmp_path):
+    program = beside_a_long_kernel(Program(), "ncclDevKernel_AllReduce_Sum_f32")
+    report = backspot.locate(program.save(tmp_path))
+    row = report["a"].row
+    assert row.wall_ns == pytest.approx(5 * MS, rel=0.05)
+    assert row.saves.ns <= row.saves.high_ns < 2 * MS
+    assert report.top(1, sort="saves")[0].path == "(communication)"
+    text = said(report)
+    assert "a takes 5.0 ms of the backward, but without it a step would be" in text
+    assert text.count("other work takes that time anyway") == 1
+
+
+def test_two_computations_share_the_gpu_so_one_that_hides_may_save_its_time(tmp_path):
+    report = backspot.locate(beside_a_long_kernel(Program(), "gemm").save(tmp_path))
+    saves = report["a"].row.saves
+    assert saves.ns < MS
+    assert saves.high_ns == pytest.approx(5 * MS, rel=0.05)
+    assert "other work takes that time anyway" not in said(report)
+
+
+def test_where_the_gpu_decides_a_module_saves_its_gpu_time():
+    report = backspot.locate(PATHS["ddp.rank0"])
+    for row in report.top(4):
+        assert row.saves_ns == pytest.approx(row.gpu_ns, rel=0.02)
+        assert row.saves.low_ns < row.wall_ns < row.saves.high_ns
+    assert "without it, a step would take" not in said(report)
+
+
+def test_where_the_host_decides_a_module_saves_its_host_time(tmp_path):
+    report = backspot.locate(waiting_for_the_host(Program()).save(tmp_path))
+    assert report["b"].row.saves_ns == pytest.approx(report["b"].row.cpu_ns, rel=0.05)
+    assert report.what_if({"b": 0.5}).saves_ns == pytest.approx(4 * MS, rel=0.05)
+
+
+def test_many_steps_are_replayed_by_the_middle_ones(tmp_path, monkeypatch):
+    path = waiting_for_the_host(Program(9)).save(tmp_path)
+    every = backspot.locate(path)
+    monkeypatch.setattr("backspot.analysis.replay.predict._ENOUGH", 1)
+    some = backspot.locate(path)
+    for one, other in zip(every.modules, some.modules, strict=True):
+        assert one.saves_ns == pytest.approx(other.saves_ns or 0, abs=20 * US) or not one.is_module
+    assert [f.saves is None for f in every.findings] == [f.saves is None for f in some.findings]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_module_that_stays_as_it_is_saves_exactly_nothing(reports, name):
+    report = reports[name]
+    nothing = report.what_if({"**": 1.0})
+    assert (nothing.saves_ns, nothing.low_ns, nothing.high_ns) == (0, 0, 0)
+    assert nothing.step_ns == report.replayed_step.ns
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_two_modules_save_at_least_as_much_as_one(reports, name):
+    report = reports[name]
+    first, second, *_ = [row.path for row in report.top() if row.is_module]
+    both = report.what_if({first: 0.0, second: 0.0})
+    alone = [report.what_if({path: 0.0}) for path in (first, second)]
+    assert both.saves_ns >= max(one.saves_ns for one in alone) - 2
+    assert both.step_ns + both.saves_ns == report.replayed_step.ns
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_what_a_row_saves_is_within_its_range_and_that_of_all_modules_inside_is_its_total(
+    reports, name
+):
+    report = reports[name]
+    for row in report.modules:
+        if row.saves is not None:
+            assert 0 <= row.saves.low_ns <= row.saves.ns <= row.saves.high_ns
+            assert row.total_saves_ns >= row.saves_ns - 2
+    for finding in report.findings:
+        assert finding.saves is None or 0 <= finding.saves.ns <= finding.wall_ns
+
+
+def test_a_folded_row_saves_what_its_modules_save_together(reports):
+    report = reports["vit_patch_drop"]
+    folded = {row.path: row for row in report.top(depth=2)}
+    assert folded["blocks.0"].saves == report["blocks.0"].row.total_saves
+    assert folded["blocks.0"].saves_ns == report.what_if({"blocks.0": 0.0}).saves_ns
+    assert folded[""].saves == report[""].row.saves
+    assert backspot.locate(PATHS["vit_patch_drop"], depth=2).top() == report.top(depth=2)
+    # Savings do not add up, so nothing is said of other groups.
+    assert {row.saves for row in report.top(by="class") if row.members > 1} == {None}
+
+
+def test_patterns_name_modules_and_inner_keys_count_more(reports):
+    report = reports["vit_patch_drop"]
+    each = report.what_if({f"blocks.{number}.attn": 0.0 for number in range(3)})
+    assert report.what_if({"blocks.*.attn": 0.0}) == each
+    spared = report.what_if({"blocks.*": 0.0, "blocks.*.attn": 1.0})
+    assert 0 < spared.saves_ns < report.what_if({"blocks.*": 0.0}).saves_ns
+    assert report.what_if({"VisionTransformer": 0.0}) == report.what_if({"": 0.0})
+
+
+def test_unknown_names_and_impossible_factors_are_refused(reports):
+    report = reports["vit_patch_drop"]
+    for unknown in ("patch_dorp", "nothing.*"):
+        with pytest.raises(KeyError, match="no module") as refused:
+            report.what_if({unknown: 0.5})
+        with pytest.raises(KeyError) as same:
+            report[unknown]
+        assert str(refused.value) == str(same.value)
+    for factor in (-0.1, 1.1, "0.5", True, float("nan")):
+        with pytest.raises(backspot.UsageError, match=r"from 0 \(free\) to 1"):
+            report.what_if({"patch_drop": factor})
+    with pytest.raises(backspot.UsageError, match="give a dict"):
+        report.what_if("patch_drop")
+
+
+def test_a_saved_report_keeps_savings_and_names_the_way_to_replay_again(reports, tmp_path):
+    report = reports["vit_patch_drop"]
+    loaded = backspot.Report.load(report.save(tmp_path / "report.json"))
+    assert loaded == report
+    assert loaded["patch_drop"].row.saves == report["patch_drop"].row.saves
+    assert str(loaded) == str(report)
+    with pytest.raises(backspot.UsageError, match=r"read from JSON .* locate the trace again"):
+        loaded.what_if({"patch_drop": 0.5})
+
+
+def test_why_a_step_cannot_be_replayed_is_said(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+        program.trace.operator("aten::sort", at, at + 8 * MS, thread=9)
+    report = backspot.locate(program.save(tmp_path))
+    assert report.replayed_step is None
+    assert {row.saves for row in report.modules} == {None}
+    reason = "Several threads run operators at once"
+    assert reason in report.not_replayed
+    assert f"would save without a module is not known: {reason}" in said(report)
+    assert " saves " not in said(report)
+    with pytest.raises(backspot.UsageError, match=reason):
+        report.what_if({"b": 0.5})
+    ranked = said(report, view=backspot.render.view.View(sort="saves"))
+    assert ranked.startswith("The step cannot be replayed")
+
+
+def test_a_trace_alone_says_that_the_cost_of_the_profiler_was_measured_elsewhere(reports):
+    report = reports["vit_patch_drop"]
+    assert not report.replayed_step.fitted
+    assert report.replayed_step.low_ns < report.replayed_step.ns < report.replayed_step.high_ns
+    assert "cost of the profiler that was measured elsewhere" in said(report)
+    assert "of 30.4 ms while recorded, about 26.6 ms without the profiler" in said(report)
+
+
+def test_an_empty_pass_has_no_savings_to_rank(tmp_path):
+    trace = Trace()
+    trace.node("MulBackward0", 0, 10, seq=0)
+    report = backspot.locate(trace.save(tmp_path / "trace.json"))
+    assert report.top(sort="saves") == report.top()

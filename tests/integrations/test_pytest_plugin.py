@@ -1,0 +1,132 @@
+"""The fixture ``backward_budget``, in test suites of its users."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import backspot  # noqa: E402
+
+pytest_plugins = ["pytester"]
+
+# The times of these modules are known: their backward sleeps.
+SUITE = """
+import os, time, torch
+from torch import nn
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, ms):
+        ctx.ms = ms
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.ms / 1000)
+        return gradient, None
+
+class Layer(nn.Module):
+    def __init__(self, ms):
+        super().__init__()
+        self.ms = ms
+
+    def forward(self, x):
+        return Sleep.apply(x, self.ms)
+
+def training(ms, last):
+    model = nn.Sequential(nn.Linear(2, 2), *(Layer(ms) for _ in range(9)), Layer(last))
+    return lambda: model(torch.ones(2, 2)).sum().backward(), model
+
+FEW = {"steps": 5, "warmup": 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def _everything_is_imported():
+    """pytester removes what its runs import, and parts of PyTorch cannot be imported again."""
+    model = torch.nn.Linear(1, 1)
+    backspot.profile(lambda: model(torch.ones(1)).sum().backward(), model, steps=1, warmup=1)
+
+
+@pytest.fixture
+def suite(pytester, _everything_is_imported):
+    """Write a test and run it; return the result."""
+    installed = entry_points(group="pytest11", name="backspot")
+    plugin = [] if installed else ["-p", "backspot.integrations.pytest_plugin"]
+
+    def run(body, *options):
+        test = "".join(f"    {line}\n" for line in body.splitlines())
+        pytester.makepyfile(f"{SUITE}\ndef test_speed(backward_budget):\n{test}")
+        return pytester.runpytest_inprocess(*plugin, *options)
+
+    return run
+
+
+def said(result):
+    return "\n".join(result.outlines)
+
+
+def test_modules_within_their_share_pass_and_the_report_is_returned(suite):
+    body = (
+        "report = backward_budget(*training(1, 1), share={'1': 0.9, '[1-9]': 1}, **FEW)\n"
+        "assert report.steps == 5"
+    )
+    suite(body).assert_outcomes(passed=1)
+
+
+def test_modules_beyond_their_share_fail_with_the_report(suite):
+    result = suite("backward_budget(*training(0, 20), share={'1*': 0.2, '0': 1}, **FEW)")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"1\* takes \d+% of the backward; its budget is 20%"])
+    assert "10 (Layer) takes" in said(result)
+    assert "pytest_plugin.py" not in said(result)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(suite):
+    result = suite("backward_budget(*training(0, 0), share={'blocks.*': 0.2}, **FEW)")
+    result.assert_outcomes(failed=1)
+    assert "match='blocks.*' matches no module" in said(result)
+
+
+AGAINST = "backward_budget(*training({ms}, {last}), against='base.json', slower_by={by}, **FEW)"
+
+
+def test_a_step_is_compared_with_the_report_that_an_earlier_run_wrote(suite, pytester):
+    missing = suite(AGAINST.format(ms=2, last=2, by=1))
+    missing.assert_outcomes(failed=1)
+    assert "base.json is missing: pytest --backspot-update writes it" in said(missing)
+    suite(AGAINST.format(ms=2, last=2, by=1), "--backspot-update").assert_outcomes(passed=1)
+    assert (pytester.path / "base.json").exists()
+
+    # A machine that is three times slower is no reason to fail.
+    suite(AGAINST.format(ms=6, last=6, by=1)).assert_outcomes(passed=1)
+
+    slower = suite(AGAINST.format(ms=4, last=24, by=1), "--backspot-markdown", "diff.md")
+    slower.assert_outcomes(failed=1)
+    slower.stdout.re_match_lines([r"10 got slower by \d+% in time .*; its budget is 100%"])
+    assert "which is what all modules have in common" in " ".join(said(slower).split())
+    text = (pytester.path / "diff.md").read_text()
+    assert text.startswith("### test_speed\n\n**")
+    assert (text.count("###"), text.count("| `10`")) == (1, 1)
+
+
+def test_a_step_is_compared_with_another_one_in_the_same_run(suite):
+    body = "backward_budget(*training({}, {}), against=training(1, 1), slower_by=1, **FEW)"
+    suite(body.format(1, 1)).assert_outcomes(passed=1)
+    result = suite(body.format(6, 6))
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"the whole backward got slower by \d+% in time"])
+
+
+def test_a_start_of_pytest_imports_nothing_for_it():
+    code = (
+        "import sys, backspot.integrations.pytest_plugin\n"
+        "print([*sys.modules.keys() & {'torch', 'numpy', 'msgspec', 'rich'}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
