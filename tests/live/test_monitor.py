@@ -286,11 +286,11 @@ def test_how_much_slower_is_stated():
 
 
 def test_a_planted_slowdown_is_found():
-    model = sleepers(0.0, 0.001)
+    model = sleepers(0.01, 0.01)  # a busy machine makes a block that takes no time 3 times slower
     trained = Trained(model)
     with backspot.Monitor(model, every=1, slower_by=2.0, on_alarm=lambda _: None) as monitor:
         trained.train(25)
-        model[1].seconds = 0.03
+        model[1].seconds = 0.1
         trained.train(12)
     assert [alarm.path for alarm in monitor.alarms] == ["1"]
     assert monitor.alarms[0].since == 26

@@ -28,7 +28,7 @@ from backspot.commands._console import add_width, complain, count, use_color
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
-    from backspot.live.recorder import Recorded
+    from backspot.live.recorder import Plan, Recorded
     from backspot.live.running import Observer
     from backspot.results.report import Report
 
@@ -148,7 +148,7 @@ class _Observation:
         if recorder.reports > before or (before and self._args.every is None):
             return
         if not before and _is_first():
-            complain(_why_none(steps, self._plan.needed))
+            complain(_why_none(steps, self._plan))
 
     # The signal ----------------------------------------------------------------------------------
 
@@ -203,16 +203,13 @@ def _print(report: Report, width: int | None) -> None:
         )
 
 
-def _why_none(steps: int, needed: int) -> str:
+def _why_none(steps: int, plan: Plan) -> str:
     if not steps:
         return (
             "no report: no optimizer took a step in this process. Start each training process "
             "with Backspot, for instance: torchrun ... -m backspot run train.py"
         )
-    return (
-        f"no report: the script ended after {steps} steps, and a report needs {needed}; "
-        "use a smaller --warmup or --steps"
-    )
+    return plan.too_few("script", steps, "--warmup or --steps")
 
 
 def _is_first() -> bool:

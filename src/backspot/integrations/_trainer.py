@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from backspot.results.report import Report
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TrainerRecording", "Written", "plan_of", "say", "to_wandb"]
+__all__ = ["TrainerRecording", "Written", "hand_to_each", "plan_of", "say", "to_wandb"]
 
 _WIDE = 100_000
 
@@ -115,10 +115,7 @@ class TrainerRecording:
         recorder, steps = self._recorder, self._recorder.steps
         recorder.end()
         if not recorder.reports:
-            recorder.complain(
-                f"no report: the training ended after {steps} steps, and a report needs "
-                f"{self._plan.needed}; use a smaller warmup or steps"
-            )
+            recorder.complain(self._plan.too_few("training", steps, "warmup or steps"))
 
     def _deliver(self, recorded: Recorded) -> None:
         try:
@@ -142,6 +139,15 @@ def say(sentence: str) -> None:
     with suppress(OSError, ValueError, AttributeError):
         start = "\n" if sys.stderr.isatty() else ""
         print(f"{start}backspot: {visible(sentence)}", file=sys.stderr, flush=True)
+
+
+def hand_to_each(loggers: Iterable[Any], hand_over: Callable[[Any], None]) -> None:
+    """Hand a report to each logger; one that does not take the report does not end the training."""
+    for logger in loggers:
+        try:
+            hand_over(logger)
+        except Exception as error:
+            say(f"{type(logger).__name__} did not take the report: {error}")
 
 
 def to_wandb(run: Any, written: Written) -> None:

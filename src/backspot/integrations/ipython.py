@@ -81,10 +81,7 @@ class CellMagic:
                 recorder, steps = observer.recorder, observer.recorder.steps
                 recorder.end()
         if not recorder.reports:
-            recorder.complain(
-                f"no report: the cell ended after {steps} steps, and a report needs "
-                f"{plan.needed}; use a smaller --warmup or --steps"
-            )
+            recorder.complain(plan.too_few("cell", steps, "--warmup or --steps"))
 
 
 class _Parser(argparse.ArgumentParser):

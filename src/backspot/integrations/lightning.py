@@ -40,8 +40,8 @@ _Callback: Any = _package().Callback
 from backspot.integrations._trainer import (  # noqa: E402
     TrainerRecording,
     Written,
+    hand_to_each,
     plan_of,
-    say,
     to_wandb,
 )
 
@@ -89,11 +89,8 @@ class BackspotCallback(_Callback):  # type: ignore[misc]
         self._steps = trainer.global_step
 
         def to_loggers(written: Written) -> None:
-            for logger in trainer.loggers:
-                try:
-                    _hand_over(written, logger, trainer.global_step)
-                except Exception as error:  # the training goes on
-                    say(f"{type(logger).__name__} did not take the report: {error}")
+            step = trainer.global_step
+            hand_to_each(trainer.loggers, lambda logger: _hand_over(written, logger, step))
 
         self._recording = TrainerRecording(
             self._plan, "training by Lightning", pl_module, folder.absolute(), to_loggers

@@ -29,7 +29,13 @@ except ModuleNotFoundError as missing:
 
 from transformers.trainer_callback import CallbackHandler
 
-from backspot.integrations._trainer import TrainerRecording, Written, plan_of, say, to_wandb
+from backspot.integrations._trainer import (
+    TrainerRecording,
+    Written,
+    hand_to_each,
+    plan_of,
+    to_wandb,
+)
 
 __all__ = ["BackspotCallback"]
 
@@ -81,11 +87,10 @@ class BackspotCallback(TrainerCallback):  # type: ignore[misc]
         folder = parent if self._folder is None else Path(self._folder)
 
         def to_loggers(written: Written) -> None:
-            for logger in _loggers(sys._getframe()):
-                try:
-                    _hand_over(written, logger, (args, state, control), model)
-                except Exception as error:  # the training goes on
-                    say(f"{type(logger).__name__} did not take the report: {error}")
+            about = (args, state, control)
+            hand_to_each(
+                _loggers(sys._getframe()), lambda logger: _hand_over(written, logger, about, model)
+            )
 
         self._recording = TrainerRecording(
             self._plan, "training by transformers", model, folder.absolute(), to_loggers

@@ -61,6 +61,19 @@ class Plan:
         """How many steps the first report needs."""
         return self.warmup + 2 * self.steps + 1
 
+    def too_few(self, training: str, steps: int, options: str) -> str:
+        """Return why there is no report of a training that ended too early.
+
+        Args:
+            training: what ended, such as ``"script"``.
+            steps: after how many steps.
+            options: what makes ``needed`` smaller.
+        """
+        return (
+            f"no report: the {training} ended after {steps} steps, and a report needs "
+            f"{self.needed}; use a smaller {options}"
+        )
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -225,7 +238,7 @@ class Recorder:
         self._state = State.WAITING
         self._models: Mapping[str, torch.nn.Module] = {}
         self._labels = ExitStack()
-        self._profiler: torch.profiler.profile | None = None
+        self._own_profiler: torch.profiler.profile | None = None
         self._mark: Any = None
         self._recorded = 0
 
@@ -315,15 +328,15 @@ class Recorder:
                         compiled=False,  # its code was compiled before
                     )
                 )
-        self._profiler = torch.profiler.profile(activities=activities(self._models.values()))
+        self._own_profiler = torch.profiler.profile(activities=activities(self._models.values()))
         self._state = State.PREPARED
-        self._labels.enter_context(prepared(self._profiler))
+        self._labels.enter_context(prepared(self._own_profiler))
 
     def _begin_recording(self) -> None:
-        assert self._profiler is not None  # noqa: S101 - for type checkers
+        assert self._own_profiler is not None  # noqa: S101 - for type checkers
         synchronize(self._models.values())
         self._state = State.RECORDING
-        self._labels.enter_context(recording(self._profiler))
+        self._labels.enter_context(recording(self._own_profiler))
         self._begin_mark()
 
     def _begin_mark(self) -> None:
@@ -351,11 +364,11 @@ class Recorder:
             raise SystemExit(0)
 
     def _so_far(self) -> Recorded | None:
-        if self._profiler is None or not self._recorded:
+        if self._own_profiler is None or not self._recorded:
             return None
         first = self.steps - self._recorded + 1
         number = self.reports + 1
-        return Recorded(self._profiler, first, self._recorded, tuple(self._times), number)
+        return Recorded(self._own_profiler, first, self._recorded, tuple(self._times), number)
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:
@@ -365,8 +378,8 @@ class Recorder:
     def _stop(self) -> None:
         """End what is under way and remove all of it."""
         self._search.end()
-        if self._state is State.PREPARED and self._profiler is not None:
-            with recording(self._profiler):  # a prepared profiler can only be ended in this way
+        if self._state is State.PREPARED and self._own_profiler is not None:
+            with recording(self._own_profiler):  # a prepared profiler can only be ended in this way
                 pass
         if self._state is State.RECORDING:
             synchronize(self._models.values())

@@ -406,7 +406,7 @@ def is_dynamos(module: torch.nn.Module) -> bool:
     """Return whether Dynamo made this module, as the graph of a region that it compiled.
 
     Up to torch 2.4 it holds the parameters and children of the module that is compiled. Where no
-    graph has the attribute, none is told apart.
+    graph has the attribute, no module counts as one.
     """
     return isinstance(module, torch.fx.GraphModule) and "compile_subgraph_reason" in vars(module)
 

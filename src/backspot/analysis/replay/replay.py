@@ -84,10 +84,15 @@ def fit(
         best = int(fits[np.argmin(np.abs(tried[fits] - 1.0))])
         factor = float(tried[best])
     if off.min() > _APART * real_step_ns:
+        nearest = float(steps[best])
+        why = (
+            "The machine was busier while the real steps were timed"
+            if nearest < real_step_ns
+            else "Not the profiler alone slowed the recording, but other programs or ranks too"
+        )
         return Refusal(
             f"A real step takes {duration(real_step_ns)}, and the replayed one "
-            f"{duration(float(steps[best]))} at the nearest: the recording was slowed by more than "
-            "the profiler, such as by waits for other ranks."
+            f"{duration(nearest)} at the nearest. {why}."
         )
     return costs[best]
 
