@@ -10,8 +10,8 @@ import pytest
 
 import backspot
 from backspot import Report
-from backspot.analysis.attribution.compiled import Share, shares_of
 from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
 from backspot.analysis.replay.saving import free_owners
 from backspot.trace import Category, read_events

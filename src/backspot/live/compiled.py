@@ -43,7 +43,7 @@ _LEVEL = 2  # of Inductor's provenance tracking: the stack traces by launch site
 _MOST_MODULES = 1 << 17
 _MOST_USERS = 64  # more consumers are surely in other kernels, too
 _FRAME = re.compile(
-    r'  File "backspot:(?P<again>[fb]):(?P<class_name>[^:"]*):(?P<place>[^"]*)", '
+    r'  File "backspot:(?P<direction>[fb]):(?P<class_name>[^:"]*):(?P<place>[^"]*)", '
     r"line (?P<bytes>\d+), in (?P<base>\d+)/(?P<node>\d+)<(?P<reads>[^>]*)>(?P<users>[\d,]*)\n"
 )
 _LINE = re.compile(
@@ -167,7 +167,7 @@ def _worked(trace: str) -> _Worked | None:
     }
     return _Worked(
         _place_of(frame["class_name"], unquote(frame["place"])),
-        frame["again"] == "b",
+        frame["direction"] == "b",
         int(frame["base"]),
         int(frame["node"]),
         int(frame["bytes"]),

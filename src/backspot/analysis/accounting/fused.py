@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from backspot.analysis.accounting.pieces import summed_by_step
-from backspot.analysis.attribution.compiled import Shares
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.timeline import take
 from backspot.analysis.typical import typical, typical_count
 from backspot.results.costs import FusedKernel, FusedPart

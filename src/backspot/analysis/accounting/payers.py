@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.compiled import Shares
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.timeline import NOTHING, merged
 from backspot.trace.events import Ints, Mask
 

@@ -25,9 +25,9 @@ from backspot.analysis.accounting.pieces import (
     summed_by_step,
 )
 from backspot.analysis.accounting.steps import StepWindows
-from backspot.analysis.attribution.compiled import Shares
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
@@ -186,7 +186,7 @@ class _Accountant:
                 [
                     np.ones(spans, bool),
                     of_node | ~launched | (started & (work.span < 0)),
-                    no_launch < 0,
+                    np.ones(len(compiled), bool),
                     [True],
                 ]
             ),

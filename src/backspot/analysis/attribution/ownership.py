@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from backspot.analysis.attribution.communication import Communication, find_communication
-from backspot.analysis.attribution.compiled import Compiled, Shares, find_compiled_launches
+from backspot.analysis.attribution.compiled import Compiled, find_compiled_launches
 from backspot.analysis.attribution.join import Join, find_lines_of_nodes, join_nodes
 from backspot.analysis.attribution.launches import (
     DeviceWork,
@@ -28,6 +28,7 @@ from backspot.analysis.attribution.launches import (
 )
 from backspot.analysis.attribution.passes import Passes, Steps, find_steps
 from backspot.analysis.attribution.recompute import NO_CALLER, find_recomputation
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.attribution.spans import Module, Spans, find_spans
 from backspot.analysis.attribution.wrapping import find_wrapped
 from backspot.analysis.timeline import NOTHING, take

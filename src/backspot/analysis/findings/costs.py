@@ -15,9 +15,9 @@ import numpy as np
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.steps import StepWindows
-from backspot.analysis.attribution.compiled import Shares
 from backspot.analysis.attribution.launches import DeviceWork, Windows
 from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
