@@ -7,17 +7,22 @@ Each case compiles a model whole, block by block, or with activation checkpointi
 was planted into one random module: an extra product of matrices, a wide hidden layer, or a chain of
 elementwise operations and reductions. A hit is a first row that names this module; hits by GPU time
 are counted too, as a region's host time belongs to the region. Also measured: the share of the
-compiled backward's GPU time with a module inside the region, and what of it was not split.
+compiled backward's GPU time with a module inside the region, what of it was not split, and for how
+many extern calls (products, convolutions, attention) the recorded module is that of the one node of
+the graph that Inductor names as their origin.
 
 The case is compiled twice from nothing, with and without Backspot: kernels, loss and gradients must
-be equal, and the times of both compilations are compared. Gradients that differ between two steps
-without Backspot are not compared.
+be equal, and the times of both compilations are compared. Inductor chooses kernels without
+measuring them, as measurements come out otherwise each time. Gradients that differ between two
+steps without Backspot are not compared. Only recordings wait for their turn, so times of
+compilation are exact with ``--jobs 1`` alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
 import statistics
 import sys
@@ -28,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.cases import exit_code, run_cases, turn
 from benchmarks.common import choose, command_line, parse, record_trace, script, synchronize
@@ -294,10 +300,15 @@ def _compiled(
 
     case = _Case(name, device, small, number)
     handle = backspot.instrument(case.model) if instrumented else None
-    with handle or nullcontext(), config.patch(force_disable_caches=True):
-        begin = time.perf_counter()
-        case.step()
-        synchronize(device)
+    settings = {"force_disable_caches": True}
+    if hasattr(config, "deterministic"):
+        settings["deterministic"] = True
+    origins = _Origins()
+    with handle or nullcontext(), config.patch(settings):
+        with origins if instrumented else nullcontext():
+            begin = time.perf_counter()
+            case.step()
+            synchronize(device)
         word = "with" if instrumented else "without"
         record[f"compile_{word}_s"] = time.perf_counter() - begin
         first, second = case.results(), case.results()
@@ -305,11 +316,58 @@ def _compiled(
             record["steady"] = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
-            record_trace(case.step, device, path, steps=3, warmup=2)
+            with turn():
+                record_trace(case.step, device, path, steps=3, warmup=2)
             kernels = _kernels(path)
             if instrumented:
                 record |= _judge(path, case)
+                record |= {"extern_calls": origins.count, "extern_right": origins.right}
     return second, kernels
+
+
+class _Origins:
+    """Compares the module that is recorded of each extern call with that of its origin."""
+
+    def __init__(self) -> None:
+        self.count = self.right = 0
+        self._patch: Any = None
+
+    def __enter__(self) -> None:
+        from torch._inductor import debug
+
+        original = debug.set_kernel_post_grad_provenance_tracing
+
+        def noting(node: Any, name: str, is_extern: bool = False) -> Any:
+            number = original(node, name, is_extern)
+            if is_extern and number and node.origin_node is not None:
+                self._compare(node.origin_node, debug._inductor_kernel_stack_trace, name, number)
+            return number
+
+        self._patch = mock.patch.object(debug, original.__name__, noting)
+        self._patch.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
+
+    def _compare(self, origin: Any, traces: dict[str, list[str]], name: str, number: int) -> None:
+        from backspot.live import compiled, torch_internals
+
+        stack, _ = torch_internals.module_stack_of(origin)
+        if not stack:
+            return
+        code = torch_internals.CompiledCode(
+            "", False, json.dumps({f"{name}:{number}": traces.get(f"{name}:{number}", [])})
+        )
+        graph = compiled._Tables().graph(code)
+        parts = [part for site in graph.sites or () for part in site.parts]
+        expression, cls = stack[-1]
+        self.count += 1
+        self.right += (
+            bool(parts)
+            and parts[0].place >= 0
+            and graph.places[parts[0].place]
+            == compiled._place_of(compiled.written_class_name(cls), expression)
+        )
 
 
 def _kernels(path: Path) -> Counter[str]:
@@ -367,8 +425,7 @@ def _judge(path: Path, case: _Case) -> Record:
 
 def _examining(arguments: argparse.Namespace) -> Handler:
     def handle(job: Job, stage: Stage) -> Record:
-        with turn("torch", "torch._inductor.compile_fx", "timm", "transformers"):
-            return _examine(job["name"], arguments.device, arguments.small, stage)
+        return _examine(job["name"], arguments.device, arguments.small, stage)
 
     return handle
 
@@ -378,6 +435,7 @@ def _describe(record: Record) -> Iterator[str]:
         f"planted {record['kind']} in {record['planted']}: "
         f"{'hit' if record['hit'] else 'MISSED, first is ' + record['first']} · "
         f"attributed {record['attributed']:.1%}, exact {record['exact']:.1%} · "
+        f"extern calls {record['extern_right']} of {record['extern_calls']} · "
         f"kernels {'same' if record['same_kernels'] else 'DIFFER'} · "
         f"{record['differ']} of {record['gradients']} gradients differ · compiled in "
         f"{record['compile_without_s']:.1f} s, with Backspot {record['compile_with_s']:.1f} s"
@@ -396,6 +454,8 @@ def _summarise(cases: dict[str, Record]) -> Record:
             "hits_by_gpu_time": sum(case["hit_gpu"] for case in done),
             "attributed_median": statistics.median(case["attributed"] for case in done),
             "exact_median": statistics.median(case["exact"] for case in done),
+            "extern_calls": sum(case["extern_calls"] for case in done),
+            "extern_right": sum(case["extern_right"] for case in done),
             "same_kernels": sum(case["same_kernels"] for case in done),
             "gradients_differ": sum(case["differ"] for case in done),
             "compile_ratio_median": statistics.median(case["compile_ratio"] for case in done),
