@@ -40,6 +40,8 @@ GROUPS = {
         "NodeCost",
         "OperatorCost",
         "KernelCost",
+        "FusedKernel",
+        "FusedPart",
         "LineCost",
         "WallKinds",
         "Phase",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.fused import find_fused
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
@@ -284,6 +285,7 @@ def _report(
         warnings=warnings_of(events, ownership, warmed_up=warmed_up),
         trace=events.source,
         phases=find_phases(events, ownership, clock, windows) if windows else (),
+        fused=find_fused(events, ownership),
     )
     if not events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.

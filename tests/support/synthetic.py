@@ -15,6 +15,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.metadata: dict[str, Any] = {}
         self._ids = 0
 
     def _id(self) -> int:
@@ -105,7 +106,8 @@ class Trace:
         self.event("user_annotation", name, start, end, thread)
 
     def document(self) -> dict[str, Any]:
-        return {"schemaVersion": 1, "traceEvents": self.events, "traceName": "synthetic"}
+        whole = {"schemaVersion": 1, "traceEvents": self.events, "traceName": "synthetic"}
+        return whole | self.metadata
 
     def save(self, path: Path) -> Path:
         text = json.dumps(self.document()).encode()

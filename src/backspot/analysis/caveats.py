@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.compiled import Unmatched
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.partial import is_between_forwards
 from backspot.analysis.attribution.transforms import are_transformed
@@ -76,6 +77,7 @@ def warnings_of(
             "away; they are listed under the profiler's names. Compile parts of the model, or a "
             "module of a class of your own, to have them named."
         )
+    warnings += _of_compiled(events, ownership)
     unowned = spans.is_node & (ownership.owner == Special.UNRECORDED)
     unseen = int((unowned & ownership.join.unseen).sum())
     unrecorded = int(unowned.sum()) - unseen
@@ -134,6 +136,25 @@ def warnings_of(
         )
     warnings += _of_warm_up(events, ownership, warmed_up=warmed_up)
     return tuple(warnings)
+
+
+def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
+    """Return a warning for each reason why compiled regions keep one owner."""
+    if events.compiled.broken:
+        return ["The trace's table of compiled code is broken: each compiled region has one owner."]
+    by_reason: dict[str, list[Unmatched]] = {}
+    for unmatched in ownership.compiled.unmatched:
+        by_reason.setdefault(unmatched.reason, []).append(unmatched)
+    warnings = []
+    for reason, found in by_reason.items():
+        first, *others = sorted({one.path for one in found})
+        more = f" and {counted(len(others), 'more module')}" if others else ""
+        calls = counted(sum(one.calls for one in found), "call")
+        warnings.append(
+            f"The modules inside {calls} of compiled code, in {first or 'the model'}{more}, are "
+            f"not known: {reason}."
+        )
+    return warnings
 
 
 def _of_warm_up(events: Events, ownership: Ownership, *, warmed_up: bool) -> list[str]:

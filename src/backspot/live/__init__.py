@@ -27,6 +27,9 @@ A module call that a profiler records goes through:
    a prehook that writes the backward label.
 5. ``source_lines.py``, with ``line_names.py``: the line of source that made each node.
 
+Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch
+works, while the code is compiled.
+
 ``owner.py`` has what all of these share. An *owner* is a module by its names and labels, a *scope*
 is one instrumentation; both refer to modules weakly. ``sessions.py`` counts the profiler's
 *sessions*, so that no range ends in a later session than its own. ``optimizers.py`` labels modules

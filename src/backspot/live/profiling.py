@@ -48,6 +48,7 @@ def profile(
     match: str | Sequence[str] | None = None,
     hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
+    compiled: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     ranks: Literal["all"] | None = None,
@@ -88,6 +89,8 @@ def profile(
             write no backward labels, as the report and the spans in ``trace`` need none.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.
+        compiled: whether to record for which modules compiled code works, as in ``instrument``.
+            Default true.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -131,7 +134,7 @@ def profile(
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     for name, part in models.items():
-        check_arguments(part, depth, name, hooks, lines)
+        check_arguments(part, depth, name, hooks, lines, compiled)
     patterns = checked_patterns(match, models)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
@@ -149,6 +152,7 @@ def profile(
                     hooks=hooks,
                     markers=hooks == "module",  # the report needs none
                     lines=lines,
+                    compiled=compiled,
                 )
             )
             for name, part in models.items()

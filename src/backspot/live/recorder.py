@@ -350,6 +350,7 @@ class Recorder:
                         hooks="call",
                         markers=False,
                         lines=True,
+                        compiled=False,  # its code was compiled before
                     )
                 )
         self._own_profiler = torch.profiler.profile(activities=activities(self._models.values()))

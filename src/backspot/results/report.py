@@ -20,6 +20,8 @@ from backspot.results.costs import (
     UNSTEADY,
     Coverage,
     DeviceCost,
+    FusedKernel,
+    FusedPart,
     KernelCost,
     LineCost,
     NodeCost,
@@ -62,6 +64,8 @@ __all__ = [
     "Coverage",
     "DeviceCost",
     "Finding",
+    "FusedKernel",
+    "FusedPart",
     "KernelCost",
     "LabelSource",
     "LineCost",
@@ -144,6 +148,8 @@ class Report(Presented, _Predicted):
         phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
             ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
         findings: What makes the step slower than necessary, most expensive first.
+        fused: Kernels of the backward in which ``torch.compile`` fused the work of several modules,
+            most time first. Rows pay for their shares (``Row.split_ns``).
         unprofiled_step_ns: Clock time of a typical step without profiler and labels, ``None`` where
             it was not measured: a trace alone does not tell.
         unprofiled_step_ns_by_step: Clock time of each step that was timed without the profiler.
@@ -186,6 +192,7 @@ class Report(Presented, _Predicted):
     trace: str = ""
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()
+    fused: tuple[FusedKernel, ...] = ()
     unprofiled_step_ns: int | None = None
     unprofiled_step_ns_by_step: tuple[int, ...] = ()
     replayed_step: ReplayedStep | None = None
@@ -519,7 +526,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 29))
+            ('patch_drop', (78, 30))
         """
         return presented.forms().as_frame(self)
 

@@ -34,6 +34,7 @@ from itertools import pairwise
 import msgspec
 
 from backspot.errors import NotATraceError
+from backspot.trace import compiled, source_lines
 from backspot.trace.brackets import Brackets, Shape, with_numbers
 from backspot.trace.columns import Columns
 from backspot.trace.json_events import Event, decode_events, gather
@@ -89,7 +90,10 @@ class ChromeDecoder:
     def __init__(self, read: Callable[[int], bytes], source: str) -> None:
         self._read = read
         self._source = source
-        self._around = TableFinder()
+        self._tables = (
+            TableFinder(source_lines.KEY, source_lines.MOST_BYTES),
+            TableFinder(compiled.KEY, compiled.MOST_BYTES),
+        )
         self.columns = Columns()
         self.seen = 0
         self.malformed = 0
@@ -102,13 +106,13 @@ class ChromeDecoder:
         Raises:
             NotATraceError: If the text is no trace at all.
         """
-        state, text = self._events(find_events(self._read, self._source, self._around.look))
+        state, text = self._events(find_events(self._read, self._source, self._look))
         self.truncated = state is _List.OPEN
         if state is _List.CLOSED:
-            self._around.look(text)
+            self._look(text)
             while text := self._read(_PIECE):
-                self._around.look(text)
-        self._look_up_lines()
+                self._look(text)
+        self._read_tables()
 
     def run_part(self, *, first: bool, last: bool) -> bool:
         """Read a stretch of a trace that begins and ends between two events.
@@ -125,7 +129,7 @@ class ChromeDecoder:
         Raises:
             NotATraceError: If the text is no trace at all.
         """
-        rest = find_events(self._read, self._source, self._around.look) if first else b""
+        rest = find_events(self._read, self._source, self._look) if first else b""
         while block := self._next(len(rest)):
             buffer = rest + block
             cut = _last_between(buffer, len(rest))
@@ -139,8 +143,8 @@ class ChromeDecoder:
         end = Brackets().follow(rest).end
         if end < 0 or not self._fast(rest[:end]):
             return False
-        self._around.look(rest[end + 1 :])
-        self._look_up_lines()
+        self._look(rest[end + 1 :])
+        self._read_tables()
         return True
 
     def extend(self, columns: Columns, seen: int, impossible: int) -> None:
@@ -343,8 +347,16 @@ class ChromeDecoder:
                 "can be read"
             )
 
-    def _look_up_lines(self) -> None:
-        self.columns.lines = self._around.table() or self.columns.lines
+    def _look(self, text: bytes) -> None:
+        """Search text around the events for the tables of the live half."""
+        for table in self._tables:
+            table.look(text)
+
+    def _read_tables(self) -> None:
+        lines, graphs = (table.found() for table in self._tables)
+        self.columns.lines = source_lines.find_lines(lines) or self.columns.lines
+        if graphs:
+            self.columns.compiled = compiled.find_compiled(graphs)
 
 
 def _is_end(text: bytes, bracket: int, *, is_last: bool) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from backspot.trace.compiled import CompiledTable
 from backspot.trace.events import Category, Events, Flows, Ints
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
@@ -75,6 +76,7 @@ class Columns:
         self.groups = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
+        self.compiled = CompiledTable()
         self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
@@ -125,6 +127,8 @@ class Columns:
         """Add what another reader collected of the text that follows; ``other`` is used up."""
         if other.lines.lines or other.lines.broken:
             self.lines = other.lines
+        if other.compiled.recorded:
+            self.compiled = other.compiled
         self.unknown.extend(other.unknown)
         for columns, field, numbers in (
             (other._pieces, "name", _numbers(self.names, other.names)),
@@ -225,6 +229,7 @@ class Columns:
             origin_ns=origin,
             truncated=truncated,
             lines=self.lines,
+            compiled=self.compiled,
         )
 
     def _arrows(self, origin: int) -> Flows:

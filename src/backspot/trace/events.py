@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backspot.trace import names
+from backspot.trace.compiled import CompiledTable
 from backspot.trace.labels import Label, parse_label
 from backspot.trace.source_lines import LineTable
 
@@ -93,6 +94,7 @@ class Events:
         origin_ns: the trace's own time at which ``start`` is 0.
         truncated: whether the trace is cut short.
         lines: the lines of source that made the nodes, as far as they were recorded.
+        compiled: the launch sites of compiled graphs, as far as they were recorded.
     """
 
     start: Ints
@@ -116,6 +118,7 @@ class Events:
     origin_ns: int = 0
     truncated: bool = False
     lines: LineTable = field(default_factory=LineTable)
+    compiled: CompiledTable = field(default_factory=CompiledTable)
 
     @cached_property
     def end(self) -> Ints:

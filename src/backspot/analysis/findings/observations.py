@@ -13,6 +13,7 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "accumulating",
+    "compiled",
     "crowded",
     "fills",
     "forward_of",
@@ -44,6 +45,11 @@ def fills(evidence: Evidence) -> Mask:
 def accumulating(evidence: Evidence) -> Mask:
     """Whether each span adds a gradient to its parameter."""
     return evidence.nodes_named(names.is_accumulate_grad)
+
+
+def compiled(evidence: Evidence) -> Mask:
+    """Whether each span is the backward of a region that torch.compile compiled."""
+    return evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))
 
 
 _INDEXING = re.compile(r"(Gather|Scatter|Index|Take|UnsafeIndex|UnsafeMaskedIndex)\w*Backward\d*$")

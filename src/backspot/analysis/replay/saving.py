@@ -80,7 +80,8 @@ def scaled_owners(
 
     This scales the nodes of a module, the engine's time after each of these, what runs again in
     them, and the device work that they launch. A node that is free waits for no device. The
-    module's share of the optimizer is not scaled.
+    module's share of the optimizer is not scaled. A compiled kernel that works for several modules
+    is scaled by their shares.
 
     Args:
         ownership: the owners of a trace.
@@ -89,7 +90,7 @@ def scaled_owners(
     """
     factor = np.ones(len(ownership.owners))
     factor[list(factors)] = list(factors.values())
-    of_spans, of_work = factor[ownership.owner], factor[ownership.work_owner]
+    of_spans, of_work = factor[ownership.owner], ownership.work_shares.mean(factor)
     spans = (of_spans != 1) & (forward | (ownership.passes.of_span >= 0))
     work = (of_work != 1) & (forward | (ownership.work.run >= 0))
     return Change(
@@ -117,17 +118,20 @@ def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Ch
     waits = ownership.waits
     in_pass = ownership.passes.of_span >= 0
     spans = dict(grouped(group[ownership.owner], np.flatnonzero(in_pass)))
-    work = dict(grouped(group[ownership.work_owner], np.flatnonzero(ownership.work.run >= 0)))
+    shares = ownership.work_shares
+    share = np.flatnonzero(np.repeat(ownership.work.run >= 0, shares.count))
+    work = dict(grouped(group[shares.owner], share))
     calls = dict(grouped(group[ownership.owner[waits.span]], np.flatnonzero(in_pass[waits.span])))
     none = np.empty(0, np.int64)
     found = {}
     for number in sorted({*spans, *work}):
-        mine, done = spans.get(number, none), work.get(number, none)
+        mine = spans.get(number, none)
+        done, part = shares.parts(work.get(number, none))
         found[number] = Change(
             spans=mine,
             span_factors=np.zeros(len(mine)),
             work=done,
-            work_factors=np.zeros(len(done)),
+            work_factors=1 - part,
             waits=waits.event[calls.get(number, none)],
         )
     return found

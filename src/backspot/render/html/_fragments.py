@@ -178,7 +178,15 @@ def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> s
         chosen: its rows.
         lines: whether to name the source line that made the heaviest node.
     """
-    left_out = ("members", "spread", "recompute", "calls", "forward", *(() if lines else ("line",)))
+    left_out = (
+        "members",
+        "spread",
+        "recompute",
+        "exact",
+        "calls",
+        "forward",
+        *(() if lines else ("line",)),
+    )
     columns = module_columns(report, chosen.shown, chosen.unowned, DEFAULT_VIEW)
     columns = [column for column in columns if column.kind not in left_out]
     bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])
