@@ -27,6 +27,7 @@ GROUPS = {
         "Alarm",
         "locate",
         "compare",
+        "ranks",
         "Source",
     ),
     "Results": (
@@ -51,6 +52,15 @@ GROUPS = {
         "Place",
     ),
     "Comparisons": ("Comparison", "Change", "Move", "Side"),
+    "Many ranks": (
+        "JobReport",
+        "RankCost",
+        "SlowestRank",
+        "GroupCost",
+        "ModuleSpread",
+        "JobFinding",
+        "LostRank",
+    ),
     "Errors": (
         "BackspotError",
         "UsageError",

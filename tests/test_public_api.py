@@ -25,6 +25,8 @@ TRACES = {
     "trace.json.gz": DATA / "h200" / "vit_patch_drop.trace.json.gz",
     "main.trace.json.gz": DATA / "findings" / "plain_vit.trace.json.gz",
     "branch.trace.json.gz": DATA / "findings" / "math_two_blocks_vit.trace.json.gz",
+    "ddp.rank0.trace.json.gz": DATA / "h200" / "ddp.rank0.trace.json.gz",
+    "ddp.rank1.trace.json.gz": DATA / "h200" / "ddp.rank1.trace.json.gz",
 }
 """What lies in the working folder of the examples."""
 
@@ -50,6 +52,7 @@ NEEDS_RETURNS = {
     "instrument",
     "locate",
     "profile",
+    "ranks",
     "Comparison.__getitem__",
     "Comparison.save",
     "Comparison.slower_than",
@@ -71,6 +74,7 @@ NEEDS_EXAMPLE = NEEDS_RETURNS | {
     "Comparison",
     "Finding",
     "Instrumentation",
+    "JobReport",
     "Monitor",
     "NodeCost",
     "Phase",

@@ -1,7 +1,8 @@
 """What Backspot costs on a training step, with the profiler off and on.
 
     python -m benchmarks.cost.overhead [--device cuda] [--seconds 240] [--cases vit,gpt2]
-    python -m benchmarks.cost.overhead --pool overhead_cuda.json overhead_cuda_2.json
+    python -m benchmarks.cost.overhead --variants "call, no markers" call "with_stack=True"
+    python -m benchmarks.cost.overhead --pool overhead_node.json overhead_node_2.json
 
 Every variant runs in every round, in a new random order, so that other work on the machine meets
 all variants. In a round a variant is put on the model, takes one step to warm up, and then a few
@@ -109,10 +110,17 @@ def timed_steps(
 
 
 def measure(
-    training: Training, device: str, *, recorded: bool, seconds: float, rounds: int, steps: int
+    training: Training,
+    device: str,
+    *,
+    recorded: bool,
+    variants: Sequence[str],
+    seconds: float,
+    rounds: int,
+    steps: int,
 ) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
     """For each variant the steps of every round, and why those that failed did."""
-    rotation = [name for name, v in VARIANTS.items() if recorded or v.without_profiler]
+    rotation = [name for name in variants if recorded or VARIANTS[name].without_profiler]
     times: dict[str, list[list[float]]] = {name: [] for name in rotation}
     failed: dict[str, str] = {}
     for name in list(rotation):  # a first round that does not count: caches fill, failures show
@@ -228,6 +236,7 @@ def run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[st
             training,
             case.device,
             recorded=mode == "on",
+            variants=options.variants,
             seconds=budget.left * share[mode],
             rounds=options.rounds,
             steps=options.steps,
@@ -254,7 +263,8 @@ def show(name: str, result: dict[str, Any]) -> None:
             f"after {found['launching']:.0%} of a plain step"
         )
     rows = []
-    for variant in VARIANTS:
+    measured = {name for mode in ("off", "on") for name in _measured(result[mode])}
+    for variant in [name for name in VARIANTS if name in measured]:
         row: list[Any] = [variant]
         for mode in ("off", "on"):
             row += _cells(variant, result[mode])
@@ -266,6 +276,10 @@ def show(name: str, result: dict[str, Any]) -> None:
     print(f"rounds: {result['off']['rounds']} off, {result['on']['rounds']} on")
     for pair, ratio in result["on"]["compared"].items():
         print(f"{pair}, on: {_percent(ratio)}")
+
+
+def _measured(mode: dict[str, Any]) -> set[str]:
+    return {*mode["variants"], *mode["failed"]}
 
 
 def _cells(variant: str, mode: dict[str, Any]) -> list[str]:
@@ -295,8 +309,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__, out="overhead_{device}.json", seconds=240)
     parser.add_argument("--rounds", type=int, default=400, help="at most so many rounds a case")
     parser.add_argument("--steps", type=int, default=4, help="timed steps a variant and round")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=list(VARIANTS),
+        default=list(VARIANTS),
+        metavar="NAME",
+        help=f"what to compare with {PLAIN!r} (default: {'; '.join(VARIANTS)})",
+    )
     parser.add_argument("--pool", type=Path, nargs="+", help="show these runs as one; run nothing")
     options = parse(parser, argv)
+    options.variants = list(dict.fromkeys([PLAIN, *options.variants]))
     if options.small:
         options.rounds, options.steps = 1, 1
     if options.pool:

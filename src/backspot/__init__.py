@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         SourceNotFoundError,
         UsageError,
     )
+    from backspot.job.gather import ranks
     from backspot.live import Alarm, Instrumentation, Monitor, instrument, profile
     from backspot.pipeline import locate
     from backspot.results.costs import (
@@ -48,6 +49,15 @@ if TYPE_CHECKING:
         WallKinds,
     )
     from backspot.results.findings import Finding, Place
+    from backspot.results.job import (
+        GroupCost,
+        JobFinding,
+        JobReport,
+        LostRank,
+        ModuleSpread,
+        RankCost,
+        SlowestRank,
+    )
     from backspot.results.report import Report
     from backspot.results.savings import ReplayedStep, Saving, WhatIf
     from backspot.results.subtrees import Subtree
@@ -64,10 +74,15 @@ __all__ = [
     "Finding",
     "FusedKernel",
     "FusedPart",
+    "GroupCost",
     "Instrumentation",
+    "JobFinding",
+    "JobReport",
     "KernelCost",
     "LineCost",
+    "LostRank",
     "MissingDependencyError",
+    "ModuleSpread",
     "Monitor",
     "Move",
     "NoBackwardError",
@@ -78,11 +93,13 @@ __all__ = [
     "Pass",
     "Phase",
     "Place",
+    "RankCost",
     "ReplayedStep",
     "Report",
     "Row",
     "Saving",
     "Side",
+    "SlowestRank",
     "Source",
     "SourceNotFoundError",
     "Subtree",
@@ -94,6 +111,7 @@ __all__ = [
     "instrument",
     "locate",
     "profile",
+    "ranks",
 ]
 
 _HOMES = {
@@ -107,10 +125,15 @@ _HOMES = {
     "Finding": "backspot.results.findings",
     "FusedKernel": "backspot.results.costs",
     "FusedPart": "backspot.results.costs",
+    "GroupCost": "backspot.results.job",
     "Instrumentation": "backspot.live",
+    "JobFinding": "backspot.results.job",
+    "JobReport": "backspot.results.job",
     "KernelCost": "backspot.results.costs",
     "LineCost": "backspot.results.costs",
+    "LostRank": "backspot.results.job",
     "MissingDependencyError": "backspot.errors",
+    "ModuleSpread": "backspot.results.job",
     "Monitor": "backspot.live",
     "Move": "backspot.comparison.changes",
     "NoBackwardError": "backspot.errors",
@@ -121,11 +144,13 @@ _HOMES = {
     "Pass": "backspot.results.costs",
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
+    "RankCost": "backspot.results.job",
     "ReplayedStep": "backspot.results.savings",
     "Report": "backspot.results.report",
     "Row": "backspot.results.costs",
     "Saving": "backspot.results.savings",
     "Side": "backspot.comparison.changes",
+    "SlowestRank": "backspot.results.job",
     "Source": "backspot.trace.source",
     "SourceNotFoundError": "backspot.errors",
     "Subtree": "backspot.results.subtrees",
@@ -136,6 +161,7 @@ _HOMES = {
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",
     "profile": "backspot.live",
+    "ranks": "backspot.job.gather",
 }
 
 

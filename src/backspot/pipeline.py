@@ -29,6 +29,9 @@ from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
+from backspot.job.identity import identify
+from backspot.job.reduce import reduce_trace
+from backspot.job.summary import Summary
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
 from backspot.results.findings import Finding
@@ -40,7 +43,7 @@ from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
 from backspot.trace.source import Source
 
-__all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
+__all__ = ["locate", "locate_export", "save_labelled", "summarize", "trace_file"]
 
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that has no part in the backward."""
@@ -207,6 +210,21 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
         )
     write_labelled(source, events, find_tracks(events, ownership), path, force=force)
     return Path(path)
+
+
+def summarize(path: Path) -> Summary:
+    """Reduce the trace of one rank to what a report of all ranks needs.
+
+    Args:
+        path: a trace file.
+
+    Raises:
+        SourceNotFoundError: If the file is missing or cannot be read.
+        NotATraceError: If the file is not a trace, or is too broken to use.
+        NoBackwardError: If the trace has no backward pass.
+    """
+    events = read_events(path, jobs=1)
+    return reduce_trace(*_whole(events, _owned(events)), identify(path))
 
 
 def _labelled(

@@ -13,6 +13,7 @@ from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.replay import fit, replay
 from backspot.analysis.replay.saving import free_owners, saved, scaled_owners, what_if
 from backspot.errors import UsageError
+from support.choice import slow_except
 from support.replays import PATHS, recorded, windows_of
 
 SOME = ("two_streams", "sync_in_backward", "fsdp2.rank0", "vit_patch_drop", "plain_recommender")
@@ -22,7 +23,7 @@ def lengths(recording) -> np.ndarray:
     return recording.steps.end - recording.steps.start
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", slow_except(SOME, PATHS))
 def test_without_costs_the_recording_comes_out(name):
     recording = recorded(name)
     replayed = replay(recording, ZERO)
@@ -31,7 +32,7 @@ def test_without_costs_the_recording_comes_out(name):
     np.testing.assert_array_equal(replayed.events.duration, recording.events.duration)
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", slow_except(SOME, PATHS))
 def test_without_the_profiler_a_step_takes_no_longer_and_all_owners_stay(name):
     recording = recorded(name)
     replayed = replay(recording, MEASURED)
@@ -46,7 +47,7 @@ def test_without_the_profiler_a_step_takes_no_longer_and_all_owners_stay(name):
     assert sum(replayed.step_ns) == pytest.approx(total, rel=0.03)
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", slow_except(SOME, PATHS))
 def test_a_free_module_saves_no_more_than_the_step_and_all_of_them_no_less_than_one(name):
     recording = recorded(name)
     free = free_owners(recording.ownership)

@@ -408,6 +408,7 @@ print("clean")
 """
 
 
+@pytest.mark.slow
 def test_what_was_imported_within_a_profile_keeps_nothing():
     done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

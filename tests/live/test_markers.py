@@ -10,6 +10,7 @@ from torch import nn
 
 import backspot
 from support.blocks import Net, step
+from support.choice import slow_except
 
 
 def test_backward_markers_follow_the_engine(record):
@@ -140,7 +141,9 @@ def test_a_node_made_on_another_thread_bears_no_marker(had_here, record):
 @pytest.mark.skipif(
     not hasattr(torch.autograd.graph, "node_creation_hook"), reason="needs torch 2.14"
 )
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto", None])
+@pytest.mark.parametrize(
+    "name", slow_except([None], ["resnet18", "vit_tiny_patch16_224", "convnext_atto", None])
+)
 def test_every_marker_names_the_module_that_was_running_when_the_node_was_made(name, record):
     if name is None:
         model, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 3, 8)

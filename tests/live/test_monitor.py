@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 
 import pytest
 
@@ -16,18 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import backspot  # noqa: E402
 from backspot.live.monitor import _Times  # noqa: E402
 from support.leftovers import hooks_on, left_in_torch  # noqa: E402
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds())
-        return gradient, None
+from support.sleeping import Sleep  # noqa: E402
 
 
 class Sleepy(nn.Module):
@@ -39,7 +27,7 @@ class Sleepy(nn.Module):
         self.seconds = seconds
 
     def forward(self, x):
-        return _Sleep.apply(self.linear(x), lambda: self.seconds)
+        return Sleep.apply(self.linear(x), lambda: self.seconds)
 
 
 class Trained:

@@ -1,0 +1,54 @@
+"""Put the traces of a job's ranks together: which rank is slow, where, and who waits.
+
+SOURCE is a folder with one trace for each rank, or the traces themselves. A
+trace that cannot be read costs its own rank only, and is named.
+
+Example:
+  backspot ranks traces/
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from backspot.commands._console import count, write_bytes, write_text
+
+EXIT_CODES = (3,)
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "sources", metavar="SOURCE", nargs="+", help="a folder of traces, or the traces"
+    )
+    parser.add_argument(
+        "--top",
+        type=count,
+        default=10,
+        metavar="N",
+        help="how many ranks, steps and modules to show (default: 10)",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="FOLDER",
+        help="keep there what was read of each trace, for the next time",
+    )
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="(default: table)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read all traces and print the answer."""
+    from backspot.job.gather import ranks
+
+    job = ranks(args.sources, cache=args.cache)
+    if args.format == "json":
+        import msgspec
+
+        write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
+        return 0
+    from backspot.render.job import render_job
+
+    write_text(render_job(job, args.top))
+    return 0
