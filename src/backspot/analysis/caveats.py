@@ -139,9 +139,16 @@ def warnings_of(
 
 
 def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
-    """Return a warning for each reason why compiled regions keep one owner."""
+    """Return the warnings that say why compiled regions keep one owner."""
     if events.compiled.broken:
         return ["The trace's table of compiled code is broken: each compiled region has one owner."]
+    named = any(not module.is_region for module in ownership.spans.modules)
+    if named and not events.compiled.recorded and events.name_mask(names.COMPILED_GRAPH).any():
+        return [
+            "The modules inside compiled code are not known, as nothing recorded them while the "
+            "code was compiled: call backspot.instrument(model) before the first step, with torch "
+            "2.10 or later."
+        ]
     by_reason: dict[str, list[Unmatched]] = {}
     for unmatched in ownership.compiled.unmatched:
         by_reason.setdefault(unmatched.reason, []).append(unmatched)

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -86,6 +86,7 @@ __all__ = [
     "version_of",
     "when_inductor_loads",
     "without_backward_flag",
+    "without_cuda_graphs",
     "wraps_in_backward_hooks",
 ]
 
@@ -560,6 +561,7 @@ privateuse1_name: Callable[[], str] = _find("_C", "_get_privateuse1_backend_name
 
 # Importing any of it takes seconds, so all of it is looked up once a program has loaded it.
 _INDUCTOR_CONFIG = "torch._inductor.config"
+_SITES = "inductor_provenance_stack_traces_str"
 
 
 class InductorSettings(NamedTuple):
@@ -704,14 +706,42 @@ def compiled_code() -> list[CompiledCode]:
     """
     output_code = sys.modules.get("torch._inductor.output_code")
     graph_class = getattr(output_code, "CompiledFxGraph", None)
-    if graph_class is None:
+    if _SITES not in getattr(graph_class, "__annotations__", ()):
         return []
     return [
         CompiledCode(
             str(getattr(graph, "_fx_graph_cache_key", None)),
             bool(getattr(graph, "fx_kwargs", {}).get("is_backward")),
-            getattr(graph, "inductor_provenance_stack_traces_str", None),
+            getattr(graph, _SITES, None),
         )
         for graph in gc.get_referrers(graph_class)
         if type(graph) is graph_class
     ]
+
+
+@contextmanager
+def without_cuda_graphs() -> Iterator[None]:
+    """Run compiled code without recording or replaying CUDA graphs, as PyTorch itself falls back.
+
+    The code is the same, and nothing is compiled again. Without the place where PyTorch decides,
+    graphs are replayed.
+    """
+    manager: Any = None
+    if torch.cuda.is_available():
+        with suppress(ImportError):
+            from torch._inductor import cudagraph_trees
+
+            manager = getattr(cudagraph_trees, "CUDAGraphTreeManager", None)
+    original = getattr(manager, "_run", None)
+    if original is None:
+        yield
+        return
+
+    def run(self: Any, new_inputs: Any, function_id: Any) -> Any:
+        return self.ids_to_funcs[function_id].model(new_inputs)
+
+    manager._run = run
+    try:
+        yield
+    finally:
+        manager._run = original
