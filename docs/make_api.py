@@ -95,7 +95,7 @@ HEAD = """\
 
 All public names are imported from `backspot`. `import backspot` loads neither torch nor numpy;
 `profile`, `instrument` and `Monitor` need torch, everything else does not. The examples use a
-`report` of a small trace and a `comparison` of two others; tests run them.
+`report` of a small trace, a `comparison` of two others and a `job` of two ranks; tests run them.
 
 Made from the docstrings by `python docs/make_api.py`.
 """

@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 import backspot
+from backspot.job.answer import answer
+from backspot.job.summary import from_json
 
 DATA = Path(__file__).parent / "data"
 TRACES = {
@@ -56,6 +58,7 @@ NEEDS_RETURNS = {
     "Comparison.__getitem__",
     "Comparison.save",
     "Comparison.slower_than",
+    "JobReport.save",
     "Report.__getitem__",
     "Report.load",
     "Report.plot",
@@ -315,6 +318,12 @@ def test_the_published_reference_is_current_and_has_every_name():
     assert script.with_name("api.md").read_text("utf-8") == make_api.made()
 
 
+@pytest.fixture(scope="module")
+def job() -> backspot.JobReport:
+    ranks = [DATA / "ranks" / f"ddp_host.rank{rank}.json" for rank in (0, 1)]
+    return answer([from_json(path.read_bytes()) for path in ranks])
+
+
 # Examples.
 
 
@@ -324,14 +333,14 @@ def test_a_public_name_has_an_example(name):
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_examples_of_a_public_name_run(name, report, comparison, tmp_path, monkeypatch):
+def test_the_examples_of_a_public_name_run(name, report, comparison, job, tmp_path, monkeypatch):
     text = docstring_of(name)
     if name == "Report.plot":
         sys.modules["matplotlib"].use("agg")
     for link, trace in TRACES.items():
         shutil.copy(trace, tmp_path / link)
     monkeypatch.chdir(tmp_path)
-    known = {"backspot": backspot, "report": report, "comparison": comparison}
+    known = {"backspot": backspot, "report": report, "comparison": comparison, "job": job}
     examples = doctest.DocTestParser().get_doctest(text, known, name, name, 0)
     complaints: list[str] = []
     doctest.DocTestRunner(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,10 @@ def locate(
     path = trace_file(source)
     check_labelled(trace, force=force, source=path)
     events = read_events(path, progress=progress, jobs=jobs)
-    return _labelled(path, events, trace, depth, force)
+    ownership = _owned(events)
+    report = _report(events, ownership, depth)
+    write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+    return report
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:
@@ -149,6 +153,7 @@ def locate_export(
     depth: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
+    reduced: Callable[[Summary], None] | None = None,
 ) -> Report:
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
@@ -160,6 +165,7 @@ def locate_export(
         depth: as in ``locate``.
         trace: as in ``locate``.
         force: as in ``locate``.
+        reduced: called with what a report of all ranks needs, if that is wanted.
 
     Raises:
         NoBackwardError: If the trace has no backward pass.
@@ -170,9 +176,13 @@ def locate_export(
         check_labelled(trace, force=force)
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
-        if trace is None:
-            return _report(events, _owned(events), depth, warmed_up, real_steps)
-        return _labelled(path, events, trace, depth, force, warmed_up, real_steps)
+        ownership = _owned(events)
+        if reduced is not None:
+            reduced(reduce_trace(*_whole(events, ownership), identify(path)))
+        report = _report(events, ownership, depth, warmed_up, real_steps)
+        if trace is not None:
+            write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+        return report
 
 
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -225,21 +235,6 @@ def summarize(path: Path) -> Summary:
     """
     events = read_events(path, jobs=1)
     return reduce_trace(*_whole(events, _owned(events)), identify(path))
-
-
-def _labelled(
-    path: Path,
-    events: Events,
-    output: str | os.PathLike[str],
-    depth: int | None,
-    force: bool,
-    warmed_up: bool = False,
-    real_steps: tuple[int, ...] = (),
-) -> Report:
-    ownership = _owned(events)
-    report = _report(events, ownership, depth, warmed_up, real_steps)
-    write_labelled(path, events, find_tracks(events, ownership), output, force=force)
-    return report
 
 
 def _owned(events: Events) -> Ownership:

@@ -80,7 +80,7 @@ def test_the_slow_module_of_a_strangers_script_is_named_and_its_losses_are_the_s
     case = CASES[name]
     if lacks := missing(case):
         pytest.skip(f"needs {lacks}")
-    wrong, _ = judge(case, tmp_path)
+    wrong, _ = judge(case, tmp_path, preloaded.python())
     assert not wrong
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,34 @@ def test_what_was_read_once_is_not_read_again(
         (folder / "copied").replace(folder / "rank0.json.gz")  # another time of change
         assert ranks(folder, executor, cache=cache) == first
         assert len(read) == 2
+
+
+def test_an_interrupted_reading_goes_on_where_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = _counted(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        ranks(folder, Interrupted(), cache=tmp_path / "kept")  # type: ignore[arg-type]
+    assert len(read) == 1
+    with ThreadPoolExecutor(1) as executor:
+        assert len(ranks(folder, executor, cache=tmp_path / "kept").ranks) == 2
+    assert len(read) == 2
+
+
+class Interrupted:
+    """An executor that is interrupted while it does its second task."""
+
+    def __init__(self) -> None:
+        self.given: list[Future[bytes]] = []
+
+    def submit(self, work: Callable[..., bytes], *arguments: object) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        if self.given:
+            future.set_exception(KeyboardInterrupt())
+        else:
+            future.set_result(work(*arguments))
+        self.given.append(future)
+        return future
 
 
 def test_what_gives_no_two_ranks_is_refused(folder: Path, tmp_path: Path) -> None:

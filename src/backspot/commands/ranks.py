@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
     job = ranks(args.sources, cache=args.cache)
     if args.format == "json":
-        import msgspec
+        from backspot.render.json import job_to_json
 
-        write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
+        write_bytes(job_to_json(job))
         return 0
     from backspot.render.job import render_job
 

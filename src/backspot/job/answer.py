@@ -448,13 +448,15 @@ def _slow_gpu(table: _Table, rank: int) -> list[JobFinding]:
             kind="gpu",
             rank=rank,
             path="",
-            title=f"The GPU of rank {rank} is slower",
+            title=f"All forward kernels take longer on rank {rank}",
             seen=(
-                f"The forward kernels of all modules take longer there, together "
-                f"{duration(taken)} of a step and {duration(usual)} on the other ranks "
-                f"({percent(taken / usual - 1)} more)."
+                f"Those of all modules together take {duration(taken)} of a step there, and "
+                f"{duration(usual)} on the other ranks ({percent(taken / usual - 1)} more)."
             ),
-            remedy="Check the clock, the temperature and the power limit of this GPU (nvidia-smi).",
+            remedy=(
+                "Compare the shapes of its batches first. If they are alike, check the clock, the "
+                "temperature and the power limit of this GPU (nvidia-smi)."
+            ),
             cost_ns=taken - usual,
         )
     ]
@@ -487,10 +489,10 @@ def _exposed_transfer(
 ) -> list[JobFinding]:
     """Find transfers that hold the clock of all ranks, so that no rank is to blame.
 
-    Waits that nothing hides count as exposed, and others do not. So what all waits leave of the
-    exposed time is transfer for certain.
+    Waits that nothing hides count as exposed, and others do not. So what all waits, and twice the
+    uncertainty of the clock, leave of the exposed time is transfer for certain.
     """
-    certain = [cost.exposed_ns - cost.wait_ns for cost in costs]
+    certain = [cost.exposed_ns - cost.wait_ns - 2 * cost.uncertainty_ns for cost in costs]
     if not waits or min(certain) < _EXPOSED * step_ns:
         return []
     sums: dict[str, int] = {}

@@ -24,6 +24,7 @@ from backspot.job.answer import answer
 from backspot.job.summary import SCHEMA, from_bytes, to_bytes
 from backspot.paths import path_text
 from backspot.pipeline import summarize
+from backspot.progress import Progress
 from backspot.results.job import JobReport, LostRank
 from backspot.trace.read import traces_in
 
@@ -69,16 +70,25 @@ def ranks(
     """
     paths = [os.fspath(path) for path in _traces(sources)]
     kept = None if cache is None else path_text(cache, "ranks(cache=)")
-    with _pool(executor) as (pool, work):
+    read = []
+    lost = []
+    with (
+        _pool(executor) as (pool, work),
+        Progress("reading", "traces", total=len(paths)) as progress,
+    ):
         futures = [pool.submit(work, path, kept) for path in paths]
-        read = []
-        lost = []
-        for path, future in zip(paths, futures, strict=True):
-            try:
-                read.append(from_bytes(future.result()))
-            except Exception as error:  # whatever ended a worker costs one rank
-                reason = str(error) or type(error).__name__
-                lost.append(LostRank(path, reason.removeprefix(f"{path} ")))
+        try:
+            for path, future in zip(paths, futures, strict=True):
+                try:
+                    read.append(from_bytes(future.result()))
+                except Exception as error:  # whatever ended a worker costs one rank
+                    reason = str(error) or type(error).__name__
+                    lost.append(LostRank(path, reason.removeprefix(f"{path} ")))
+                progress.advance()
+        except BaseException:  # an interrupt: what is not begun need not be read
+            for future in futures:
+                future.cancel()
+            raise
     if len(read) < 2 and lost:
         named = "; ".join(f"{visible(one.source)} {one.reason}" for one in lost[:3])
         raise UsageError(f"fewer than two ranks can be read: {named}")

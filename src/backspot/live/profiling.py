@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.live import torch_internals
+from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import (
     NO_FUNCTION,
     Instrumentation,
@@ -50,6 +52,7 @@ def profile(
     cudagraphs: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
+    ranks: Literal["all"] | None = None,
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
@@ -61,8 +64,8 @@ def profile(
     progress bar is shown on standard error if it takes more than a second.
 
     The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
-    written to disk. Only the calling process is profiled: no other ranks, no workers of a
-    ``DataLoader``.
+    written to disk. Only the calling process is profiled, and no worker of a ``DataLoader``. With
+    ``ranks="all"``, in a call on each rank, rank 0 also puts all ranks together.
 
     Args:
         step: one training step, backward included: called as ``step()``, or as ``step(batch)`` with
@@ -96,14 +99,20 @@ def profile(
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
+        ranks: ``"all"`` sends what each rank recorded to rank 0, by the store of
+            ``torch.distributed``. All ranks must call ``profile``, with the same ``steps``. Rank 0
+            waits for the others, at most two minutes; a rank that has ended or has no recording is
+            named. ``None`` (default): each rank has its own report only.
 
     Returns:
         The report; times in it are those of a typical step, in nanoseconds. It has a warning for
-        each model that the step never called.
+        each model that the step never called. With ``ranks="all"``, ``report.job`` on rank 0 says
+        which rank is slow, where, and who waits for it.
 
     Raises:
-        UsageError: If an argument is invalid, if a profiler is running already, or if ``data`` ends
-            too early and cannot be iterated again.
+        UsageError: If an argument is invalid, if a profiler is running already, if ``data`` ends
+            too early and cannot be iterated again, or if ``ranks="all"`` and this process is not
+            part of a job.
         AlreadyInstrumentedError: If the model or a part of it is instrumented already.
         NoBackwardError: If the step runs no backward.
         OutputExistsError: If ``trace`` exists and ``force`` is false; before any step runs.
@@ -125,6 +134,7 @@ def profile(
         1.0
     """
     _check_arguments(step, model, data, steps, warmup, unprofiled, cudagraphs)
+    gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -135,6 +145,8 @@ def profile(
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
     parts = list(models.values())
     with ExitStack() as stack:
+        if gathering:
+            stack.enter_context(gathering)
         if not cudagraphs:
             stack.enter_context(torch_internals.without_cuda_graphs())
         instrumented = [
@@ -178,10 +190,20 @@ def profile(
             synchronize(parts)
         transformed = torch_internals.PassedOver.calls > passed_over
         real += step_times(run, parts, unprofiled - len(real))
-    report = locate_export(
-        profiler, named, warmed_up=warmup > 0, real_steps=real, trace=trace, force=force
-    )
-    return _with_unused(report, models, instrumented, transformed=transformed)
+    with ExitStack() as stack:
+        if gathering:
+            stack.enter_context(gathering)
+        report = locate_export(
+            profiler,
+            named,
+            warmed_up=warmup > 0,
+            real_steps=real,
+            trace=trace,
+            force=force,
+            reduced=gathering.leave if gathering else None,
+        )
+    report = _with_unused(report, models, instrumented, transformed=transformed)
+    return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
 
 
 def _check_arguments(
@@ -229,6 +251,24 @@ def _check_arguments(
             "a profiler is running already: end it first, or have it record labels with "
             "backspot.instrument(model) and give it to backspot.locate"
         )
+
+
+_gatherings = itertools.count()
+
+
+def _gathering(ranks: object) -> Gathering | None:
+    if ranks is None:
+        return None
+    if ranks != "all":
+        raise UsageError(f'ranks={ranks!r}: give "all", or None')
+    return Gathering(f"profile {next(_gatherings)}")
+
+
+def _with_job(report: Report, gathering: Gathering) -> Report:
+    try:
+        return changed(report, job=gathering.collect())
+    except UsageError as error:
+        return changed(report, warnings=(*report.warnings, f"The ranks have no report: {error}."))
 
 
 def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable[[], Any]:

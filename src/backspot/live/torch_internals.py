@@ -50,6 +50,7 @@ __all__ = [
     "compiled_class",
     "compiled_code",
     "compiled_module",
+    "default_store",
     "emit",
     "exporting",
     "forward_hooks_of",
@@ -195,6 +196,23 @@ def add_metadata(key: str, value: str) -> None:
         return
     if _profiler_type is None or "KINETO" in _profiler_type().name:
         _add_metadata(key, value)
+
+
+# Many ranks --------------------------------------------------------------------------------------
+
+# The store by which the ranks of a job found each other. Without it a running job has no report of
+# all its ranks.
+_default_store: Callable[[], Any] | None = _find(
+    "distributed", "distributed_c10d", "_get_default_store"
+)
+
+
+def default_store() -> Any:
+    """Return the store of ``torch.distributed``; ``None`` if this process is not part of a job."""
+    distributed = torch.distributed
+    if _default_store is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return _default_store()
 
 
 # Compilers and transforms ------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def as_html(result: Report | Comparison | JobReport) -> str:
 
 
 def write(
-    result: Report | Comparison, path: str | os.PathLike[str], *, force: bool = False
+    result: Report | Comparison | JobReport, path: str | os.PathLike[str], *, force: bool = False
 ) -> Path:
     """Write a result in the format of the path's suffix; the file appears whole or not at all.
 
@@ -122,6 +122,9 @@ def write(
     if isinstance(result, Comparison):
         render = format_for(path, Comparison).renderer(Comparison)
         sources = [result.before.trace, result.after.trace]
+    elif isinstance(result, JobReport):
+        render = format_for(path, JobReport).renderer(JobReport)
+        sources = [one.source for one in result.ranks]
     else:
         render = renderer_for(path)
         sources = [result.trace]

@@ -5,10 +5,13 @@ All times are integer nanoseconds of a typical step: the median over the recorde
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from backspot.formatting import counted
+from backspot.results import presented
 from backspot.results.presented import Presented
 from backspot.results.public import public
 
@@ -215,6 +218,28 @@ class JobReport(Presented):
     lost: tuple[LostRank, ...]
     warnings: tuple[str, ...]
     schema: str = "backspot.job/1"
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the answer in the format that the suffix of ``path`` names.
+
+        The format is ``.json``. The file is written completely or not at all.
+
+        Args:
+            path: Where to write.
+            force: Whether to overwrite an existing file. Default: ``False``.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputExistsError: If the file exists and ``force`` is false.
+            UsageError: If the suffix names no format.
+
+        Example:
+            >>> job.save("job.json")
+            PosixPath('job.json')
+        """
+        return presented.forms().write(self, path, force=force)
 
     def __repr__(self) -> str:
         return (

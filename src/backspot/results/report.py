@@ -46,6 +46,7 @@ from backspot.results.grouping import (
     ranked_nodes,
     ranked_rows,
 )
+from backspot.results.job import JobReport
 from backspot.results.matching import is_pattern, patterns_of
 from backspot.results.presented import Presented
 from backspot.results.public import public
@@ -105,7 +106,7 @@ StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 class _Predicted:
     """What a report knows besides its data: it is not saved, compared or printed."""
 
-    __slots__ = ("_predictor",)
+    __slots__ = ("_job", "_predictor")
 
 
 @public
@@ -410,6 +411,14 @@ class Report(Presented, _Predicted):
             raise UsageError(f"what_if() cannot replay the step: {reason}")
         return predictor.what_if(paths)
 
+    @property
+    def job(self) -> JobReport | None:
+        """The answer for all ranks of the job, on rank 0 after ``profile(..., ranks="all")``.
+
+        It is not saved with the report, but has a ``save`` of its own. ``None`` otherwise.
+        """
+        return getattr(self, "_job", None)
+
     def _factors_by_path(self, factors: Mapping[str, float]) -> dict[str, float]:
         if not isinstance(factors, Mapping):
             raise UsageError(
@@ -557,18 +566,25 @@ class Report(Presented, _Predicted):
         return presented.forms().draw(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
 
 
-def changed(report: Report, predictor: Predictor | None = None, **fields: Any) -> Report:
+def changed(
+    report: Report,
+    predictor: Predictor | None = None,
+    job: JobReport | None = None,
+    **fields: Any,
+) -> Report:
     """Return a report with other values in some fields, which can still be replayed.
 
     Args:
         report: the report.
         predictor: what replays it; ``None`` keeps the report's own.
+        job: the answer for all ranks; ``None`` keeps the report's own.
         fields: the new values.
     """
     found = replace(report, **fields)
-    predictor = predictor or getattr(report, "_predictor", None)
-    if predictor is not None:
-        object.__setattr__(found, "_predictor", predictor)
+    for name, given in (("_predictor", predictor), ("_job", job)):
+        value = given or getattr(report, name, None)
+        if value is not None:
+            object.__setattr__(found, name, value)
     return found
 
 
