@@ -252,6 +252,20 @@ def test_without_compiled_inductor_stays_as_it_is():
     assert not ownership.compiled.unmatched
 
 
+@slow
+@with_inductor
+def test_a_step_that_compiles_again_says_which_line_and_why():
+    model = Net()
+    around = torch.compile(model, dynamic=False)
+    with backspot.instrument(model):
+        train(model, around=around)
+        with cpu_profile() as profiler:
+            train(model, torch.ones(5, 8), around=around)
+    events = read_events(profiler)
+    (warning,) = (w for w in warnings_of(events, attribute(events)) if "compile code" in w)
+    assert re.search(r"forward \(.*test_compiled.py:\d+\) again, because .*size mismatch", warning)
+
+
 # The same training -------------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "add_metadata",
     "at_end_of_backward",
     "children_of",
+    "compilations",
     "compiled_class",
     "compiled_code",
     "compiled_module",
@@ -734,6 +735,23 @@ def compiled_code() -> list[CompiledCode]:
         )
         for graph in gc.get_referrers(graph_class)
         if type(graph) is graph_class
+    ]
+
+
+def compilations() -> list[tuple[str, str, str, int, str]]:
+    """Return what Dynamo compiled last: region, function, file, line, and why it did so again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    found: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+    return [
+        (
+            str(one.compile_id),
+            str(one.co_name),
+            one.co_filename,
+            int(getattr(one, "co_firstlineno", None) or 0),
+            str(getattr(one, "recompile_reason", None) or ""),
+        )
+        for one in found
+        if getattr(one, "compile_id", None) and getattr(one, "co_filename", None)
     ]
 
 
