@@ -122,11 +122,12 @@ def test_graphs_that_were_compiled_before_have_one_owner():
     assert all("compiled before" in reason for reason in reasons(events))
 
 
-def test_without_a_table_nothing_is_said():
-    events = dataclasses.replace(events_of("vit"), compiled=CompiledTable())
+def test_without_a_table_the_report_says_how_to_get_one():
+    events = dataclasses.replace(events_of("llama"), compiled=CompiledTable())
     ownership = attribute(events)
     assert not ownership.compiled.unmatched
-    assert not len(ownership.compiled.event)
+    (warning,) = (w for w in warnings_of(events, ownership) if "compiled code" in w)
+    assert "backspot.instrument(model) before the first step" in warning
 
 
 def test_a_broken_table_is_a_warning():

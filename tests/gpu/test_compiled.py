@@ -88,3 +88,32 @@ def test_slow_work_inside_compiled_code_comes_first():
     report = backspot.locate(recorded(model, torch.compile(model), x))
     assert report.modules[0].path.startswith("plant.")
     assert report["plant"].row.total_gpu_ns > 0.8 * report.gpu_ns
+
+
+def test_code_of_a_cuda_graph_shows_its_modules_without_the_graph():
+    model = Planted(nn.Tanh()).to(DEVICE)
+    called = torch.compile(model, mode="reduce-overhead")
+    x = torch.ones(16, 64, device=DEVICE)
+
+    def step():
+        torch.compiler.cudagraph_mark_step_begin()
+        for parameter in model.parameters():
+            parameter.grad = None  # they lie in the memory of the graph that is replayed next
+        called(x).square().mean().backward()
+
+    def gradients():
+        step()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    with backspot.instrument(model):
+        for _ in range(3):
+            step()
+        before = gradients()
+    report = backspot.profile(step, model, steps=2, cudagraphs=False)
+    assert not any("compiled code" in warning for warning in report.warnings)
+    assert report["head"].row.gpu_ns > 0
+    with gpu_profile() as profiler:
+        after = gradients()
+    assert all(map(torch.equal, before, after))
+    launches = {event.name() for event in profiler.profiler.kineto_results.events()}
+    assert "cudaGraphLaunch" in launches

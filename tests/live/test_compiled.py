@@ -12,6 +12,7 @@ import textwrap
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -251,6 +252,20 @@ def test_without_compiled_inductor_stays_as_it_is():
     assert not ownership.compiled.unmatched
 
 
+@slow
+@with_inductor
+def test_a_step_that_compiles_again_says_which_line_and_why():
+    model = Net()
+    around = torch.compile(model, dynamic=False)
+    with backspot.instrument(model):
+        train(model, around=around)
+        with cpu_profile() as profiler:
+            train(model, torch.ones(5, 8), around=around)
+    events = read_events(profiler)
+    (warning,) = (w for w in warnings_of(events, attribute(events)) if "compile code" in w)
+    assert re.search(r"forward \(.*test_compiled.py:\d+\) again, because .*size mismatch", warning)
+
+
 # The same training -------------------------------------------------------------------------------
 
 
@@ -473,6 +488,30 @@ def test_what_torch_lacks_is_not_missed(monkeypatch):
     assert torch_internals.inductor_settings() is None
     with backspot.instrument(Net()):
         pass
+
+
+def test_compiled_code_runs_without_cuda_graphs_for_a_while(monkeypatch):
+    class CUDAGraphTreeManager:
+        def __init__(self):
+            self.ids_to_funcs = {7: SimpleNamespace(model=sum)}
+
+        def _run(self, new_inputs, function_id):
+            raise AssertionError
+
+    trees = ModuleType("torch._inductor.cudagraph_trees")
+    trees.CUDAGraphTreeManager = CUDAGraphTreeManager
+    monkeypatch.setitem(sys.modules, trees.__name__, trees)
+    monkeypatch.setattr(torch._inductor, "cudagraph_trees", trees, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    original = CUDAGraphTreeManager._run
+    with torch_internals.without_cuda_graphs():
+        assert CUDAGraphTreeManager()._run([1, 2], 7) == 3
+    assert CUDAGraphTreeManager._run is original
+
+
+def test_cudagraphs_is_true_or_false():
+    with pytest.raises(UsageError, match="cudagraphs must be True or False, not None"):
+        backspot.profile(lambda: None, Net(), cudagraphs=None)
 
 
 def test_nothing_watches_imports_afterwards():

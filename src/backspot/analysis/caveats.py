@@ -78,6 +78,7 @@ def warnings_of(
             "module of a class of your own, to have them named."
         )
     warnings += _of_compiled(events, ownership)
+    warnings += _of_compilations(events, ownership)
     unowned = spans.is_node & (ownership.owner == Special.UNRECORDED)
     unseen = int((unowned & ownership.join.unseen).sum())
     unrecorded = int(unowned.sum()) - unseen
@@ -139,9 +140,16 @@ def warnings_of(
 
 
 def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
-    """Return a warning for each reason why compiled regions keep one owner."""
+    """Return the warnings that say why compiled regions keep one owner."""
     if events.compiled.broken:
         return ["The trace's table of compiled code is broken: each compiled region has one owner."]
+    named = any(not module.is_region for module in ownership.spans.modules)
+    if named and not events.compiled.recorded and events.name_mask(names.COMPILED_GRAPH).any():
+        return [
+            "The modules inside compiled code are not known, as nothing recorded them while the "
+            "code was compiled: call backspot.instrument(model) before the first step, with torch "
+            "2.10 or later."
+        ]
     by_reason: dict[str, list[Unmatched]] = {}
     for unmatched in ownership.compiled.unmatched:
         by_reason.setdefault(unmatched.reason, []).append(unmatched)
@@ -155,6 +163,42 @@ def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
             f"not known: {reason}."
         )
     return warnings
+
+
+def _of_compilations(events: Events, ownership: Ownership) -> list[str]:
+    """Return a warning if code was compiled in the recorded steps, with the first reason."""
+    compiling = events.named(Category.OPERATOR, *names.COMPILING)
+    windows = ownership.windows
+    if len(windows.end):
+        compiling = compiling[events.start[compiling] < windows.end[-1]]
+    if not len(compiling):
+        return []
+    known = {one.region: one for one in events.compiled.compilations}
+    regions = events.named(Category.OPERATOR, names.COMPILED_REGION)
+    regions = regions[np.argsort(events.start[regions], kind="stable")]
+    causes = []
+    for event in compiling.tolist():
+        after = regions[
+            (events.thread[regions] == events.thread[event])
+            & (events.start[regions] >= events.end[event])
+        ]
+        name = events.names[events.name[after[0]]] if len(after) else ""
+        compilation = known.get(name.removeprefix(names.COMPILED_REGION))
+        if compilation is not None:
+            causes.append(compilation)
+    spent = int((events.end[compiling] - events.start[compiling]).sum())
+    begun = (
+        f"The recorded steps compile code {counted(len(compiling), 'time')}, which took "
+        f"{duration(spent)}: "
+    )
+    if not causes:
+        return [f"{begun}torch._logging.set_logs(recompiles=True) prints why."]
+    again = [cause for cause in causes if cause.reason] or causes
+    first = again[0]
+    place = f"{first.function} ({first.file}:{first.line})"
+    why = f"again, because {first.reason}" if first.reason else "for the first time"
+    more = f"; and {len(causes) - 1} more" if len(causes) > 1 else ""
+    return [f"{begun}{place} {why}{more}."]
 
 
 def _of_warm_up(events: Events, ownership: Ownership, *, warmed_up: bool) -> list[str]:

@@ -27,6 +27,7 @@ from backspot.live.modules import class_name, find_modules, is_called, unwrap, w
 from backspot.live.owner import Scope
 from backspot.trace.compiled import (
     KEY,
+    Compilation,
     CompiledGraph,
     KnownModule,
     Part,
@@ -51,6 +52,9 @@ _LINE = re.compile(
 )
 _ROOT = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?")
 _WRAPPERS = re.compile(r"\.(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
+_BEFORE = re.compile(r"^\d+/\d+: ")
+_REASON = re.compile(r"\s+")
+_LONGEST = 200
 _ITEM = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 
 
@@ -343,6 +347,19 @@ def _make_pass(
     return Frames()
 
 
+def _compilations() -> list[Compilation]:
+    """Return the latest compilations, with the first of the reasons for each."""
+    return [
+        Compilation(region, function, file_name(file), line, _REASON.sub(" ", _first(reasons)))
+        for region, function, file, line, reasons in torch_internals.compilations()
+    ]
+
+
+def _first(reasons: str) -> str:
+    """Return the first line of what Dynamo says, without the number of the code from before."""
+    return _BEFORE.sub("", reasons.strip().partition("\n")[0])[:_LONGEST]
+
+
 class CompiledBook:
     """Has Inductor keep the modules of launch sites while models are instrumented."""
 
@@ -403,7 +420,7 @@ class CompiledBook:
         known: Iterable[KnownModule] = ()
         if any(graph.sites for graph in graphs):
             known = (module for scope in self._scopes for module in _known_modules(scope))
-        return format_compiled(graphs, list(known), list(tables.lines))
+        return format_compiled(graphs, list(known), list(tables.lines), _compilations())
 
     def _install(self) -> None:
         with suppress(Exception):  # it can run within an import of the user's

@@ -49,6 +49,7 @@ def profile(
     hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
     compiled: bool = True,
+    cudagraphs: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     ranks: Literal["all"] | None = None,
@@ -91,6 +92,10 @@ def profile(
             true.
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
             Default true.
+        cudagraphs: whether compiled code may record and replay CUDA graphs, as
+            ``mode="reduce-overhead"`` has it do. Default true. A replay does not show the modules
+            inside. With false, the same code runs without graphs in all steps of the profile, and
+            nothing is compiled again. Graphs that you capture yourself are replayed in any case.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -128,7 +133,7 @@ def profile(
         >>> report["0"].row.calls
         1.0
     """
-    _check_arguments(step, model, data, steps, warmup, unprofiled)
+    _check_arguments(step, model, data, steps, warmup, unprofiled, cudagraphs)
     gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
@@ -142,6 +147,8 @@ def profile(
     with ExitStack() as stack:
         if gathering:
             stack.enter_context(gathering)
+        if not cudagraphs:
+            stack.enter_context(torch_internals.without_cuda_graphs())
         instrumented = [
             stack.enter_context(
                 put_labels(
@@ -206,6 +213,7 @@ def _check_arguments(
     steps: object,
     warmup: object,
     unprofiled: object,
+    cudagraphs: object,
 ) -> None:
     if isinstance(step, torch.nn.Module):
         raise UsageError(
@@ -234,6 +242,8 @@ def _check_arguments(
     ):
         if type(value) is not int or value < least:
             raise UsageError(f"{word}={value!r}: give a whole number of at least {least}")
+    if not isinstance(cudagraphs, bool):
+        raise UsageError(f"cudagraphs must be True or False, not {cudagraphs!r}")
     if data is not None and not isinstance(data, Iterable):
         raise UsageError(f"data must be iterable, as a DataLoader is, not {type(data).__name__}")
     if torch_internals.recording():

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ __all__ = [
     "add_metadata",
     "at_end_of_backward",
     "children_of",
+    "compilations",
     "compiled_class",
     "compiled_code",
     "compiled_module",
@@ -87,6 +88,7 @@ __all__ = [
     "version_of",
     "when_inductor_loads",
     "without_backward_flag",
+    "without_cuda_graphs",
     "wraps_in_backward_hooks",
 ]
 
@@ -578,6 +580,7 @@ privateuse1_name: Callable[[], str] = _find("_C", "_get_privateuse1_backend_name
 
 # Importing any of it takes seconds, so all of it is looked up once a program has loaded it.
 _INDUCTOR_CONFIG = "torch._inductor.config"
+_SITES = "inductor_provenance_stack_traces_str"
 
 
 class InductorSettings(NamedTuple):
@@ -722,14 +725,59 @@ def compiled_code() -> list[CompiledCode]:
     """
     output_code = sys.modules.get("torch._inductor.output_code")
     graph_class = getattr(output_code, "CompiledFxGraph", None)
-    if graph_class is None:
+    if _SITES not in getattr(graph_class, "__annotations__", ()):
         return []
     return [
         CompiledCode(
             str(getattr(graph, "_fx_graph_cache_key", None)),
             bool(getattr(graph, "fx_kwargs", {}).get("is_backward")),
-            getattr(graph, "inductor_provenance_stack_traces_str", None),
+            getattr(graph, _SITES, None),
         )
         for graph in gc.get_referrers(graph_class)
         if type(graph) is graph_class
     ]
+
+
+def compilations() -> list[tuple[str, str, str, int, str]]:
+    """Return what Dynamo compiled last: region, function, file, line, and why it did so again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    found: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+    return [
+        (
+            str(one.compile_id),
+            str(one.co_name),
+            one.co_filename,
+            int(getattr(one, "co_firstlineno", None) or 0),
+            str(getattr(one, "recompile_reason", None) or ""),
+        )
+        for one in found
+        if getattr(one, "compile_id", None) and getattr(one, "co_filename", None)
+    ]
+
+
+@contextmanager
+def without_cuda_graphs() -> Iterator[None]:
+    """Run compiled code without recording or replaying CUDA graphs, as PyTorch itself falls back.
+
+    The code is the same, and nothing is compiled again. Without the place where PyTorch decides,
+    graphs are replayed.
+    """
+    manager: Any = None
+    if torch.cuda.is_available():
+        with suppress(ImportError):
+            from torch._inductor import cudagraph_trees
+
+            manager = getattr(cudagraph_trees, "CUDAGraphTreeManager", None)
+    original = getattr(manager, "_run", None)
+    if original is None:
+        yield
+        return
+
+    def run(self: Any, new_inputs: Any, function_id: Any) -> Any:
+        return self.ids_to_funcs[function_id].model(new_inputs)
+
+    manager._run = run
+    try:
+        yield
+    finally:
+        manager._run = original

@@ -24,6 +24,7 @@ from backspot.trace.source_lines import SourceLine
 __all__ = [
     "KEY",
     "MOST_BYTES",
+    "Compilation",
     "CompiledGraph",
     "CompiledTable",
     "KnownModule",
@@ -123,6 +124,24 @@ class CompiledGraph(msgspec.Struct, array_like=True, frozen=True):
     sites: tuple[Site, ...] | None
 
 
+class Compilation(msgspec.Struct, array_like=True, frozen=True):
+    """That ``torch.compile`` compiled the code of a function, for the first time or again.
+
+    Attributes:
+        region: the number of the region in its name (``0/1``).
+        function: the function's name.
+        file: the file, as readers know it.
+        line: the line at which the code begins: of the function, or behind a graph break.
+        reason: why the code from before did not serve; ``""`` for the first time.
+    """
+
+    region: str
+    function: str
+    file: str
+    line: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledTable:
     """The compiled graphs of one profile.
@@ -131,6 +150,7 @@ class CompiledTable:
         graphs: the graphs that were in memory when the profiler stopped.
         modules: the modules of the instrumented models.
         lines: the source lines of parts.
+        compilations: the latest ones of the process.
         recorded: whether the trace has a table.
         broken: whether the trace has a table that cannot be read.
     """
@@ -138,6 +158,7 @@ class CompiledTable:
     graphs: tuple[CompiledGraph, ...] = ()
     modules: tuple[KnownModule, ...] = ()
     lines: tuple[SourceLine, ...] = ()
+    compilations: tuple[Compilation, ...] = ()
     recorded: bool = False
     broken: bool = False
 
@@ -151,12 +172,14 @@ class _Content(msgspec.Struct, array_like=True):
     graphs: tuple[CompiledGraph, ...]
     modules: tuple[KnownModule, ...]
     lines: tuple[tuple[str, int, str, str], ...]
+    compilations: tuple[Compilation, ...] = ()
 
 
 def format_compiled(
     graphs: Sequence[CompiledGraph],
     modules: Sequence[KnownModule] = (),
     lines: Sequence[SourceLine] = (),
+    compilations: Sequence[Compilation] = (),
 ) -> str:
     """Return a table as JSON in ASCII without a backslash, for the trace's metadata.
 
@@ -166,6 +189,7 @@ def format_compiled(
         tuple(graphs),
         tuple(modules),
         tuple((line.file, line.line, line.function, line.text) for line in lines),
+        tuple(compilations),
     )
     packed = base64.b64encode(zlib.compress(msgspec.json.encode(content))).decode()
     return msgspec.json.encode(_Form(_VERSION, packed)).decode()
@@ -207,4 +231,6 @@ def _checked(content: _Content) -> CompiledTable:
                 ):
                     raise ValueError(site.name)
     lines = tuple(SourceLine(*line) for line in content.lines)
-    return CompiledTable(content.graphs, content.modules, lines, recorded=True)
+    return CompiledTable(
+        content.graphs, content.modules, lines, content.compilations, recorded=True
+    )

@@ -94,6 +94,8 @@ DDP_FORWARD = "DistributedDataParallel.forward"
 """``torch.nn.parallel.DistributedDataParallel.forward``."""
 COMPILED_REGION = "Torch-Compiled Region: "
 """``torch._dynamo``, around each compiled graph."""
+COMPILING = ("_compile.compile_inner ", "_compile.<locals>.compile_inner ")
+"""``torch._dynamo.convert_frame``, around each compilation."""
 COMPILED_GRAPH = "## Call CompiledFxGraph "
 """``torch._inductor``, around each call of a compiled graph, followed by the graph's key."""
 LIGHTNING_MODULE = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)

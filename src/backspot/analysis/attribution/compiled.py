@@ -32,8 +32,8 @@ from backspot.trace.events import Ints, Mask
 __all__ = ["Compiled", "Unmatched", "find_compiled_launches"]
 
 _REPLAYED = (
-    "a CUDA graph was replayed, which shows no launches (compile without mode='reduce-overhead' to "
-    "see them)"
+    "a CUDA graph was replayed, which shows no launches; backspot.profile(..., cudagraphs=False) "
+    "records the same code without graphs"
 )
 _ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
 
