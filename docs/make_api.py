@@ -55,6 +55,7 @@ GROUPS = {
     "Many ranks": (
         "JobReport",
         "RankCost",
+        "RankLane",
         "SlowestRank",
         "GroupCost",
         "ModuleSpread",

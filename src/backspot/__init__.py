@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         LostRank,
         ModuleSpread,
         RankCost,
+        RankLane,
         SlowestRank,
     )
     from backspot.results.report import Report
@@ -94,6 +95,7 @@ __all__ = [
     "Phase",
     "Place",
     "RankCost",
+    "RankLane",
     "ReplayedStep",
     "Report",
     "Row",
@@ -145,6 +147,7 @@ _HOMES = {
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
     "RankCost": "backspot.results.job",
+    "RankLane": "backspot.results.job",
     "ReplayedStep": "backspot.results.savings",
     "Report": "backspot.results.report",
     "Row": "backspot.results.costs",

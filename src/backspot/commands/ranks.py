@@ -5,7 +5,7 @@ or at a place such as s3://bucket/traces. A trace that cannot be read costs its
 own rank only, and is named.
 
 Example:
-  backspot ranks traces/
+  backspot ranks traces/ -o job.html
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from backspot.commands._console import count, write_bytes, write_text
 from backspot.errors import MissingDependencyError, UsageError
 
-EXIT_CODES = (3, 7)
+EXIT_CODES = (3, 6, 7)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many ranks, steps and modules to show (default: 10)",
     )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="also write the answer to this .html or .json"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument(
         "--cache",
         metavar="FOLDER",
@@ -54,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     with _cluster(args.scheduler) as executor:
         job = ranks(args.sources, executor, cache=args.cache)
+    if args.output is not None:
+        job.save(args.output, force=args.force)
     if args.format == "json":
         from backspot.render.json import job_to_json
 

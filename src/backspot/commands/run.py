@@ -200,13 +200,14 @@ class _Observation:
             return
         try:
             job = gathering.collect()
-            name = recorded.file_name("job", "json")
-            job.save(self._folder / name, force=True)
+            names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
+            for name in names:
+                job.save(self._folder / name, force=True)
         except (BackspotError, OSError) as error:
             complain(f"no report of all ranks: {error}")
             return
         _write_error(f"\n{job}\n")
-        self._wrote(name)
+        self._wrote(*names)
 
     def _wrote(self, *names: str) -> None:
         complain(f"wrote {', '.join(names)} into {self._shown()}{os.sep}")

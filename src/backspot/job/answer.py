@@ -34,6 +34,7 @@ from backspot.results.job import (
     ModuleSpread,
     Part,
     RankCost,
+    RankLane,
     SlowestRank,
 )
 from backspot.trace.events import Ints
@@ -100,6 +101,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     costs = tuple(
         _rank_cost(ranks[rank], rank, at[rank], lengths[rank], sums, late, clocks) for rank in ranks
     )
+    lane_step = _typical_step(lengths)
     return JobReport(
         ranks=costs,
         world_size=world,
@@ -107,6 +109,8 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         step_ns=step_ns,
         slowest=_slowest(numbers, late, table),
         groups=tuple(_group_cost(one, len(numbers)) for one in waits),
+        lane_step=numbers[lane_step],
+        lanes=_lanes(ranks, at, waits, certain, lane_step),
         modules=modules,
         findings=_findings(table, claims, costs, waits if known else (), ranks, at, step_ns),
         lost=tuple(lost),
@@ -263,6 +267,49 @@ def _group_cost(one: GroupWaits, steps: int) -> GroupCost:
     )
 
 
+def _typical_step(lengths: Mapping[int, Ints]) -> int:
+    """Return the index of the step whose length is nearest to the typical one."""
+    by_step = np.median(np.array(list(lengths.values())), axis=0)
+    return int(np.abs(by_step - np.median(by_step)).argmin())
+
+
+def _lanes(
+    ranks: Mapping[int, Summary],
+    at: Mapping[int, Sequence[int]],
+    waits: Sequence[GroupWaits],
+    clocks: Mapping[int, RankClock],
+    step: int,
+) -> tuple[RankLane, ...]:
+    """Return what each rank does in one step, on the job's clock."""
+    if len(clocks) < 2:
+        return ()
+    bounds, spans = {}, {}
+    for rank in sorted(clocks):
+        own = ranks[rank]
+        times = np.array([own.begin[at[rank][step]], own.end[at[rank][step]]], np.int64)
+        bounds[rank] = clocks[rank].to_job(times + own.origin_ns).tolist()
+        spans[rank] = list[tuple[int, int, int, int]]()
+    for one in waits:
+        here = np.flatnonzero(one.group.step == step)
+        last = one.last[here].tolist()
+        for row, rank in enumerate(one.ranks):
+            own_row = one.group.ranks.index(rank)
+            start = clocks[rank].to_job(one.group.start[own_row, here])
+            end = clocks[rank].to_job(one.group.end[own_row, here])
+            entered = start + one.wait[row, here]
+            spans[rank] += zip(start.tolist(), entered.tolist(), end.tolist(), last, strict=True)
+    first = min(begin for begin, _ in bounds.values())
+    return tuple(
+        RankLane(
+            rank,
+            begin - first,
+            end - first,
+            tuple((a - first, b - first, c - first, d) for a, b, c, d in sorted(spans[rank])),
+        )
+        for rank, (begin, end) in bounds.items()
+    )
+
+
 # Modules over the ranks --------------------------------------------------------------------------
 
 
@@ -352,6 +399,7 @@ def _spreads(table: _Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], lis
                         part=part,
                         cost_ns=int(gap[index]),
                         clear=clear,
+                        ns_by_rank=tuple(total[:, index].tolist()),
                     )
                 )
     return tuple(sorted(spreads, key=lambda one: (-one.cost_ns, one.path))), claims

@@ -13,7 +13,7 @@ In the order in which they build on each other:
 - ``text.py``, ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
   ``plot.py``: one output each
-- ``job.py``: many ranks as text
+- ``job.py``: many ranks as text; ``html/_job.py`` is their page
 - ``labelled_trace.py``: a copy of a trace with added tracks
 - ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
 

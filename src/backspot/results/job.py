@@ -23,6 +23,7 @@ __all__ = [
     "ModuleSpread",
     "Part",
     "RankCost",
+    "RankLane",
     "SlowestRank",
 ]
 
@@ -129,6 +130,7 @@ class ModuleSpread:
         cost_ns: By how much it takes longer on the worst rank than the median of the others. The
             job can lose at most this.
         clear: Whether the difference is beyond the noise.
+        ns_by_rank: Its clock time on each rank, in the order of ``JobReport.ranks``.
     """
 
     path: str
@@ -139,6 +141,26 @@ class ModuleSpread:
     part: Part
     cost_ns: int
     clear: bool
+    ns_by_rank: tuple[int, ...]
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class RankLane:
+    """One rank in one step, in nanoseconds of the job's clock from the first beginning on.
+
+    Attributes:
+        rank: The rank.
+        begin_ns: When its step begins.
+        end_ns: When its step ends.
+        collectives: For each collective its start, the end of the wait, its end, and the rank that
+            enters last.
+    """
+
+    rank: int
+    begin_ns: int
+    end_ns: int
+    collectives: tuple[tuple[int, int, int, int], ...]
 
 
 @public
@@ -195,6 +217,8 @@ class JobReport(Presented):
         step_ns: Clock time of a step, median of the ranks.
         slowest: The slowest rank of each step; empty if the clocks cannot be aligned.
         groups: Waits by process group.
+        lane_step: Number of the step that ``lanes`` shows, which takes about the typical time.
+        lanes: The ranks in that step, as far as their clocks are aligned.
         modules: Modules by what their spread over the ranks costs at most, most first.
         findings: Causes, most expensive first.
         lost: Traces that could not be used.
@@ -213,6 +237,8 @@ class JobReport(Presented):
     step_ns: int
     slowest: tuple[SlowestRank, ...]
     groups: tuple[GroupCost, ...]
+    lane_step: int
+    lanes: tuple[RankLane, ...]
     modules: tuple[ModuleSpread, ...]
     findings: tuple[JobFinding, ...]
     lost: tuple[LostRank, ...]
@@ -222,7 +248,7 @@ class JobReport(Presented):
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the answer in the format that the suffix of ``path`` names.
 
-        The format is ``.json``. The file is written completely or not at all.
+        The formats are ``.html`` and ``.json``. The file is written completely or not at all.
 
         Args:
             path: Where to write.
@@ -236,8 +262,8 @@ class JobReport(Presented):
             UsageError: If the suffix names no format.
 
         Example:
-            >>> job.save("job.json")
-            PosixPath('job.json')
+            >>> job.save("job.html")
+            PosixPath('job.html')
         """
         return presented.forms().write(self, path, force=force)
 
