@@ -17,7 +17,7 @@ settings.register_profile(
     "dev",
     deadline=None,
     derandomize="CI" in os.environ,
-    max_examples=25,
+    max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, print_blob=True)

@@ -159,10 +159,13 @@ def test_a_script_without_torch_runs_and_is_told_why_there_is_no_report(write, t
 # Reports -----------------------------------------------------------------------------------------
 
 
-def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
+@pytest.mark.parametrize(
+    "start", [preloaded.python, pytest.param(lambda: [sys.executable], marks=pytest.mark.slow)]
+)
+def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_path):
     path = write(training("train(9)"))
-    plain = python(path, cwd=tmp_path)
-    done = program("run", *SMALL, path, cwd=tmp_path)
+    plain = python(path, start=start(), cwd=tmp_path)
+    done = program("run", *SMALL, path, python=start(), cwd=tmp_path)
     assert done.stdout == plain.stdout
     assert sorted(file.name for file in (tmp_path / "backspot").iterdir()) == [
         "report.html",

@@ -108,7 +108,10 @@ def test_a_node_made_outside_of_every_module_bears_no_marker(record):
 @pytest.mark.parametrize(
     "had_here",
     [
-        pytest.param(True, marks=pytest.mark.xfail(reason="a node does not tell its thread")),
+        pytest.param(
+            True,
+            marks=[pytest.mark.slow, pytest.mark.xfail(reason="a node does not tell its thread")],
+        ),
         False,
     ],
     ids=["with a number that the model had here", "with a number that is to come here"],

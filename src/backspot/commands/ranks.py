@@ -1,7 +1,8 @@
 """Put the traces of a job's ranks together: which rank is slow, where, and who waits.
 
-SOURCE is a folder with one trace for each rank, or the traces themselves. A
-trace that cannot be read costs its own rank only, and is named.
+SOURCE is a folder with one trace for each rank, or the traces themselves, here
+or at a place such as s3://bucket/traces. A trace that cannot be read costs its
+own rank only, and is named.
 
 Example:
   backspot ranks traces/
@@ -10,10 +11,14 @@ Example:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 
 from backspot.commands._console import count, write_bytes, write_text
+from backspot.errors import MissingDependencyError, UsageError
 
-EXIT_CODES = (3,)
+EXIT_CODES = (3, 7)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +39,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="keep there what was read of each trace, for the next time",
     )
     parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="read the traces on the workers of this Dask cluster, which see the same paths",
+    )
+    parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="(default: table)"
     )
 
@@ -42,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     """Read all traces and print the answer."""
     from backspot.job.gather import ranks
 
-    job = ranks(args.sources, cache=args.cache)
+    with _cluster(args.scheduler) as executor:
+        job = ranks(args.sources, executor, cache=args.cache)
     if args.format == "json":
         from backspot.render.json import job_to_json
 
@@ -52,3 +63,23 @@ def run(args: argparse.Namespace) -> int:
 
     write_text(render_job(job, args.top))
     return 0
+
+
+@contextmanager
+def _cluster(address: str | None) -> Iterator[Executor | None]:
+    """Yield what runs on a Dask cluster; ``None`` without an address."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ModuleNotFoundError:
+        raise MissingDependencyError(
+            "--scheduler needs Dask, which is not installed: pip install 'backspot[dask]'"
+        ) from None
+    try:
+        client = Client(address)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--scheduler {address}: {error}") from None
+    with client:
+        yield client.get_executor()

@@ -5,7 +5,7 @@ same. Backspot waits for some optimizer steps, times some without the profiler,
 records some more, and writes the report, which it also prints on standard
 error. The script then goes on as if nothing had happened.
 
-Under torchrun, rank 0 also says which rank is slow, where, and who waits for it.
+Under torchrun, rank 0 also says which rank is slow, where, and who waits.
 
 On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 

@@ -13,6 +13,7 @@ The order in which the files work::
     waiting.py    how long each rank waits in each collective, and how long the transfer takes
     others.py     the median of the other ranks, for each rank
     answer.py     the slow rank of each step, the modules that differ, and what follows from it
+    remote.py     traces on other machines, by ``fsspec``
     gather.py     all of this for the traces of a job, one process for each; above ``pipeline.py``
 
 Terms:

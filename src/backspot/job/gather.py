@@ -12,15 +12,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from backspot._version import __version__
-from backspot.errors import BackspotError, NotATraceError, UsageError
+from backspot.errors import BackspotError, NotATraceError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.job.answer import answer
+from backspot.job.remote import copied, is_remote, remote_traces, version
 from backspot.job.summary import SCHEMA, from_bytes, to_bytes
 from backspot.paths import path_text
 from backspot.pipeline import summarize
@@ -46,7 +49,8 @@ def ranks(
     """Put the traces of a training job's ranks together.
 
     Args:
-        sources: A folder with one trace for each rank, or the paths of the traces.
+        sources: A folder with one trace for each rank, or the paths of the traces. Paths such as
+            ``s3://bucket/traces`` are read by ``fsspec`` (``backspot[remote]``).
         executor: Where the traces are read: anything with the interface of
             ``concurrent.futures.Executor``. Its workers need the same paths and the same version of
             Backspot. ``None`` (default) starts one process for each trace on this machine, as many
@@ -68,7 +72,7 @@ def ranks(
         >>> job
         <JobReport of 2 ranks of 2, 2 steps, 0 findings>
     """
-    paths = [os.fspath(path) for path in _traces(sources)]
+    paths = _traces(sources)
     kept = None if cache is None else path_text(cache, "ranks(cache=)")
     read = []
     lost = []
@@ -108,13 +112,14 @@ def read_summary(path: str, cache: str | None = None) -> bytes:
     Raises:
         BackspotError: As ``summarize``.
     """
-    place = None if cache is None else _place(Path(path), Path(cache))
+    place = None if cache is None else _place(path, Path(cache))
     if place is not None:
         with suppress(OSError, NotATraceError):  # a broken entry is written again
             kept = place.read_bytes()
             from_bytes(kept)
             return kept
-    summary = to_bytes(summarize(Path(path)))
+    with copied(path) if is_remote(path) else nullcontext(Path(path)) as file:
+        summary = to_bytes(msgspec.structs.replace(summarize(file), source=path))
     if place is not None:
         _keep(place, summary)
     return summary
@@ -131,15 +136,18 @@ def main(path: str, cache: str = "") -> int:
     return 0
 
 
-def _traces(sources: Sources) -> list[Path]:
+def _traces(sources: Sources) -> list[str]:
     if isinstance(sources, (str, os.PathLike)):
         sources = [sources]
     elif not isinstance(sources, Iterable):
         raise UsageError(f"ranks({quoted(sources)}): give a folder, or the paths of traces")
-    found: list[Path] = []
+    found: list[str] = []
     for source in sources:
-        path = Path(path_text(source, "ranks"))
-        found += traces_in(path) if path.is_dir() else [path]
+        path = path_text(source, "ranks")
+        if is_remote(path):
+            found += remote_traces(path)
+        else:
+            found += map(str, traces_in(Path(path)) if Path(path).is_dir() else [Path(path)])
     if not found:
         raise UsageError("ranks([]): give a folder, or the paths of two traces or more")
     return found
@@ -178,16 +186,21 @@ def _in_a_process(path: str, cache: str | None) -> bytes:
     return done.stdout
 
 
-def _place(path: Path, cache: Path) -> Path | None:
+def _place(path: str, cache: Path) -> Path | None:
     """Return where the cache keeps a trace's summary; ``None`` if the trace cannot be read."""
     try:
-        about = path.stat()
-        with path.open("rb") as file:
-            head = sha256(file.read(_HEAD)).hexdigest()
-    except OSError:
+        state = version(path, _HEAD) if is_remote(path) else _version(Path(path))
+    except (OSError, SourceNotFoundError):
         return None
-    key = f"{SCHEMA} {__version__} {path} {about.st_size} {about.st_mtime_ns} {head}"
+    key = f"{SCHEMA} {__version__} {path} {state}"
     return cache / f"{sha256(os.fsencode(key)).hexdigest()}.rank"
+
+
+def _version(path: Path) -> str:
+    about = path.stat()
+    with path.open("rb") as file:
+        head = sha256(file.read(_HEAD)).hexdigest()
+    return f"{about.st_size} {about.st_mtime_ns} {head}"
 
 
 def _keep(place: Path, summary: bytes) -> None:

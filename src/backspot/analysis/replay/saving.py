@@ -1,4 +1,4 @@
-"""What a step would save if part of its work took less time."""
+"""Replay a recording with many changes at a time: the steps with part of their work taking less."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import Variants, simulate
 from backspot.analysis.timeline import grouped
-from backspot.errors import UsageError
-from backspot.formatting import quoted
 from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "Change",
     "Replays",
-    "Saving",
     "change_of_paths",
     "free_owners",
     "owners_within",
     "replays",
-    "saved",
     "scaled_owners",
     "scaled_spans",
-    "what_if",
 ]
 
 _CELLS = 16_000_000  # numbers in the table of a simulation: 128 MB
@@ -53,24 +48,6 @@ class Change:
     work: Ints
     work_factors: Floats
     waits: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """What each step saves.
-
-    Attributes:
-        typical_ns: nanoseconds, the median over the steps.
-        low_ns: the lower quartile over the steps, at that end of the uncertainty of the profiler's
-            cost where it is lower.
-        high_ns: the upper quartile, at the other end.
-        by_step: what each step saves; a step can lose where the work of another moves into it.
-    """
-
-    typical_ns: float
-    low_ns: float
-    high_ns: float
-    by_step: tuple[float, ...]
 
 
 def scaled_owners(
@@ -144,26 +121,6 @@ def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
     return mine
 
 
-def what_if(recording: Recording, cost: ProfilerCost, factors: Mapping[str, float]) -> Saving:
-    """Return what a step would take less if the backward of some modules took another time.
-
-    Args:
-        recording: the recording.
-        cost: what the profiler cost; steps are compared without that cost.
-        factors: as ``change_of_paths`` takes them.
-
-    Raises:
-        UsageError: If a path names no owner of the trace, or a factor is not between 0 and 1.
-    """
-    ownership = recording.ownership
-    for path, factor in factors.items():
-        if not 0 <= factor <= 1:
-            raise UsageError(f"{quoted(path)}: {quoted(factor)} is not a factor between 0 and 1")
-        if not owners_within(ownership, path):
-            raise UsageError(f"no module {quoted(path)} has a backward in this recording")
-    return saved(recording, cost, [change_of_paths(ownership, factors)])[0]
-
-
 def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Change:
     """Return the change in which the backward of some modules takes another time.
 
@@ -213,32 +170,6 @@ def scaled_spans(
         work=done,
         work_factors=np.full(len(done), factor),
         waits=none if waits is None else waits,
-    )
-
-
-def saved(
-    recording: Recording, cost: ProfilerCost, changes: Sequence[Change]
-) -> tuple[Saving, ...]:
-    """Return what a step would take less with each of these changes alone.
-
-    Args:
-        recording: the recording.
-        cost: what the profiler cost; steps are compared without that cost.
-        changes: the changes.
-    """
-    if not changes:
-        return ()
-    tables = [one.saved for one in replays(recording, cost, changes)]
-    return tuple(_saving([table[:, at] for table in tables]) for at in range(len(changes)))
-
-
-def _saving(by_step: list[Floats]) -> Saving:
-    quartiles = np.array([np.quantile(one, [0.25, 0.5, 0.75]) for one in by_step])
-    return Saving(
-        typical_ns=float(quartiles[0, 1]),
-        low_ns=float(quartiles.min()),
-        high_ns=float(quartiles.max()),
-        by_step=tuple(by_step[0].tolist()),
     )
 
 
