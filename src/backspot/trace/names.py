@@ -96,6 +96,8 @@ COMPILED_REGION = "Torch-Compiled Region: "
 """``torch._dynamo``, around each compiled graph."""
 COMPILING = ("_compile.compile_inner ", "_compile.<locals>.compile_inner ")
 """``torch._dynamo.convert_frame``, around each compilation."""
+RESUMED = "torch_dynamo_resume_in_"
+"""``torch._dynamo.resume_execution``: the function that has the code behind a graph break."""
 COMPILED_GRAPH = "## Call CompiledFxGraph "
 """``torch._inductor``, around each call of a compiled graph, followed by the graph's key."""
 LIGHTNING_MODULE = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
