@@ -36,7 +36,15 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.cases import exit_code, run_cases, turn
-from benchmarks.common import choose, command_line, parse, record_trace, script, synchronize
+from benchmarks.common import (
+    CannotRunError,
+    choose,
+    command_line,
+    parse,
+    record_trace,
+    script,
+    synchronize,
+)
 from benchmarks.workers import Handler, Job, Record, Stage, serve
 
 _TIMM = {
@@ -472,6 +480,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.worker:
         serve(_examining(arguments))
         return 0
+    if arguments.device == "cpu" and not (arguments.cases or arguments.list):
+        raise CannotRunError("needs a GPU; on a CPU a case compiles for minutes: --cases names one")
     known = {f"{model}/{how}": "" for model in _MODELS for how in _HOW}
     names = choose(arguments, known, _SMALL)
     if arguments.subset and not arguments.cases:

@@ -14,8 +14,17 @@ from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
 from backspot.analysis.replay.saving import free_owners
+from backspot.pipeline import _report
 from backspot.trace import Category, read_events
-from backspot.trace.compiled import CompiledGraph, CompiledTable, KnownModule, Part, Place, Site
+from backspot.trace.compiled import (
+    Compilation,
+    CompiledGraph,
+    CompiledTable,
+    KnownModule,
+    Part,
+    Place,
+    Site,
+)
 from support.sums import assert_adds_up
 
 DATA = Path(__file__).parents[1] / "data" / "compiled"
@@ -328,6 +337,37 @@ def test_findings_are_placed_at_the_modules_and_advise_no_compiling():
     assert finding.rule == "launch-bound"
     assert "blocks.3.attn" in {place.path for place in finding.places}
     assert "compiled already" in finding.remedy
+
+
+def test_a_launch_bound_backward_names_the_lines_at_which_its_graphs_break():
+    resumed = "torch_dynamo_resume_in_forward_at_8"
+    events = with_table(
+        events_of("vit"),
+        compilations=(
+            Compilation("0/0", resumed, "model.py", 8, ""),
+            Compilation("0/0", "forward", "model.py", 5, ""),
+            Compilation("7/0", resumed, "elsewhere.py", 8, ""),
+        ),
+    )
+    (finding,) = _report(events, attribute(events), None).findings
+    assert finding.remedy.endswith(" The graphs break at model.py:8.")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rule"),
+    [
+        ("ampere_sgemm_128x64_nn", "no-tensor-cores"),
+        ("triton_poi_fused_clone_t_1", "layout-copies"),
+    ],
+)
+def test_costly_kernels_in_a_region_are_found_at_the_modules(kernel, rule):
+    events = events_of("llama")
+    named = [kernel if name.startswith("nvjet_") else name for name in events.names]
+    events = dataclasses.replace(events, names=named)
+    report = _report(events, attribute(events), None)
+    (finding,) = (found for found in report.findings if found.rule == rule)
+    assert {"lm_head", "model.layers.3.mlp.up_proj"} <= {place.path for place in finding.places}
+    assert "compile" not in finding.remedy
 
 
 def test_a_free_module_frees_its_share_of_a_kernel():

@@ -68,6 +68,17 @@ def test_modules_and_collectives_take_no_more_than_the_step(trace: Path) -> None
         assert 0 < owned + summary.exposed[step] <= length
 
 
+def test_modules_inside_compiled_code_have_their_shares() -> None:
+    trace = TRACES.parent / "compiled" / "llama.json.gz"
+    summary, report = summarize(trace), locate(trace)
+    assert {module.path for module in summary.modules} >= {"lm_head", "model.layers.3.mlp.up_proj"}
+    for module in summary.modules:
+        if module.is_module:
+            parts = zip(module.backward_gpu, module.backward_host, strict=True)
+            by_step = tuple(map(sum, parts))
+            assert by_step == report[module.path].row.wall_ns_by_step, module.path
+
+
 def test_every_step_has_its_collectives_in_the_order_of_their_launch(trace: Path) -> None:
     summary = summarize(trace)
     (group,) = (group for group in summary.groups if group.name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
+from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.pieces import summed_by_step
 from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import Tier
-from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, distinct, first_started
+from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.attribution.shares import Shares
+from backspot.analysis.timeline import NOTHING, distinct, first_started, merged
 from backspot.job.identity import Identity
 from backspot.job.summary import Group, ModuleTimes, PhaseTimes, Summary
 from backspot.trace import Category, Events
@@ -87,18 +89,22 @@ def _modules(
     whole = clock.whole
     if not len(whole.edges) or not len(steps.edges):
         return (0,) * len(begin), ()
-    line = whole.cut(steps.edges)
+    host = Shares.one_each(ownership.owner, ownership.line)
+    payers = Payers(ownership, host, ownership.work_shares, Special.ENGINE)
+    line = whole.cut(merged(steps.edges, payers.edges))
     kinds = clock.kinds(line, next(iter(clock.devices), NOTHING)).values[:-1]
-    step, held, length = steps.over(line.edges[:-1]), line.values[:-1], np.diff(line.edges)
+    at, held, length = line.edges[:-1], line.values[:-1], np.diff(line.edges)
+    step = steps.over(at)
     inside = (step >= 0) & (held >= 0)
     running = inside & (kinds == WallKind.COMMUNICATION)
     exposed = np.zeros(len(begin), np.int64)
     np.add.at(exposed, step[running], length[running])
     mine = inside & ~running
-    step, held, length, kinds = step[mine], held[mine], length[mine], kinds[mine]
-    owner = np.concatenate([ownership.owner, ownership.work_owner])[held]
+    at, step, held, length, kinds = at[mine], step[mine], held[mine], length[mine], kinds[mine]
     run = np.concatenate([ownership.passes.of_span, work.run])[held]
     part = np.where(kinds == WallKind.GPU, _GPU, _HOST) + 2 * (run >= 0)
+    place, share, length = payers.shares.split(payers.of_holders(held, at), length)
+    owner, step, part = payers.shares.owner[share], step[place], part[place]
     owned = owner >= 0
     by_step = summed_by_step(
         owner[owned] * _PARTS + part[owned],

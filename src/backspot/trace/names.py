@@ -96,6 +96,8 @@ COMPILED_REGION = "Torch-Compiled Region: "
 """``torch._dynamo``, around each compiled graph."""
 COMPILING = ("_compile.compile_inner ", "_compile.<locals>.compile_inner ")
 """``torch._dynamo.convert_frame``, around each compilation."""
+RESUMED = "torch_dynamo_resume_in_"
+"""``torch._dynamo.resume_execution``: the function that has the code behind a graph break."""
 COMPILED_GRAPH = "## Call CompiledFxGraph "
 """``torch._inductor``, around each call of a compiled graph, followed by the graph's key."""
 LIGHTNING_MODULE = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
@@ -142,6 +144,10 @@ def is_optimizer_mark(name: str) -> bool:
 _GENERATED_CPP = re.compile(r"cpp_")
 _GRAPH_NUMBER = re.compile(r"graph_\d+_")
 _EXTERN_KERNEL = re.compile(r"(?:\w+\.)*extern_kernels\.(\w+)$")
+_GENERATED_COPY = re.compile(
+    r"triton_poi_fused(?=\w*_clone_)(_(clone|_?unsafe_view|view|permute|transpose|t|stack|expand|squeeze|"
+    r"unsqueeze|slice|select))+_\d+$"
+)
 _OVERLOAD = re.compile(r"(?:torch\.ops\.)?(\w+)\.(\w+)(?:\.\w+)?$")
 _RENAMED = {"bias_addmm": "addmm"}
 
@@ -154,6 +160,11 @@ def compiled_graph_key(name: str) -> str:
 def is_generated_cpp(name: str) -> bool:
     """Whether a launch site calls generated C++ code: ``cpp_fused_add_0``."""
     return _GENERATED_CPP.match(name) is not None
+
+
+def is_generated_copy(name: str) -> bool:
+    """Whether a generated kernel only copies into another layout: ``triton_poi_fused_clone_3``."""
+    return _GENERATED_COPY.match(name) is not None
 
 
 def is_launch_of(site: str, name: str) -> bool:

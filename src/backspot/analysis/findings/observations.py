@@ -17,6 +17,7 @@ __all__ = [
     "crowded",
     "fills",
     "forward_of",
+    "graph_breaks",
     "host_operators",
     "is_indexing",
     "launching",
@@ -50,6 +51,21 @@ def accumulating(evidence: Evidence) -> Mask:
 def compiled(evidence: Evidence) -> Mask:
     """Whether each span is the backward of a region that torch.compile compiled."""
     return evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))
+
+
+def graph_breaks(evidence: Evidence) -> tuple[str, ...]:
+    """Return the lines at which the code that runs in the trace leaves a compiled graph; at most 3.
+
+    They are known where the live half recorded what Dynamo compiled.
+    """
+    said = evidence.events.names
+    regions = {name.removeprefix(names.COMPILED_REGION) for name in said}
+    lines = (
+        f"{one.file}:{one.line}"
+        for one in evidence.events.compiled.compilations
+        if one.region in regions and one.function.startswith(names.RESUMED)
+    )
+    return tuple(dict.fromkeys(lines))[:3]
 
 
 _INDEXING = re.compile(r"(Gather|Scatter|Index|Take|UnsafeIndex|UnsafeMaskedIndex)\w*Backward\d*$")
