@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -14,13 +16,12 @@ from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.timeline import NOTHING, distinct, first_started, merged
+from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
 from backspot.job.identity import Identity, identify
-from backspot.job.summary import Group, ModuleTimes, PhaseTimes, Summary
+from backspot.job.summary import Call, Group, ModuleTimes, PhaseTimes, Summary
 from backspot.pipeline import read_whole
-from backspot.trace import Category, Events
-from backspot.trace.events import Ints
-from backspot.trace.names import PROFILER_STEP
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["reduce_trace", "summarize"]
 
@@ -54,7 +55,10 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         else (ownership.windows.start, ownership.windows.end)
     )
     phases = find_phases(events, ownership, clock, windows) if windows else ()
-    exposed, modules = _modules(ownership, clock, begin, end)
+    transfers, operators = _transfers(events, ownership), _operators(events, clock)
+    line = _cut(ownership, clock, begin, end, merged(transfers.edges, operators.edges))
+    alone = (line.holder < 0) | line.exposed
+    stalled = alone & (transfers.over(line.at) >= 0) & (operators.over(line.at) < 0)
     return Summary(
         source=events.source,
         rank=identity.rank,
@@ -70,18 +74,19 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
             for phase in phases
             if phase.name != "unsteady"
         ),
-        exposed=exposed,
-        modules=modules,
-        groups=_groups(events, ownership, identity),
+        exposed=line.by_step(line.exposed),
+        stalled=line.by_step(stalled),
+        modules=_modules(ownership, line),
+        groups=_groups(events, ownership, identity, _exposed(ownership, line)),
         warnings=events.warnings,
     )
 
 
 def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
     """Return the profiler's numbers of the steps; without marks, the steps are counted."""
-    marks = events.named(Category.ANNOTATION, PROFILER_STEP)
+    marks = events.named(Category.ANNOTATION, names.PROFILER_STEP)
     said = {
-        start: events.names[name].removeprefix(PROFILER_STEP)
+        start: events.names[name].removeprefix(names.PROFILER_STEP)
         for start, name in zip(
             events.start[marks].tolist(), events.name[marks].tolist(), strict=True
         )
@@ -92,28 +97,77 @@ def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
     return tuple(range(ownership.steps.count))
 
 
-def _modules(
-    ownership: Ownership, clock: Clock, begin: Ints, end: Ints
-) -> tuple[tuple[int, ...], tuple[ModuleTimes, ...]]:
-    """Return the clock time of collectives and of each owner in each step, by the rows' rule."""
-    work, owners = ownership.work, ownership.owners
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The clock of the steps in pieces; arrays with one entry each.
+
+    Attributes:
+        at: when the piece begins.
+        length: nanoseconds.
+        step: the step.
+        holder: who holds the clock, as in ``Clock``; ``NOTHING`` for none.
+        kind: a ``WallKind``.
+        steps: number of steps.
+        payers: who pays for each moment.
+    """
+
+    at: Ints
+    length: Ints
+    step: Ints
+    holder: Ints
+    kind: Ints
+    steps: int
+    payers: Payers
+
+    @property
+    def exposed(self) -> Mask:
+        """Whether communication runs and nothing else does."""
+        found: Mask = (self.holder >= 0) & (self.kind == WallKind.COMMUNICATION)
+        return found
+
+    def by_step(self, chosen: Mask) -> tuple[int, ...]:
+        """Return the time of some pieces in each step."""
+        found = np.zeros(self.steps, np.int64)
+        np.add.at(found, self.step[chosen], self.length[chosen])
+        return tuple(found.tolist())
+
+
+def _cut(ownership: Ownership, clock: Clock, begin: Ints, end: Ints, more: Ints) -> _Line:
+    """Cut the clock into pieces that each belong to one step and have one holder.
+
+    Args:
+        ownership: the owners.
+        clock: the clock.
+        begin: when each step begins.
+        end: when each step ends.
+        more: other times at which to cut.
+    """
     steps = first_started(begin, end, np.arange(len(begin)))
-    whole = clock.whole
-    if not len(whole.edges) or not len(steps.edges):
-        return (0,) * len(begin), ()
     host = Shares.one_each(ownership.owner, ownership.line)
     payers = Payers(ownership, host, ownership.work_shares, Special.ENGINE)
-    line = whole.cut(merged(steps.edges, payers.edges))
+    line = clock.whole.cut(merged(steps.edges, payers.edges, more))
     kinds = clock.kinds(line, next(iter(clock.devices), NOTHING)).values[:-1]
-    at, held, length = line.edges[:-1], line.values[:-1], np.diff(line.edges)
+    at, holder, length = line.edges[:-1], line.values[:-1], np.diff(line.edges)
     step = steps.over(at)
-    inside = (step >= 0) & (held >= 0)
-    running = inside & (kinds == WallKind.COMMUNICATION)
-    exposed = np.zeros(len(begin), np.int64)
-    np.add.at(exposed, step[running], length[running])
-    mine = inside & ~running
-    at, step, held, length, kinds = at[mine], step[mine], held[mine], length[mine], kinds[mine]
-    run = np.concatenate([ownership.passes.of_span, work.run])[held]
+    inside = step >= 0
+    return _Line(
+        at[inside],
+        length[inside],
+        step[inside],
+        holder[inside],
+        kinds[inside],
+        len(begin),
+        payers,
+    )
+
+
+def _modules(ownership: Ownership, line: _Line) -> tuple[ModuleTimes, ...]:
+    """Return the clock time of each owner in each step, by the rows' rule."""
+    owners, payers = ownership.owners, line.payers
+    mine = (line.holder >= 0) & ~line.exposed
+    at, step, length = line.at[mine], line.step[mine], line.length[mine]
+    held, kinds = line.holder[mine], line.kind[mine]
+    run = np.concatenate([ownership.passes.of_span, ownership.work.run])[held]
     part = np.where(kinds == WallKind.GPU, _GPU, _HOST) + 2 * (run >= 0)
     place, share, length = payers.shares.split(payers.of_holders(held, at), length)
     owner, step, part = payers.shares.owner[share], step[place], part[place]
@@ -123,9 +177,9 @@ def _modules(
         step[owned],
         length[owned],
         len(owners) * _PARTS,
-        len(begin),
+        line.steps,
     )
-    of_owner = by_step.reshape(len(owners), _PARTS, len(begin))
+    of_owner = by_step.reshape(len(owners), _PARTS, line.steps)
     is_module = owners.is_module
     found = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
@@ -133,13 +187,61 @@ def _modules(
         parts = (tuple(part) for part in of_owner[index].tolist())
         class_name = module.class_name if module else ""
         found.append(ModuleTimes(owners.path(index), class_name, bool(is_module[index]), *parts))
-    return tuple(exposed.tolist()), tuple(found)
+    return tuple(found)
 
 
-def _groups(events: Events, ownership: Ownership, identity: Identity) -> tuple[Group, ...]:
+def _exposed(ownership: Ownership, line: _Line) -> Ints:
+    """Return for each piece of device work how long it runs alone while launched work waits."""
+    work = ownership.work
+    item = line.holder[line.exposed] - len(ownership.spans.start)
+    begin, length = line.at[line.exposed], line.length[line.exposed]
+    others = np.flatnonzero((work.tier != Tier.COMMUNICATION) & (work.device >= 0))
+    following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
+    queued = np.append(work.queued[others], np.iinfo(np.int64).max)[following]
+    queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
+    found = np.zeros(len(work.start), np.int64)
+    np.add.at(found, item, np.clip(begin + length - queued, 0, length))
+    return found
+
+
+def _transfers(events: Events, ownership: Ownership) -> Timeline:
+    """Return when a transfer between two ranks is under way, on a device or on the host."""
+    work, communication = ownership.work, ownership.communication
+    kinds = np.array([_is_transfer(name) for name in communication.names], bool)
+    device = take(kinds, communication.collective, False)
+    on_host = events.names_where(
+        lambda name: name.startswith(names.HOST_COLLECTIVES) and _is_transfer(name)
+    )
+    host = events.chosen(on_host, Category.OPERATOR, Category.ANNOTATION)
+    start = np.concatenate([work.start[device], events.start[host]])
+    end = np.concatenate([work.end[device], events.end[host]])
+    return first_started(start, end, np.arange(len(start)))
+
+
+def _is_transfer(name: str) -> bool:
+    return names.collective_in(name) == names.POINT_TO_POINT
+
+
+def _operators(events: Events, clock: Clock) -> Timeline:
+    """Return when the host executes an operator, other than collectives; never with a device."""
+    collective = events.name_mask(*names.LAUNCHES_OF_COLLECTIVES, *names.HOST_COLLECTIVES)
+    chosen = events.chosen(~collective, Category.OPERATOR)
+    chosen = chosen[:0] if clock.devices else chosen
+    return first_started(events.start[chosen], events.end[chosen], chosen)
+
+
+def _groups(
+    events: Events, ownership: Ownership, identity: Identity, exposed: Ints
+) -> tuple[Group, ...]:
     """Return the collectives by process group.
 
     A collective without a launch record belongs to what ran before the recording.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        identity: which rank it is of.
+        exposed: for each piece of device work, how long it runs alone while launched work waits.
     """
     work, steps = ownership.work, ownership.steps
     host = host_steps(events, ownership)
@@ -152,23 +254,45 @@ def _groups(events: Events, ownership: Ownership, identity: Identity) -> tuple[G
     order = np.argsort(work.launch[mine], kind="stable")
     mine, step = mine[order], step[order]
     communication = ownership.communication
-    collective, group = communication.collective[mine], communication.group[mine]
+    group = communication.group[mine]
+    calls = _calls(events, ownership, mine)
     found = []
     for number in distinct(group):
         at = np.flatnonzero(group == number)
-        known = distinct(collective[at])
+        known = list(dict.fromkeys(calls[one] for one in at.tolist()))
+        number_of = {call: index for index, call in enumerate(known)}
         name = events.groups[number] if number >= 0 else ""
         found.append(
             Group(
                 name=name,
                 ranks=identity.ranks_of(name),
-                # Behind the kind may follow the process group.
-                kinds=tuple(communication.names[kind].partition(" ")[0] for kind in known),
-                kind=tuple(np.searchsorted(known, collective[at]).tolist()),
+                calls=tuple(known),
+                call=tuple(number_of[calls[one]] for one in at.tolist()),
                 step=tuple(step[at].tolist()),
                 launch=tuple(work.launch[mine[at]].tolist()),
                 start=tuple(work.start[mine[at]].tolist()),
                 end=tuple(work.end[mine[at]].tolist()),
+                exposed=tuple(exposed[mine[at]].tolist()),
             )
         )
     return tuple(found)
+
+
+def _calls(events: Events, ownership: Ownership, mine: Ints) -> list[Call]:
+    """Return what these collectives are."""
+    communication = ownership.communication
+    # Behind the kind may follow the process group.
+    kinds = [name.partition(" ")[0] for name in communication.names]
+    found = []
+    for at in mine.tolist():
+        kind, size = kinds[communication.collective[at]], int(communication.bytes[at])
+        if communication.of_parameters[at]:
+            mark = communication.gather[at]
+            module = names.gathered_module(events.names[mark]) if mark >= 0 else None
+            found.append(Call(kind, "parameters", module or "", size))
+        else:
+            purpose: Literal["", "gradients"] = (
+                "gradients" if communication.of_gradients[at] else ""
+            )
+            found.append(Call(kind, purpose, "", size))
+    return found
