@@ -36,6 +36,8 @@ class Table:
         ranks: the ranks, ascending.
         modules: the modules that any rank has, by path.
         times: nanoseconds by rank, module, part and step.
+        by_step: nanoseconds by module and step, all parts together: median of the ranks that have
+            the module.
         peers: modules that the same ranks have, two or more, and the rows of these ranks.
         has_gpu: whether kernels of any module run on a GPU.
     """
@@ -61,7 +63,12 @@ class Table:
                     has[row, place[module.path]] = True
         on_gpu = [part.endswith("_gpu") for part in PARTS]
         self.has_gpu = bool(self.times[:, :, on_gpu].any())
-        self.peers = _peers(has)
+        groups = _groups(has)
+        self.by_step = np.zeros((len(self.modules), steps), np.int64)
+        for here, rows in groups:
+            whole = self.times[rows][:, here].sum(axis=2)
+            self.by_step[here] = np.median(whole, axis=0)
+        self.peers = [(here, rows) for here, rows in groups if len(rows) > 1]
         self._others = [Others(self.times[rows][:, here]) for here, rows in self.peers]
 
     def others(self, rank: int) -> Ints:
@@ -82,14 +89,13 @@ class Table:
         return found
 
 
-def _peers(has: Mask) -> list[tuple[Ints, Ints]]:
+def _groups(has: Mask) -> list[tuple[Ints, Ints]]:
     """Return the modules by which ranks have them: the modules, and the rows of the ranks."""
     sets, which = np.unique(has, axis=1, return_inverse=True)
-    found = [
+    return [
         (np.flatnonzero(which.ravel() == number), np.flatnonzero(sets[:, number]))
         for number in range(sets.shape[1])
     ]
-    return [(here, rows) for here, rows in found if len(rows) > 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
         Each module with its worst rank, most expensive first; and what takes longer for certain.
     """
     total = typical(table.times.sum(axis=2))  # by rank and module
-    middle, worth = np.zeros(total.shape[1], np.int64), np.full(total.shape[1], np.inf)
+    middle, worth = total.max(axis=0), np.full(total.shape[1], np.inf)
     worst = total.argmax(axis=0)
     for here, rows in table.peers:
         times = total[rows][:, here]
@@ -136,7 +142,7 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
         gap = total[row] - usual
         large = gap >= worth
         shift = shift_of(was, now) if large.any() else None
-        for index in np.flatnonzero((gap > 0) & (large | (worst == row))).tolist():
+        for index in np.flatnonzero(large | (worst == row)).tolist():
             module = table.modules[index]
             part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]
             clear = bool(large[index]) and is_clear(
@@ -154,9 +160,10 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
                         worst_ns=int(total[row, index]),
                         worst_rank=rank,
                         part=part,
-                        cost_ns=int(gap[index]),
+                        cost_ns=max(int(gap[index]), 0),
                         clear=clear,
                         ns_by_rank=tuple(total[:, index].tolist()),
+                        ns_by_step=tuple(table.by_step[index].tolist()),
                     )
                 )
     return tuple(sorted(spreads, key=lambda one: (-one.cost_ns, one.path))), claims

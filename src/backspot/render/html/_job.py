@@ -168,15 +168,16 @@ def _lane(lane: RankLane, whole: int) -> str:
 
 
 def _heat(job: JobReport, chosen: Sequence[int]) -> str:
-    if not job.modules:
+    modules = [one for one in job.modules if one.cost_ns]
+    if not modules:
         return ""
     others = _others(job, chosen)
-    most = max(job.modules[0].cost_ns, 1)
+    most = modules[0].cost_ns
     heads = "".join(f'<th scope="col" class="n">{job.ranks[at].rank}</th>' for at in chosen)
     if others:
         heads += '<th scope="col" class="n">others</th>'
-    rows = "".join(_row(one, job.ranks, chosen, others, most) for one in job.modules[:_ROWS])
-    rest = len(job.modules) - _ROWS
+    rows = "".join(_row(one, job.ranks, chosen, others, most) for one in modules[:_ROWS])
+    rest = len(modules) - _ROWS
     notes = [f"{counted(rest, 'more module')} in the JSON form."] if rest > 0 else []
     if others:
         notes.append(f"others: the median of {counted(len(others), 'rank')}.")
