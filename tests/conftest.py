@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--hooks",
         choices=("call", "node", "all"),
-        help="with which hooks the tests of live/ and training/ run; without it, quick ones with "
-        "all, slow ones with those that are the default",
+        help="with which hooks the tests of live/ and training/ run; without it, with those that "
+        "are the default, and all but the slow tests with the others too",
     )
     parser.addoption(
         "--every-bytecode",
@@ -67,10 +67,6 @@ def pytest_runtest_setup() -> None:
     """Let a test collect its own garbage alone: with all of PyTorch, it takes half a second."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
