@@ -69,6 +69,10 @@ def pytest_runtest_setup() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or nanobind prints that objects leak
+
+
 @pytest.fixture(autouse=True)
 def no_hooks_left_behind() -> Iterator[None]:
     """A test that fails leaves its hooks on, and the next test could not use their paths."""
