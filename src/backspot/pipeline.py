@@ -30,9 +30,6 @@ from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
-from backspot.job.identity import identify
-from backspot.job.reduce import reduce_trace
-from backspot.job.summary import Summary
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
 from backspot.results.findings import Finding
@@ -44,7 +41,7 @@ from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
 from backspot.trace.source import Source
 
-__all__ = ["locate", "locate_export", "save_labelled", "summarize", "trace_file"]
+__all__ = ["locate", "locate_export", "read_whole", "save_labelled", "trace_file"]
 
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that has no part in the backward."""
@@ -153,7 +150,7 @@ def locate_export(
     depth: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
-    reduced: Callable[[Summary], None] | None = None,
+    use: Callable[[Path, Events, Ownership], None] | None = None,
 ) -> Report:
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
@@ -165,7 +162,8 @@ def locate_export(
         depth: as in ``locate``.
         trace: as in ``locate``.
         force: as in ``locate``.
-        reduced: called with what a report of all ranks needs, if that is wanted.
+        use: called with the exported file, and with its events and owners as ``read_whole`` has
+            them.
 
     Raises:
         NoBackwardError: If the trace has no backward pass.
@@ -177,8 +175,8 @@ def locate_export(
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
         ownership = _owned(events)
-        if reduced is not None:
-            reduced(reduce_trace(*_whole(events, ownership), identify(path)))
+        if use is not None:
+            use(path, *_whole(events, ownership))
         report = _report(events, ownership, depth, warmed_up, real_steps)
         if trace is not None:
             write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
@@ -222,11 +220,14 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     return Path(path)
 
 
-def summarize(path: Path) -> Summary:
-    """Reduce the trace of one rank to what a report of all ranks needs.
+def read_whole(path: Path) -> tuple[Events, Ownership]:
+    """Read a trace file in this process alone.
 
     Args:
         path: a trace file.
+
+    Returns:
+        The events without passes and steps that were recorded in part, and their owners.
 
     Raises:
         SourceNotFoundError: If the file is missing or cannot be read.
@@ -234,7 +235,7 @@ def summarize(path: Path) -> Summary:
         NoBackwardError: If the trace has no backward pass.
     """
     events = read_events(path, jobs=1)
-    return reduce_trace(*_whole(events, _owned(events)), identify(path))
+    return _whole(events, _owned(events))
 
 
 def _owned(events: Events) -> Ownership:
