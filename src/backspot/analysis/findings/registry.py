@@ -1,26 +1,18 @@
-"""What a rule is, and how the rules are found.
-
-The decorators follow the idiom of ``torch.utils.flop_counter.register_flop_formula``: a module of
-``rules`` registers its function when it is imported, and ``all_rules`` imports every module there.
-"""
+"""What a rule is, and how the modules of ``rules`` register theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import TypeAlias
 
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
+from backspot.registry import Registry
 from backspot.results.findings import Finding
 from backspot.results.savings import Saving
 
 __all__ = ["Found", "Rule", "all_rules", "fallback_rule", "finding", "rule"]
-
-_RULES = "backspot.analysis.findings.rules"
 
 Look: TypeAlias = Callable[[Evidence], Finding | None]
 LookAfter: TypeAlias = Callable[[Evidence, Sequence[Finding]], Finding | None]
@@ -60,7 +52,7 @@ class Rule:
     fallback: bool = False
 
 
-_registered: dict[str, Rule] = {}
+_rules: Registry[Rule] = Registry("backspot.analysis.findings.rules")
 
 
 def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
@@ -76,7 +68,7 @@ def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
     """
 
     def register(find: Look) -> Look:
-        _register(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
+        _rules.add(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
         return find
 
     return register
@@ -93,32 +85,15 @@ def fallback_rule(name: str) -> Callable[[LookAfter], LookAfter]:
     """
 
     def register(find: LookAfter) -> LookAfter:
-        _register(Rule(name, find, fallback=True), find.__module__)
+        _rules.add(Rule(name, find, fallback=True), find.__module__)
         return find
 
     return register
 
 
-def _register(new: Rule, module: str) -> None:
-    expected = module.rpartition(".")[2].replace("_", "-")
-    if new.name != expected:
-        raise ValueError(f"rule {new.name!r} in {module}: its name must be {expected!r}")
-    if new.name in _registered:
-        raise ValueError(f"rule {new.name!r} in {module}: a rule of this name exists already")
-    _registered[new.name] = new
-
-
-@cache
 def all_rules() -> tuple[Rule, ...]:
-    """Return every rule, sorted by name, with the fallback rules last.
-
-    The first call imports the modules of ``rules``. They are listed through the package's own
-    import path, so this works from a source tree, an installed wheel or a zip file.
-    """
-    package = import_module(_RULES)
-    for module in iter_modules(package.__path__, f"{_RULES}."):
-        import_module(module.name)
-    return tuple(sorted(_registered.values(), key=lambda rule: (rule.fallback, rule.name)))
+    """Return every rule, sorted by name, with the fallback rules last."""
+    return _rules.entries
 
 
 def finding(
