@@ -23,6 +23,8 @@ from backspot.trace.events import Ints, Mask
 __all__ = ["PARTS", "Claim", "Table", "find_spreads"]
 
 PARTS: tuple[Part, ...] = get_args(Part)
+_ON_GPU = [part.endswith("_gpu") for part in PARTS]
+_ON_HOST = [part.endswith("_host") for part in PARTS]
 
 
 class Table:
@@ -35,9 +37,11 @@ class Table:
     Attributes:
         ranks: the ranks, ascending.
         modules: the modules that any rank has, by path.
-        times: nanoseconds by rank, module, part and step.
-        by_step: nanoseconds by module and step, all parts together: median of the ranks that have
-            the module.
+        times: clock time in nanoseconds, by rank, module, part and step.
+        taken: the same, with what the host executes while collectives hide it.
+        has: whether a rank has a module, by rank and module.
+        by_step: ``taken`` by module and step, all parts together: median of the ranks that have the
+            module.
         peers: modules that the same ranks have, two or more, and the rows of these ranks.
         has_gpu: whether kernels of any module run on a GPU.
     """
@@ -54,33 +58,38 @@ class Table:
         place = {module.path: index for index, module in enumerate(self.modules)}
         steps = len(next(iter(at.values())))
         self.times = np.zeros((len(ranks), len(self.modules), len(PARTS), steps), np.int64)
-        has = np.zeros((len(ranks), len(self.modules)), bool)
+        self.taken = np.zeros_like(self.times)
+        self.has = np.zeros((len(ranks), len(self.modules)), bool)
         for row, (rank, summary) in enumerate(ranks.items()):
             for module in summary.modules:
                 if module.is_module:
-                    parts = np.array([getattr(module, part) for part in PARTS])
-                    self.times[row, place[module.path]] = parts[:, at[rank]]
-                    has[row, place[module.path]] = True
-        on_gpu = [part.endswith("_gpu") for part in PARTS]
-        self.has_gpu = bool(self.times[:, :, on_gpu].any())
-        groups = _groups(has)
+                    parts = np.array([getattr(module, part) for part in PARTS])[:, at[rank]]
+                    hidden = np.array([module.forward_hidden, module.backward_hidden])[:, at[rank]]
+                    index = place[module.path]
+                    self.times[row, index] = self.taken[row, index] = parts
+                    self.taken[row, index, _ON_HOST] += hidden
+                    self.has[row, index] = True
+        self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
+        groups = _groups(self.has)
         self.by_step = np.zeros((len(self.modules), steps), np.int64)
         for here, rows in groups:
-            whole = self.times[rows][:, here].sum(axis=2)
-            self.by_step[here] = np.median(whole, axis=0)
+            self.by_step[here] = np.median(self.taken[rows][:, here].sum(axis=2), axis=0)
         self.peers = [(here, rows) for here, rows in groups if len(rows) > 1]
-        self._others = [Others(self.times[rows][:, here]) for here, rows in self.peers]
+        self._others = [Others(self.taken[rows][:, here]) for here, rows in self.peers]
 
     def others(self, rank: int) -> Ints:
         """Return the median over the other ranks, by module, part and step.
 
-        It is the rank's own time for modules that no other rank has, so that nothing is compared.
+        The host of a rank that waits works beside the collective, and holds up nothing. This time
+        counts here: the rank that they wait for does the same work, and holds up its device.
+
+        For modules that no other rank has, this is the rank's own time: nothing is compared.
         """
         row = self.ranks.index(rank)
         found: Ints = self.times[row].copy()
         for (here, rows), others in zip(self.peers, self._others, strict=True):
             if row in rows:
-                found[here] = others.of(self.times[row, here])
+                found[here] = others.of(self.taken[row, here])
         return found
 
     def longer(self, rank: int) -> Ints:
@@ -127,30 +136,34 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
     Returns:
         Each module with its worst rank, most expensive first; and what takes longer for certain.
     """
-    total = typical(table.times.sum(axis=2))  # by rank and module
+    total = typical(table.taken.sum(axis=2))  # by rank and module
+    held = typical(table.times.sum(axis=2))
+    usual = np.array([typical(table.others(rank).sum(axis=1)) for rank in table.ranks])
+    gaps = held - usual
+    worst = np.where(table.has, gaps, np.iinfo(np.int64).min).argmax(axis=0)
     middle, worth = total.max(axis=0), np.full(total.shape[1], np.inf)
-    worst = total.argmax(axis=0)
     for here, rows in table.peers:
         times = total[rows][:, here]
         middle[here] = np.median(times, axis=0)
         worth[here] = least(times, total.size, step_ns)
     spreads, claims = [], []
     for row, rank in enumerate(table.ranks):
+        gap, large = gaps[row], gaps[row] >= worth
+        chosen = np.flatnonzero(large | (worst == row)).tolist()
+        if not chosen:
+            continue
         before, after = table.others(rank), table.times[row]
         was, now = before.sum(axis=1), after.sum(axis=1)
-        usual = typical(was)
-        gap = total[row] - usual
-        large = gap >= worth
         shift = shift_of(was, now) if large.any() else None
-        for index in np.flatnonzero(large | (worst == row)).tolist():
+        for index in chosen:
             module = table.modules[index]
             part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]
             clear = bool(large[index]) and is_clear(
                 was[index], now[index], shift, float(worth[index])
             )
             if clear:
-                taken = int(total[row, index])
-                claims.append(Claim(rank, module, part, int(usual[index]), taken))
+                taken = int(held[row, index])
+                claims.append(Claim(rank, module, part, int(usual[row, index]), taken))
             if worst[index] == row:
                 spreads.append(
                     ModuleSpread(

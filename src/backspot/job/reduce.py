@@ -25,9 +25,9 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = ["reduce_trace", "summarize"]
 
-_GPU, _HOST = 0, 1
-_PARTS = 4
-"""Forward on the GPU and on the host, backward on the GPU and on the host."""
+_GPU, _HOST, _HIDDEN = 0, 1, 2
+_PARTS = 6
+"""Of the forward, then of the backward: on the GPU, on the host, hidden by collectives."""
 
 
 def summarize(path: Path) -> Summary:
@@ -56,7 +56,9 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
     )
     phases = find_phases(events, ownership, clock, windows) if windows else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
-    line = _cut(ownership, clock, begin, end, merged(transfers.edges, operators.edges))
+    work = _work_of_host(ownership, clock)
+    hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
+    line = _cut(ownership, clock, begin, end, merged(transfers.edges, operators.edges, hidden))
     alone = (line.holder < 0) | line.exposed
     stalled = alone & (transfers.over(line.at) >= 0) & (operators.over(line.at) < 0)
     return Summary(
@@ -76,7 +78,7 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         ),
         exposed=line.by_step(line.exposed | stalled),
         stalled=line.by_step(stalled),
-        modules=_modules(ownership, line),
+        modules=_modules(ownership, line, work),
         groups=_groups(events, ownership, identity, _exposed(ownership, line)),
         warnings=events.warnings,
     )
@@ -161,14 +163,42 @@ def _cut(ownership: Ownership, clock: Clock, begin: Ints, end: Ints, more: Ints)
     )
 
 
-def _modules(ownership: Ownership, line: _Line) -> tuple[ModuleTimes, ...]:
-    """Return the clock time of each owner in each step, by the rows' rule."""
+def _work_of_host(ownership: Ownership, clock: Clock) -> Timeline:
+    """Return what the host executes, without calls in which it waits for the device."""
+    calls = ownership.waits
+    blocked = first_started(calls.start, calls.end, np.zeros(len(calls.start), np.int64))
+    edges = merged(clock.host.edges, blocked.edges)
+    held = clock.host.over(edges)
+    # Holders behind the spans are exchanges with other ranks.
+    works = (held < len(ownership.spans.start)) & (blocked.over(edges) < 0)
+    return Timeline(edges, np.where(works, held, NOTHING))
+
+
+def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
+    """Return whether each holder is a collective."""
+    work = holder - len(ownership.spans.start)
+    found: Mask = take(ownership.work.tier, np.maximum(work, NOTHING)) == Tier.COMMUNICATION
+    return found
+
+
+def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleTimes, ...]:
+    """Return the time of each owner in each step, by the rows' rule.
+
+    A rank that waits for another one hides the work of its host behind the collective.
+
+    Args:
+        ownership: the owners.
+        line: the clock.
+        work: what the host executes.
+    """
     owners, payers = ownership.owners, line.payers
-    mine = (line.holder >= 0) & ~line.exposed
+    held = np.where(line.exposed, work.over(line.at), line.holder)
+    kind = np.where(line.kind == WallKind.GPU, _GPU, np.where(line.exposed, _HIDDEN, _HOST))
+    mine = held >= 0
     at, step, length = line.at[mine], line.step[mine], line.length[mine]
-    held, kinds = line.holder[mine], line.kind[mine]
+    held, kind = held[mine], kind[mine]
     run = np.concatenate([ownership.passes.of_span, ownership.work.run])[held]
-    part = np.where(kinds == WallKind.GPU, _GPU, _HOST) + 2 * (run >= 0)
+    part = kind + 3 * (run >= 0)
     place, share, length = payers.shares.split(payers.of_holders(held, at), length)
     owner, step, part = payers.shares.owner[share], step[place], part[place]
     owned = owner >= 0
