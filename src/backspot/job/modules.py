@@ -1,8 +1,9 @@
 """The modules over the ranks: the time of each one on each rank, and where it takes longer.
 
 A module's time on a rank is compared with the median of its times on the other ranks that have the
-module. The stages of a pipeline have different modules: a module of one rank alone is compared with
-none.
+module. The stages of a pipeline have different modules, even if these have the same paths: ranks
+that transfer to each other are compared if they exchange gradients. A module of one rank alone is
+compared with none.
 """
 
 from __future__ import annotations
@@ -70,11 +71,15 @@ class Table:
                     self.taken[row, index, _ON_HOST] += hidden
                     self.has[row, index] = True
         self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
-        groups = _groups(self.has)
         self.by_step = np.zeros((len(self.modules), steps), np.int64)
-        for here, rows in groups:
+        for here, rows in _groups(self.has):
             self.by_step[here] = np.median(self.taken[rows][:, here].sum(axis=2), axis=0)
-        self.peers = [(here, rows) for here, rows in groups if len(rows) > 1]
+        self.peers = [
+            (here, rows)
+            for stage in _stages(ranks)
+            for here, rows in _groups(self.has & stage[:, None])
+            if len(rows) > 1
+        ]
         self._others = [Others(self.taken[rows][:, here]) for here, rows in self.peers]
 
     def others(self, rank: int) -> Ints:
@@ -105,6 +110,23 @@ def _groups(has: Mask) -> list[tuple[Ints, Ints]]:
         (np.flatnonzero(which.ravel() == number), np.flatnonzero(sets[:, number]))
         for number in range(sets.shape[1])
     ]
+
+
+def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
+    """Return the ranks of each stage of a pipeline; all ranks if there is none.
+
+    Of two ranks that exchange gradients, both have the same modules.
+    """
+    if not any(any(one.stalled) for one in ranks.values()):
+        return [np.ones(len(ranks), bool)]
+    stage = list(range(len(ranks)))
+    first: dict[tuple[str, tuple[int, ...]], int] = {}
+    for row, summary in enumerate(ranks.values()):
+        for group in summary.groups:
+            if any(call.purpose == "gradients" for call in group.calls):
+                before, now = stage[first.setdefault((group.name, group.ranks), row)], stage[row]
+                stage = [before if one == now else one for one in stage]
+    return [np.array(stage) == one for one in dict.fromkeys(stage)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from backspot.formatting import counted, duration, percent, visible
 from backspot.results.job import JobReport, ModuleSpread, SlowestRank
 
-__all__ = ["render_job"]
+__all__ = ["render_job", "stalls"]
 
 _WIDTH = 80
 _ROWS = 10
@@ -60,7 +60,8 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _waits(job: JobReport, top: int) -> list[str]:
-    lines = _bubbles(job, top)
+    bubbles = stalls(job, top)
+    lines = ["", *_wrapped(bubbles)] if bubbles else []
     ranked = sorted(job.ranks, key=lambda one: (-one.wait_ns, one.rank))
     lines += ["", "waits in collectives, most first (they can overlap with computing)"]
     lines.append(
@@ -86,17 +87,17 @@ def _waits(job: JobReport, top: int) -> list[str]:
     return lines
 
 
-def _bubbles(job: JobReport, top: int) -> list[str]:
-    """Say how long the stages of a pipeline stall, if there is one."""
+def stalls(job: JobReport, top: int = _ROWS) -> str:
+    """Say how long the stages of a pipeline stall; ``""`` if there is none."""
     stalled = [one for one in job.ranks if one.stalled_ns]
     if not stalled:
-        return []
+        return ""
     said = ", ".join(
         f"rank {one.rank} {duration(one.stalled_ns)} ({percent(one.stalled_ns / one.step_ns)})"
         for one in stalled[:top]
     )
     more = f" and {counted(len(stalled) - top, 'rank')} more" if len(stalled) > top else ""
-    return ["", *_wrapped(f"stalls between the stages of a pipeline: {said}{more}")]
+    return f"stalls between the stages of a pipeline: {said}{more}"
 
 
 def _slowest(steps: tuple[SlowestRank, ...]) -> list[str]:

@@ -11,6 +11,7 @@ from statistics import median_low
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
 from backspot.render.html._fragments import asset, facts_list, shown, warnings_list
+from backspot.render.job import stalls
 from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost, RankLane
 
 __all__ = ["job_to_html"]
@@ -36,6 +37,7 @@ def job_to_html(job: JobReport) -> bytes:
     facts = [
         f"{counted(len(job.ranks), 'rank')} of {job.world_size:,}",
         f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}",
+        *filter(None, [stalls(job)]),
     ]
     warnings = [*job.warnings, *(f"not read: {one.source}: {one.reason}" for one in job.lost)]
     page = f"""<!doctype html>
