@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from backspot.trace.events import Category, Events, Flows, Ints
+from backspot.trace.events import Allocations, Category, Events, Flows, Ints
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
@@ -29,6 +30,7 @@ _NARROW: dict[str, Any] = {
     "name": np.int32,
     "thread": np.int32,
     "group": np.int32,
+    "signature": np.int32,
 }
 
 
@@ -49,6 +51,7 @@ class Columns:
         names: the number of each name.
         threads: the number of each (process, thread).
         groups: the number of each process group.
+        signatures: the number of each operator's inputs.
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
         unknown: the events that were left out because their category is unknown.
@@ -66,21 +69,25 @@ class Columns:
         "device",
         "size",
         "group",
+        "signature",
     )
     FLOWS = ("identity", "forward", "thread", "time")
+    MEMORY = ("time", "thread", "address", "size", "allocated", "reserved", "device")
 
     def __init__(self) -> None:
         self.names = Index()
         self.threads = Index()
         self.groups = Index()
+        self.signatures = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
         self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
+        self._memory: dict[str, list[Ints]] = {field: [] for field in self.MEMORY}
         self._chunks, self._loose_rows = 0, 0  # pieces that are chunks, rows in those that are not
         # Apart from ``threads``: the order of threads must not depend on where pieces end.
-        self._flow_threads = Index()
+        self._other_threads = Index()
         self._identities = Index()
 
     def add(self, *columns: Ints) -> None:
@@ -112,11 +119,26 @@ class Columns:
         columns = (
             list(map(self._identities.__getitem__, identities)),
             forward,
-            list(map(self._flow_threads.__getitem__, threads)),
+            self._threads_apart(threads),
             times,
         )
         for gathered, column in zip(self._flows.values(), columns, strict=True):
             gathered.append(np.array(column, np.int64))
+
+    def add_memory(self, threads: Sequence[tuple[object, object]], *columns: Ints) -> None:
+        """Add blocks of memory that came or went.
+
+        Args:
+            threads: (process, thread) of each, as the trace names them.
+            columns: the other columns of ``MEMORY``, in this order.
+        """
+        time, *others = columns
+        added = (time, np.array(self._threads_apart(threads), np.int64), *others)
+        for gathered, column in zip(self._memory.values(), added, strict=True):
+            gathered.append(column)
+
+    def _threads_apart(self, threads: Sequence[tuple[object, object]]) -> list[int]:
+        return list(map(self._other_threads.__getitem__, threads))
 
     def __len__(self) -> int:
         return sum(map(len, self._pieces["start"]))
@@ -131,18 +153,29 @@ class Columns:
             (other._pieces, "thread", _numbers(self.threads, other.threads)),
             # The last is what -1 finds: no group.
             (other._pieces, "group", np.append(_numbers(self.groups, other.groups), -1)),
+            (
+                other._pieces,
+                "signature",
+                np.append(_numbers(self.signatures, other.signatures), -1),
+            ),
             (other._flows, "identity", _numbers(self._identities, other._identities)),
-            (other._flows, "thread", _numbers(self._flow_threads, other._flow_threads)),
+            (other._flows, "thread", _numbers(self._other_threads, other._other_threads)),
+            (other._memory, "thread", _numbers(self._other_threads, other._other_threads)),
         ):
             columns[field] = [numbers[piece] for piece in columns[field]]
-        for mine, theirs in ((self._pieces, other._pieces), (self._flows, other._flows)):
+        for mine, theirs in (
+            (self._pieces, other._pieces),
+            (self._flows, other._flows),
+            (self._memory, other._memory),
+        ):
             for field, gathered in mine.items():
                 gathered += theirs[field]
         self._chunks, self._loose_rows = len(self._pieces["start"]), 0
 
     def compact(self) -> None:
         """Join all pieces into one."""
-        for gathered in (*self._pieces.values(), *self._flows.values()):
+        every = (self._pieces, self._flows, self._memory)
+        for gathered in chain.from_iterable(columns.values() for columns in every):
             gathered[:] = [_joined(gathered)]
         self._chunks, self._loose_rows = 1, 0
 
@@ -209,6 +242,7 @@ class Columns:
         origin = int(arrays["start"].min()) if len(arrays["start"]) else 0
         arrays["start"] -= origin
         flows = self._arrows(origin)
+        allocations = self._allocations(origin)
         return Events(
             **arrays,
             names=tuple(self.names),
@@ -225,6 +259,8 @@ class Columns:
             origin_ns=origin,
             truncated=truncated,
             lines=self.lines,
+            signatures=tuple(self.signatures),
+            allocations=allocations,
         )
 
     def _arrows(self, origin: int) -> Flows:
@@ -236,8 +272,18 @@ class Columns:
         ends, starts = ends[at >= 0], starts[at[at >= 0]]
         matched = identity[starts] == identity[ends]
         start, end = starts[matched], ends[matched]
-        thread = _numbers(self.threads, self._flow_threads)
+        thread = _numbers(self.threads, self._other_threads)
         return Flows(thread[place[start]], thread[place[end]], time[end] - origin)
+
+    def _allocations(self, origin: int) -> Allocations:
+        """Sort by time: Kineto writes one thread after the other."""
+        columns = {field: _joined(gathered) for field, gathered in self._memory.items()}
+        if len(columns["time"]):
+            columns["time"] -= origin
+            columns["thread"] = _numbers(self.threads, self._other_threads)[columns["thread"]]
+            order = np.argsort(columns["time"], kind="stable")
+            columns = {field: column[order] for field, column in columns.items()}
+        return Allocations(**columns)
 
 
 def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 
 from backspot.errors import NotATraceError
-from backspot.trace.names import TRACE_EVENTS
+from backspot.trace.names import HAS_MEMORY, HAS_SHAPES, OWN_HEAD, TRACE_EVENTS
 from backspot.trace.source_lines import KEY, MOST_BYTES, LineTable, find_lines
 
-__all__ = ["TableFinder", "find_events"]
+__all__ = ["TableFinder", "find_events", "has_details"]
 
 _PIECE = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -97,6 +97,14 @@ def _first(read: Callable[[int], bytes], source: str, seen: Callable[[bytes], ob
             return stripped
         text = read(_PIECE)
     raise NotATraceError(f"{source} is empty: export the trace again")
+
+
+def has_details(head: bytes) -> bool:
+    """Whether memory or shapes may be recorded, by the text before the events.
+
+    Tools that save a trace again may leave out what Kineto writes there.
+    """
+    return HAS_MEMORY in head or HAS_SHAPES in head or OWN_HEAD not in head
 
 
 class TableFinder:

@@ -15,8 +15,10 @@ import re
 
 TRACE_EVENTS = b'"traceEvents"'
 """The key of the list of events."""
-COMPLETE, FLOW_START, FLOW_FINISH = "X", "s", "f"
-"""The phases (``ph``) of an event with a duration and of the two ends of an arrow."""
+COMPLETE, FLOW_START, FLOW_FINISH, INSTANT = "X", "s", "f", "i"
+"""The phases (``ph``) of an event with a duration, of the two ends of an arrow, and of a moment."""
+OWN_HEAD, HAS_MEMORY, HAS_SHAPES = b'"schemaVersion"', b'"profile_memory"', b'"record_shapes"'
+"""Keys before the events: Kineto writes the first always, the others where it recorded them."""
 SEQUENCE_NUMBER = "Sequence number"
 """Argument: autograd's sequence number of an operator or a node."""
 FORWARD_THREAD = "Fwd thread id"
@@ -25,6 +27,17 @@ BLOCKS_PER_MULTIPROCESSOR = "blocks per SM"
 """Argument: the thread blocks of a kernel for each multiprocessor."""
 PROCESS_GROUP = "Process Group Description"
 """Argument: the name of the process group that a collective runs in."""
+MEMORY = "[memory]"
+"""The event of an allocator that allocates or frees a block, with the arguments that follow."""
+ADDRESS, BLOCK_BYTES = "Addr", "Bytes"
+"""Arguments: where the block is, and its size, which is negative where it is freed."""
+TOTAL_ALLOCATED, TOTAL_RESERVED = "Total Allocated", "Total Reserved"
+"""Arguments: the bytes that the allocator has given out then, and those it has from the device."""
+DEVICE_TYPE, DEVICE_ID = "Device Type", "Device Id"
+"""Arguments: ``c10::DeviceType``, which is 0 for the CPU, and the index of the device."""
+INPUT_DIMS, INPUT_TYPES = "Input Dims", "Input type"
+INPUT_STRIDES, CONCRETE_INPUTS = "Input Strides", "Concrete Inputs"
+"""Arguments of operators with ``record_shapes=True``: a list each, with an entry an input."""
 
 # Categories (``cat``): Kineto's ActivityType.cpp, and what older versions and ROCm builds write --
 
@@ -46,6 +59,8 @@ RUNTIME_CATEGORIES = (
 KERNEL_CATEGORIES = ("kernel", "Kernel")
 MEMCPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
 MEMSET_CATEGORIES = ("gpu_memset", "Memset")
+INSTANTS = "cpu_instant_event"
+"""The category of what has no duration: among others, of what the allocators report."""
 FORWARD_BACKWARD = "fwdbwd"
 """The category of the arrows from a forward operator to its backward node."""
 OTHER_CATEGORIES = frozenset(
@@ -53,7 +68,7 @@ OTHER_CATEGORIES = frozenset(
         "",
         "Trace",
         "collective_comm",
-        "cpu_instant_event",
+        INSTANTS,
         "cuda_event",
         "cuda_profiler_range",
         "cuda_sync",
