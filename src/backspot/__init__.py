@@ -46,6 +46,12 @@ if TYPE_CHECKING:
         WallKinds,
     )
     from backspot.results.findings import Finding, Place
+    from backspot.results.memory import (
+        MemoryOfDevice,
+        MemoryOfModule,
+        MemoryShare,
+        MemoryTimeline,
+    )
     from backspot.results.report import Report
     from backspot.results.savings import ReplayedStep, Saving, WhatIf
     from backspot.results.subtrees import Subtree
@@ -63,6 +69,10 @@ __all__ = [
     "Instrumentation",
     "KernelCost",
     "LineCost",
+    "MemoryOfDevice",
+    "MemoryOfModule",
+    "MemoryShare",
+    "MemoryTimeline",
     "MissingDependencyError",
     "Monitor",
     "Move",
@@ -104,6 +114,10 @@ _HOMES = {
     "Instrumentation": "backspot.live",
     "KernelCost": "backspot.results.costs",
     "LineCost": "backspot.results.costs",
+    "MemoryOfDevice": "backspot.results.memory",
+    "MemoryOfModule": "backspot.results.memory",
+    "MemoryShare": "backspot.results.memory",
+    "MemoryTimeline": "backspot.results.memory",
     "MissingDependencyError": "backspot.errors",
     "Monitor": "backspot.live",
     "Move": "backspot.comparison.changes",

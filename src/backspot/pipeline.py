@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.memory import Memory, find_memory
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
@@ -248,9 +249,10 @@ def _report(
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
     costs = account(events, ownership, clock, steps)
+    memory = find_memory(events, ownership)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=costs.modules,
+        modules=costs.modules if memory is None else _with_memory(costs.modules, ownership, memory),
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
@@ -271,6 +273,7 @@ def _report(
         warnings=warnings_of(events, ownership, warmed_up=warmed_up),
         trace=events.source,
         phases=find_phases(events, ownership, clock, windows) if windows else (),
+        memory=() if memory is None else memory.devices,
     )
     if not events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
@@ -286,6 +289,12 @@ def _report(
     if depth is None:
         return report
     return changed(report, modules=ranked_rows(fold(report.modules, depth)))
+
+
+def _with_memory(rows: tuple[Row, ...], ownership: Ownership, memory: Memory) -> tuple[Row, ...]:
+    """Add to each row what its owner has in memory."""
+    of = {_key(ownership, owner): one for owner, one in enumerate(memory.of_owner)}
+    return tuple(replace(row, memory=of.get((row.path, row.class_name))) for row in rows)
 
 
 def _with_savings(

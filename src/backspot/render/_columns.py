@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
@@ -22,12 +23,14 @@ from backspot.render.view import (
     share_of,
 )
 from backspot.results.costs import half_spread
+from backspot.results.memory import MemoryOfModule
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
 __all__ = [
     "FIELDS",
     "Column",
+    "fields_of",
     "milliseconds_of",
     "module_columns",
     "node_cells",
@@ -45,6 +48,7 @@ Kind: TypeAlias = Literal[
     "spread",
     "share",
     "saves",
+    "memory",
     "bar",
     "other time",
     "recompute",
@@ -159,6 +163,9 @@ def module_columns(
     if sort != "saves" and report.replayed_step is not None:
         columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
     columns += costs
+    if report.memory:
+        held = numbers("" if row.memory is None else _megabytes(row.memory) for row in rows)
+        columns.append(Column("memory", "memory", held, full_head="memory MB", need=1))
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
@@ -266,6 +273,12 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     return columns
 
 
+def _megabytes(memory: MemoryOfModule) -> str:
+    """What a module has in memory at the peak."""
+    held = memory.at_peak_bytes / 1e6
+    return f"{held:,.{0 if held >= 100 else 1}f}" if held >= 0.05 or not held else "0.0"
+
+
 def _calls(calls: float) -> str:
     return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
 
@@ -311,11 +324,18 @@ FIELDS = (
     "heaviest_node_line",
 )
 """The columns for programs (CSV and pandas), in order."""
+_OF_MEMORY = tuple(field.name for field in dataclass_fields(MemoryOfModule))
+
+
+def fields_of(report: Report) -> tuple[str, ...]:
+    """``FIELDS``, and those that only some reports have."""
+    return (*FIELDS, *(_OF_MEMORY if report.memory else ()))
 
 
 def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, ...]:
-    """The values of ``FIELDS`` for one row."""
+    """The values of ``fields_of(report)`` for one row."""
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)
     values = (getattr(row, field) for field in _OF_ROW)
-    return (*values, report.share(row), name, time, line.place if line else "")
+    memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
+    return (*values, report.share(row), name, time, line.place if line else "", *memory)

@@ -65,6 +65,7 @@ def _contradictions(report: Report) -> Iterator[str]:
             yield f"device {device.device} has a time below 0 or beyond 63 bits"
     yield from _twice("device", report.devices, lambda device: device.device)
     yield from _of_phases(report)
+    yield from _of_memory(report)
     if not all(0 <= share <= 1 for share in astuple(report.coverage)):  # nor is NaN
         yield "its coverage has a share that is not from 0 to 1"
     for finding in report.findings:
@@ -96,6 +97,8 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
     for saving in (row.saves, row.total_saves):
         if saving is not None:
             yield from _of_range(saving, f"what {what} saves")
+    if row.memory is not None:
+        yield from _impossible(row.memory, f"the memory of {what}")
     if not row.members:
         yield f"{what} has no members"
     # No part is more than its whole, but medians of parts can sum to more than that of the whole.
@@ -146,6 +149,23 @@ def _of_passes(report: Report) -> Iterator[str]:
             yield f"the parts of pass {index} do not sum to its duration_ns"
     if report.passes and _summed(report.passes, "wall_ns") != report.recorded_wall_ns:
         yield "its passes do not sum to its wall_ns_by_step"
+
+
+def _of_memory(report: Report) -> Iterator[str]:
+    for one in report.memory:
+        what = f"the memory of {one.name}"
+        yield from _impossible(one, what, but="device")
+        if _summed(one.live, "bytes") != one.peak_bytes:
+            yield f"what is live in {what} does not sum to its peak_bytes"
+        if one.peak_step >= report.steps:
+            yield f"{what} has its peak in step {one.peak_step}, of {report.steps}"
+        line = one.timeline
+        columns = (line.ns, line.allocated_bytes, *line.bytes_by_path)
+        if len(line.paths) != len(line.bytes_by_path) or len(set(map(len, columns))) > 1:
+            yield f"the columns of {what} over time have different lengths"
+        if any(not -_LIMIT <= value < _LIMIT for column in columns for value in column):
+            yield f"{what} over time holds a number beyond 63 bits"
+    yield from _twice("device in memory", report.memory, lambda one: one.device)
 
 
 def _of_phases(report: Report) -> Iterator[str]:

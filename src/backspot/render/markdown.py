@@ -16,6 +16,7 @@ from backspot.render._comparison import (
     sides,
     step_columns,
 )
+from backspot.render._memory import memory_sentences
 from backspot.render._sentences import (
     HEADING,
     Part,
@@ -55,6 +56,8 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Time in a {report.per}: {goes}."), ""]
+    for text in memory_sentences(report):
+        lines += [_text(f"{text[0].upper()}{text[1:]}."), ""]
     for meaning in explained(report):
         lines += [_text(meaning), ""]
     if warnings := remedies(report):

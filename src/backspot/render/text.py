@@ -28,6 +28,7 @@ from backspot.render._comparison import (
     recordings,
     step_columns,
 )
+from backspot.render._memory import memory_facts
 from backspot.render._sentences import (
     Part,
     answer,
@@ -97,6 +98,8 @@ def render_text(
     lines += fact_lines([*setting(report), f"times in ms per {report.per}"], width)
     if phases := phase_facts(report):
         lines += fact_lines([f"{report.per}: {phases[0]}", *phases[1:]], width)
+    for facts in memory_facts(report):
+        lines += fact_lines(facts, width)
     lines += map(Text, explained(report))
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
     lines.append(Text())

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
+from backspot.results.memory import MemoryOfModule
 from backspot.results.public import public
 from backspot.results.savings import Saving
 
@@ -210,6 +211,8 @@ class Row:
         total_saves: What a step would take less if the backward of this module and of all modules
             inside it were free. Savings do not add up: work that hides behind two modules shows
             only if both are free.
+        memory: What the module has in memory, ``None`` unless the trace was recorded with
+            ``profile_memory=True``.
 
     Example:
         >>> row = report.modules[0]
@@ -245,6 +248,7 @@ class Row:
     lines: tuple[LineCost, ...] = ()
     saves: Saving | None = None
     total_saves: Saving | None = None
+    memory: MemoryOfModule | None = None
 
     @property
     def is_exchange(self) -> bool:

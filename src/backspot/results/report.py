@@ -45,6 +45,7 @@ from backspot.results.grouping import (
     ranked_rows,
 )
 from backspot.results.matching import is_pattern, patterns_of
+from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.presented import Presented
 from backspot.results.public import public
 from backspot.results.savings import Predictor, ReplayedStep, Saving, WhatIf
@@ -64,6 +65,10 @@ __all__ = [
     "KernelCost",
     "LabelSource",
     "LineCost",
+    "MemoryOfDevice",
+    "MemoryOfModule",
+    "MemoryShare",
+    "MemoryTimeline",
     "NodeCost",
     "OperatorCost",
     "Pass",
@@ -151,6 +156,8 @@ class Report(Presented, _Predicted):
         not_replayed: Why the recording cannot be replayed, in one sentence; ``""`` if it can.
         rules_looked: Number of rules that could judge the trace; 0 for a trace that is cut short.
         rules_unable: Number of rules that could not, because the trace has no device work.
+        memory: Memory of each device, the one with the highest peak first and the host last. Empty
+            unless the trace was recorded with ``profile_memory=True``.
         schema: Version of the JSON form.
 
     Example:
@@ -191,6 +198,7 @@ class Report(Presented, _Predicted):
     not_replayed: str = ""
     rules_looked: int = 0
     rules_unable: int = 0
+    memory: tuple[MemoryOfDevice, ...] = ()
     schema: str = SCHEMA
 
     def __repr__(self) -> str:

@@ -11,6 +11,8 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 4. ``activity`` classifies the host's time into phases such as data loading and forward.
 5. ``phases`` deals out the clock time of the steps to the phases.
 
+``memory`` counts bytes in place of time: what is live at the peak, and what each module keeps.
+
 Terms: a *holder* is the index of a span, or the number of spans plus the index of a piece of device
 work. A *tier* ranks device work that overlaps: compute, copies, communication.
 """

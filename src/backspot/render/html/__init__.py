@@ -25,6 +25,7 @@ from string import Template
 
 from backspot._version import __version__
 from backspot.formatting import counted, visible
+from backspot.render._memory import memory_sentences
 from backspot.render._sentences import (
     Part,
     answer,
@@ -76,7 +77,7 @@ def to_html(report: Report) -> bytes:
         script=script,
         script_hash=f"sha256-{digest}",
         answer=sentence(said),
-        setting=facts_list(setting(report)),
+        setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
         findings=findings_list(report, shown_first=_FINDINGS),
