@@ -141,6 +141,7 @@ def locate_export(
     profiler: Any,
     named: str,
     *,
+    in_detail: Any = None,
     warmed_up: bool = False,
     real_steps: tuple[int, ...] = (),
     depth: int | None = None,
@@ -152,6 +153,8 @@ def locate_export(
     Args:
         profiler: a ``torch.profiler.profile`` that has stopped.
         named: what the report calls the source.
+        in_detail: a profiler that recorded memory in other steps of the same training. It may be
+            exported once, too.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
         depth: as in ``locate``.
@@ -165,11 +168,15 @@ def locate_export(
     """
     if trace is not None:
         check_labelled(trace, force=force)
+    more = None
+    if in_detail is not None:
+        with exported(in_detail) as path:
+            more = read_events(path)
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
         if trace is None:
-            return _report(events, _owned(events), depth, warmed_up, real_steps)
-        return _labelled(path, events, trace, depth, force, warmed_up, real_steps)
+            return _report(events, _owned(events), depth, warmed_up, real_steps, more)
+        return _labelled(path, events, trace, depth, force, warmed_up, real_steps, more)
 
 
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -217,9 +224,10 @@ def _labelled(
     force: bool,
     warmed_up: bool = False,
     real_steps: tuple[int, ...] = (),
+    in_detail: Events | None = None,
 ) -> Report:
     ownership = _owned(events)
-    report = _report(events, ownership, depth, warmed_up, real_steps)
+    report = _report(events, ownership, depth, warmed_up, real_steps, in_detail)
     write_labelled(path, events, find_tracks(events, ownership), output, force=force)
     return report
 
@@ -243,16 +251,20 @@ def _report(
     depth: int | None,
     warmed_up: bool = False,
     real_steps: tuple[int, ...] = (),
+    in_detail: Events | None = None,
 ) -> Report:
     events, ownership = _whole(events, ownership)
+    detailed, owned = events, ownership
+    if in_detail is not None:
+        detailed, owned = _whole(in_detail, _owned(in_detail))
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
     costs = account(events, ownership, clock, steps)
-    memory = find_memory(events, ownership)
+    memory = find_memory(detailed, owned)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=costs.modules if memory is None else _with_memory(costs.modules, ownership, memory),
+        modules=costs.modules if memory is None else _with_memory(costs.modules, owned, memory),
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,

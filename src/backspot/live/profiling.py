@@ -11,7 +11,7 @@ import torch
 
 from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
-from backspot.formatting import visible
+from backspot.formatting import quoted, visible
 from backspot.live import torch_internals
 from backspot.live.instrumentation import (
     NO_FUNCTION,
@@ -21,7 +21,13 @@ from backspot.live.instrumentation import (
     put_labels,
 )
 from backspot.live.modules import class_name, unwrap
-from backspot.live.recording import activities, prepared, recording, synchronize
+from backspot.live.recording import (
+    STEPS_IN_DETAIL,
+    activities,
+    prepared,
+    recording,
+    synchronize,
+)
 from backspot.live.step_clock import step_times
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
@@ -46,17 +52,19 @@ def profile(
     match: str | Sequence[str] | None = None,
     hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
+    memory: bool = False,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
     The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
-    steps`` times. The modules are labelled and ``steps`` of these steps are recorded with
-    ``torch.profiler``, on the host and on each kind of device that is in use. The profiler makes
-    steps slower, so some are timed without it, before and after the recording. Then the labels are
-    removed, and the recording is analysed as ``locate`` does. On a terminal and in a notebook a
-    progress bar is shown on standard error if it takes more than a second.
+    steps`` times, and three times more with ``memory``. The modules are labelled and ``steps`` of
+    these steps are recorded with ``torch.profiler``, on the host and on each kind of device that is
+    in use. The profiler makes steps slower, so some are timed without it, before and after the
+    recording. Then the labels are removed, and the recording is analysed as ``locate`` does. On a
+    terminal and in a notebook a progress bar is shown on standard error if it takes more than a
+    second.
 
     The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
     written to disk. Only the calling process is profiled: no other ranks, no workers of a
@@ -85,6 +93,8 @@ def profile(
             write no backward labels, as the report and the spans in ``trace`` need none.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.
+        memory: whether to record what is in memory, for ``Report.memory`` and ``Row.memory``: in
+            three steps of their own, so that the times are not affected. Default false.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -117,6 +127,8 @@ def profile(
         1.0
     """
     _check_arguments(step, model, data, steps, warmup, unprofiled)
+    if not isinstance(memory, bool):
+        raise UsageError(f"memory={quoted(memory)}: give True or False")
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -141,7 +153,7 @@ def profile(
             )
             for name, part in models.items()
         ]
-        total = warmup + unprofiled + steps
+        total = warmup + unprofiled + steps + (STEPS_IN_DETAIL if memory else 0)
         tick = stack.enter_context(Progress("profiling", "steps", total=total)).advance
 
         def run() -> None:
@@ -159,16 +171,32 @@ def profile(
             # Kernels that still run have their launch before the recording, and no owner in it.
             synchronize(parts)
         passed_over = torch_internals.PassedOver.calls
-        with recording(profiler):
-            for number in range(steps):
-                with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
-                    take()
-                tick()
-            synchronize(parts)
+
+        def record(recorder: torch.profiler.profile, count: int) -> None:
+            with recording(recorder):
+                for number in range(count):
+                    with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
+                        take()
+                    tick()
+                synchronize(parts)
+
+        record(profiler, steps)
         transformed = torch_internals.PassedOver.calls > passed_over
         real += step_times(run, parts, unprofiled - len(real))
+        in_detail = None
+        if memory:
+            in_detail = torch.profiler.profile(activities=activities(parts), profile_memory=True)
+            with prepared(in_detail):
+                synchronize(parts)
+            record(in_detail, STEPS_IN_DETAIL)
     report = locate_export(
-        profiler, named, warmed_up=warmup > 0, real_steps=real, trace=trace, force=force
+        profiler,
+        named,
+        in_detail=in_detail,
+        warmed_up=warmup > 0,
+        real_steps=real,
+        trace=trace,
+        force=force,
     )
     return _with_unused(report, models, instrumented, transformed=transformed)
 

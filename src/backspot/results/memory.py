@@ -101,8 +101,9 @@ class MemoryOfDevice:
     """The memory of one device over the recording, and what is in it at the peak.
 
     Attributes:
-        device: Index of the device, -1 for the host. The host's allocator counts from the first
-            recording on, so what was allocated before is missing from its figures.
+        device: Index of the device, -1 for the host. PyTorch counts the host's memory only while it
+            records: what was allocated before the first recording of the process is missing, and
+            what was freed between two recordings still counts as ``before``.
         peak_bytes: The most that the allocator had given out. On CUDA this equals
             ``torch.cuda.max_memory_allocated()`` over the recording.
         peak_ns: When the peak is reached first, in nanoseconds from the first event of the trace.
