@@ -22,7 +22,14 @@ from backspot.analysis.attribution.ownership import (
 from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import warnings_of, why_no_backward
-from backspot.analysis.findings import Evidence, Found, find_all
+from backspot.analysis.findings import (
+    Evidence,
+    Found,
+    MemoryEvidence,
+    find_all,
+    find_in_memory,
+    rules_about_memory,
+)
 from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
@@ -296,6 +303,10 @@ def _report(
             rules_looked=judged.looked,
             rules_unable=judged.unable,
         )
+    if memory is not None and not detailed.truncated:
+        held = find_in_memory(MemoryEvidence(detailed, owned, memory))
+        looked = report.rules_looked + len(rules_about_memory())
+        report = replace(report, findings=(*report.findings, *held), rules_looked=looked)
     prediction = predict(events, ownership, steps, report.unprofiled_step_ns)
     report = _with_savings(report, events, ownership, prediction)
     if depth is None:

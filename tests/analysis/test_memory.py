@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import backspot
+from backspot.analysis.findings import rules_about_memory
 from backspot.results.report import Report
 from tests.support.synthetic import Trace
 
@@ -224,3 +225,51 @@ def test_broken_memory_events_are_passed_over(tmp_path: Path) -> None:
     (device,) = backspot.locate(path).memory
     assert device.peak_bytes == 3_555_418_112
     assert sum(share.bytes for share in device.live) == device.peak_bytes
+
+
+# Findings ----------------------------------------------------------------------------------------
+
+
+def rules_of(report: Report) -> dict[str, backspot.Finding]:
+    return {one.rule: one for one in report.findings if one.bytes is not None}
+
+
+def test_what_a_module_leaves_behind_in_each_step_is_found(tmp_path: Path) -> None:
+    model = Model()
+    for start in (1000, 2000, 3000):
+        model.step(start, leak=True)
+    report = model.report(tmp_path)
+    finding = rules_of(report)["held-over-steps"]
+    assert (finding.path, finding.bytes) == ("b", 7 * KB)
+    assert report.memory[0].least_by_step == (507 * KB, 514 * KB)
+    assert "7.00 kB" in str(report)
+    assert Report.load(report.save(tmp_path / "r.json")) == report
+
+
+def test_what_only_some_steps_leave_behind_is_no_growth(tmp_path: Path) -> None:
+    model = Model()
+    for start in (1000, 2000, 3000):
+        model.step(start, leak=start == 1000)
+    assert "held-over-steps" not in rules_of(model.report(tmp_path))
+
+
+def test_reserved_memory_that_no_tensor_uses_is_found() -> None:
+    llama = backspot.locate(DATA / "llama.trace.json.gz")
+    assert rules_of(llama)["fragmentation"].bytes == 5_012_193_280 - 1_548_002_304
+    assert "fragmentation" not in rules_of(backspot.locate(DATA / "vit.trace.json.gz"))
+
+
+def test_the_findings_of_the_recorded_models() -> None:
+    llama = rules_of(backspot.locate(DATA / "llama.trace.json.gz"))
+    assert set(llama) == {"fragmentation", "logits"}
+    assert llama["logits"].bytes == 786_432_512
+    vit = rules_of(backspot.locate(DATA / "vit.trace.json.gz"))
+    assert set(vit) == {"kept-pointwise"}
+
+
+def test_the_page_has_a_section_for_each_rule_about_memory() -> None:
+    page = Path(__file__).parents[2] / "docs" / "findings.md"
+    if page.exists():
+        sections = page.read_text().split("\n## ")
+        named = {section.partition("\n")[0] for section in sections}
+        assert {rule.name for rule in rules_about_memory()} <= named

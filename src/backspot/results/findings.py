@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backspot.formatting import visible
+from backspot.formatting import size, visible
 from backspot.results.public import public
 from backspot.results.savings import Saving
 
@@ -27,6 +27,7 @@ class Place:
             calls.
         wall_ns: Clock time that it takes there, in nanoseconds of a typical step.
         line: Line of forward source code, ``file:line``, or ``""`` if it is not known.
+        bytes: What it has in memory there, ``None`` if the finding is not about memory.
     """
 
     path: str
@@ -34,6 +35,7 @@ class Place:
     count: int
     wall_ns: int
     line: str = ""
+    bytes: int | None = None
 
     @property
     def label(self) -> str:
@@ -63,6 +65,8 @@ class Finding:
         saves: What a step would take less if the work of the cause were free: its nodes with the
             device work that they launch, its device work alone, or its waits, as the section of
             the rule says; at most ``wall_ns``. ``None`` where that is not known.
+        bytes: What the cause has in memory, ``None`` if the finding is about time. A finding about
+            memory has no ``wall_ns``.
 
     Example:
         >>> finding = report.findings[1]
@@ -84,10 +88,12 @@ class Finding:
     kernels: tuple[str, ...] = ()
     link: str = ""
     saves: Saving | None = None
+    bytes: int | None = None
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""
-        return f"<Finding {self.rule}{where}: {self.wall_ns / 1e6:.3f} ms>"
+        cost = f"{self.wall_ns / 1e6:.3f} ms" if self.bytes is None else size(self.bytes)
+        return f"<Finding {self.rule}{where}: {cost}>"
 
     @property
     def path(self) -> str:

@@ -102,15 +102,15 @@ class MemoryOfDevice:
 
     Attributes:
         device: Index of the device, -1 for the host. PyTorch counts the host's memory only while it
-            records: what was allocated before the first recording of the process is missing, and
-            what was freed between two recordings still counts as ``before``.
+            records, so the figures of the host are those of the blocks that it allocates during
+            the recording.
         peak_bytes: The most that the allocator had given out. On CUDA this equals
             ``torch.cuda.max_memory_allocated()`` over the recording.
         peak_ns: When the peak is reached first, in nanoseconds from the first event of the trace.
         peak_path: Path of the owner whose allocation reaches the peak.
         peak_phase: What that owner does: ``forward``, ``backward``, ``optimizer`` or ``other``.
         peak_step: Index of the step that reaches the peak.
-        before_bytes: What was allocated before the recording, as the allocator counts it.
+        before_bytes: What was allocated before the recording, 0 for the host.
         reserved_bytes: The most that the allocator had from the device; 0 on the host.
         reserved_at_peak_bytes: What the allocator has from the device at the peak.
         live: What is live at the peak, the largest first. The shares sum to ``peak_bytes`` exactly.

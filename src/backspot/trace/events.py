@@ -73,8 +73,8 @@ class Allocations:
         thread: index into ``Events.threads``.
         address: where the block is, on its device.
         size: bytes of the block, negative where it is freed.
-        allocated: bytes that the allocator has given out after this. The host's allocator counts
-            from its first recording on.
+        allocated: bytes that the allocator has given out after this. On the host, PyTorch counts
+            only while it records.
         reserved: bytes that the allocator has from the device; 0 on the host.
         device: index of the device, -1 for the host.
     """

@@ -80,12 +80,14 @@ class Memory:
         of_owner: the memory of each owner of work.
         blocks: the blocks.
         kinds: what they are for.
+        allocated: what is allocated on its device after each entry of ``Events.allocations``.
     """
 
     devices: tuple[MemoryOfDevice, ...]
     of_owner: tuple[MemoryOfModule, ...]
     blocks: Blocks
     kinds: Kinds
+    allocated: Ints
 
 
 def find_memory(events: Events, ownership: Ownership) -> Memory | None:
@@ -105,11 +107,27 @@ class _Accountant:
         self.o, self.reported = ownership, events.allocations
         self.passes, self.spans = ownership.passes, ownership.spans
         self.blocks = find_blocks(events, ownership)
+        self.allocated = self._allocated()
         self.until = take(
             self.reported.time, np.where(self._stays, NOTHING, self.blocks.went), _FAR
         )
         self.kinds = self._kinds()
         self.parent = self._parents()
+
+    def _allocated(self) -> Ints:
+        """Return what is allocated after each entry: on the host, of the recorded blocks alone.
+
+        PyTorch counts the host's memory only while it records. A block of an earlier recording
+        that was freed since would count for ever.
+        """
+        blocks, entries = self.blocks, len(self.reported)
+        mine = (blocks.device == HOST) & (blocks.came >= 0)
+        change = np.zeros(entries + 1, np.int64)
+        np.add.at(change, blocks.came[mine], blocks.size[mine])
+        np.subtract.at(change, blocks.went[mine], blocks.size[mine])
+        return np.where(
+            self.reported.device == HOST, np.cumsum(change[:-1]), self.reported.allocated
+        )
 
     @property
     def _stays(self) -> Mask:
@@ -168,7 +186,8 @@ class _Accountant:
             map(self._device, numbers), key=lambda one: (one.device == HOST, -one.peak_bytes)
         )
         counted = [one for one in devices if one.device != HOST] or devices
-        return Memory(tuple(devices), self._of_owners(counted), self.blocks, self.kinds)
+        of_owner = self._of_owners(counted)
+        return Memory(tuple(devices), of_owner, self.blocks, self.kinds, self.allocated)
 
     def _of_owners(self, devices: list[MemoryOfDevice]) -> tuple[MemoryOfModule, ...]:
         owners, blocks = len(self.o.owners), self.blocks
@@ -256,15 +275,17 @@ class _Accountant:
     def _peak_of(self, device: int) -> tuple[Ints, int]:
         """Return the entries of a device, and the one at which its peak is reached first."""
         mine = np.flatnonzero(self.reported.device == device)
-        return mine, int(mine[np.argmax(self.reported.allocated[mine])])
+        return mine, int(mine[np.argmax(self.allocated[mine])])
 
     def _device(self, device: int) -> MemoryOfDevice:
         reported, blocks = self.reported, self.blocks
         mine, at = self._peak_of(device)
-        before = int(reported.allocated[mine[0]] - reported.size[mine[0]])
-        at_ns, peak = int(reported.time[at]), int(reported.allocated[at])
+        before = 0
+        if device != HOST:
+            before = int(self.allocated[mine[0]] - reported.size[mine[0]])
+        at_ns, peak = int(reported.time[at]), int(self.allocated[at])
         old = (blocks.device == device) & (blocks.came < 0)
-        still = before - int(blocks.size[old & (blocks.went <= at)].sum())
+        still = before - int(blocks.size[old & (blocks.went <= at)].sum()) if before else 0
         live = np.flatnonzero((blocks.device == device) & (blocks.came >= 0) & blocks.live_at(at))
         shares = self._shares(live)
         if still > 0:
@@ -330,14 +351,14 @@ class _Accountant:
             np.append(self.o.steps.of_pass[1:] != self.o.steps.of_pass[:-1], True)
         )
         begins = np.searchsorted(self.reported.time[mine], self.passes.start[last])
-        held = np.append(before, self.reported.allocated[mine])
+        held = np.append(before, self.allocated[mine])
         least = np.minimum.reduceat(held, begins)
         return tuple(least[:-1].tolist())
 
     def _timeline(self, device: int, mine: Ints, at: int, before: int) -> MemoryTimeline:
         """Return the highest moment of each of many equal parts of the recording."""
         reported, blocks = self.reported, self.blocks
-        time, allocated = reported.time[mine], reported.allocated[mine]
+        time, allocated = reported.time[mine], self.allocated[mine]
         width = max(1, -(-int(time[-1] - time[0] + 1) // _MOMENTS))
         order = np.lexsort((-allocated, (time - time[0]) // width))
         part = ((time - time[0]) // width)[order]
@@ -352,12 +373,13 @@ class _Accountant:
             self._held(np.flatnonzero(recorded & (blocks.owner == owner)), chosen)
             for owner in ranked.tolist()
         ]
-        old = self._held(np.flatnonzero((blocks.device == device) & (blocks.came < 0)), chosen)
-        kept = before - int(blocks.size[(blocks.device == device) & (blocks.came < 0)].sum())
+        known = (blocks.device == device) & (blocks.came < 0) & (device != HOST)
+        old = self._held(np.flatnonzero(known), chosen)
+        kept = before - int(blocks.size[known].sum())
         return MemoryTimeline(
             paths=(BEFORE, *(self.o.owners.path(owner) for owner in ranked.tolist())),
             ns=tuple(reported.time[chosen].tolist()),
-            allocated_bytes=tuple(reported.allocated[chosen].tolist()),
+            allocated_bytes=tuple(self.allocated[chosen].tolist()),
             bytes_by_path=tuple(tuple(each.tolist()) for each in (old + kept, *held)),
         )
 

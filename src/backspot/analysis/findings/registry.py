@@ -15,15 +15,28 @@ from typing import TypeAlias
 
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.results.findings import Finding
 from backspot.results.savings import Saving
 
-__all__ = ["Found", "Rule", "all_rules", "fallback_rule", "finding", "rule"]
+__all__ = [
+    "Found",
+    "MemoryRule",
+    "Rule",
+    "all_rules",
+    "fallback_rule",
+    "finding",
+    "memory_rule",
+    "rule",
+    "rules_about_memory",
+]
 
 _RULES = "backspot.analysis.findings.rules"
+_MEMORY_RULES = "backspot.analysis.findings.memory_rules"
 
 Look: TypeAlias = Callable[[Evidence], Finding | None]
 LookAfter: TypeAlias = Callable[[Evidence, Sequence[Finding]], Finding | None]
+LookInMemory: TypeAlias = Callable[[MemoryEvidence], Finding | None]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -60,7 +73,21 @@ class Rule:
     fallback: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRule:
+    """A registered rule about memory.
+
+    Attributes:
+        name: the rule's section in ``docs/findings.md``.
+        find: return the finding, or ``None`` where the rule finds nothing.
+    """
+
+    name: str
+    find: LookInMemory
+
+
 _registered: dict[str, Rule] = {}
+_registered_in_memory: dict[str, MemoryRule] = {}
 
 
 def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
@@ -99,13 +126,35 @@ def fallback_rule(name: str) -> Callable[[LookAfter], LookAfter]:
     return register
 
 
+def memory_rule(name: str) -> Callable[[LookInMemory], LookInMemory]:
+    """Register the decorated function as a rule about memory.
+
+    Args:
+        name: as for ``rule``.
+
+    Raises:
+        ValueError: as for ``rule``.
+    """
+
+    def register(find: LookInMemory) -> LookInMemory:
+        _check_name(name, find.__module__)
+        _registered_in_memory[name] = MemoryRule(name, find)
+        return find
+
+    return register
+
+
 def _register(new: Rule, module: str) -> None:
-    expected = module.rpartition(".")[2].replace("_", "-")
-    if new.name != expected:
-        raise ValueError(f"rule {new.name!r} in {module}: its name must be {expected!r}")
-    if new.name in _registered:
-        raise ValueError(f"rule {new.name!r} in {module}: a rule of this name exists already")
+    _check_name(new.name, module)
     _registered[new.name] = new
+
+
+def _check_name(name: str, module: str) -> None:
+    expected = module.rpartition(".")[2].replace("_", "-")
+    if name != expected:
+        raise ValueError(f"rule {name!r} in {module}: its name must be {expected!r}")
+    if name in _registered or name in _registered_in_memory:
+        raise ValueError(f"rule {name!r} in {module}: a rule of this name exists already")
 
 
 @cache
@@ -115,10 +164,20 @@ def all_rules() -> tuple[Rule, ...]:
     The first call imports the modules of ``rules``. They are listed through the package's own
     import path, so this works from a source tree, an installed wheel or a zip file.
     """
-    package = import_module(_RULES)
-    for module in iter_modules(package.__path__, f"{_RULES}."):
-        import_module(module.name)
+    _import_all(_RULES)
     return tuple(sorted(_registered.values(), key=lambda rule: (rule.fallback, rule.name)))
+
+
+@cache
+def rules_about_memory() -> tuple[MemoryRule, ...]:
+    """Return every rule about memory, sorted by name."""
+    _import_all(_MEMORY_RULES)
+    return tuple(_registered_in_memory[name] for name in sorted(_registered_in_memory))
+
+
+def _import_all(folder: str) -> None:
+    for module in iter_modules(import_module(folder).__path__, f"{folder}."):
+        import_module(module.name)
 
 
 def finding(
