@@ -143,9 +143,10 @@ def test_importing_the_package_does_not_import_the_rules(module):
 
 def test_every_rule_is_explained_in_the_documentation():
     sections = set(re.findall(r"^## (.*)$", DOCS.read_text(), re.MULTILINE))
-    assert sections == NAMES | {rule.name for rule in rules_about_memory()}
+    names = NAMES | {rule.name for rule in rules_about_memory()}
+    assert sections == names
     listed = set(re.findall(r"^\| \[(.*?)\]\(#(?:.*?)\)", DOCS.read_text(), re.MULTILINE))
-    assert listed == NAMES
+    assert listed == names
 
 
 @pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
