@@ -49,6 +49,7 @@ GROUPS = {
         "MemoryOfModule",
         "MemoryShare",
         "MemoryTimeline",
+        "WorkOfModule",
         "Finding",
         "Place",
     ),

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from backspot.results.report import Report
     from backspot.results.savings import ReplayedStep, Saving, WhatIf
     from backspot.results.subtrees import Subtree
+    from backspot.results.work import WorkOfModule
     from backspot.trace.source import Source
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "UsageError",
     "WallKinds",
     "WhatIf",
+    "WorkOfModule",
     "__version__",
     "compare",
     "instrument",
@@ -140,6 +142,7 @@ _HOMES = {
     "UsageError": "backspot.errors",
     "WallKinds": "backspot.results.costs",
     "WhatIf": "backspot.results.savings",
+    "WorkOfModule": "backspot.results.work",
     "compare": "backspot.comparison.compare",
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",

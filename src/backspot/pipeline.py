@@ -14,6 +14,7 @@ from backspot.analysis.accounting.memory import Memory, find_memory
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
+from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import (
     Ownership,
     Special,
@@ -42,6 +43,7 @@ from backspot.results.findings import Finding
 from backspot.results.grouping import fold, parents_of, ranked_rows
 from backspot.results.report import UNSTEADY, Report, Row, changed
 from backspot.results.savings import Saving
+from backspot.results.work import WorkOfModule
 from backspot.trace import Events, Progress, read_events
 from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
@@ -268,10 +270,10 @@ def _report(
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
     costs = account(events, ownership, clock, steps)
-    memory = find_memory(detailed, owned)
+    memory, work = find_memory(detailed, owned), find_work(detailed, owned)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=costs.modules if memory is None else _with_memory(costs.modules, owned, memory),
+        modules=_in_detail(costs.modules, owned, memory, work),
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
@@ -314,10 +316,24 @@ def _report(
     return changed(report, modules=ranked_rows(fold(report.modules, depth)))
 
 
-def _with_memory(rows: tuple[Row, ...], ownership: Ownership, memory: Memory) -> tuple[Row, ...]:
-    """Add to each row what its owner has in memory."""
-    of = {_key(ownership, owner): one for owner, one in enumerate(memory.of_owner)}
-    return tuple(replace(row, memory=of.get((row.path, row.class_name))) for row in rows)
+def _in_detail(
+    rows: tuple[Row, ...],
+    ownership: Ownership,
+    memory: Memory | None,
+    work: tuple[WorkOfModule, ...] | None,
+) -> tuple[Row, ...]:
+    """Add to each row what its owner has in memory, and its work, as far as they are recorded."""
+    if memory is None and work is None:
+        return rows
+    owner_of = {_key(ownership, owner): owner for owner in range(len(ownership.owners))}
+    found = []
+    for row in rows:
+        owner = owner_of.get((row.path, row.class_name))
+        if owner is not None:
+            held = memory.of_owner[owner] if memory else None
+            row = replace(row, memory=held, work=work[owner] if work else None)
+        found.append(row)
+    return tuple(found)
 
 
 def _with_savings(

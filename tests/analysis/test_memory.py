@@ -231,7 +231,7 @@ def test_broken_memory_events_are_passed_over(tmp_path: Path) -> None:
 
 
 def rules_of(report: Report) -> dict[str, backspot.Finding]:
-    return {one.rule: one for one in report.findings if one.bytes is not None}
+    return {one.rule: one for one in report.findings if one.held_bytes is not None}
 
 
 def test_what_a_module_leaves_behind_in_each_step_is_found(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_a_module_leaves_behind_in_each_step_is_found(tmp_path: Path) -> No
         model.step(start, leak=True)
     report = model.report(tmp_path)
     finding = rules_of(report)["held-over-steps"]
-    assert (finding.path, finding.bytes) == ("b", 7 * KB)
+    assert (finding.path, finding.held_bytes) == ("b", 7 * KB)
     assert report.memory[0].least_by_step == (507 * KB, 514 * KB)
     assert "7.00 kB" in str(report)
     assert Report.load(report.save(tmp_path / "r.json")) == report
@@ -255,14 +255,14 @@ def test_what_only_some_steps_leave_behind_is_no_growth(tmp_path: Path) -> None:
 
 def test_reserved_memory_that_no_tensor_uses_is_found() -> None:
     llama = backspot.locate(DATA / "llama.trace.json.gz")
-    assert rules_of(llama)["fragmentation"].bytes == 5_012_193_280 - 1_548_002_304
+    assert rules_of(llama)["fragmentation"].held_bytes == 5_012_193_280 - 1_548_002_304
     assert "fragmentation" not in rules_of(backspot.locate(DATA / "vit.trace.json.gz"))
 
 
 def test_the_findings_of_the_recorded_models() -> None:
     llama = rules_of(backspot.locate(DATA / "llama.trace.json.gz"))
     assert set(llama) == {"fragmentation", "logits"}
-    assert llama["logits"].bytes == 786_432_512
+    assert llama["logits"].held_bytes == 786_432_512
     vit = rules_of(backspot.locate(DATA / "vit.trace.json.gz"))
     assert set(vit) == {"kept-pointwise"}
 

@@ -29,8 +29,8 @@ def found(model: torch.nn.Module, loss_of: Callable[[], torch.Tensor], **zero: A
         for _ in range(3):
             step()
     report = backspot.locate(prof)
-    assert all(one.bytes is None or one.places for one in report.findings)
-    return {one.rule: one for one in report.findings if one.bytes is not None}
+    assert all(one.held_bytes is None or one.places for one in report.findings)
+    return {one.rule: one for one in report.findings if one.held_bytes is not None}
 
 
 def layers(*between: torch.nn.Module, width: int = 128) -> torch.nn.Sequential:
@@ -51,8 +51,8 @@ def test_outputs_of_cheap_functions_are_found(function: torch.nn.Module, said: s
     finding = squared(layers(function))["kept-pointwise"]
     assert finding.path == "1"
     assert f"by {said}" in finding.seen
-    assert finding.bytes is not None
-    assert finding.bytes >= 1024 * 512 * 4
+    assert finding.held_bytes is not None
+    assert finding.held_bytes >= 1024 * 512 * 4
 
 
 def test_a_model_that_keeps_no_such_outputs_has_no_finding() -> None:
@@ -73,7 +73,7 @@ def test_attention_probabilities_are_found_and_those_of_a_loss_are_not() -> None
     batch = torch.randn(4, 512, 16)
     kept = found(model, lambda: model(batch).square().mean())
     assert set(kept) == {"kept-softmax"}
-    assert kept["kept-softmax"].bytes == 4 * 512 * 512 * 4
+    assert kept["kept-softmax"].held_bytes == 4 * 512 * 512 * 4
 
 
 def test_the_scores_of_a_large_vocabulary_are_found() -> None:
@@ -81,8 +81,8 @@ def test_the_scores_of_a_large_vocabulary_are_found() -> None:
     batch, target = torch.randn(256, 32), torch.randint(20_000, (256,))
     kept = found(model, lambda: F.cross_entropy(model(batch), target))
     finding = kept["logits"]
-    assert finding.bytes is not None
-    assert finding.bytes >= 2 * 256 * 20_000 * 4
+    assert finding.held_bytes is not None
+    assert finding.held_bytes >= 2 * 256 * 20_000 * 4
     few = layers()
     classes = torch.randint(128, (1024,))
     rows = torch.randn(1024, 128)
@@ -100,7 +100,7 @@ def test_tensors_that_are_held_over_steps_are_found_with_their_module() -> None:
 
     finding = found(model, loss_of)["held-over-steps"]
     assert finding.path == "1"
-    assert finding.bytes == 64 * 128 * 4
+    assert finding.held_bytes == 64 * 128 * 4
     kept = found(model, lambda: model(batch).square().mean())
     assert "held-over-steps" not in kept
 
@@ -110,7 +110,7 @@ def test_gradients_that_are_filled_with_zeros_are_found() -> None:
     batch = torch.randn(64, 128)
     loss_of = lambda: model(batch).square().mean()  # noqa: E731
     finding = found(model, loss_of, set_to_none=False)["gradients-kept"]
-    assert finding.bytes is not None
+    assert finding.held_bytes is not None
     weights = sum(part.nbytes for part in model.parameters())
-    assert 0.9 * weights <= finding.bytes <= weights
+    assert 0.9 * weights <= finding.held_bytes <= weights
     assert "gradients-kept" not in found(model, loss_of)

@@ -53,18 +53,19 @@ def profile(
     hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
     memory: bool = False,
+    shapes: bool = False,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
     The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
-    steps`` times, and three times more with ``memory``. The modules are labelled and ``steps`` of
-    these steps are recorded with ``torch.profiler``, on the host and on each kind of device that is
-    in use. The profiler makes steps slower, so some are timed without it, before and after the
-    recording. Then the labels are removed, and the recording is analysed as ``locate`` does. On a
-    terminal and in a notebook a progress bar is shown on standard error if it takes more than a
-    second.
+    steps`` times, and three times more with ``memory`` or ``shapes``. The modules are labelled and
+    ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on each kind of
+    device that is in use. The profiler makes steps slower, so some are timed without it, before and
+    after the recording. Then the labels are removed, and the recording is analysed as ``locate``
+    does. On a terminal and in a notebook a progress bar is shown on standard error if it takes more
+    than a second.
 
     The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
     written to disk. Only the calling process is profiled: no other ranks, no workers of a
@@ -95,6 +96,8 @@ def profile(
             true.
         memory: whether to record what is in memory, for ``Report.memory`` and ``Row.memory``: in
             three steps of their own, so that the times are not affected. Default false.
+        shapes: whether to record the inputs of operators, for ``Row.work``: floating point
+            operations and bytes. In the same steps as ``memory``. Default false.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -127,8 +130,9 @@ def profile(
         1.0
     """
     _check_arguments(step, model, data, steps, warmup, unprofiled)
-    if not isinstance(memory, bool):
-        raise UsageError(f"memory={quoted(memory)}: give True or False")
+    for word, value in (("memory", memory), ("shapes", shapes)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{word}={quoted(value)}: give True or False")
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -153,7 +157,7 @@ def profile(
             )
             for name, part in models.items()
         ]
-        total = warmup + unprofiled + steps + (STEPS_IN_DETAIL if memory else 0)
+        total = warmup + unprofiled + steps + (STEPS_IN_DETAIL if memory or shapes else 0)
         tick = stack.enter_context(Progress("profiling", "steps", total=total)).advance
 
         def run() -> None:
@@ -184,8 +188,10 @@ def profile(
         transformed = torch_internals.PassedOver.calls > passed_over
         real += step_times(run, parts, unprofiled - len(real))
         in_detail = None
-        if memory:
-            in_detail = torch.profiler.profile(activities=activities(parts), profile_memory=True)
+        if memory or shapes:
+            in_detail = torch.profiler.profile(
+                activities=activities(parts), profile_memory=memory, record_shapes=shapes
+            )
             with prepared(in_detail):
                 synchronize(parts)
             record(in_detail, STEPS_IN_DETAIL)

@@ -580,8 +580,10 @@ _CLEARLY_LESS = 0.9
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
-    if finding.bytes is not None:
-        return size(finding.bytes), f"{percent(_of_memory(report, finding.bytes))} of the peak"
+    if finding.held_bytes is not None:
+        return size(
+            finding.held_bytes
+        ), f"{percent(_of_memory(report, finding.held_bytes))} of the peak"
     whole = report.whole_ns
     step = "backward" if report.per == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)

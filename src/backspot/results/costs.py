@@ -15,6 +15,7 @@ from backspot.formatting import quoted, visible
 from backspot.results.memory import MemoryOfModule
 from backspot.results.public import public
 from backspot.results.savings import Saving
+from backspot.results.work import WorkOfModule
 
 __all__ = [
     "Coverage",
@@ -213,6 +214,8 @@ class Row:
             only if both are free.
         memory: What the module has in memory, ``None`` unless the trace was recorded with
             ``profile_memory=True``.
+        work: How much work the module does, ``None`` unless the trace was recorded with
+            ``record_shapes=True``.
 
     Example:
         >>> row = report.modules[0]
@@ -249,6 +252,7 @@ class Row:
     saves: Saving | None = None
     total_saves: Saving | None = None
     memory: MemoryOfModule | None = None
+    work: WorkOfModule | None = None
 
     @property
     def is_exchange(self) -> bool:
@@ -355,6 +359,26 @@ class Row:
     def total_saves_ns(self) -> int | None:
         """As ``saves_ns``, for this module and all modules inside it."""
         return None if self.total_saves is None else self.total_saves.ns
+
+    @property
+    def flops(self) -> int | None:
+        """Floating point operations of the backward, ``None`` where they are not known."""
+        return None if self.work is None else self.work.flops
+
+    @property
+    def forward_flops(self) -> int | None:
+        """Floating point operations of the forward, ``None`` where they are not known."""
+        return None if self.work is None else self.work.forward_flops
+
+    @property
+    def recompute_flops(self) -> int | None:
+        """Operations of forward work that runs again, ``None`` where they are not known."""
+        return None if self.work is None else self.work.recompute_flops
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes that the backward moves at least, ``None`` where they are not known."""
+        return None if self.work is None else self.work.bytes
 
 
 def half_spread(by_step: Sequence[int]) -> int:

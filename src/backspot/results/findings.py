@@ -27,7 +27,7 @@ class Place:
             calls.
         wall_ns: Clock time that it takes there, in nanoseconds of a typical step.
         line: Line of forward source code, ``file:line``, or ``""`` if it is not known.
-        bytes: What it has in memory there, ``None`` if the finding is not about memory.
+        held_bytes: What it has in memory there, ``None`` if the finding is not about memory.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Place:
     count: int
     wall_ns: int
     line: str = ""
-    bytes: int | None = None
+    held_bytes: int | None = None
 
     @property
     def label(self) -> str:
@@ -65,8 +65,8 @@ class Finding:
         saves: What a step would take less if the work of the cause were free: its nodes with the
             device work that they launch, its device work alone, or its waits, as the section of
             the rule says; at most ``wall_ns``. ``None`` where that is not known.
-        bytes: What the cause has in memory, ``None`` if the finding is about time. A finding about
-            memory has no ``wall_ns``.
+        held_bytes: What the cause has in memory, ``None`` if the finding is about time. A finding
+            about memory has no ``wall_ns``.
 
     Example:
         >>> finding = report.findings[1]
@@ -88,11 +88,11 @@ class Finding:
     kernels: tuple[str, ...] = ()
     link: str = ""
     saves: Saving | None = None
-    bytes: int | None = None
+    held_bytes: int | None = None
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""
-        cost = f"{self.wall_ns / 1e6:.3f} ms" if self.bytes is None else size(self.bytes)
+        cost = f"{self.wall_ns / 1e6:.3f} ms" if self.held_bytes is None else size(self.held_bytes)
         return f"<Finding {self.rule}{where}: {cost}>"
 
     @property

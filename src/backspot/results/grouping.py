@@ -11,6 +11,7 @@ from typing import Protocol
 from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds
 from backspot.results.memory import MemoryOfModule, summed_memory
 from backspot.results.savings import Saving
+from backspot.results.work import summed_work
 
 __all__ = [
     "add_totals",
@@ -198,6 +199,7 @@ def _merge(
         memory=summed_memory(
             [row.memory for row in rows], [row.memory for row in outer], memory, has_all=has_all
         ),
+        work=summed_work((row.work, row.gpu_ns or row.cpu_ns) for row in rows),
     )
 
 

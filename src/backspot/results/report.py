@@ -50,6 +50,7 @@ from backspot.results.presented import Presented
 from backspot.results.public import public
 from backspot.results.savings import Predictor, ReplayedStep, Saving, WhatIf
 from backspot.results.subtrees import Subtree, near_names, subtree_of
+from backspot.results.work import WorkOfModule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +85,7 @@ __all__ = [
     "Subtree",
     "WallKinds",
     "WhatIf",
+    "WorkOfModule",
     "add_totals",
     "changed",
     "fold",

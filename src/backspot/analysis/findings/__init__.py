@@ -93,7 +93,7 @@ def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:
         for rule in rules_about_memory()
         if (finding := rule.find(evidence)) is not None
     ]
-    return tuple(sorted(found, key=lambda one: (-(one.bytes or 0), one.rule)))
+    return tuple(sorted(found, key=lambda one: (-(one.held_bytes or 0), one.rule)))
 
 
 def _with_lines(finding: Finding, rows: Mapping[str, Row]) -> Finding:

@@ -135,15 +135,17 @@ class MemoryEvidence:
             module = owners.module(owner)
             class_name = module.class_name if module else ""
             path = owners.path(owner)
-            places.append(Place(path, class_name, int(count[owner]), 0, bytes=int(size[owner])))
+            places.append(
+                Place(path, class_name, int(count[owner]), 0, held_bytes=int(size[owner]))
+            )
         return Finding(
             rule="",
             title=title,
             seen=seen,
             remedy=remedy,
             wall_ns=0,
-            places=tuple(places) or (Place(OPTIMIZER, "", 0, 0, bytes=held),),
+            places=tuple(places) or (Place(OPTIMIZER, "", 0, 0, held_bytes=held),),
             steps=self.ownership.steps.count,
             link=link,
-            bytes=held,
+            held_bytes=held,
         )
