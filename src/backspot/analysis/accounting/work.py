@@ -141,7 +141,7 @@ def _by_owner(
         chosen = chosen & (step >= 0)
         sums = np.zeros((owners, steps.count), np.int64)
         np.add.at(sums, (owner[chosen], step[chosen]), amount[chosen])
-        some = sums.any(axis=1)
+        some = np.count_nonzero(sums, axis=1) > 0
         columns.append(
             [
                 value if has else None
