@@ -50,6 +50,8 @@ GROUPS = {
         "MemoryShare",
         "MemoryTimeline",
         "WorkOfModule",
+        "LimitOfModule",
+        "Peaks",
         "Finding",
         "Place",
     ),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         WallKinds,
     )
     from backspot.results.findings import Finding, Place
+    from backspot.results.limits import LimitOfModule, Peaks
     from backspot.results.memory import (
         MemoryOfDevice,
         MemoryOfModule,
@@ -69,6 +70,7 @@ __all__ = [
     "Finding",
     "Instrumentation",
     "KernelCost",
+    "LimitOfModule",
     "LineCost",
     "MemoryOfDevice",
     "MemoryOfModule",
@@ -83,6 +85,7 @@ __all__ = [
     "OperatorCost",
     "OutputExistsError",
     "Pass",
+    "Peaks",
     "Phase",
     "Place",
     "ReplayedStep",
@@ -115,6 +118,7 @@ _HOMES = {
     "Finding": "backspot.results.findings",
     "Instrumentation": "backspot.live",
     "KernelCost": "backspot.results.costs",
+    "LimitOfModule": "backspot.results.limits",
     "LineCost": "backspot.results.costs",
     "MemoryOfDevice": "backspot.results.memory",
     "MemoryOfModule": "backspot.results.memory",
@@ -129,6 +133,7 @@ _HOMES = {
     "OperatorCost": "backspot.results.costs",
     "OutputExistsError": "backspot.errors",
     "Pass": "backspot.results.costs",
+    "Peaks": "backspot.results.limits",
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
     "ReplayedStep": "backspot.results.savings",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.memory import Memory, find_memory
+from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
@@ -41,6 +42,7 @@ from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
 from backspot.results.findings import Finding
 from backspot.results.grouping import fold, parents_of, ranked_rows
+from backspot.results.limits import share_of_peak
 from backspot.results.report import UNSTEADY, Report, Row, changed
 from backspot.results.savings import Saving
 from backspot.results.work import WorkOfModule
@@ -51,6 +53,9 @@ from backspot.trace.source import Source
 
 __all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
 
+_Given: TypeAlias = tuple[float | None, float | None]
+"""The peaks that a user gives: operations and bandwidth."""
+_INFINITE = float("inf")
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that has no part in the backward."""
 _UNKNOWN = (UNSTEADY, Special.ENGINE.path)
@@ -63,6 +68,8 @@ def locate(
     depth: int | None = None,
     progress: Progress | None = None,
     jobs: int | None = None,
+    peak_tflops: float | None = None,
+    peak_gbps: float | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
@@ -79,6 +86,10 @@ def locate(
             the size of the file, or ``None`` if the size is unknown. Default: ``None``.
         jobs: Maximum number of processes used to decode a large uncompressed ``.json``. ``None``
             (default) chooses by file size and CPU count. Does not affect the result.
+        peak_tflops: What the device can do at best, in 10¹² floating point operations per second,
+            for a trace that was recorded with ``record_shapes=True``. ``None`` (default) takes
+            Backspot's own table for the device.
+        peak_gbps: The bandwidth of its memory, in 10⁹ bytes per second; as ``peak_tflops``.
         trace: Where to write a labelled copy of the trace (``.json`` or ``.json.gz``). The copy has
             in addition tracks of nested ``backward: …`` spans below each thread that ran autograd
             and each GPU stream, and arrows from forward to backward. For a profiler this uses its
@@ -107,6 +118,10 @@ def locate(
         )
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise UsageError(f"jobs={quoted(jobs)}: give a whole number of at least 1, or None")
+    for word, peak in (("peak_tflops", peak_tflops), ("peak_gbps", peak_gbps)):
+        if peak is not None and not _is_positive(peak):
+            raise UsageError(f"{word}={quoted(peak)}: give a number above 0, or None")
+    given = (peak_tflops, peak_gbps)
     check_force(force)
     if progress is not None and not callable(progress):
         raise UsageError(f"progress={quoted(progress)}: give a function of two numbers, or None")
@@ -114,10 +129,10 @@ def locate(
         path_text(source, "locate")
     if trace is None:
         events = read_events(source, progress=progress, jobs=jobs)
-        return _report(events, _owned(events), depth)
+        return _report(events, _owned(events), depth, given_peaks=given)
     path_text(trace, "trace=")
     if is_profiler(source):
-        return locate_export(source, LIVE, depth=depth, trace=trace, force=force)
+        return locate_export(source, LIVE, depth=depth, trace=trace, force=force, given_peaks=given)
     if not isinstance(source, (str, os.PathLike)) or os.fspath(source) in ("", "-"):
         raise UsageError(
             "a trace is read twice to be labelled, which standard input or another stream cannot "
@@ -126,7 +141,12 @@ def locate(
     path = trace_file(source)
     check_labelled(trace, force=force, source=path)
     events = read_events(path, progress=progress, jobs=jobs)
-    return _labelled(path, events, trace, depth, force)
+    return _labelled(path, events, trace, depth, force, given_peaks=given)
+
+
+def _is_positive(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value < _INFINITE  # type: ignore[operator]
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:
@@ -156,6 +176,7 @@ def locate_export(
     depth: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
+    given_peaks: _Given = (None, None),
 ) -> Report:
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
@@ -169,6 +190,7 @@ def locate_export(
         depth: as in ``locate``.
         trace: as in ``locate``.
         force: as in ``locate``.
+        given_peaks: ``peak_tflops`` and ``peak_gbps`` as in ``locate``.
 
     Raises:
         NoBackwardError: If the trace has no backward pass.
@@ -184,8 +206,11 @@ def locate_export(
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
         if trace is None:
-            return _report(events, _owned(events), depth, warmed_up, real_steps, more)
-        return _labelled(path, events, trace, depth, force, warmed_up, real_steps, more)
+            ownership = _owned(events)
+            return _report(events, ownership, depth, warmed_up, real_steps, more, given_peaks)
+        return _labelled(
+            path, events, trace, depth, force, warmed_up, real_steps, more, given_peaks
+        )
 
 
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -234,9 +259,10 @@ def _labelled(
     warmed_up: bool = False,
     real_steps: tuple[int, ...] = (),
     in_detail: Events | None = None,
+    given_peaks: _Given = (None, None),
 ) -> Report:
     ownership = _owned(events)
-    report = _report(events, ownership, depth, warmed_up, real_steps, in_detail)
+    report = _report(events, ownership, depth, warmed_up, real_steps, in_detail, given_peaks)
     write_labelled(path, events, find_tracks(events, ownership), output, force=force)
     return report
 
@@ -261,6 +287,7 @@ def _report(
     warmed_up: bool = False,
     real_steps: tuple[int, ...] = (),
     in_detail: Events | None = None,
+    given_peaks: _Given = (None, None),
 ) -> Report:
     events, ownership = _whole(events, ownership)
     detailed, owned = events, ownership
@@ -311,6 +338,8 @@ def _report(
         report = replace(report, findings=(*report.findings, *held), rules_looked=looked)
     prediction = predict(events, ownership, steps, report.unprofiled_step_ns)
     report = _with_savings(report, events, ownership, prediction)
+    if work is not None:
+        report = _with_peaks(report, detailed, owned, given_peaks)
     if depth is None:
         return report
     return changed(report, modules=ranked_rows(fold(report.modules, depth)))
@@ -334,6 +363,17 @@ def _in_detail(
             row = replace(row, memory=held, work=work[owner] if work else None)
         found.append(row)
     return tuple(found)
+
+
+def _with_peaks(
+    report: Report, events: Events, ownership: Ownership, given_peaks: _Given
+) -> Report:
+    """Add what the device can do, if all device work is on devices of one name."""
+    used = {events.device_names.get(device, "") for device in set(ownership.work.device.tolist())}
+    peaks = peaks_of(next(iter(used)), *given_peaks) if len(used) == 1 else None
+    replayed = report.replayed_step.ns if report.replayed_step else 0
+    step_ns = report.unprofiled_step_ns or replayed or report.step_ns
+    return changed(report, peaks=peaks, mfu=share_of_peak(report.modules, peaks, step_ns))
 
 
 def _with_savings(

@@ -23,6 +23,7 @@ from backspot.render.view import (
     share_of,
 )
 from backspot.results.costs import half_spread
+from backspot.results.limits import LimitOfModule
 from backspot.results.memory import MemoryOfModule
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
@@ -49,6 +50,7 @@ Kind: TypeAlias = Literal[
     "share",
     "saves",
     "memory",
+    "limit",
     "bar",
     "other time",
     "recompute",
@@ -166,6 +168,7 @@ def module_columns(
     if report.memory:
         held = numbers("" if row.memory is None else _megabytes(row.memory) for row in rows)
         columns.append(Column("memory", "memory", held, full_head="memory MB", need=1))
+    columns += _limit_columns(report, rows, ms)
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
@@ -273,6 +276,33 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     return columns
 
 
+def _limit_columns(report: Report, rows: Sequence[Row], ms: Callable[[int], str]) -> list[Column]:
+    """How fast each row runs on its device, what that is of the peak, and what could be saved."""
+    limits = [report.limit(row) if row.work is not None else None for row in rows]
+    if not any(limits):
+        return []
+
+    def cells(value: Callable[[LimitOfModule], object]) -> list[Part]:
+        return numbers("" if limit is None else value(limit) for limit in limits)
+
+    columns = [
+        Column(
+            "limit",
+            "TFLOP/s",
+            cells(lambda one: "" if one.tflops is None else f"{one.tflops:.1f}"),
+            need=5,
+        )
+    ]
+    if report.peaks is not None:
+        shares = cells(lambda one: "" if one.of_peak is None else percent(one.of_peak))
+        saved = cells(lambda one: "" if one.headroom_ns is None else ms(one.headroom_ns))
+        columns += [
+            Column("limit", "of peak", shares, need=3),
+            Column("limit", "headroom", saved, full_head="headroom ms", need=3),
+        ]
+    return columns
+
+
 def _megabytes(memory: MemoryOfModule) -> str:
     """What a module has in memory at the peak."""
     held = memory.at_peak_bytes / 1e6
@@ -325,11 +355,25 @@ FIELDS = (
 )
 """The columns for programs (CSV and pandas), in order."""
 _OF_MEMORY = tuple(field.name for field in dataclass_fields(MemoryOfModule))
+_OF_WORK = (
+    "forward_flops",
+    "recompute_flops",
+    "flops",
+    "forward_bytes",
+    "recompute_bytes",
+    "bytes",
+)
+_OF_LIMIT = tuple(field.name for field in dataclass_fields(LimitOfModule))
 
 
 def fields_of(report: Report) -> tuple[str, ...]:
     """``FIELDS``, and those that only some reports have."""
-    return (*FIELDS, *(_OF_MEMORY if report.memory else ()))
+    work = (*_OF_WORK, "unknown_share", *_OF_LIMIT) if _has_work(report) else ()
+    return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
+
+
+def _has_work(report: Report) -> bool:
+    return any(row.work is not None for row in report.modules)
 
 
 def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, ...]:
@@ -338,4 +382,8 @@ def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, .
     name, time = (node.name, node.wall_ns) if node else ("", 0)
     values = (getattr(row, field) for field in _OF_ROW)
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
-    return (*values, report.share(row), name, time, line.place if line else "", *memory)
+    found = [*values, report.share(row), name, time, line.place if line else "", *memory]
+    if _has_work(report):
+        found += [getattr(row.work, field, None) for field in (*_OF_WORK, "unknown_share")]
+        found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
+    return tuple(found)

@@ -13,7 +13,15 @@ from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import UNSTEADY, ReplayedStep, Report, Row, Saving
+from backspot.results.report import (
+    UNSTEADY,
+    Peaks,
+    ReplayedStep,
+    Report,
+    Row,
+    Saving,
+    WorkOfModule,
+)
 
 __all__ = ["contradiction"]
 
@@ -66,6 +74,10 @@ def _contradictions(report: Report) -> Iterator[str]:
     yield from _twice("device", report.devices, lambda device: device.device)
     yield from _of_phases(report)
     yield from _of_memory(report)
+    if report.peaks is not None:
+        yield from _of_peaks(report.peaks)
+    if report.mfu is not None and not 0 <= report.mfu < _LIMIT:
+        yield "its mfu is below 0 or no number"
     if not all(0 <= share <= 1 for share in astuple(report.coverage)):  # nor is NaN
         yield "its coverage has a share that is not from 0 to 1"
     for finding in report.findings:
@@ -97,6 +109,8 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
     for saving in (row.saves, row.total_saves):
         if saving is not None:
             yield from _of_range(saving, f"what {what} saves")
+    if row.work is not None:
+        yield from _of_work(row.work, f"the work of {what}")
     if row.memory is not None:
         yield from _impossible(row.memory, f"the memory of {what}")
     if not row.members:
@@ -149,6 +163,20 @@ def _of_passes(report: Report) -> Iterator[str]:
             yield f"the parts of pass {index} do not sum to its duration_ns"
     if report.passes and _summed(report.passes, "wall_ns") != report.recorded_wall_ns:
         yield "its passes do not sum to its wall_ns_by_step"
+
+
+def _of_work(work: WorkOfModule, what: str) -> Iterator[str]:
+    if not 0 <= work.unknown_share <= 1:  # nor is NaN
+        yield f"unknown_share of {what} is not from 0 to 1"
+    amounts = (value for value in astuple(work) if isinstance(value, int))
+    by_type = (*work.flops_by_type.values(), *work.forward_flops_by_type.values())
+    if any(not 0 <= amount < _LIMIT for amount in (*amounts, *by_type)):
+        yield f"{what} has a number below 0 or beyond 63 bits"
+
+
+def _of_peaks(peaks: Peaks) -> Iterator[str]:
+    if not all(0 <= peak < _LIMIT for peak in (peaks.gbps, *peaks.tflops.values())):
+        yield "its peaks have a number below 0 or beyond 63 bits"
 
 
 def _of_memory(report: Report) -> Iterator[str]:

@@ -1,14 +1,15 @@
-"""What a report says about memory: one list of facts for each device that was recorded."""
+"""What a report says about memory and about the device's limit, beside the times."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from backspot.formatting import size
+from backspot.formatting import percent, size
+from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
 from backspot.results.memory import MemoryKind, MemoryOfDevice
 from backspot.results.report import Report
 
-__all__ = ["memory_facts", "memory_sentences"]
+__all__ = ["limit_facts", "memory_facts", "memory_sentences"]
 
 _SAID: dict[MemoryKind, str] = {
     "before": "from before the recording",
@@ -35,9 +36,34 @@ def memory_facts(report: Report) -> list[list[str]]:
     return [_facts(report, one) for one in report.memory if one.peak_bytes >= _LEAST * most]
 
 
+def limit_facts(report: Report) -> list[str]:
+    """What shares of the peak are shares of, and how much of it the step uses; or nothing."""
+    if report.peaks is None:
+        return []
+    peaks = report.peaks
+    used: Counter[str] = Counter()
+    for row in report.modules:
+        if row.work is not None:
+            used.update(row.work.flops_by_type)
+    kinds = [kind for kind, _ in used.most_common(2) if kind in peaks.tflops]
+    named = ", ".join(f"{peaks.tflops[kind]:,.0f} TFLOP/s {kind}" for kind in kinds)
+    facts = [
+        f"peaks of {peaks.device}: {f'{named}, ' if named else ''}{peaks.gbps:,.0f} GB/s "
+        f"({peaks.source})"
+    ]
+    if report.mfu is not None:
+        facts.append(f"MFU {percent(report.mfu)}")
+    facts.append(
+        f"headroom is measured against {percent(REACHABLE_COMPUTE)} of the operations and "
+        f"{percent(REACHABLE_MEMORY)} of the bandwidth"
+    )
+    return facts
+
+
 def memory_sentences(report: Report) -> list[str]:
-    """The same facts as one text for each device."""
-    return ["; ".join(facts) for facts in memory_facts(report)]
+    """The same facts, and those of the limit, as one text for each device."""
+    every = [*memory_facts(report), limit_facts(report)]
+    return ["; ".join(facts) for facts in every if facts]
 
 
 def _facts(report: Report, one: MemoryOfDevice) -> list[str]:

@@ -24,6 +24,7 @@ from backspot.results.costs import (
     LineCost,
     NodeCost,
     OperatorCost,
+    Order,
     Pass,
     Phase,
     PhaseName,
@@ -44,6 +45,7 @@ from backspot.results.grouping import (
     ranked_nodes,
     ranked_rows,
 )
+from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.matching import is_pattern, patterns_of
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.presented import Presented
@@ -65,6 +67,7 @@ __all__ = [
     "Finding",
     "KernelCost",
     "LabelSource",
+    "LimitOfModule",
     "LineCost",
     "MemoryOfDevice",
     "MemoryOfModule",
@@ -72,7 +75,9 @@ __all__ = [
     "MemoryTimeline",
     "NodeCost",
     "OperatorCost",
+    "Order",
     "Pass",
+    "Peaks",
     "Phase",
     "PhaseName",
     "Place",
@@ -160,6 +165,11 @@ class Report(Presented, _Predicted):
         rules_unable: Number of rules that could not, because the trace has no device work.
         memory: Memory of each device, the one with the highest peak first and the host last. Empty
             unless the trace was recorded with ``profile_memory=True``.
+        peaks: What the device can do at best, ``None`` unless the trace was recorded with
+            ``record_shapes=True`` on a device that is known.
+        mfu: Model FLOPs utilisation: share (0 to 1) of a step's clock time that its operations
+            would take at the peak, without forward work that runs again. ``None`` where it is not
+            known.
         schema: Version of the JSON form.
 
     Example:
@@ -201,6 +211,8 @@ class Report(Presented, _Predicted):
     rules_looked: int = 0
     rules_unable: int = 0
     memory: tuple[MemoryOfDevice, ...] = ()
+    peaks: Peaks | None = None
+    mfu: float | None = None
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -284,12 +296,28 @@ class Report(Presented, _Predicted):
             whole = time_of(self, sort)
         return time_of(row, sort) / whole if whole else 0.0
 
+    def limit(self, row: Row) -> LimitOfModule | None:
+        """Return how fast the backward of a row runs, and how far it is from the device's limit.
+
+        Args:
+            row: A row of this report, from ``modules`` or ``top()``.
+
+        Returns:
+            The limit; ``None`` if the work of the row is not known, or takes no device time.
+
+        Raises:
+            UsageError: If ``row`` is not a row.
+        """
+        if not isinstance(row, Row):
+            raise UsageError(f"limit({quoted(row)}): give a row; report.modules has them")
+        return limit_of(row, self.peaks)
+
     def top(
         self,
         n: int | None = None,
         *,
         depth: int | None = None,
-        sort: Sort = "wall",
+        sort: Order = "wall",
         by: By = "path",
         match: str | Sequence[str] | None = None,
     ) -> tuple[Row, ...]:
@@ -301,7 +329,9 @@ class Report(Presented, _Predicted):
                 Only modules that were called count, so ``model.layers.3`` is at depth 2 if
                 ``layers`` is a ``ModuleList``. ``None`` (default) keeps every module.
             sort: Time to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``; or ``"saves"``,
-                what a step would take less without the row. Rows with unknown savings come last.
+                what a step would take less without the row; ``"memory"``, what the row has in
+                memory at the peak; or ``"headroom"``, the device time that it would save at the
+                reachable part of the peak. Rows for which this is not known come last.
             by: ``"path"`` (default) returns one row per module; ``"class"`` one row per class;
                 ``"pattern"`` one row per repeated layer: modules of one class whose paths differ
                 only in numbers, ``blocks.*.mlp.fc1``.
@@ -329,7 +359,7 @@ class Report(Presented, _Predicted):
             )
         if not _is_count(depth):
             raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
-        _check("sort", sort, get_args(Sort))
+        _check("sort", sort, get_args(Order))
         _check("by", by, get_args(By))
         rows: Sequence[Row] = self.modules
         patterns = None
@@ -342,8 +372,17 @@ class Report(Presented, _Predicted):
             rows = group(rows, lambda row: row.class_name or row.name)
         elif by == "pattern":
             rows = group(rows, pattern_of(rows))
-        ranked = sorted(rows, key=lambda row: (-time_of(row, sort), -row.wall_ns, row.path))
+        ranked = sorted(rows, key=lambda row: (-self._weight(row, sort), -row.wall_ns, row.path))
         return tuple(ranked[:n])
+
+    def _weight(self, row: Row, order: Order) -> int:
+        if order == "memory":
+            return -1 if row.memory is None else row.memory.at_peak_bytes
+        if order == "headroom":
+            limit = limit_of(row, self.peaks)
+            known = limit is not None and limit.headroom_ns is not None
+            return limit.headroom_ns if known else -1  # type: ignore[union-attr, return-value]
+        return time_of(row, order)
 
     def __getitem__(self, path: str) -> Subtree:
         """Return the module at ``path`` with the modules inside it.

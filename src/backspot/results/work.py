@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from backspot.results.public import public
 
@@ -26,6 +26,10 @@ class WorkOfModule:
             once, and each element of an output.
         recompute_bytes: The same, of forward work that runs again.
         bytes: The same, of its backward.
+        flops_by_type: ``flops`` and ``recompute_flops`` together, by the type of the numbers that
+            are multiplied: ``bf16``, ``fp16``, ``fp32``, ``tf32`` (fp32 on tensor cores), ``fp64``,
+            ``fp8``.
+        forward_flops_by_type: The same, of the forward.
         unknown_share: Share (0 to 1) of its time in backward in operators that no formula covers:
             device time, or host time without a device.
     """
@@ -36,6 +40,8 @@ class WorkOfModule:
     forward_bytes: int | None
     recompute_bytes: int | None
     bytes: int | None
+    flops_by_type: dict[str, int]
+    forward_flops_by_type: dict[str, int]
     unknown_share: float
 
 
@@ -50,14 +56,28 @@ def summed_work(
     known = [(one, time) for one, time in parts if one is not None]
     if not known:
         return None
-    sums = {
-        field.name: _added([getattr(one, field.name) for one, _ in known])
-        for field in fields(WorkOfModule)
-        if field.name != "unknown_share"
-    }
     whole = sum(time for _, time in known)
     unknown = sum(one.unknown_share * time for one, time in known) / whole if whole else 0.0
-    return WorkOfModule(**sums, unknown_share=unknown)
+    works = [one for one, _ in known]
+    return WorkOfModule(
+        forward_flops=_added([one.forward_flops for one in works]),
+        recompute_flops=_added([one.recompute_flops for one in works]),
+        flops=_added([one.flops for one in works]),
+        forward_bytes=_added([one.forward_bytes for one in works]),
+        recompute_bytes=_added([one.recompute_bytes for one in works]),
+        bytes=_added([one.bytes for one in works]),
+        flops_by_type=_merged([one.flops_by_type for one in works]),
+        forward_flops_by_type=_merged([one.forward_flops_by_type for one in works]),
+        unknown_share=min(1.0, unknown),
+    )
+
+
+def _merged(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            sums[name] = sums.get(name, 0) + count
+    return sums
 
 
 def _added(values: Sequence[int | None]) -> int | None:

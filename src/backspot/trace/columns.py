@@ -54,6 +54,7 @@ class Columns:
         signatures: the number of each operator's inputs.
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
+        device_names: as in ``Events``.
         unknown: the events that were left out because their category is unknown.
     """
 
@@ -81,6 +82,7 @@ class Columns:
         self.signatures = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
+        self.device_names: dict[int, str] = {}
         self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
@@ -261,6 +263,7 @@ class Columns:
             lines=self.lines,
             signatures=tuple(self.signatures),
             allocations=allocations,
+            device_names=self.device_names,
         )
 
     def _arrows(self, origin: int) -> Flows:

@@ -150,6 +150,7 @@ class Events:
         truncated: whether the trace is cut short.
         lines: the lines of source that made the nodes, as far as they were recorded.
         allocations: the blocks of memory; none without ``profile_memory=True``.
+        device_names: the names of the devices by index, as far as the trace has them.
     """
 
     start: Ints
@@ -176,6 +177,7 @@ class Events:
     lines: LineTable = field(default_factory=LineTable)
     signatures: Sequence[Signature] = ()
     allocations: Allocations = field(default_factory=_no_allocations)
+    device_names: dict[int, str] = field(default_factory=dict)
 
     @cached_property
     def end(self) -> Ints:

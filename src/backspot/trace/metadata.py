@@ -10,15 +10,22 @@ import re
 from collections.abc import Callable
 
 from backspot.errors import NotATraceError
-from backspot.trace.names import HAS_MEMORY, HAS_SHAPES, OWN_HEAD, TRACE_EVENTS
+from backspot.trace.names import (
+    DEVICE_PROPERTIES,
+    HAS_MEMORY,
+    HAS_SHAPES,
+    OWN_HEAD,
+    TRACE_EVENTS,
+)
 from backspot.trace.source_lines import KEY, MOST_BYTES, LineTable, find_lines
 
-__all__ = ["TableFinder", "find_events", "has_details"]
+__all__ = ["TableFinder", "device_names", "find_events", "has_details"]
 
 _PIECE = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
 _HEAD_BEGUN = re.compile(TRACE_EVENTS + rb"\s*(?:(:)\s*)?\Z")
+_DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,3})\s*,\s*"name"\s*:\s*"([^"\\]*)"')
 _REPORT = b'"backspot.report/'
 _TABLE = re.compile(rb'"' + re.escape(KEY.encode()) + rb'"\s*:')
 _OVERLAP = 64
@@ -105,6 +112,14 @@ def has_details(head: bytes) -> bool:
     Tools that save a trace again may leave out what Kineto writes there.
     """
     return HAS_MEMORY in head or HAS_SHAPES in head or OWN_HEAD not in head
+
+
+def device_names(head: bytes) -> dict[int, str]:
+    """Return the names of the devices by index, from the text before the events."""
+    properties = head.partition(DEVICE_PROPERTIES)[2]
+    return {
+        int(found[1]): found[2].decode("utf-8", "replace") for found in _DEVICE.finditer(properties)
+    }
 
 
 class TableFinder:

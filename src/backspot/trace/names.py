@@ -15,6 +15,8 @@ import re
 
 TRACE_EVENTS = b'"traceEvents"'
 """The key of the list of events."""
+DEVICE_PROPERTIES = b'"deviceProperties"'
+"""The key of the list of devices: for each its index, its name and more."""
 COMPLETE, FLOW_START, FLOW_FINISH, INSTANT = "X", "s", "f", "i"
 """The phases (``ph``) of an event with a duration, of the two ends of an arrow, and of a moment."""
 OWN_HEAD, HAS_MEMORY, HAS_SHAPES = b'"schemaVersion"', b'"profile_memory"', b'"record_shapes"'
@@ -318,6 +320,7 @@ _WITHOUT_TENSOR_CORES = re.compile(
     r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
     r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
 )
+_TF32 = re.compile(r"tf32|xf32|TF32|XF32|s1688|s161616")
 _DOUBLE = re.compile(r"dgemm|<double")
 FILL_FUNCTOR = "FillFunctor"
 """Part of the name of the kernel that fills a tensor: ATen's ``FillKernel.cu``."""
@@ -354,6 +357,11 @@ def is_layout_conversion(name: str) -> bool:
 def is_without_tensor_cores(name: str) -> bool:
     """Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
     return _WITHOUT_TENSOR_CORES.search(name) is not None
+
+
+def is_tf32(name: str) -> bool:
+    """Whether a product or convolution of fp32 runs on tensor cores, rounded to tf32 or xf32."""
+    return _TF32.search(name) is not None
 
 
 def is_double(name: str) -> bool:

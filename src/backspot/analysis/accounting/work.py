@@ -7,6 +7,7 @@ the owner's nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,8 @@ from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.analysis.typical import typical
 from backspot.results.work import WorkOfModule
 from backspot.trace import Category, Events
-from backspot.trace.events import Ints, Mask
+from backspot.trace.events import Ints, Mask, Signature
+from backspot.trace.names import is_tf32
 
 __all__ = ["find_work"]
 
@@ -57,9 +59,12 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     flops, moved = (_counted(events, formulas) for formulas in (flops_formulas(), bytes_formulas()))
     by_flops, by_bytes = (_by_owner(events, ownership, one) for one in (flops, moved))
     share = _unknown_share(events, ownership, flops, moved)
+    backward, forward = _by_type(events, ownership, flops)
     return tuple(
-        WorkOfModule(*operations, *sizes, unknown_share=unknown)
-        for operations, sizes, unknown in zip(by_flops, by_bytes, share, strict=True)
+        WorkOfModule(*operations, *sizes, *types, unknown)
+        for operations, sizes, types, unknown in zip(
+            by_flops, by_bytes, zip(backward, forward, strict=True), share, strict=True
+        )
     )
 
 
@@ -149,6 +154,72 @@ def _by_owner(
             ]
         )
     return list(zip(*columns, strict=True))
+
+
+def _by_type(
+    events: Events, ownership: Ownership, flops: _Counted
+) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+    """Return the operations of each owner by type: of the backward, and of the forward."""
+    names = [_type_of(one) for one in events.signatures]
+    kinds = sorted({*names, _TF32})
+    kind = np.array([kinds.index(name) for name in names], np.int64)[events.signature[flops.index]]
+    on_tensor_cores = (kind == kinds.index("fp32")) if "fp32" in kinds else kind < 0
+    on_tensor_cores &= _launches(events, ownership, flops.index, is_tf32)
+    kind[on_tensor_cores] = kinds.index(_TF32)
+    found: tuple[list[dict[str, int]], ...] = tuple(
+        [{} for _ in range(len(ownership.owners))] for _ in range(2)
+    )
+    for number in np.unique(kind).tolist():
+        mine = kind == number
+        part = _Counted(flops.index[mine], flops.amount[mine])
+        for owner, (first, again, back) in enumerate(_by_owner(events, ownership, part)):
+            for where, count in zip(found, ((again or 0) + (back or 0), first or 0), strict=True):
+                if count:
+                    where[owner][kinds[number]] = count
+    return found[0], found[1]
+
+
+_TF32 = "tf32"
+_TYPES = {
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "float": "fp32",
+    "double": "fp64",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+    "c10::Float8_e4m3fnuz": "fp8",
+    "c10::Float8_e5m2fnuz": "fp8",
+}
+
+
+def _type_of(signature: Signature) -> str:
+    """Return the type of the last tensor of two or three: of a factor, not of what is added."""
+    try:
+        inputs = Inputs.of(signature)
+    except Unknown:
+        return "other"
+    place = inputs.tensors[1:2] or inputs.tensors[:1]
+    return _TYPES.get(inputs.types[place[0]], "other") if place else "other"
+
+
+def _launches(
+    events: Events, ownership: Ownership, index: Ints, matches: Callable[[str], bool]
+) -> Mask:
+    """Whether each of these operators launched device work with a name that matches."""
+    work = ownership.work
+    good = events.names_where(matches)
+    chosen = np.flatnonzero(good[work.name] & (work.launch >= 0))
+    place = np.full(len(events.start), NOTHING, np.int64)
+    place[index] = np.arange(len(index))
+    found = np.zeros(len(index), bool)
+    mine = dict(grouped(events.thread[index]))
+    for thread, here in grouped(work.thread, chosen):
+        if thread in mine:
+            of = index[mine[thread]]
+            line = first_started(events.start[of], events.end[of], of)
+            around = line.at(work.launch[here])
+            found[place[around[around >= 0]]] = True
+    return found
 
 
 def _unknown_share(
