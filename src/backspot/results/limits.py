@@ -62,9 +62,9 @@ class LimitOfModule:
             ``None`` without peaks. More than 1 is possible where caches save traffic.
         bound: ``compute`` or ``memory``, whichever peak would take longer; ``launch`` if the
             device idles for most of the module's clock time. ``None`` without peaks.
-        headroom_ns: Device time that would be saved at the reachable part of the peak: 70% of the
-            operations, 85% of the bandwidth. Work of unknown size counts as it is. ``None`` without
-            peaks.
+        headroom_ns: Device time in nanoseconds that would be saved at the reachable part of the
+            peak: 70% of the operations, 85% of the bandwidth. Work of unknown size counts as it is.
+            ``None`` without peaks.
     """
 
     tflops: float | None

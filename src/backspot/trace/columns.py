@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from backspot.trace.events import Allocations, Category, Events, Flows, Ints
+from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
 
-__all__ = ["LONGEST_NS", "Columns", "Index", "integers"]
+__all__ = ["LONGEST_NS", "NO_INPUTS", "Columns", "Index", "integers"]
 
 LONGEST_NS = 30 * 24 * 3600 * 10**9
 """Nanoseconds, thirty days: longer than any recording, and so longer than any event."""
@@ -21,6 +21,8 @@ _MOST_NS = 1 << 60
 """Nanoseconds that all events may last together, 36 years of threads. Then any sum of times that
 counts an event a few times fits 64 bits."""
 _MOST_NUMBER = 1 << 62
+NO_INPUTS = (b"",) * 4
+"""The texts of an event without recorded inputs."""
 _MARKS = (PROFILER_STEP, NEXT_BATCH)
 _TOGETHER = 1 << 17
 """Rows per chunk: keeping many small arrays would fragment the heap."""
@@ -51,7 +53,7 @@ class Columns:
         names: the number of each name.
         threads: the number of each (process, thread).
         groups: the number of each process group.
-        signatures: the number of each operator's inputs.
+        signatures: the number of each operator's inputs, by the texts of ``Signature`` as bytes.
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
         device_names: as in ``Events``.
@@ -261,7 +263,7 @@ class Columns:
             origin_ns=origin,
             truncated=truncated,
             lines=self.lines,
-            signatures=tuple(self.signatures),
+            signatures=self._signatures(),
             allocations=allocations,
             device_names=self.device_names,
         )
@@ -277,6 +279,12 @@ class Columns:
         start, end = starts[matched], ends[matched]
         thread = _numbers(self.threads, self._other_threads)
         return Flows(thread[place[start]], thread[place[end]], time[end] - origin)
+
+    def _signatures(self) -> tuple[Signature, ...]:
+        if not self.signatures.keys() - {NO_INPUTS}:
+            return ()
+        decoded = ((text.decode("utf-8", "replace") for text in key) for key in self.signatures)
+        return tuple(Signature(*texts) for texts in decoded)
 
     def _allocations(self, origin: int) -> Allocations:
         """Sort by time: Kineto writes one thread after the other."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backspot.trace.columns import LONGEST_NS, Columns, integers
+from backspot.trace.columns import LONGEST_NS, NO_INPUTS, Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Ints, Signature
 from backspot.trace.names import (
     ADDRESS,
@@ -147,7 +147,7 @@ _PH, _CAT, _NAME = attrgetter("ph"), attrgetter("cat"), attrgetter("name")
 _PID, _TID, _ID = attrgetter("pid"), attrgetter("tid"), attrgetter("id")
 _TS, _DUR, _ARGS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
 _OF_ARGS = {field: attrgetter(field) for field in _Args.__struct_fields__}
-_OF_MEMORY = {field: attrgetter(field) for field in _DetailedArgs.__struct_fields__}
+_OF_DETAILS = {field: attrgetter(field) for field in _DetailedArgs.__struct_fields__}
 _NUMBERS = ("sequence", "forward_thread", "correlation", "device", "bytes")
 _CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
 
@@ -229,12 +229,12 @@ def _gather_memory(events: list[Event], columns: Columns) -> None:
     start = _floats(_TS, events)
     events, (start,) = _chosen(_possible(start, np.zeros(len(start))), events, start)
     args = [event.args or _NO_DETAILS for event in events]
-    size = _signed(map(_OF_MEMORY["block"], args))
+    size = _signed(map(_OF_DETAILS["block"], args))
     known = size != 0
     if not known.any():
         return
     address, allocated, reserved, kind, device = (
-        integers(_OF_MEMORY[field], args)[known]
+        integers(_OF_DETAILS[field], args)[known]
         for field in ("address", "allocated", "reserved", "device_type", "device_id")
     )
     device = np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1))
@@ -254,14 +254,11 @@ def _signed(values: Iterable[int | None]) -> Ints:
 
 
 def _signatures(args: Sequence[_Args], columns: Columns) -> Ints:
-    """Return ``Events.signature``."""
-    found = np.full(len(args), -1, np.int64)
-    for index, arg in enumerate(args):
-        if isinstance(arg, _DetailedArgs) and len(bytes(arg.types)):
-            texts = (
-                bytes(each).decode() for each in (arg.shapes, arg.types, arg.strides, arg.values)
-            )
-            found[index] = columns.signatures[Signature(*texts)]
+    """Return ``Events.signature``. The inputs are numbered as they are written, not parsed."""
+    texts = (map(bytes, map(_OF_DETAILS[field], args)) for field in Signature._fields)
+    numbers = map(columns.signatures.__getitem__, zip(*texts, strict=True))
+    found = np.fromiter(numbers, np.int64, len(args))
+    found[found == columns.signatures.get(NO_INPUTS, -1)] = -1
     return found
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from backspot.errors import NoBackwardError, UsageError
 from backspot.trace.columns import Columns, integers
-from backspot.trace.events import CATEGORIES, Category, Events, Ints, Signature
+from backspot.trace.events import CATEGORIES, Category, Events, Ints
 from backspot.trace.names import (
     COLLECTIVE_CALL,
     INSTANTS,
@@ -208,10 +208,8 @@ def _signatures(events: list[Any], of_operators: np.ndarray, columns: Columns) -
             shapes = event.structured_input_shapes() if structured else event.shapes()
             strides = json.dumps(event.structured_input_strides()) if structured else ""
             values = [str(value) if value is not None else "" for value in event.concrete_inputs()]
-            signature = Signature(
-                json.dumps(shapes), json.dumps(types), strides, json.dumps(values)
-            )
-            found[index] = columns.signatures[signature]
+            texts = (json.dumps(shapes), json.dumps(types), strides, json.dumps(values))
+            found[index] = columns.signatures[tuple(text.encode() for text in texts)]
     return found
 
 
