@@ -27,6 +27,7 @@ GROUPS = {
         "Alarm",
         "locate",
         "compare",
+        "ranks",
         "Source",
     ),
     "Results": (
@@ -39,6 +40,8 @@ GROUPS = {
         "NodeCost",
         "OperatorCost",
         "KernelCost",
+        "FusedKernel",
+        "FusedPart",
         "LineCost",
         "WallKinds",
         "Phase",
@@ -56,6 +59,16 @@ GROUPS = {
         "Place",
     ),
     "Comparisons": ("Comparison", "Change", "Move", "Side"),
+    "Many ranks": (
+        "JobReport",
+        "RankCost",
+        "RankLane",
+        "SlowestRank",
+        "GroupCost",
+        "ModuleSpread",
+        "JobFinding",
+        "LostRank",
+    ),
     "Errors": (
         "BackspotError",
         "UsageError",
@@ -90,7 +103,7 @@ HEAD = """\
 
 All public names are imported from `backspot`. `import backspot` loads neither torch nor numpy;
 `profile`, `instrument` and `Monitor` need torch, everything else does not. The examples use a
-`report` of a small trace and a `comparison` of two others; tests run them.
+`report` of a small trace, a `comparison` of two others and a `job` of two ranks; tests run them.
 
 Made from the docstrings by `python docs/make_api.py`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ settings.register_profile(
     "dev",
     deadline=None,
     derandomize="CI" in os.environ,
-    max_examples=25,
+    max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, print_blob=True)
@@ -38,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with which hooks the tests of live/ and training/ run; without it, quick ones with "
         "all, slow ones with those that are the default",
     )
+    parser.addoption(
+        "--every-bytecode",
+        action="store_true",
+        help="interrupt the live half at every bytecode; without it, at every seventh, and at "
+        "every line",
+    )
 
 
 @pytest.fixture
@@ -54,6 +61,16 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert content == path.read_bytes().decode()
 
     return compare
+
+
+def pytest_runtest_setup() -> None:
+    """Let a test collect its own garbage alone: with all of PyTorch, it takes half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -345,7 +345,7 @@ MUTATIONS = (
     Mutation(
         "the hook on copies stays after removal",
         "live/instrumentation.py",
-        "        end_plain_copies(self._scope)\n",
+        "    end_plain_copies(scope)\n",
         "",
         f"{COPIES}::test_copying_is_pythons_own_again_after_removal",
     ),

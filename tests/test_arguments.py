@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,11 @@ VALUES = {
 }
 
 
+@pytest.fixture(scope="module")
+def located(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return locate(small_trace(tmp_path_factory.mktemp("located")))
+
+
 def small_trace(folder: Path) -> Path:
     trace = Trace()
     trace.forward("fc", "Linear", 0, 50_000)
@@ -109,9 +115,9 @@ CALLS: dict[str, tuple[Callable[[Report, object], object], set[str]]] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_wrong_argument_is_refused_in_one_line(tmp_path, call, kind):
+def test_a_wrong_argument_is_refused_in_one_line(located, tmp_path, call, kind):
     do, fine = CALLS[call]
-    made = locate(small_trace(tmp_path))
+    made = replace(located, trace=str(small_trace(tmp_path)))
     if kind in fine:
         do(made, VALUES[kind])
         return

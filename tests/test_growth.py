@@ -43,6 +43,7 @@ def most_bytes(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_report_of_twice_the_steps_takes_at_most_twice_the_memory(tmp_path: Path) -> None:
     paths = [steps(count, tmp_path / f"{count}.json") for count in (200, 400)]
     backspot.locate(paths[0])  # what is imported and kept once
@@ -61,6 +62,7 @@ def test_the_cost_of_n_steps_is_n_times_that_of_one(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_twice_the_modules_take_at_most_twice_the_memory_to_instrument() -> None:
     nn = pytest.importorskip("torch.nn")
 

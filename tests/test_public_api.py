@@ -19,12 +19,16 @@ from pathlib import Path
 import pytest
 
 import backspot
+from backspot.job.answer import answer
+from backspot.job.summary import from_json
 
 DATA = Path(__file__).parent / "data"
 TRACES = {
     "trace.json.gz": DATA / "h200" / "vit_patch_drop.trace.json.gz",
     "main.trace.json.gz": DATA / "findings" / "plain_vit.trace.json.gz",
     "branch.trace.json.gz": DATA / "findings" / "math_two_blocks_vit.trace.json.gz",
+    "ddp.rank0.trace.json.gz": DATA / "h200" / "ddp.rank0.trace.json.gz",
+    "ddp.rank1.trace.json.gz": DATA / "h200" / "ddp.rank1.trace.json.gz",
 }
 """What lies in the working folder of the examples."""
 
@@ -50,9 +54,11 @@ NEEDS_RETURNS = {
     "instrument",
     "locate",
     "profile",
+    "ranks",
     "Comparison.__getitem__",
     "Comparison.save",
     "Comparison.slower_than",
+    "JobReport.save",
     "Report.__getitem__",
     "Report.load",
     "Report.plot",
@@ -71,6 +77,7 @@ NEEDS_EXAMPLE = NEEDS_RETURNS | {
     "Comparison",
     "Finding",
     "Instrumentation",
+    "JobReport",
     "Monitor",
     "NodeCost",
     "Phase",
@@ -311,6 +318,12 @@ def test_the_published_reference_is_current_and_has_every_name():
     assert script.with_name("api.md").read_text("utf-8") == make_api.made()
 
 
+@pytest.fixture(scope="module")
+def job() -> backspot.JobReport:
+    ranks = [DATA / "ranks" / f"ddp_host.rank{rank}.json" for rank in (0, 1)]
+    return answer([from_json(path.read_bytes()) for path in ranks])
+
+
 # Examples.
 
 
@@ -320,14 +333,14 @@ def test_a_public_name_has_an_example(name):
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_examples_of_a_public_name_run(name, report, comparison, tmp_path, monkeypatch):
+def test_the_examples_of_a_public_name_run(name, report, comparison, job, tmp_path, monkeypatch):
     text = docstring_of(name)
     if name == "Report.plot":
         sys.modules["matplotlib"].use("agg")
     for link, trace in TRACES.items():
         shutil.copy(trace, tmp_path / link)
     monkeypatch.chdir(tmp_path)
-    known = {"backspot": backspot, "report": report, "comparison": comparison}
+    known = {"backspot": backspot, "report": report, "comparison": comparison, "job": job}
     examples = doctest.DocTestParser().get_doctest(text, known, name, name, 0)
     complaints: list[str] = []
     doctest.DocTestRunner(

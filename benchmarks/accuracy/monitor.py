@@ -170,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (
             name,
             one["plain_ms"]["median"],
+            100 * (one["gpu_share"] or 0),
             100 * one["idle"]["median"],
             100 * one["sampled"]["median"],
             len(one["blocks"]),
@@ -179,7 +180,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, one in found.items()
     ]
     print_table(
-        ("model", "step ms", "idle %", "sampled %", "blocks", "median off %", "farthest off %"),
+        (
+            "model",
+            "step ms",
+            "GPU busy %",
+            "idle %",
+            "sampled %",
+            "blocks",
+            "median off %",
+            "farthest off %",
+        ),
         rows,
     )
     steady, at = (60, 200) if small else (5000, 500)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
@@ -18,7 +16,7 @@ from backspot.results.costs import Row
 from backspot.results.grouping import fold
 from backspot.trace import read_events
 
-__all__ = ["corrected_rows", "cost_of", "read_recording", "share_busy"]
+__all__ = ["corrected_rows", "cost_of", "read_recording"]
 
 
 def read_recording(path: Path) -> Recording:
@@ -51,10 +49,3 @@ def corrected_rows(recording: Recording, cost: ProfilerCost, depth: int | None) 
     windows = step_windows(events, ownership, clock) or ownership.windows
     rows = account(events, ownership, clock, windows).modules
     return rows if depth is None else fold(rows, depth)
-
-
-def share_busy(recording: Recording) -> float:
-    """Return for which share of the steps a device runs something, by the sum of its work."""
-    work, steps = recording.ownership.work, recording.steps
-    mine = steps.of_work >= 0
-    return float((work.end - work.start)[mine].sum() / max(1, np.sum(steps.end - steps.start)))

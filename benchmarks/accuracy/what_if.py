@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.accuracy.replayed import cost_of, read_recording, share_busy
+from benchmarks.accuracy.replayed import cost_of, read_recording
 from benchmarks.cases import exit_code, run_cases, turn
 from benchmarks.common import (
     choose,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from backspot.analysis.replay.recording import Recording
     from backspot.analysis.replay.saving import Change
 
-_GPU_BOUND = 0.9
 _REMEDY = "remedy_"
 _MISS = 0.05
 
@@ -84,18 +83,19 @@ def _judge(
     before: list[float],
     after: list[float],
 ) -> Record:
-    from backspot.analysis.replay.saving import saved
+    from backspot.analysis.replay.predict import Prediction
 
     step = statistics.median(before)
     real = spread([a - b for a, b in zip(before, after, strict=True)])
     cost, said = cost_of(recording, step * 1e6)
-    (saving,) = saved(recording, cost, [change])
+    prediction = Prediction(recording, cost, fitted=not said)
+    _, (saving,) = prediction.savings([change])
     recorded = report.step_ns / 1e6
     wall = wall_ms / recorded * step
-    predicted = saving.typical_ns / 1e6
+    predicted = saving.ns / 1e6
     return {
         "about": about,
-        "bound": "gpu" if share_busy(recording) >= _GPU_BOUND else "host",
+        "bound": "gpu" if prediction.is_device_bound else "host",
         "step_ms": step,
         "recorded_ms": recorded,
         "operator_ns": cost.operator_ns,
@@ -103,6 +103,7 @@ def _judge(
         "real_ms": real,
         "saves_ms": predicted,
         "saves_range_ms": [saving.low_ns / 1e6, saving.high_ns / 1e6],
+        "in_range": saving.low_ns / 1e6 <= real["median"] <= saving.high_ns / 1e6,
         "wall_ms": wall,
         "error": abs(predicted - real["median"]) / step,
         "error_of_wall": abs(wall - real["median"]) / step,
@@ -285,7 +286,7 @@ def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
         if not mine:
             continue
         real = [one["real_ms"]["median"] / one["step_ms"] for one in mine]
-        summary[bound] = {"changes": len(mine)}
+        summary[bound] = {"changes": len(mine), "in_range": sum(one["in_range"] for one in mine)}
         for column, error in (("saves", "error"), ("wall", "error_of_wall")):
             said = [one[f"{column}_ms"] / one["step_ms"] for one in mine]
             summary[bound][column] = {

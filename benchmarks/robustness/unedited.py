@@ -74,7 +74,11 @@ def missing(case: Case) -> str:
 
 
 def start(
-    case: Case, folder: Path, *, options: Sequence[str] | None = None
+    case: Case,
+    folder: Path,
+    *,
+    options: Sequence[str] | None = None,
+    python: Sequence[str] = (sys.executable,),
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in a folder.
 
@@ -82,8 +86,9 @@ def start(
         case: the case.
         folder: the working folder.
         options: options of ``backspot run``; ``None`` runs the script without Backspot.
+        python: what starts Python.
     """
-    command = [sys.executable]
+    command = [*python]
     if case.ranks:
         command += ["-m", "torch.distributed.run", "--nproc-per-node", str(case.ranks)]
         command += ["--master-port", str(29600 + os.getpid() % 1000)]
@@ -122,8 +127,13 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
-def judge(case: Case, folder: Path) -> tuple[str, float]:
+def judge(case: Case, folder: Path, python: Sequence[str] = (sys.executable,)) -> tuple[str, float]:
     """Run a script twice.
+
+    Args:
+        case: the case.
+        folder: where it works.
+        python: what starts Python.
 
     Returns:
         What is wrong, empty if nothing is; and the seconds that Backspot took.
@@ -131,9 +141,9 @@ def judge(case: Case, folder: Path) -> tuple[str, float]:
     for name in ("plain", "observed"):
         (folder / name).mkdir()
     since = time.perf_counter()
-    plain = start(case, folder / "plain")
+    plain = start(case, folder / "plain", python=python)
     between = time.perf_counter()
-    observed = start(case, folder / "observed", options=OPTIONS)
+    observed = start(case, folder / "observed", options=OPTIONS, python=python)
     seconds = (time.perf_counter() - between) - (between - since)
     if plain.returncode:
         return f"the script itself fails: {last_line(plain.stderr)}", seconds

@@ -31,11 +31,14 @@ if TYPE_CHECKING:
         SourceNotFoundError,
         UsageError,
     )
+    from backspot.job.gather import ranks
     from backspot.live import Alarm, Instrumentation, Monitor, instrument, profile
     from backspot.pipeline import locate
     from backspot.results.costs import (
         Coverage,
         DeviceCost,
+        FusedKernel,
+        FusedPart,
         KernelCost,
         LineCost,
         NodeCost,
@@ -46,6 +49,16 @@ if TYPE_CHECKING:
         WallKinds,
     )
     from backspot.results.findings import Finding, Place
+    from backspot.results.job import (
+        GroupCost,
+        JobFinding,
+        JobReport,
+        LostRank,
+        ModuleSpread,
+        RankCost,
+        RankLane,
+        SlowestRank,
+    )
     from backspot.results.limits import LimitOfModule, Peaks
     from backspot.results.memory import (
         MemoryOfDevice,
@@ -68,15 +81,22 @@ __all__ = [
     "Coverage",
     "DeviceCost",
     "Finding",
+    "FusedKernel",
+    "FusedPart",
+    "GroupCost",
     "Instrumentation",
+    "JobFinding",
+    "JobReport",
     "KernelCost",
     "LimitOfModule",
     "LineCost",
+    "LostRank",
     "MemoryOfDevice",
     "MemoryOfModule",
     "MemoryShare",
     "MemoryTimeline",
     "MissingDependencyError",
+    "ModuleSpread",
     "Monitor",
     "Move",
     "NoBackwardError",
@@ -88,11 +108,14 @@ __all__ = [
     "Peaks",
     "Phase",
     "Place",
+    "RankCost",
+    "RankLane",
     "ReplayedStep",
     "Report",
     "Row",
     "Saving",
     "Side",
+    "SlowestRank",
     "Source",
     "SourceNotFoundError",
     "Subtree",
@@ -105,6 +128,7 @@ __all__ = [
     "instrument",
     "locate",
     "profile",
+    "ranks",
 ]
 
 _HOMES = {
@@ -116,15 +140,22 @@ _HOMES = {
     "Coverage": "backspot.results.costs",
     "DeviceCost": "backspot.results.costs",
     "Finding": "backspot.results.findings",
+    "FusedKernel": "backspot.results.costs",
+    "FusedPart": "backspot.results.costs",
+    "GroupCost": "backspot.results.job",
     "Instrumentation": "backspot.live",
+    "JobFinding": "backspot.results.job",
+    "JobReport": "backspot.results.job",
     "KernelCost": "backspot.results.costs",
     "LimitOfModule": "backspot.results.limits",
     "LineCost": "backspot.results.costs",
+    "LostRank": "backspot.results.job",
     "MemoryOfDevice": "backspot.results.memory",
     "MemoryOfModule": "backspot.results.memory",
     "MemoryShare": "backspot.results.memory",
     "MemoryTimeline": "backspot.results.memory",
     "MissingDependencyError": "backspot.errors",
+    "ModuleSpread": "backspot.results.job",
     "Monitor": "backspot.live",
     "Move": "backspot.comparison.changes",
     "NoBackwardError": "backspot.errors",
@@ -136,11 +167,14 @@ _HOMES = {
     "Peaks": "backspot.results.limits",
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
+    "RankCost": "backspot.results.job",
+    "RankLane": "backspot.results.job",
     "ReplayedStep": "backspot.results.savings",
     "Report": "backspot.results.report",
     "Row": "backspot.results.costs",
     "Saving": "backspot.results.savings",
     "Side": "backspot.comparison.changes",
+    "SlowestRank": "backspot.results.job",
     "Source": "backspot.trace.source",
     "SourceNotFoundError": "backspot.errors",
     "Subtree": "backspot.results.subtrees",
@@ -152,6 +186,7 @@ _HOMES = {
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",
     "profile": "backspot.live",
+    "ranks": "backspot.job.gather",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.fused import find_fused
 from backspot.analysis.accounting.memory import Memory, find_memory
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import find_phases
@@ -38,6 +40,9 @@ from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
+from backspot.job.identity import identify
+from backspot.job.reduce import reduce_trace
+from backspot.job.summary import Summary
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
 from backspot.results.findings import Finding
@@ -51,7 +56,7 @@ from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
 from backspot.trace.source import Source
 
-__all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
+__all__ = ["locate", "locate_export", "save_labelled", "summarize", "trace_file"]
 
 _Given: TypeAlias = tuple[float | None, float | None]
 """The peaks that a user gives: operations and bandwidth."""
@@ -141,7 +146,10 @@ def locate(
     path = trace_file(source)
     check_labelled(trace, force=force, source=path)
     events = read_events(path, progress=progress, jobs=jobs)
-    return _labelled(path, events, trace, depth, force, given_peaks=given)
+    ownership = _owned(events)
+    report = _report(events, ownership, depth, given_peaks=given)
+    write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+    return report
 
 
 def _is_positive(value: object) -> bool:
@@ -177,6 +185,7 @@ def locate_export(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     given_peaks: _Given = (None, None),
+    reduced: Callable[[Summary], None] | None = None,
 ) -> Report:
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
@@ -191,6 +200,7 @@ def locate_export(
         trace: as in ``locate``.
         force: as in ``locate``.
         given_peaks: ``peak_tflops`` and ``peak_gbps`` as in ``locate``.
+        reduced: called with what a report of all ranks needs, if that is wanted.
 
     Raises:
         NoBackwardError: If the trace has no backward pass.
@@ -205,12 +215,13 @@ def locate_export(
             more = read_events(path)
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
-        if trace is None:
-            ownership = _owned(events)
-            return _report(events, ownership, depth, warmed_up, real_steps, more, given_peaks)
-        return _labelled(
-            path, events, trace, depth, force, warmed_up, real_steps, more, given_peaks
-        )
+        ownership = _owned(events)
+        if reduced is not None:
+            reduced(reduce_trace(*_whole(events, ownership), identify(path)))
+        report = _report(events, ownership, depth, warmed_up, real_steps, more, given_peaks)
+        if trace is not None:
+            write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+        return report
 
 
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -250,21 +261,19 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     return Path(path)
 
 
-def _labelled(
-    path: Path,
-    events: Events,
-    output: str | os.PathLike[str],
-    depth: int | None,
-    force: bool,
-    warmed_up: bool = False,
-    real_steps: tuple[int, ...] = (),
-    in_detail: Events | None = None,
-    given_peaks: _Given = (None, None),
-) -> Report:
-    ownership = _owned(events)
-    report = _report(events, ownership, depth, warmed_up, real_steps, in_detail, given_peaks)
-    write_labelled(path, events, find_tracks(events, ownership), output, force=force)
-    return report
+def summarize(path: Path) -> Summary:
+    """Reduce the trace of one rank to what a report of all ranks needs.
+
+    Args:
+        path: a trace file.
+
+    Raises:
+        SourceNotFoundError: If the file is missing or cannot be read.
+        NotATraceError: If the file is not a trace, or is too broken to use.
+        NoBackwardError: If the trace has no backward pass.
+    """
+    events = read_events(path, jobs=1)
+    return reduce_trace(*_whole(events, _owned(events)), identify(path))
 
 
 def _owned(events: Events) -> Ownership:
@@ -322,6 +331,7 @@ def _report(
         trace=events.source,
         phases=find_phases(events, ownership, clock, windows) if windows else (),
         memory=() if memory is None else memory.devices,
+        fused=find_fused(events, ownership),
     )
     if not events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.

@@ -16,7 +16,7 @@ __all__ = ["Progress"]
 _PATIENCE = 0.5
 """Seconds that work may take before its progress is shown."""
 
-Unit = Literal["steps", "bytes"]
+Unit = Literal["steps", "traces", "bytes"]
 
 
 class Progress:
@@ -52,8 +52,8 @@ class Progress:
         if self._display is None or time.monotonic() - self._since < _PATIENCE:
             return
         text = self._what
-        if self._unit == "steps":
-            text += f": {done} of {total} steps" if total else f": {done} steps"
+        if self._unit != "bytes":
+            text += f": {done} of {total} {self._unit}" if total else f": {done} {self._unit}"
         self._display.show(text, done, total or None, self._unit)
         self._shown = True
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from collections import defaultdict
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import given
@@ -14,12 +16,23 @@ from hypothesis import strategies as st
 import backspot
 from backspot import Report
 from backspot.results.report import WallKinds
+from backspot.trace.compiled import (
+    KEY,
+    CompiledGraph,
+    KnownModule,
+    Part,
+    Place,
+    Site,
+    format_compiled,
+)
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
 TICK = 10_000  # nanoseconds: well above what is taken for a clock's rounding
 FORWARD_THREAD, BACKWARD_THREAD = 1, 2
 MODULES = ("a", "b", "c")
+PARTS = 4
+"""Shares of launches are whole quarters."""
 
 
 def report_of(trace: Trace, depth: int | None = None) -> Report:
@@ -41,13 +54,50 @@ class Kernel:
 
 
 @dataclass
+class Launch:
+    """A launch of compiled code, for the modules x and y inside that of its node."""
+
+    start: int
+    end: int
+    of_x: int  # quarters
+    again: bool  # whether y's part runs again
+
+
+@dataclass
 class Case:
-    """A forward of three modules, ``nodes`` (module, start, end) in backward, and kernels."""
+    """A forward of three modules, ``nodes`` (module, start, end) in backward, and kernels.
+
+    The nodes with ``launches`` are compiled regions.
+    """
 
     nodes: list[tuple[int, int, int]]
     kernels: list[Kernel]
+    launches: list[list[Launch]]
 
     BACKWARD_START = 20
+
+    def compiled(self, trace: Trace) -> None:
+        """Add the calls of compiled code, and its table."""
+        graphs = []
+        for number, launches in enumerate(self.launches):
+            if not launches:
+                continue
+            start, end = launches[0].start * TICK, launches[-1].end * TICK
+            call = f"## Call CompiledFxGraph k{number} ##"
+            trace.event("cpu_op", call, start, end, BACKWARD_THREAD)
+            sites = []
+            for at, one in enumerate(launches):
+                name = f"triton_{number}_{at}"
+                trace.event("cpu_op", name, one.start * TICK, one.end * TICK, BACKWARD_THREAD)
+                parts = (Part(0, one.of_x), Part(1, PARTS - one.of_x, one.again))
+                sites.append(Site(name, tuple(part for part in parts if part.weight)))
+            places = tuple(Place("L['self']", path, path.upper()) for path in ("x", "y"))
+            graphs.append(CompiledGraph(f"k{number}", True, places, tuple(sites)))
+        known = [KnownModule("", "Model", "")]
+        for outer in MODULES:
+            paths = (outer, f"{outer}.x", f"{outer}.y")
+            known += [KnownModule(path, path[-1].upper(), path) for path in paths]
+        trace.metadata[KEY] = json.loads(format_compiled(graphs, known))
 
     def trace(self) -> Trace:
         trace = Trace()
@@ -66,6 +116,7 @@ class Case:
         for position, number in numbers:
             _, start, end = self.nodes[position]
             trace.node("MulBackward0", start * TICK, end * TICK, seq=number, thread=BACKWARD_THREAD)
+        self.compiled(trace)
         for stream, kernel in enumerate(self.kernels):
             if kernel.launch is None:
                 launch, thread = None, 0
@@ -110,36 +161,60 @@ def cases(draw: st.DrawFn) -> Case:
                 copy=copy,
             )
         )
-    return Case(nodes, kernels)
+    return Case(nodes, kernels, [draw(launches_in(*times)) for _, *times in nodes])
+
+
+@st.composite
+def launches_in(draw: st.DrawFn, start: int, end: int) -> list[Launch]:
+    """No launches for most nodes, else some that do not overlap."""
+    if end < start + 2 or not draw(st.booleans()):
+        return []
+    # The last moment of the node is outside of the call.
+    times = sorted(draw(st.sets(st.integers(start, end - 1), min_size=2, max_size=5)))
+    return [
+        Launch(begin, until, draw(st.integers(0, PARTS)), draw(st.booleans()))
+        for begin, until in list(pairwise(times))[:: draw(st.integers(1, 2))]
+    ]
+
+
+Payers = dict[str, int]
+"""Who pays, and how many quarters."""
 
 
 def by_hand(case: Case) -> tuple[dict[str, int], ...]:
-    """Wall, gpu and cpu by owner, in ticks; what is not backward under its own name.
+    """Wall, gpu and cpu by owner, in quarter ticks; what is not backward under its own name.
 
     Last, wall by owner and what it is spent on.
     """
     begin = case.nodes[0][1]
     host_end = case.nodes[-1][2]
 
-    def host(moment: int) -> str | None:
-        for owner, start, end in case.nodes:
+    def host(moment: int) -> Payers:
+        for (owner, start, end), launches in zip(case.nodes, case.launches, strict=True):
             if start <= moment < end:
-                return MODULES[owner]
-        return None
+                for launch in launches:
+                    if launch.start <= moment < launch.end:
+                        shares = {"x": launch.of_x, "y": PARTS - launch.of_x}
+                        return {f"{MODULES[owner]}.{p}": s for p, s in shares.items() if s}
+                return {MODULES[owner]: PARTS}
+        return {}
 
     def launched(kernel: Kernel) -> float:
         return math.inf if kernel.launch is None else kernel.launch
 
-    def owner(kernel: Kernel) -> str | None:
-        """Who launched it; ``None`` where that was not this pass."""
+    def owner(kernel: Kernel) -> Payers:
+        """Who launched it; nothing where that was not this pass."""
         if kernel.launch is None:
-            return "(communication)" if kernel.communication else "(no launch record)"
+            lost = "(communication)" if kernel.communication else "(no launch record)"
+            return {lost: PARTS}
         if not begin <= kernel.launch < host_end:
-            return None
-        module = host(kernel.launch)
+            return {}
+        modules = host(kernel.launch)
         if kernel.communication:
-            return "(communication)" if module else "(gradient exchange)"
-        return module or "(autograd engine)"
+            return {"(communication)" if modules else "(gradient exchange)": PARTS}
+        return modules or engine
+
+    engine = {"(autograd engine)": PARTS}
 
     mine = [k for k in case.kernels if owner(k) and k.launch is not None]
     end = max([host_end, *(k.end for k in mine)])
@@ -160,23 +235,28 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
         else:
             first = None
         if first is None:
-            wall[host(moment) or "(autograd engine)"] += 1
-            spent[f"{host(moment) or '(autograd engine)'} host_ns"] += 1
-        elif (name := owner(first)) is not None:
-            wall[name] += 1
-            running_on = "communication_ns" if first.communication else "gpu_ns"
-            spent[f"{name} {running_on if running else 'queued_ns'}"] += 1
+            payers, kind = host(moment) or engine, "host_ns"
         else:
+            payers = owner(first)
+            kind = "communication_ns" if first.communication else "gpu_ns"
+            kind = kind if running else "queued_ns"
+        for name, share in payers.items():
+            wall[name] += share
+            spent[f"{name} {kind}"] += share
+        if not payers:
+            assert first is not None
             assert first.launch is not None
-            wall["(forward)" if first.launch < begin else "(other)"] += 1
+            wall["(forward)" if first.launch < begin else "(other)"] += PARTS
     gpu: dict[str, int] = defaultdict(int)
     for kernel in case.kernels:
-        name = owner(kernel)
-        if name and (kernel.launch is not None or begin <= kernel.start < end):
-            gpu[name] += kernel.end - kernel.start
+        if kernel.launch is not None or begin <= kernel.start < end:
+            for name, share in owner(kernel).items():
+                gpu[name] += share * (kernel.end - kernel.start)
     cpu: dict[str, int] = defaultdict(int)
-    for number, start, stop in case.nodes:
-        cpu[MODULES[number]] += stop - start
+    for _, start, stop in case.nodes:
+        for moment in range(start, stop):
+            for name, share in host(moment).items():
+                cpu[name] += share
     return dict(wall), dict(gpu), dict(cpu), dict(spent)
 
 
@@ -186,7 +266,7 @@ def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
     wall, gpu, cpu, spent = by_hand(case)
     found = {
         column: {
-            row.path: getattr(row, f"{column}_ns") // TICK
+            row.path: getattr(row, f"{column}_ns") * PARTS // TICK
             for row in report.modules
             if getattr(row, f"{column}_ns")
         }
@@ -194,11 +274,12 @@ def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
     }
     assert found["cpu"] == cpu
     assert found["gpu"] == gpu
-    assert sum(p.forward_ns for p in report.passes) // TICK == wall.pop("(forward)", 0)
-    assert sum(p.other_ns for p in report.passes) // TICK == wall.pop("(other)", 0)
+    for what in ("forward", "other"):
+        left = sum(getattr(p, f"{what}_ns") for p in report.passes)
+        assert left * PARTS // TICK == wall.pop(f"({what})", 0)
     assert found["wall"] == wall
     assert spent == {
-        f"{row.path} {kind}": ns // TICK
+        f"{row.path} {kind}": ns * PARTS // TICK
         for row in report.modules
         for kind, ns in asdict(row.wall_on).items()
         if ns
@@ -226,7 +307,7 @@ def test_the_parts_sum_to_the_whole_exactly(case: Case) -> None:
 
 
 def test_two_devices_each_have_a_table_and_the_later_one_decides() -> None:
-    case = Case([(2, 20, 25), (1, 25, 30)], [])
+    case = Case([(2, 20, 25), (1, 25, 30)], [], [[], []])
     trace = case.trace()
     trace.kernel(22 * TICK, 40 * TICK, launch=21 * TICK, device=0)
     trace.kernel(27 * TICK, 60 * TICK, launch=26 * TICK, device=1)
@@ -296,7 +377,7 @@ def test_depth_folds_what_is_deeper() -> None:
 
 
 def test_a_launch_that_the_profiler_missed_is_told_by_the_queues_order() -> None:
-    trace = Case([(2, 20, 25), (1, 25, 30)], []).trace()
+    trace = Case([(2, 20, 25), (1, 25, 30)], [], [[], []]).trace()
     trace.kernel(15 * TICK, 22 * TICK, launch=None, name="of the step before")
     trace.kernel(22 * TICK, 24 * TICK, launch=5 * TICK, launch_thread=FORWARD_THREAD)
     trace.kernel(24 * TICK, 26 * TICK, launch=21 * TICK)
@@ -318,7 +399,7 @@ def test_a_launch_that_the_profiler_missed_is_told_by_the_queues_order() -> None
 
 
 def test_idle_time_after_a_wait_is_the_waiting_modules() -> None:
-    trace = Case([(2, 20, 30), (1, 30, 40)], []).trace()
+    trace = Case([(2, 20, 30), (1, 30, 40)], [], [[], []]).trace()
     trace.kernel(21 * TICK, 26 * TICK, launch=21 * TICK)
     # The host waits until the queue has run empty, goes on to the next node, and launches late.
     trace.event("cuda_runtime", "cudaStreamSynchronize", 22 * TICK, 27 * TICK, 2)
@@ -335,7 +416,7 @@ def test_idle_time_after_a_wait_is_the_waiting_modules() -> None:
 
 
 def test_an_optimizer_that_still_runs_is_neither_backward_nor_forward() -> None:
-    trace = Case([(2, 20, 30)], []).trace()
+    trace = Case([(2, 20, 30)], [], [[]]).trace()
     trace.annotation("Optimizer.step#SGD.step", -9 * TICK, -5 * TICK)
     trace.kernel(-6 * TICK, 22 * TICK, launch=-8 * TICK, launch_thread=FORWARD_THREAD)
     trace.kernel(22 * TICK, 23 * TICK, launch=15 * TICK, launch_thread=FORWARD_THREAD)
@@ -345,7 +426,7 @@ def test_an_optimizer_that_still_runs_is_neither_backward_nor_forward() -> None:
 
 
 def test_what_a_closure_launched_is_its_forwards_and_not_the_optimizers_that_called_it() -> None:
-    trace = Case([(2, 20, 30)], []).trace()
+    trace = Case([(2, 20, 30)], [], [[]]).trace()
     trace.annotation("Optimizer.step#LBFGS.step", 5 * TICK, 60 * TICK)
     trace.kernel(16 * TICK, 23 * TICK, launch=15 * TICK, launch_thread=FORWARD_THREAD)
     trace.kernel(23 * TICK, 31 * TICK, launch=21 * TICK)

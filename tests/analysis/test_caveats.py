@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import backspot
+from backspot.trace.compiled import KEY, Compilation, format_compiled
 from support.synthetic import Trace
 
 TICK = 100_000  # nanoseconds
@@ -56,3 +58,34 @@ def test_only_a_trace_with_a_gpu_has_copies_to_it(tmp_path: Path, gpu):
     report = backspot.locate(trace.save(tmp_path / "trace.json"))
     assert ("copies to the GPU" in str(report)) is gpu
     assert ("copies of the batch" in str(report)) is not gpu
+
+
+def compiling(folder: Path, *compilations: Compilation) -> str:
+    """The warning of a trace whose step compiles twice, with a table of these compilations."""
+    trace = Trace()
+    trace.forward("", "Model", 0, 50 * TICK)
+    for number, begin in enumerate((5 * TICK, 15 * TICK)):
+        name = "_compile.compile_inner (dynamo_timed)"
+        trace.operator(name, begin, begin + 5 * TICK)
+        trace.operator(f"Torch-Compiled Region: {number}/1", begin + 6 * TICK, begin + 7 * TICK)
+    trace.operator("aten::mul", 41 * TICK, 42 * TICK, seq=0)
+    trace.node("MulBackward0", 60 * TICK, 90 * TICK, seq=0)
+    if compilations:
+        trace.metadata[KEY] = json.loads(format_compiled([], compilations=compilations))
+    report = backspot.locate(trace.save(folder / "trace.json"))
+    (warning,) = (w for w in report.warnings if "compile code" in w)
+    return warning
+
+
+def test_code_that_is_compiled_again_in_the_steps_is_named_with_the_reason(tmp_path: Path):
+    inner = Compilation("0/1", "forward", "model.py", 5, "")
+    broken = Compilation("1/1", "torch_dynamo_resume_in_forward_at_8", "model.py", 8, "flag == 1")
+    assert compiling(tmp_path, inner, broken) == (
+        "The recorded steps compile code 2 times, which took 1.0 ms: "
+        "torch_dynamo_resume_in_forward_at_8 (model.py:8) again, because flag == 1; and 1 more."
+    )
+    assert compiling(tmp_path, inner).endswith("forward (model.py:5) for the first time.")
+
+
+def test_without_a_table_the_report_says_how_to_learn_why_code_is_compiled(tmp_path: Path):
+    assert "torch._logging.set_logs(recompiles=True)" in compiling(tmp_path)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from support.h200 import (
+    EACH_WITH_BACKWARD,
     WITH_BACKWARD,
     Interval,
     Node,
@@ -140,7 +141,7 @@ def test_device_time_is_that_of_the_work_launched_within_nodes(name: str) -> Non
         }
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_a_pass_lasts_until_its_last_work_on_the_device_ends(name: str) -> None:
     report, plain, before = report_of(name), plain_of(name), 0
     for (start, end), nodes in zip(windows(report), passes_of(name), strict=True):
@@ -153,7 +154,7 @@ def test_a_pass_lasts_until_its_last_work_on_the_device_ends(name: str) -> None:
         before = end
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_host_time_is_that_spent_in_nodes(name: str) -> None:
     report = report_of(name)
     threads: dict[tuple[int, int], list[Interval]] = defaultdict(list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backspot import Report
-from support.h200 import WITH_BACKWARD, clipped, length, plain_of, report_of, spans_of
+from support.h200 import EACH_WITH_BACKWARD, clipped, length, plain_of, report_of, spans_of
 from support.sums import assert_phases_add_up, middle
 
 
@@ -23,14 +23,14 @@ def extents(name: str) -> list[tuple[int, int]]:
     return [(done(mark["start"]), done(mark["end"])) for mark in plain.named("ProfilerStep#")]
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_the_phases_sum_to_the_steps_as_read_by_hand(name: str) -> None:
     report = report_of(name)
     assert report.step_ns_by_step == tuple(end - start for start, end in extents(name))
     assert_phases_add_up(report)
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_the_backward_phase_is_the_rows_wall_time(name: str) -> None:
     report = report_of(name)
     (backward,) = (phase for phase in report.phases if phase.name == "backward")
@@ -38,7 +38,7 @@ def test_the_backward_phase_is_the_rows_wall_time(name: str) -> None:
     assert backward.wall_ns == report.wall_ns
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_the_gpus_are_as_busy_as_their_kernels_say(name: str) -> None:
     report = report_of(name)
     running = spans_of(plain_of(name).work)
@@ -49,7 +49,7 @@ def test_the_gpus_are_as_busy_as_their_kernels_say(name: str) -> None:
     assert report.utilisation == busy / report.step_ns
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_every_step_has_a_forward_a_loss_and_an_optimizer(name: str) -> None:
     report = report_of(name)
     for phase in ("forward", "loss", "optimizer"):

@@ -9,6 +9,7 @@ import pytest
 import backspot
 from backspot.errors import NoBackwardError
 from support.h200 import (
+    EACH_WITH_BACKWARD,
     NAMES,
     WITH_BACKWARD,
     by_step,
@@ -34,7 +35,7 @@ def test_all_recorded_traces_are_here() -> None:
     assert len(NAMES) == 28 - 2
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_the_rows_sum_to_the_passes_exactly(name: str) -> None:
     report = report_of(name)
     assert_adds_up(report)
@@ -42,7 +43,7 @@ def test_the_rows_sum_to_the_passes_exactly(name: str) -> None:
         assert min(run.wall_ns, run.gpu_ns, run.cpu_ns) > 0
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_passes_and_steps_are_as_recorded(name: str) -> None:
     report, known = report_of(name), expected(name)
     assert len(report.passes) == known["passes"]
@@ -52,7 +53,7 @@ def test_passes_and_steps_are_as_recorded(name: str) -> None:
     assert {run.step for run in report.passes} == set(range(known["steps"]))
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_every_node_is_counted_once_under_its_name(name: str) -> None:
     report, counted = report_of(name), expected(name)["counted"]
     assert sum(run.nodes for run in report.passes) == counted["evaluate_function_events"]
@@ -72,13 +73,13 @@ def test_the_device_time_has_owners(name: str) -> None:
     assert report.coverage.gpu + share >= COVERED.get(name, 0.97)
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_no_row_is_for_what_was_not_understood(name: str) -> None:
     paths = {row.path for row in report_of(name).modules}
     assert not paths & {"(forward not recorded)", "(ambiguous thread)", "(no launch record)"}
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_time_is_no_more_than_there_was(name: str) -> None:
     report, plain = report_of(name), plain_of(name)
     for row in report.modules:

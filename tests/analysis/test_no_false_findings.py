@@ -10,7 +10,7 @@ import pytest
 import backspot
 from backspot.results.findings import Finding
 from backspot.trace.labels import Kind, Label, format_label
-from support.h200 import WITH_BACKWARD, report_of
+from support.h200 import EACH_WITH_BACKWARD, report_of
 from support.synthetic import Trace
 
 TICK = 100_000  # nanoseconds
@@ -23,8 +23,8 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 class Step:
     """A step of a thousand ticks: forward 100 to 200, backward 300 to 600, optimizer 700 to 800."""
 
-    def __init__(self, at: int = 0) -> None:
-        self.trace, self.at, self._streams = Trace(), at, 7
+    def __init__(self) -> None:
+        self.trace = Trace()
 
     def operator(self, name: str, start: int, end: int, seq: int | None = None) -> None:
         self.trace.operator(name, start * TICK, end * TICK, seq=seq)
@@ -80,13 +80,13 @@ def test_what_runs_between_two_steps_counts_for_no_finding(tmp_path):
     assert step.findings(tmp_path)["no-tensor-cores"].wall_ns == 100 * TICK
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_no_finding_on_a_real_gpu_costs_more_than_the_steps_took(name):
     report = report_of(name)
     assert all(0 < finding.wall_ns <= report.whole_ns for finding in report.findings)
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_findings_read_well_for_one_thing_as_for_many(name):
     for finding in report_of(name).findings:
         assert not re.search(r"\b1 \w+ per step (take|run|fill|sort|compute)\b", finding.seen)

@@ -11,13 +11,14 @@ from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.replay.cost import ZERO, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.replay import replay
-from backspot.analysis.replay.saving import saved, scaled_spans, what_if
-from support.replays import BACKWARD, MS, STEPS, US, Program, read, windows_of
+from backspot.analysis.replay.saving import change_of_paths, scaled_spans
+from support.replays import BACKWARD, MS, STEPS, US, Program, read, saved_by_step, windows_of
 
 
 def saves(recording: Recording, **factors: float) -> float:
     """Milliseconds of the second step, which has one before and one after."""
-    return what_if(recording, ZERO, factors).by_step[1] / MS
+    change = change_of_paths(recording.ownership, factors)
+    return saved_by_step(recording, ZERO, [change])[1, 0] / MS
 
 
 def test_a_module_hidden_behind_another_on_its_own_stream_saves_nothing(tmp_path):
@@ -48,8 +49,8 @@ def test_in_a_step_that_waits_for_the_host_a_kernel_saves_nothing_and_a_node_sav
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     work = np.ones(len(ownership.work.start), bool)
-    (kernels,) = saved(found, ZERO, [scaled_spans(none, work)])
-    assert kernels.by_step[1] == pytest.approx(0, abs=1)
+    kernels = saved_by_step(found, ZERO, [scaled_spans(none, work)])
+    assert kernels[1, 0] == pytest.approx(0, abs=1)
     assert saves(found, b=0.0) == pytest.approx(8.0, abs=0.01)
     assert saves(found, a=0.5) == pytest.approx(4.0, abs=0.01)
 
@@ -70,8 +71,8 @@ def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     long = ownership.work.end - ownership.work.start > 4 * MS
-    (kernel,) = saved(found, ZERO, [scaled_spans(none, long)])
-    assert kernel.by_step[1] == pytest.approx(4.98 * MS, abs=0.05 * MS)
+    kernel = saved_by_step(found, ZERO, [scaled_spans(none, long)])
+    assert kernel[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
     assert saves(found, b=0.0) == pytest.approx(6.0, abs=0.05)
     assert saves(found, a=0.0) == pytest.approx(8.0, abs=0.05)
 
@@ -85,8 +86,8 @@ def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     nothing = np.zeros(len(ownership.work.start), bool)
-    (wait,) = saved(found, ZERO, [scaled_spans(none, nothing, waits=ownership.waits.event)])
-    assert wait.by_step[1] == pytest.approx(4.98 * MS, abs=0.05 * MS)
+    change = scaled_spans(none, nothing, waits=ownership.waits.event)
+    assert saved_by_step(found, ZERO, [change])[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
 
 
 def test_communication_hidden_behind_a_module_saves_nothing_until_it_is_exposed(tmp_path):
@@ -105,8 +106,7 @@ def test_communication_hidden_behind_a_module_saves_nothing_until_it_is_exposed(
         program.trace.kernel(at + 20_002 * US, at + 29 * MS, launch=at + 330 * US)
         program.call("cudaDeviceSynchronize", at + 500 * US, at + 29 * MS + 5 * US)
     found = program.recording(tmp_path)
-    saving = what_if(found, ZERO, {"(communication)": 0.0})
-    assert saving.by_step[1] == pytest.approx(0, abs=1)
+    assert saves(found, **{"(communication)": 0.0}) == pytest.approx(0, abs=1 / MS)
     assert saves(found, a=0.0) == pytest.approx(14.0, abs=0.25)  # then it waits for the exchange
 
 
@@ -123,7 +123,8 @@ def test_a_step_that_waits_for_workers_with_the_next_batch_saves_nothing(tmp_pat
         program.node(step, "a", at + 4 * MS, at + 7 * MS)
     found = program.recording(tmp_path)
     # The host of each step ends so much sooner, and the next batch comes no sooner.
-    assert sum(what_if(found, ZERO, {"a": 0.0}).by_step) == pytest.approx(3 * MS, abs=10 * US)
+    free = change_of_paths(found.ownership, {"a": 0.0})
+    assert saved_by_step(found, ZERO, [free]).sum() == pytest.approx(3 * MS, abs=10 * US)
 
 
 def test_costs_are_taken_from_the_host_and_not_from_the_kernels(tmp_path):

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from benchmarks.robustness.unedited import CASES, judge, missing
-from support.program import PROGRAM, program
+from support import preloaded
+from support.program import program
 
 torch = pytest.importorskip("torch")
 
@@ -53,10 +54,13 @@ def training(*lines):
     return TRAINING + "\n".join(lines) + "\n"
 
 
-def python(*arguments, **more):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, check=False, **more
-    )
+def python(*arguments, start=(sys.executable,), **more):
+    return subprocess.run([*start, *map(str, arguments)], capture_output=True, check=False, **more)
+
+
+def observed(*arguments, **more):
+    """``backspot run`` in a process that need not import PyTorch anew."""
+    return program("run", *arguments, python=preloaded.python(), **more)
 
 
 def told(done):
@@ -76,7 +80,7 @@ def test_the_slow_module_of_a_strangers_script_is_named_and_its_losses_are_the_s
     case = CASES[name]
     if lacks := missing(case):
         pytest.skip(f"needs {lacks}")
-    wrong, _ = judge(case, tmp_path)
+    wrong, _ = judge(case, tmp_path, preloaded.python())
     assert not wrong
 
 
@@ -155,10 +159,13 @@ def test_a_script_without_torch_runs_and_is_told_why_there_is_no_report(write, t
 # Reports -----------------------------------------------------------------------------------------
 
 
-def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
+@pytest.mark.parametrize(
+    "start", [preloaded.python, pytest.param(lambda: [sys.executable], marks=pytest.mark.slow)]
+)
+def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_path):
     path = write(training("train(9)"))
-    plain = python(path, cwd=tmp_path)
-    done = program("run", *SMALL, path, cwd=tmp_path)
+    plain = python(path, start=start(), cwd=tmp_path)
+    done = program("run", *SMALL, path, python=start(), cwd=tmp_path)
     assert done.stdout == plain.stdout
     assert sorted(file.name for file in (tmp_path / "backspot").iterdir()) == [
         "report.html",
@@ -182,24 +189,24 @@ def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
 def test_an_earlier_report_is_kept(write, tmp_path):
     path = write(training("train(9)"))
     (tmp_path / "backspot").mkdir()
-    program("run", *SMALL, path, cwd=tmp_path)
+    observed(*SMALL, path, cwd=tmp_path)
     assert (tmp_path / "backspot-2" / "report.html").exists()
-    refused = program("run", *SMALL, "-o", "backspot-2", path, cwd=tmp_path)
+    refused = observed(*SMALL, "-o", "backspot-2", path, cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (6, b"")
-    forced = program("run", *SMALL, "-o", "backspot-2", "--force", path, cwd=tmp_path)
+    forced = observed(*SMALL, "-o", "backspot-2", "--force", path, cwd=tmp_path)
     assert forced.returncode == 0
 
 
 def test_the_report_goes_where_the_command_was_started(write, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     path = write(training("import os; os.chdir('elsewhere')", "train(9)"))
-    program("run", *SMALL, path, cwd=tmp_path)
+    observed(*SMALL, path, cwd=tmp_path)
     assert (tmp_path / "backspot" / "report.html").exists()
 
 
 def test_the_script_ends_after_the_report_if_that_is_wanted(write, tmp_path):
     path = write(training("try:", "    train(1000)", "finally:", "    print('cleaned up')"))
-    done = program("run", *SMALL, "--exit", path, cwd=tmp_path)
+    done = observed(*SMALL, "--exit", path, cwd=tmp_path)
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 0
     assert (len(lines), lines[-1]) == (6, "cleaned up")  # the sixth step does not print
@@ -207,26 +214,26 @@ def test_the_script_ends_after_the_report_if_that_is_wanted(write, tmp_path):
 
 def test_the_first_recorded_step_can_be_chosen(write, tmp_path):
     path = write(training("train(16)"))
-    program("run", "--at", "12", "--steps", "2", path, cwd=tmp_path)
+    observed("--at", "12", "--steps", "2", path, cwd=tmp_path)
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert report.trace.endswith("steps 12 to 13")
 
 
 def test_a_report_can_be_made_again_and_again(write, tmp_path):
     path = write(training("train(30)"))
-    done = program("run", *SMALL, "--every", "10", path, cwd=tmp_path)
+    done = observed(*SMALL, "--every", "10", path, cwd=tmp_path)
     assert sorted(file.name for file in (tmp_path / "backspot").glob("*.json")) == [
         "report.json",
         "report.step15.json",
         "report.step25.json",
     ]
-    assert done.stdout == python(path, cwd=tmp_path).stdout
+    assert done.stdout == python(path, start=preloaded.python(), cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize("ending", ["", "raise ValueError('broken')", "raise KeyboardInterrupt"])
 def test_what_was_recorded_is_reported_when_the_script_ends_early(ending, write, tmp_path):
     path = write(training("train(8)", ending))
-    done = program("run", "--warmup", "1", "--steps", "4", path, cwd=tmp_path)
+    done = observed("--warmup", "1", "--steps", "4", path, cwd=tmp_path)
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert report.steps == 2
     assert report.trace.endswith("steps 7 to 8")
@@ -235,7 +242,7 @@ def test_what_was_recorded_is_reported_when_the_script_ends_early(ending, write,
 
 def test_an_end_within_a_step_leaves_that_step_out(write, tmp_path):
     code = training("train(8)", "model(torch.randn(4, 8)).sum()", "1 / 0")
-    done = program("run", "--warmup", "1", "--steps", "4", write(code), cwd=tmp_path)
+    done = observed("--warmup", "1", "--steps", "4", write(code), cwd=tmp_path)
     assert b"ZeroDivisionError" in done.stderr
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert (report.steps, len(report.passes)) == (2, 2)
@@ -243,7 +250,7 @@ def test_an_end_within_a_step_leaves_that_step_out(write, tmp_path):
 
 @pytest.mark.parametrize(("steps", "said"), [(0, "no optimizer took a step"), (3, "after 3 steps")])
 def test_too_few_steps_are_one_clear_line(steps, said, write, tmp_path):
-    done = program("run", *SMALL, write(training(f"train({steps})")), cwd=tmp_path)
+    done = observed(*SMALL, write(training(f"train({steps})")), cwd=tmp_path)
     (line,) = told(done)
     assert line.startswith("no report: ")
     assert said in line
@@ -271,14 +278,14 @@ def left():
 def test_nothing_remains_after_the_report(write, tmp_path):
     path = write(training(LEFT, "train(9)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = program("run", *SMALL, path, cwd=tmp_path, env=environment)
+    done = observed(*SMALL, path, cwd=tmp_path, env=environment)
     assert done.stdout.decode().splitlines()[-1] == "[]", done.stderr.decode()
 
 
 def test_while_it_waits_there_is_one_hook_of_pytorchs_own(write, tmp_path):
     path = write(training(LEFT, "train(2)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = program("run", path, cwd=tmp_path, env=environment)
+    done = observed(path, cwd=tmp_path, env=environment)
     (one,) = eval(done.stdout.decode().splitlines()[-1])
     assert "_global_optimizer_post_hooks" in one
 
@@ -292,7 +299,7 @@ def test_a_profiler_of_the_script_is_left_alone(write, tmp_path):
         "    train(12)",
         "print(len(found.events()) > 0)",
     )
-    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    done = observed(*SMALL, write(code), cwd=tmp_path)
     assert done.stdout.decode().splitlines()[-1] == "True"
     first, second = told(done)
     assert first.startswith("the script uses torch.profiler itself")
@@ -309,21 +316,21 @@ def test_it_records_after_the_scripts_own_profiler(write, tmp_path):
         "        found.step()",
         "print(len(found.events()) > 0)",
     )
-    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    done = observed(*SMALL, write(code), cwd=tmp_path)
     assert done.stdout.decode().splitlines()[-1] == "True"
     assert (tmp_path / "backspot" / "report.json").exists()
 
 
 def test_labels_of_the_scripts_own_are_used(write, tmp_path):
     code = training("import backspot", "with backspot.instrument(model, name='net'):", "  train(9)")
-    program("run", *SMALL, write(code), cwd=tmp_path)
+    observed(*SMALL, write(code), cwd=tmp_path)
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert report["net.0"].row.recorded_calls == 2
 
 
 def test_a_forked_process_writes_nothing(write, tmp_path):
     code = training("import os", "child = os.fork()", "train(9)", "os._exit(0) if not child else 0")
-    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    done = observed(*SMALL, write(code), cwd=tmp_path)
     assert len(told(done)) == 2
 
 
@@ -337,7 +344,17 @@ def until_it_prints(process):
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
 def test_a_signal_asks_for_a_report_now(write, tmp_path):
     path = write(training("import time", "for _ in range(600): train(1); time.sleep(0.02)"))
-    command = [*PROGRAM, "run", "--warmup", "100000", "--steps", "2", str(path)]
+    command = [
+        *preloaded.python(),
+        "-m",
+        "backspot",
+        "run",
+        "--warmup",
+        "100000",
+        "--steps",
+        "2",
+        str(path),
+    ]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -368,7 +385,7 @@ def test_a_handler_of_the_script_stays(write, tmp_path):
         "train(9)",
         "os.kill(os.getpid(), signal.SIGUSR1)",
     )
-    done = program("run", *SMALL, write(code), cwd=tmp_path)
+    done = observed(*SMALL, write(code), cwd=tmp_path)
     assert done.stdout.decode().splitlines()[-1] == "mine"
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from support.gpu_models import DEVICE, Planted, gpu_profile, needs_gpu  # noqa: E402
+from support.gpu_models import DEVICE, KEEPS_SITES, Planted, gpu_profile, needs_gpu  # noqa: E402
 from support.leftovers import hooks_on, left_in_torch  # noqa: E402
 from support.training import check, owners, same, train  # noqa: E402
 
@@ -99,7 +99,7 @@ def test_a_part_that_is_replayed_as_a_graph_owns_its_backward():
     assert not any("GraphedBackward" in nodes for path, nodes in found.items() if path != "plant")
 
 
-def test_a_model_that_inductor_compiles_owns_its_backward():
+def test_a_model_that_inductor_compiles_trains_the_same():
     torch._dynamo.reset()
 
     def make():
@@ -117,9 +117,7 @@ def test_a_model_that_inductor_compiles_owns_its_backward():
     run = train(make, step, warm_up=2, profiled=gpu_profile)
     torch._dynamo.reset()
     same(plain, run)
-    report = run.report
-    assert owners(report)[""].keys() == {"CompiledFunctionBackward"}
-    assert report[""].row.gpu_ns > 0
+    assert owners(run.report)[""].keys() == {"CompiledFunctionBackward"}
 
 
 def test_a_model_that_is_compiled_into_graphs_is_undisturbed():
@@ -143,4 +141,8 @@ def test_a_model_that_is_compiled_into_graphs_is_undisturbed():
     run = train(make, step, warm_up=3, profiled=gpu_profile)
     torch._dynamo.reset()
     same(plain, run)
-    assert "CompiledFunctionBackward" in owners(run.report)[""]
+    report = run.report
+    assert "CompiledFunctionBackward" in owners(report)[""]
+    assert not report.fused
+    if KEEPS_SITES:
+        assert any("CUDA graph was replayed" in warning for warning in report.warnings)

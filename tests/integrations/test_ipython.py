@@ -39,7 +39,7 @@ def run():
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
-    saved = sys.displayhook, sys.excepthook
+    saved = sys.displayhook, sys.excepthook, sys.modules["__main__"]
     shell = InteractiveShell.instance(config=config)
 
     def cell(code):
@@ -52,7 +52,7 @@ def run():
     yield cell
     shell.user_ns.clear()
     InteractiveShell.clear_instance()
-    sys.displayhook, sys.excepthook = saved
+    sys.displayhook, sys.excepthook, sys.modules["__main__"] = saved
 
 
 def test_a_cell_trains_as_ever_and_shows_its_report(run):

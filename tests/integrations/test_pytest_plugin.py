@@ -16,19 +16,9 @@ pytest_plugins = ["pytester"]
 
 # The times of these modules are known: their backward sleeps.
 SUITE = """
-import os, time, torch
+import torch
+from support.sleeping import Sleep
 from torch import nn
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, ms):
-        ctx.ms = ms
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.ms / 1000)
-        return gradient, None
 
 class Layer(nn.Module):
     def __init__(self, ms):
@@ -36,7 +26,7 @@ class Layer(nn.Module):
         self.ms = ms
 
     def forward(self, x):
-        return Sleep.apply(x, self.ms)
+        return Sleep.apply(x, lambda: self.ms / 1000)
 
 def training(ms, last):
     model = nn.Sequential(nn.Linear(2, 2), *(Layer(ms) for _ in range(9)), Layer(last))

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 import backspot
 from backspot.live import call_wrapper as wrapping
 from backspot.live.sessions import sessions
+from support.choice import slow_except
 from support.hooks import MODES
 from support.leftovers import hooks_on, left_in_torch
 
@@ -408,6 +409,7 @@ print("clean")
 """
 
 
+@pytest.mark.slow
 def test_what_was_imported_within_a_profile_keeps_nothing():
     done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -461,7 +463,7 @@ def test_owners_are_the_same_without_markers(hooks):
 METHOD = "method" if hasattr(torch.autograd.graph, "node_creation_hook") else "whole"
 
 
-@pytest.mark.parametrize("how", sorted({"whole", METHOD, "blocks"}))
+@pytest.mark.parametrize("how", slow_except(["whole"], sorted({"whole", METHOD, "blocks"})))
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, record):
     pytest.importorskip("torch._dynamo")

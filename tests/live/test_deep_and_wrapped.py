@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import backspot
+from support import preloaded
 
 
 class Recursive(nn.Module):
@@ -129,7 +130,7 @@ WRAPPED = """
 @pytest.mark.parametrize("how", ["wrapped", "replaced"])
 def test_nodes_are_the_callers_where_module_calls_are_wrapped(how):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WRAPPED), how],
+        [*preloaded.python(), "-c", textwrap.dedent(WRAPPED), how],
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 import torch
@@ -12,21 +11,9 @@ from torch import nn
 import backspot
 from backspot import Report
 from backspot.results.unusual import unusual_steps
+from support.sleeping import Sleep
 
 HELD_UP = 0.2  # seconds
-
-
-class _Pass(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.seconds:  # a sleep of nothing gives the processor away
-            time.sleep(ctx.seconds)
-        return gradient.clone(), None
 
 
 class Hiccup(nn.Module):
@@ -37,7 +24,7 @@ class Hiccup(nn.Module):
         self.seconds = 0.0
 
     def forward(self, x):
-        return _Pass.apply(x, self.seconds)
+        return Sleep.apply(x, lambda: self.seconds)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Errors and interrupts in forward and backward: labels close, and the process lives."""
 
 import subprocess
-import sys
 import textwrap
 import threading
 
@@ -11,6 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import backspot
+from support import preloaded
 from support.hooks import MODES
 
 
@@ -287,7 +287,7 @@ CRASH = """
 @pytest.mark.parametrize("hooks", MODES)
 def test_the_process_survives_ranges_that_outlive_their_session(hooks, markers):
     script = textwrap.dedent(CRASH).replace("OPTIONS", repr({"hooks": hooks, "markers": markers}))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([*preloaded.python(), "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("alive")
 

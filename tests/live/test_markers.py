@@ -10,6 +10,7 @@ from torch import nn
 
 import backspot
 from support.blocks import Net, step
+from support.choice import slow_except
 
 
 def test_backward_markers_follow_the_engine(record):
@@ -107,7 +108,10 @@ def test_a_node_made_outside_of_every_module_bears_no_marker(record):
 @pytest.mark.parametrize(
     "had_here",
     [
-        pytest.param(True, marks=pytest.mark.xfail(reason="a node does not tell its thread")),
+        pytest.param(
+            True,
+            marks=[pytest.mark.slow, pytest.mark.xfail(reason="a node does not tell its thread")],
+        ),
         False,
     ],
     ids=["with a number that the model had here", "with a number that is to come here"],
@@ -140,7 +144,9 @@ def test_a_node_made_on_another_thread_bears_no_marker(had_here, record):
 @pytest.mark.skipif(
     not hasattr(torch.autograd.graph, "node_creation_hook"), reason="needs torch 2.14"
 )
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto", None])
+@pytest.mark.parametrize(
+    "name", slow_except([None], ["resnet18", "vit_tiny_patch16_224", "convnext_atto", None])
+)
 def test_every_marker_names_the_module_that_was_running_when_the_node_was_made(name, record):
     if name is None:
         model, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 3, 8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 
 import pytest
 
@@ -16,18 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import backspot  # noqa: E402
 from backspot.live.monitor import _Times  # noqa: E402
 from support.leftovers import hooks_on, left_in_torch  # noqa: E402
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds())
-        return gradient, None
+from support.sleeping import Sleep  # noqa: E402
 
 
 class Sleepy(nn.Module):
@@ -39,7 +27,7 @@ class Sleepy(nn.Module):
         self.seconds = seconds
 
     def forward(self, x):
-        return _Sleep.apply(self.linear(x), lambda: self.seconds)
+        return Sleep.apply(self.linear(x), lambda: self.seconds)
 
 
 class Trained:
@@ -239,11 +227,12 @@ def test_the_optimizer_of_another_model_does_not_count():
 # Alarms ------------------------------------------------------------------------------------------
 
 
-def fed(backwards, **options):
-    """A monitor that has these backward times of its one block."""
-    monitor = backspot.Monitor(nn.Sequential(nn.Linear(2, 2)), every=100, **options)
-    for number, ms in enumerate(backwards, 1):
-        monitor._add(_Times(number * 100, (1.0,), (ms,)))
+def fed(*backwards, **options):
+    """A monitor that has these backward times of its blocks."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in backwards))
+    monitor = backspot.Monitor(model, every=100, **options)
+    for number, ms in enumerate(zip(*backwards, strict=True), 1):
+        monitor._add(_Times(number * 100, (1.0,) * len(ms), ms))
     monitor.remove()
     return monitor
 
@@ -270,6 +259,21 @@ def test_a_steady_block_raises_none(caplog):
     assert fed([*noisy(50, 1.8), 9.0, 9.0, 9.0, 9.0, *noisy(50, 1.8)]).alarms == []
     assert fed([*noisy(40, 0.002), *noisy(40, 0.004)]).alarms == []  # too little to matter
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 6])
+def test_a_slower_machine_raises_none(blocks):
+    busy = [*noisy(40, 1.0), *noisy(20, 2.0)]
+    steady = [[ms * (block + 1) for ms in busy] for block in range(blocks)]
+    assert fed(*steady).alarms == []
+
+
+def test_a_block_that_becomes_slower_on_a_slower_machine_is_found():
+    busy = [*noisy(40, 1.0), *noisy(20, 2.0)]
+    monitor = fed(busy, [*noisy(40, 1.0), *noisy(20, 3.0)], busy)
+    (alarm,) = monitor.alarms
+    assert (alarm.path, alarm.since) == ("1", 4100)
+    assert alarm.now_ms > 2.5
 
 
 def test_a_second_slowdown_raises_a_second_alarm_and_is_logged(caplog):

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backspot
+from support.choice import slow_except
 
 
 class Residual(nn.Module):
@@ -205,7 +206,10 @@ def test_module_hooks_change_neither_loss_nor_gradients(case, graph_of, record):
 
 
 @pytest.mark.timm
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "convnext_atto"])
+@pytest.mark.parametrize(
+    "name",
+    slow_except(["vit_tiny_patch16_224"], ["vit_tiny_patch16_224", "resnet18", "convnext_atto"]),
+)
 def test_labels_leave_real_models_as_they_are(name, graph_of, record):
     timm = pytest.importorskip("timm")
     size = {"img_size": 32} if name.startswith("vit") else {}

@@ -4,7 +4,6 @@ import gc
 import json
 import linecache
 import subprocess
-import sys
 import textwrap
 import threading
 import weakref
@@ -19,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot.errors import UsageError  # noqa: E402
+from support import preloaded  # noqa: E402
 
 # Whatever it holds must come through the profiler whole.
 FIRST = 'x = self.fc(x)  # "quotes", \\\\, % and ü'
@@ -355,7 +355,7 @@ def test_a_script_is_named_within_the_working_folder(tmp_path):
         )
     )
     ran = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True
+        [*preloaded.python(), str(script)], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert set(ran.stdout.splitlines()) == {"pack/train.py:8 return self.fc(x)"}
 

@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from backspot.live import torch_internals  # noqa: E402
+from support import preloaded  # noqa: E402
 
 FILES = sorted(Path(torch_internals.__file__).parent.glob("*.py"))
 OTHERS = [path for path in FILES if path.name != "torch_internals.py"]
@@ -155,7 +155,7 @@ def test_backspot_works_without_the_names_that_have_a_fallback():
     names = optional_names()
     assert ("_C", "_autograd", "_get_sequence_nr") in names
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT, repr(names)],
+        [*preloaded.python(), "-W", "ignore", "-c", WITHOUT, repr(names)],
         capture_output=True,
         text=True,
         check=False,

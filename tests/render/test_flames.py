@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from backspot.render import renderer_for
-from support.h200 import WITH_BACKWARD
+from support.h200 import EACH_WITH_BACKWARD
 from support.h200 import report_of as recorded
 from support.sample_reports import ODD_NAMES, SAMPLES, node, reports, row, vit, vit_on_a_cpu
 from support.sample_reports import report as report_of
@@ -79,7 +79,7 @@ def test_the_weights_sum_to_the_rows(name):
     check_sums(SAMPLES[name]())
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
 def test_the_weights_sum_to_the_report_of_a_real_trace(name):
     report = recorded(name)
     check_sums(report)

@@ -90,6 +90,7 @@ def test_the_page_stays_small(modules, limit):
     assert len(content) < 1_000 * limit
 
 
+@pytest.mark.slow
 def test_very_many_steps_do_not_make_the_page_large():
     steps = 5_000
     rows = [row(f"layers.{index}", wall=steps * (index + 9), steps=steps) for index in range(200)]

@@ -19,6 +19,7 @@ from backspot.commands import main
 from backspot.errors import NoBackwardError, NotATraceError, OutputExistsError, UsageError
 from backspot.render.labelled_trace import CATEGORY
 from backspot.trace import read_events
+from support.choice import slow_except
 from support.h200 import WITH_BACKWARD, path_of, report_of
 from support.synthetic import Trace
 from support.tracks import added_of, assert_nested, exactly, padded, slices_of, text_of
@@ -45,7 +46,9 @@ def annotated_text(name: str) -> bytes:
         return output.read_bytes()
 
 
-ALL = (*WITH_BACKWARD, "foreign")
+QUICK = ("fsdp2.rank0", "gpt2_checkpointed", "sync_in_backward", "two_streams")
+EACH = slow_except(QUICK, WITH_BACKWARD)
+ALL = slow_except((*QUICK, "foreign"), (*WITH_BACKWARD, "foreign"))
 
 
 @pytest.mark.slow
@@ -90,7 +93,7 @@ def test_tracks_have_names_and_numbers_of_their_own(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH)
 def test_a_span_lies_in_that_of_the_nearest_module_around_and_covers_its_time(name):
     ownership = attribute(read_events(path_of(name)))
     modules = {m.path: m for m in ownership.spans.modules if not m.is_region}
@@ -156,7 +159,7 @@ def test_each_node_starts_in_its_owners_span_and_no_span_leaves_its_pass(name):
             assert at.path == o.owners.path(int(o.owner[i]))
 
 
-@pytest.mark.parametrize("name", WITH_BACKWARD)
+@pytest.mark.parametrize("name", EACH)
 def test_arrows_lead_from_a_modules_forward_to_its_backward(name):
     document = json.loads(annotated_text(name), parse_float=str)["traceEvents"]
     added = [e for e in document if e.get("cat") == CATEGORY]

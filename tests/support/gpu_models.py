@@ -12,6 +12,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.profiler import ProfilerActivity, profile
 
 DEVICE = "cuda"
+KEEPS_SITES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+"""Whether Inductor keeps the launch sites of compiled code."""
 needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.xdist_group("gpu"),

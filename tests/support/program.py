@@ -7,8 +7,7 @@ import sys
 PROGRAM = [sys.executable, "-m", "backspot"]
 
 
-def program(*arguments, **more):
+def program(*arguments, python=(sys.executable,), **more):
     environment = {**os.environ, **more.pop("env", {})}
-    return subprocess.run(
-        [*PROGRAM, *map(str, arguments)], capture_output=True, check=False, env=environment, **more
-    )
+    command = [*python, "-m", "backspot", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=False, env=environment, **more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +11,10 @@ from backspot.analysis.accounting.steps import StepWindows, step_windows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import without_partial
+from backspot.analysis.replay.cost import ProfilerCost
+from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
+from backspot.analysis.replay.saving import Change, replays
 from backspot.trace import Events, read_events
 from support.synthetic import Trace
 
@@ -53,6 +56,11 @@ def recording(path: Path) -> Recording:
 def recorded(name: str) -> Recording:
     """The recording of this name in ``tests/data``."""
     return recording(PATHS[name])
+
+
+def saved_by_step(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Floats:
+    """Nanoseconds that each step (rows) saves with each change (columns)."""
+    return replays(recording, cost, changes)[0].saved
 
 
 class Program:

@@ -15,6 +15,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.metadata: dict[str, Any] = {}
         self._ids = 0
 
     def _id(self) -> int:
@@ -140,7 +141,8 @@ class Trace:
         head = {"schemaVersion": 1}
         if any(event["name"] == "[memory]" for event in self.events):
             head["profile_memory"] = 1
-        return {**head, "traceEvents": self.events, "traceName": "synthetic"}
+        whole = {**head, "traceEvents": self.events, "traceName": "synthetic"}
+        return whole | self.metadata
 
     def save(self, path: Path) -> Path:
         text = json.dumps(self.document()).encode()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support import preloaded
+
 
 def run_two_ranks(case: str, folder: Path, device: str = "cpu") -> None:
     """Each of them profiles, locates and checks; this one looks at their end."""
@@ -20,7 +22,7 @@ def run_two_ranks(case: str, folder: Path, device: str = "cpu") -> None:
     ranks = [
         subprocess.Popen(
             [
-                sys.executable,
+                *preloaded.python(),
                 "-m",
                 "support.ranks",
                 case,

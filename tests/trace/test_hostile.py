@@ -16,6 +16,7 @@ from backspot.commands import main
 from backspot.errors import BackspotError, NoBackwardError, NotATraceError, UsageError
 from backspot.trace import Events, read_events
 from backspot.trace.chrome import ChromeDecoder
+from support.choice import slow_except
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
@@ -78,8 +79,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("at", [0, 3, -1])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at", slow_except([3], [0, 3, -1]))
 @pytest.mark.parametrize("case", BAD)
 def test_one_bad_event_costs_one_event(
     case: str, at: int, packed: bool, clean: backspot.Report, tmp_path: Path

@@ -46,6 +46,7 @@ def test_no_device_has_a_number_that_pytorch_cannot_give() -> None:
     assert {device.device for device in report.devices} == set(range(128))
 
 
+@pytest.mark.slow
 def test_the_paths_of_modules_that_nest_very_deep_in_pythons_stack_stay_short() -> None:
     report = backspot.locate(io.BytesIO(DIMENSIONS["modules within modules of Python's"](10)))
     assert len({row.path for row in report.modules}) == len(report.modules) > 4_000

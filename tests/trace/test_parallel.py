@@ -60,6 +60,7 @@ def test_several_processes_read_the_same_columns_as_one(
     assert columns(parts.columns.finish(str(path))) == columns(read_events(path, jobs=1))
 
 
+@pytest.mark.slow
 def test_arrows_named_by_text_meet_across_processes(tmp_path: Path) -> None:
     trace = Trace()
     for step in range(200):
@@ -78,6 +79,7 @@ def test_arrows_named_by_text_meet_across_processes(tmp_path: Path) -> None:
     assert backspot.locate(path, jobs=4) == backspot.locate(path, jobs=1)
 
 
+@pytest.mark.slow
 def test_a_broken_event_in_any_part_is_reported_as_by_one_process(tmp_path: Path) -> None:
     text = plain("ddp.rank0", tmp_path).read_bytes()
     events = text.split(b"\n")

@@ -215,6 +215,7 @@ def test_slow_functional_code_that_runs_again_is_not_charged_to_a_module_beside_
     assert report["inner.fc"].row.wall_ns < first.recompute_ns / 2
 
 
+@pytest.mark.slow
 @MODES
 def test_a_checkpointed_vit_has_the_owners_of_the_plain_one(reentrant, set_reentrant):
     timm = pytest.importorskip("timm")

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
+from support.choice import slow_except  # noqa: E402
 from support.training import check, cpu_profile, owners, same, train  # noqa: E402
 
 EAGER = {"backend": "aot_eager"}
@@ -150,7 +151,7 @@ def test_a_compiled_model_can_be_instrumented_late_and_go_on_afterwards(kind):
         step(model)
 
 
-@pytest.mark.parametrize("kind", ["parts in place", "parts"])
+@pytest.mark.parametrize("kind", slow_except(["parts"], ["parts in place", "parts"]))
 def test_a_compiled_part_owns_its_backward_under_its_own_path(kind):
     found = owners(check(KINDS[kind], step, warm_up=1))
     for path in ("blocks.0", "blocks.1"):
@@ -159,7 +160,9 @@ def test_a_compiled_part_owns_its_backward_under_its_own_path(kind):
     assert not any("_orig_mod" in path for path in found)
 
 
-@pytest.mark.parametrize("kind", ["whole", "whole, one graph", "in place", "graph break"])
+@pytest.mark.parametrize(
+    "kind", slow_except(["whole"], ["whole", "whole, one graph", "in place", "graph break"])
+)
 def test_a_compiled_model_owns_its_backward(kind):
     found = owners(check(KINDS[kind], step, warm_up=1))
     assert found[""].keys() == {"CompiledFunctionBackward"}
@@ -178,6 +181,7 @@ class Deep(nn.Module):
 
 
 @pytest.mark.skipif(OLD, reason="this PyTorch compiles each block anew without hooks too")
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_blocks_go_on_sharing_what_was_compiled_for_one_of_them(late):
     model = Deep()

@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -14,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
+from support import preloaded  # noqa: E402
 from support.leftovers import hooks_on  # noqa: E402
 from support.training import cpu_profile, owners  # noqa: E402
 
@@ -233,7 +233,7 @@ print(all(p.grad is not None for p in model.parameters()))
 def test_a_profiler_stopped_within_backward():
     """In a process of its own: PyTorch cannot profile again on this thread afterwards."""
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120
+        [*preloaded.python(), "-c", STOPPED], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stdout.split() == ["True", "True"]

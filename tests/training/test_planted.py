@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 import backspot
+from support.choice import slow_except
 
 torch = pytest.importorskip("torch")
 vision_transformer = pytest.importorskip("timm.models.vision_transformer")
@@ -51,7 +52,9 @@ def test_these_are_ten_modules_with_a_call_each(vit) -> None:
     assert {(path, 0) for path in MODULES} <= set(_plants.find_calls(model, step))
 
 
-@pytest.mark.parametrize("path", MODULES)
+@pytest.mark.parametrize(
+    "path", slow_except(("patch_embed", "blocks.1.attn.proj", "head"), MODULES)
+)
 def test_the_planted_module_comes_first(vit, path: str) -> None:
     model, step = vit
     step()

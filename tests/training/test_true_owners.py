@@ -175,10 +175,14 @@ def test_a_gradient_taken_within_a_forward_is_told_from_the_backward(tmp_path):
     ("name", "options"),
     [
         ("vit_tiny_patch16_224", {"img_size": 32, "patch_drop_rate": 0.5, "depth": 3}),
-        ("resnet18", {}),
-        ("convnext_atto", {}),
-        ("densenet121", {"memory_efficient": True}),
-        ("swin_tiny_patch4_window7_224", {"img_size": 32, "window_size": 2}),
+        pytest.param("resnet18", {}, marks=pytest.mark.slow),
+        pytest.param("convnext_atto", {}, marks=pytest.mark.slow),
+        pytest.param("densenet121", {"memory_efficient": True}, marks=pytest.mark.slow),
+        pytest.param(
+            "swin_tiny_patch4_window7_224",
+            {"img_size": 32, "window_size": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_node_of_a_real_model_belongs_to_the_module_that_made_it(name, options, tmp_path):

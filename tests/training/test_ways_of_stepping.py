@@ -302,6 +302,7 @@ def test_anomaly_mode_and_saved_tensor_hooks():
     assert of_modules(check(Net, step)) == times(1)
 
 
+@pytest.mark.slow
 def test_lbfgs_calls_the_closure_as_often_as_it_likes():
     def step(model):
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)

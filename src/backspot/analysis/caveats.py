@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.attribution.compiled import Unmatched
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.partial import is_between_forwards
 from backspot.analysis.attribution.transforms import are_transformed
@@ -76,6 +77,8 @@ def warnings_of(
             "away; they are listed under the profiler's names. Compile parts of the model, or a "
             "module of a class of your own, to have them named."
         )
+    warnings += _of_compiled(events, ownership)
+    warnings += _of_compilations(events, ownership)
     unowned = spans.is_node & (ownership.owner == Special.UNRECORDED)
     unseen = int((unowned & ownership.join.unseen).sum())
     unrecorded = int(unowned.sum()) - unseen
@@ -134,6 +137,68 @@ def warnings_of(
         )
     warnings += _of_warm_up(events, ownership, warmed_up=warmed_up)
     return tuple(warnings)
+
+
+def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
+    """Return the warnings that say why compiled regions keep one owner."""
+    if events.compiled.broken:
+        return ["The trace's table of compiled code is broken: each compiled region has one owner."]
+    named = any(not module.is_region for module in ownership.spans.modules)
+    if named and not events.compiled.recorded and events.name_mask(names.COMPILED_GRAPH).any():
+        return [
+            "The modules inside compiled code are not known, as nothing recorded them while the "
+            "code was compiled: call backspot.instrument(model) before the first step, with torch "
+            "2.10 or later."
+        ]
+    by_reason: dict[str, list[Unmatched]] = {}
+    for unmatched in ownership.compiled.unmatched:
+        by_reason.setdefault(unmatched.reason, []).append(unmatched)
+    warnings = []
+    for reason, found in by_reason.items():
+        first, *others = sorted({one.path for one in found})
+        more = f" and {counted(len(others), 'more module')}" if others else ""
+        calls = counted(sum(one.calls for one in found), "call")
+        warnings.append(
+            f"The modules inside {calls} of compiled code, in {first or 'the model'}{more}, are "
+            f"not known: {reason}."
+        )
+    return warnings
+
+
+def _of_compilations(events: Events, ownership: Ownership) -> list[str]:
+    """Return a warning if code was compiled in the recorded steps, with the first reason."""
+    compiling = events.named(Category.OPERATOR, *names.COMPILING)
+    windows = ownership.windows
+    if len(windows.end):
+        compiling = compiling[events.start[compiling] < windows.end[-1]]
+    if not len(compiling):
+        return []
+    known = {one.region: one for one in events.compiled.compilations}
+    regions = events.named(Category.OPERATOR, names.COMPILED_REGION)
+    regions = regions[np.argsort(events.start[regions], kind="stable")]
+    causes = []
+    for event in compiling.tolist():
+        after = regions[
+            (events.thread[regions] == events.thread[event])
+            & (events.start[regions] >= events.end[event])
+        ]
+        name = events.names[events.name[after[0]]] if len(after) else ""
+        compilation = known.get(name.removeprefix(names.COMPILED_REGION))
+        if compilation is not None:
+            causes.append(compilation)
+    spent = int((events.end[compiling] - events.start[compiling]).sum())
+    begun = (
+        f"The recorded steps compile code {counted(len(compiling), 'time')}, which took "
+        f"{duration(spent)}: "
+    )
+    if not causes:
+        return [f"{begun}torch._logging.set_logs(recompiles=True) prints why."]
+    again = [cause for cause in causes if cause.reason] or causes
+    first = again[0]
+    place = f"{first.function} ({first.file}:{first.line})"
+    why = f"again, because {first.reason}" if first.reason else "for the first time"
+    more = f"; and {len(causes) - 1} more" if len(causes) > 1 else ""
+    return [f"{begun}{place} {why}{more}."]
 
 
 def _of_warm_up(events: Events, ownership: Ownership, *, warmed_up: bool) -> list[str]:

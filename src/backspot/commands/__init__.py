@@ -4,8 +4,8 @@ The arguments come in; text on standard output, one-line complaints on standard 
 code come out. In the order in which they are used:
 
 - this file parses the arguments and turns every error into one line and an exit code
-- ``run.py``, ``show.py``, ``report.py``, ``annotate.py``, ``diff.py``, ``explain.py``
-  and ``demo.py`` are the verbs
+- ``run.py``, ``show.py``, ``report.py``, ``annotate.py``, ``diff.py``, ``ranks.py``,
+  ``explain.py`` and ``demo.py`` are the verbs
 - ``_script.py`` runs a script as ``python`` does
 - ``_source.py`` reads the trace that a verb was given
 - ``_ranks.py`` mentions the traces of other ranks
@@ -34,7 +34,7 @@ from backspot.errors import BackspotError, UsageError
 
 __all__ = ["main"]
 
-VERBS = ("run", "demo", "show", "report", "annotate", "diff", "explain")
+VERBS = ("run", "demo", "show", "report", "annotate", "diff", "ranks", "explain")
 """The verbs, in the order of the help; each is a module of this package."""
 
 _ABOUT = """\

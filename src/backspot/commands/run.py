@@ -5,6 +5,8 @@ same. Backspot waits for some optimizer steps, times some without the profiler,
 records some more, and writes the report, which it also prints on standard
 error. The script then goes on as if nothing had happened.
 
+Under torchrun, rank 0 also says which rank is slow, where, and who waits.
+
 On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 
 Example:
@@ -20,7 +22,7 @@ import argparse
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from backspot.commands._console import add_width, complain, count, use_color
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
+    from backspot.live.gathering import Gathering
     from backspot.live.recorder import Plan, Recorded
     from backspot.live.running import Observer
     from backspot.results.report import Report
@@ -182,15 +185,45 @@ class _Observation:
     # Reports -------------------------------------------------------------------------------------
 
     def _deliver(self, recorded: Recorded) -> None:
+        gathering = _gathering(recorded)
         try:
-            report, names = recorded.save(self._name, self._folder)
+            with gathering or nullcontext():
+                report, names = recorded.save(
+                    self._name, self._folder, gathering.leave if gathering else None
+                )
         except (BackspotError, OSError) as error:
             complain(f"no report: {error}")
-            return
+        else:
+            if _is_first():
+                _print(report, self._args.width)
+                self._wrote(*names)
         if _is_first():
-            _print(report, self._args.width)
-            shown = Path(os.path.relpath(self._folder))
-            complain(f"wrote {', '.join(names)} into {shown}{os.sep}")
+            self._answer(recorded, gathering)
+
+    def _answer(self, recorded: Recorded, gathering: Gathering | None) -> None:
+        """Print which rank is slow, if there are several."""
+        from backspot.live.recorder import rank_and_ranks
+
+        if gathering is None:
+            if rank_and_ranks()[1] > 1:
+                complain(f"for all ranks together: backspot ranks {self._shown()}")
+            return
+        try:
+            job = gathering.collect()
+            names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
+            for name in names:
+                job.save(self._folder / name, force=True)
+        except (BackspotError, OSError) as error:
+            complain(f"no report of all ranks: {error}")
+            return
+        _write_error(f"\n{job}\n")
+        self._wrote(*names)
+
+    def _wrote(self, *names: str) -> None:
+        complain(f"wrote {', '.join(names)} into {self._shown()}{os.sep}")
+
+    def _shown(self) -> str:
+        return os.path.relpath(self._folder)
 
 
 def _print(report: Report, width: int | None) -> None:
@@ -200,17 +233,31 @@ def _print(report: Report, width: int | None) -> None:
 
     if sys.stderr is None:
         return
-    text = render_text(report, width=width, color=use_color(sys.stderr))
-    with suppress(OSError, ValueError):
-        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        text = text.encode(encoding, "replace").decode(encoding)
-        print(f"\n{text}\n", file=sys.stderr, flush=True)
+    _write_error(f"\n{render_text(report, width=width, color=use_color(sys.stderr))}\n")
     times = report.unprofiled_step_ns_by_step
     if report.unprofiled_step_ns is not None:
         complain(
             f"without the profiler a step takes {duration(report.unprofiled_step_ns)} (median of "
             f"{len(times)}; {duration(min(times))} to {duration(max(times))})"
         )
+
+
+def _write_error(text: str) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding), file=sys.stderr, flush=True)
+
+
+def _gathering(recorded: Recorded) -> Gathering | None:
+    """Return what puts the ranks together; ``None`` if other ranks may record nothing now."""
+    from backspot.live.gathering import Gathering
+    from backspot.live.recorder import rank_and_ranks
+
+    if recorded.requested or rank_and_ranks()[1] == 1:
+        return None
+    with suppress(UsageError):  # the process group is gone
+        return Gathering(f"run {recorded.first}")
+    return None
 
 
 def _why_none(steps: int, plan: Plan) -> str:

@@ -12,6 +12,7 @@ An instrumentation is set up and removed by:
   ``recording.py`` has the devices and the profiler's states.
 - ``recorder.py``: records some steps of a training that somebody else runs, such as a script or a
   trainer. ``running.py`` observes the steps of a script, and ``discovery.py`` finds its models.
+- ``gathering.py``: sends what each rank recorded to rank 0, which answers for all.
 - ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
 
 A module call that a profiler records goes through:
@@ -25,6 +26,9 @@ A module call that a profiler records goes through:
 4. ``markers.py``: the *boundary nodes*, which made the inputs and outputs of calls, get a *marker*:
    a prehook that writes the backward label.
 5. ``source_lines.py``, with ``line_names.py``: the line of source that made each node.
+
+Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch
+works, while the code is compiled.
 
 ``owner.py`` has what all of these share. An *owner* is a module by its names and labels, a *scope*
 is one instrumentation; both refer to modules weakly. ``sessions.py`` counts the profiler's

@@ -13,6 +13,7 @@ import torch
 from backspot.errors import AlreadyInstrumentedError, UsageError
 from backspot.live.call_wrapper import ModuleReference, call_wrapper
 from backspot.live.calls import calls_that_fail, current_thread
+from backspot.live.compiled import compiled_book
 from backspot.live.copies import end_plain_copies, keep_copies_plain
 from backspot.live.hooks import (
     BackwardEnd,
@@ -64,6 +65,7 @@ class Instrumentation:
         hooks: ``"call"``, ``"node"`` or ``"module"``.
         markers: whether backward markers are written.
         lines: whether the source line of each node is recorded.
+        compiled: whether the modules inside compiled code are recorded.
         paths: the labelled module paths, parents first; ``""`` is the model without a name.
         skipped: the paths that could not be labelled, each with the reason.
 
@@ -90,6 +92,7 @@ class Instrumentation:
         hooks: str,
         markers: bool,
         lines: bool,
+        compiled: bool,
         paths: tuple[str, ...],
         skipped: dict[str, str],
     ) -> None:
@@ -99,6 +102,7 @@ class Instrumentation:
         self.hooks = hooks
         self.markers = markers
         self.lines = lines
+        self.compiled = compiled
         self.paths = paths
         self.skipped = skipped
         self._scope = scope
@@ -133,7 +137,7 @@ class Instrumentation:
             if module is not None:
                 unset_full_backward_flag(module)
         current_thread().drop(self._scope)
-        end_plain_copies(self._scope)
+        _forget(self._scope)
         if self._model_gone is not None:
             self._model_gone.detach()
         sessions.depart(self._scope)
@@ -165,6 +169,8 @@ class Instrumentation:
             parts.append("markers=False")
         if self.lines:
             parts.append("lines=True")
+        if not self.compiled:
+            parts.append("compiled=False")
         if self.skipped:
             parts.append(f"{len(self.skipped)} skipped")
         if not self.active:
@@ -190,15 +196,23 @@ class Instrumentation:
         """Put the labels on. If this is interrupted, ``remove`` undoes what was done."""
         scope = self._scope
         sessions.join(scope)  # first: a range may be opened only while sessions are counted
+        self._model_gone = weakref.finalize(scope.model(), _forget, scope)
+        if self.compiled:
+            compiled_book.join(scope)
         if self.hooks == "call":
             if recording():
                 call_wrapper.add(scope)
             return
         classes = {type(module) for _, module in scope.live_modules()}
         flagged = classes if self.hooks == "module" and self.markers else ()
-        self._model_gone = weakref.finalize(scope.model(), end_plain_copies, scope)
         keep_copies_plain(scope, flagged)
         self._put_hooks()
+
+
+def _forget(scope: Scope) -> None:
+    """Undo what an instrumentation changed outside of its model."""
+    end_plain_copies(scope)
+    compiled_book.leave(scope)
 
 
 def instrument(
@@ -210,6 +224,7 @@ def instrument(
     hooks: Literal["call", "node", "module"] = "call",
     markers: bool = True,
     lines: bool = False,
+    compiled: bool = True,
 ) -> Instrumentation:
     """Label the forward and the backward of every module of a model in a profiler's trace.
 
@@ -246,6 +261,12 @@ def instrument(
     while a profiler records. Before, it is the line that called the module, for modules of
     PyTorch's own.
 
+    Inside code that ``torch.compile`` generates, the modules are known if the code was compiled
+    while the model was instrumented: call ``instrument`` before the first step, or
+    ``torch.compiler.reset()`` after it. A pass of Inductor notes the modules then; the generated
+    code stays the same. The pass is part of the key of PyTorch's caches, so the first run compiles
+    again, and both caches stay valid. ``compiled=False`` keeps out of compilation.
+
     A shared module has the first of its paths. Paths leave out the parts that wrappers add
     (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
     hooks and without a forward of its own gets no label, as it makes no node and launches nothing.
@@ -266,6 +287,7 @@ def instrument(
         hooks: ``"call"`` (default), ``"node"`` or ``"module"``.
         markers: whether to write backward labels. Default true.
         lines: whether to record the source line of each node. Default false.
+        compiled: whether to record for which modules compiled code works. Default true.
 
     Returns:
         A handle with ``remove()``, which is also a context manager that calls ``remove()``.
@@ -284,7 +306,7 @@ def instrument(
         >>> report["1"].row.class_name
         'Linear'
     """
-    check_arguments(model, depth, name, hooks, lines)
+    check_arguments(model, depth, name, hooks, lines, compiled)
     if not isinstance(markers, bool):
         raise UsageError(f"markers must be True or False, not {markers!r}")
     return put_labels(
@@ -295,6 +317,7 @@ def instrument(
         hooks=hooks,
         markers=markers,
         lines=lines,
+        compiled=compiled,
     )
 
 
@@ -332,6 +355,7 @@ def put_labels(
     hooks: Literal["call", "node", "module"],
     markers: bool,
     lines: bool,
+    compiled: bool,
 ) -> Instrumentation:
     """Label a model, as ``instrument`` does with arguments that were checked."""
     if hooks == "call" and not sessions.watches_starts:
@@ -348,6 +372,7 @@ def put_labels(
                 hooks=hooks,
                 markers=markers,
                 lines=lines,
+                compiled=compiled,
             )
             instrumentation._begin()
         return instrumentation  # noqa: TRY300 - an interrupt can come before it
@@ -366,6 +391,7 @@ def _instrumentation_of(
     hooks: Literal["call", "node", "module"],
     markers: bool,
     lines: bool,
+    compiled: bool,
 ) -> Instrumentation:
     _check_plain(model)
     found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
@@ -409,6 +435,7 @@ def _instrumentation_of(
         hooks=hooks,
         markers=markers,
         lines=lines,
+        compiled=compiled,
         paths=paths,
         skipped=skipped,
     )
@@ -422,7 +449,7 @@ def _path(name: str, inner_path: str) -> str:
 
 
 def check_arguments(
-    model: object, depth: object, name: object, hooks: object, lines: object
+    model: object, depth: object, name: object, hooks: object, lines: object, compiled: object
 ) -> None:
     """Check the arguments of ``instrument`` but ``match``.
 
@@ -442,8 +469,9 @@ def check_arguments(
         raise UsageError(f"name must be a module path such as 'loss' or 'heads.a', not {name!r}")
     if hooks not in _MODES:
         raise UsageError(f"hooks must be 'call', 'node' or 'module', not {hooks!r}")
-    if not isinstance(lines, bool):
-        raise UsageError(f"lines must be True or False, not {lines!r}")
+    for word, value in (("lines", lines), ("compiled", compiled)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{word} must be True or False, not {value!r}")
 
 
 def _check_plain(model: torch.nn.Module) -> None:

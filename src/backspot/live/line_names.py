@@ -10,7 +10,7 @@ from types import CodeType
 
 from backspot.trace.source_lines import SourceLine
 
-__all__ = ["describe"]
+__all__ = ["describe", "file_name"]
 
 _LONGEST = 160
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
@@ -32,7 +32,7 @@ def describe(code: CodeType, lasti: int, node: str) -> SourceLine:
     text = linecache.getline(code.co_filename, line).strip()
     function = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
     return SourceLine(
-        _short(code.co_filename),
+        file_name(code.co_filename),
         line,
         function,
         text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…",
@@ -47,7 +47,7 @@ def _line_at(code: CodeType, lasti: int) -> int:
     return code.co_firstlineno
 
 
-def _short(file: str) -> str:
+def file_name(file: str) -> str:
     """Return a file's name as readers know it.
 
     An installed file is named from its package on; a file below the working folder, or below a

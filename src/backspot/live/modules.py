@@ -8,7 +8,7 @@ import torch
 
 from backspot.live.torch_internals import WRAPPED_CHILD, children_of
 
-__all__ = ["class_name", "find_modules", "is_called", "unwrap"]
+__all__ = ["class_name", "find_modules", "is_called", "unwrap", "written_class_name"]
 
 
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
@@ -36,7 +36,11 @@ def class_name(module: torch.nn.Module) -> str:
     Sharding and parametrization replace the class by a subclass (``FSDPLinear``,
     ``ParametrizedLinear``), and a lazy module changes its class with its first call.
     """
-    cls = getattr(module, "cls_to_become", None) or type(module)
+    return written_class_name(getattr(module, "cls_to_become", None) or type(module))
+
+
+def written_class_name(cls: type) -> str:
+    """Return the name of a class of modules as its author wrote it."""
     while True:
         for base in cls.__bases__:
             if cls.__name__ in (f"FSDP{base.__name__}", f"Parametrized{base.__name__}"):

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -190,7 +190,8 @@ class Monitor:
         every: one of how many steps is sampled. Default 100.
         keep: how many samples are kept. Default 1000.
         slower_by: by what share a block's backward must have become slower, in each of the last
-            five samples, for an alarm. ``None`` raises none. Default 0.2.
+            five samples and beyond what most blocks have in common, for an alarm. ``None`` raises
+            none. Default 0.2.
         on_sample: called with the step and a dict of times for a logger, with keys such as
             ``blocks.7/backward_ms``. Default: none.
         on_alarm: called with each ``Alarm``. ``None`` (default) logs a warning.
@@ -519,25 +520,33 @@ class Monitor:
                 values[f"{path}/backward_ms"] = backward
             self._on_sample(times.step, values)
         if self._slower_by is not None:
-            for index in range(len(self._blocks)):
-                self._compare(index, self._slower_by)
+            self._compare(self._slower_by)
 
-    def _compare(self, index: int, slower_by: float) -> None:
-        """Raise an alarm if all of the last samples of a block are slower than before."""
-        known = [times for times in self._samples if times.step >= self._compared_from[index]]
-        if len(known) < _PAST + _RECENT:
-            return
-        past = sorted(times.backward[index] for times in known[:-_RECENT])
-        recent = known[-_RECENT:]
-        now = [times.backward[index] for times in recent]
-        usual = statistics.median(past)
-        limit = max(usual * (1 + slower_by), usual + _LEAST_MS, past[len(past) * 9 // 10])
-        if min(now) <= limit:
-            return
-        alarm = Alarm(
-            self.paths[index], usual, statistics.median(now), recent[0].step, recent[-1].step
-        )
-        self._compared_from[index] = recent[0].step
+    def _compare(self, slower_by: float) -> None:
+        """Raise an alarm for each block that is slower than before in all of the last samples.
+
+        A sample in which most blocks are slower says something of the machine. So the times of a
+        sample are divided by the slowdown that its blocks have in common.
+        """
+        samples = list(self._samples)
+        recent = samples[-_RECENT:]
+        past = {
+            index: sorted(times.backward[index] for times in samples[:-_RECENT] if times.step >= at)
+            for index, at in enumerate(self._compared_from)
+        }
+        past = {index: times for index, times in past.items() if len(times) >= _PAST}
+        usual = {index: statistics.median(times) for index, times in past.items()}
+        shared = [_shared_slowdown(times.backward, usual) for times in recent]
+        for index, before in usual.items():
+            now = [times.backward[index] for times in recent]
+            nine_tenths = past[index][len(past[index]) * 9 // 10]
+            limit = max(before * (1 + slower_by), before + _LEAST_MS, nine_tenths)
+            if all(ms / common > limit for ms, common in zip(now, shared, strict=True)):
+                self._compared_from[index] = recent[0].step
+                self._raise(index, before, statistics.median(now), recent)
+
+    def _raise(self, index: int, before: float, now: float, recent: Sequence[_Times]) -> None:
+        alarm = Alarm(self.paths[index], before, now, recent[0].step, recent[-1].step)
         self.alarms.append(alarm)
         if self._on_alarm is not None:
             self._on_alarm(alarm)
@@ -547,6 +556,17 @@ class Monitor:
     def _medians(self, kind: str) -> list[float]:
         columns = zip(*(getattr(times, kind) for times in self._samples), strict=True)
         return [statistics.median(column) for column in columns]
+
+
+def _shared_slowdown(times: Sequence[float], usual: Mapping[int, float]) -> float:
+    """Return how many times slower most blocks are than they usually are, at least 1.
+
+    Args:
+        times: the times of all blocks in a sample.
+        usual: what blocks usually take, by index.
+    """
+    ratios = [times[index] / before for index, before in usual.items() if before > 0]
+    return max(1.0, statistics.median_low(ratios)) if len(ratios) > 1 else 1.0
 
 
 def _check(model: object, depth: object, every: object, keep: object, slower_by: object) -> None:

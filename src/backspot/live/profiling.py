@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.live import torch_internals
+from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import (
     NO_FUNCTION,
     Instrumentation,
@@ -52,10 +54,13 @@ def profile(
     match: str | Sequence[str] | None = None,
     hooks: Literal["call", "node", "module"] = "call",
     lines: bool = True,
+    compiled: bool = True,
+    cudagraphs: bool = True,
     memory: bool = False,
     shapes: bool = False,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
+    ranks: Literal["all"] | None = None,
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
@@ -68,8 +73,8 @@ def profile(
     than a second.
 
     The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
-    written to disk. Only the calling process is profiled: no other ranks, no workers of a
-    ``DataLoader``.
+    written to disk. Only the calling process is profiled, and no worker of a ``DataLoader``. With
+    ``ranks="all"``, in a call on each rank, rank 0 also puts all ranks together.
 
     Args:
         step: one training step, backward included: called as ``step()``, or as ``step(batch)`` with
@@ -94,6 +99,12 @@ def profile(
             write no backward labels, as the report and the spans in ``trace`` need none.
         lines: whether to record which line of source made each node, as in ``instrument``. Default
             true.
+        compiled: whether to record for which modules compiled code works, as in ``instrument``.
+            Default true.
+        cudagraphs: whether compiled code may record and replay CUDA graphs, as
+            ``mode="reduce-overhead"`` has it do. Default true. A replay does not show the modules
+            inside. With false, the same code runs without graphs in all steps of the profile, and
+            nothing is compiled again. Graphs that you capture yourself are replayed in any case.
         memory: whether to record what is in memory, for ``Report.memory`` and ``Row.memory``: in
             three steps of their own, so that the times are not affected. Default false.
         shapes: whether to record the inputs of operators, for ``Row.work``: floating point
@@ -101,14 +112,20 @@ def profile(
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
+        ranks: ``"all"`` sends what each rank recorded to rank 0, by the store of
+            ``torch.distributed``. All ranks must call ``profile``, with the same ``steps``. Rank 0
+            waits for the others, at most two minutes; a rank that has ended or has no recording is
+            named. ``None`` (default): each rank has its own report only.
 
     Returns:
         The report; times in it are those of a typical step, in nanoseconds. It has a warning for
-        each model that the step never called.
+        each model that the step never called. With ``ranks="all"``, ``report.job`` on rank 0 says
+        which rank is slow, where, and who waits for it.
 
     Raises:
-        UsageError: If an argument is invalid, if a profiler is running already, or if ``data`` ends
-            too early and cannot be iterated again.
+        UsageError: If an argument is invalid, if a profiler is running already, if ``data`` ends
+            too early and cannot be iterated again, or if ``ranks="all"`` and this process is not
+            part of a job.
         AlreadyInstrumentedError: If the model or a part of it is instrumented already.
         NoBackwardError: If the step runs no backward.
         OutputExistsError: If ``trace`` exists and ``force`` is false; before any step runs.
@@ -129,20 +146,25 @@ def profile(
         >>> report["0"].row.calls
         1.0
     """
-    _check_arguments(step, model, data, steps, warmup, unprofiled)
+    _check_arguments(step, model, data, steps, warmup, unprofiled, cudagraphs)
     for word, value in (("memory", memory), ("shapes", shapes)):
         if not isinstance(value, bool):
             raise UsageError(f"{word}={quoted(value)}: give True or False")
+    gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     for name, part in models.items():
-        check_arguments(part, depth, name, hooks, lines)
+        check_arguments(part, depth, name, hooks, lines, compiled)
     patterns = checked_patterns(match, models)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
     parts = list(models.values())
     with ExitStack() as stack:
+        if gathering:
+            stack.enter_context(gathering)
+        if not cudagraphs:
+            stack.enter_context(torch_internals.without_cuda_graphs())
         instrumented = [
             stack.enter_context(
                 put_labels(
@@ -153,6 +175,7 @@ def profile(
                     hooks=hooks,
                     markers=hooks == "module",  # the report needs none
                     lines=lines,
+                    compiled=compiled,
                 )
             )
             for name, part in models.items()
@@ -195,16 +218,21 @@ def profile(
             with prepared(in_detail):
                 synchronize(parts)
             record(in_detail, STEPS_IN_DETAIL)
-    report = locate_export(
-        profiler,
-        named,
-        in_detail=in_detail,
-        warmed_up=warmup > 0,
-        real_steps=real,
-        trace=trace,
-        force=force,
-    )
-    return _with_unused(report, models, instrumented, transformed=transformed)
+    with ExitStack() as stack:
+        if gathering:
+            stack.enter_context(gathering)
+        report = locate_export(
+            profiler,
+            named,
+            in_detail=in_detail,
+            warmed_up=warmup > 0,
+            real_steps=real,
+            trace=trace,
+            force=force,
+            reduced=gathering.leave if gathering else None,
+        )
+    report = _with_unused(report, models, instrumented, transformed=transformed)
+    return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
 
 
 def _check_arguments(
@@ -214,6 +242,7 @@ def _check_arguments(
     steps: object,
     warmup: object,
     unprofiled: object,
+    cudagraphs: object,
 ) -> None:
     if isinstance(step, torch.nn.Module):
         raise UsageError(
@@ -242,6 +271,8 @@ def _check_arguments(
     ):
         if type(value) is not int or value < least:
             raise UsageError(f"{word}={value!r}: give a whole number of at least {least}")
+    if not isinstance(cudagraphs, bool):
+        raise UsageError(f"cudagraphs must be True or False, not {cudagraphs!r}")
     if data is not None and not isinstance(data, Iterable):
         raise UsageError(f"data must be iterable, as a DataLoader is, not {type(data).__name__}")
     if torch_internals.recording():
@@ -249,6 +280,24 @@ def _check_arguments(
             "a profiler is running already: end it first, or have it record labels with "
             "backspot.instrument(model) and give it to backspot.locate"
         )
+
+
+_gatherings = itertools.count()
+
+
+def _gathering(ranks: object) -> Gathering | None:
+    if ranks is None:
+        return None
+    if ranks != "all":
+        raise UsageError(f'ranks={ranks!r}: give "all", or None')
+    return Gathering(f"profile {next(_gatherings)}")
+
+
+def _with_job(report: Report, gathering: Gathering) -> Report:
+    try:
+        return changed(report, job=gathering.collect())
+    except UsageError as error:
+        return changed(report, warnings=(*report.warnings, f"The ranks have no report: {error}."))
 
 
 def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable[[], Any]:

@@ -30,6 +30,7 @@ import torch
 from torch.profiler import ProfilerAction
 
 from backspot.errors import UsageError
+from backspot.job.summary import Summary
 from backspot.live import discovery, torch_internals
 from backspot.live.instrumentation import put_labels
 from backspot.live.recording import (
@@ -95,6 +96,7 @@ class Recorded:
         count: how many steps were recorded.
         times_ns: the times of steps without the profiler, in nanoseconds.
         number: the number of this recording, from 1.
+        requested: whether ``request`` asked for it, and so perhaps on this rank only.
         in_detail: the profiler that recorded the memory of the steps after these, if any.
     """
 
@@ -103,14 +105,21 @@ class Recorded:
     count: int
     times_ns: tuple[int, ...]
     number: int
+    requested: bool
     in_detail: torch.profiler.profile | None = None
 
-    def locate(self, training: str, trace: Path | None = None) -> Report:
+    def locate(
+        self,
+        training: str,
+        trace: Path | None = None,
+        reduced: Callable[[Summary], None] | None = None,
+    ) -> Report:
         """Return the report.
 
         Args:
             training: what was recorded, such as the name of a script.
             trace: where to write the labelled trace; ``None`` writes none.
+            reduced: as in ``locate_export``.
 
         Raises:
             NoBackwardError: If the steps had no backward.
@@ -123,27 +132,41 @@ class Recorded:
             real_steps=self.times_ns,
             trace=trace,
             force=True,
+            reduced=reduced,
         )
 
-    def save(self, training: str, folder: Path) -> tuple[Report, tuple[str, ...]]:
+    def save(
+        self,
+        training: str,
+        folder: Path,
+        reduced: Callable[[Summary], None] | None = None,
+    ) -> tuple[Report, tuple[str, ...]]:
         """Write the labelled trace and the report into a folder; return the report and the names.
+
+        Args:
+            training: as in ``locate``.
+            folder: where to write.
+            reduced: as in ``locate_export``.
 
         Raises:
             NoBackwardError: If the steps had no backward.
             OSError: If the folder cannot be written to.
         """
         rank, ranks = rank_and_ranks()
-        parts = [f"step{self.first}"] if self.number > 1 else []
-        parts += [f"rank{rank}"] if ranks > 1 else []
+        of_rank = [f"rank{rank}"] if ranks > 1 else []
         names = tuple(
-            ".".join([stem, *parts, suffix])
+            self.file_name(stem, *of_rank, suffix)
             for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
         )
         folder.mkdir(parents=True, exist_ok=True)
-        report = self.locate(training, folder / names[0])
+        report = self.locate(training, folder / names[0], reduced)
         for name in names[1:]:
             report.save(folder / name, force=True)
         return report, names
+
+    def file_name(self, stem: str, *parts: str) -> str:
+        """Return the name of a file; after the first recording it has the step in it."""
+        return ".".join([stem, *([f"step{self.first}"] if self.number > 1 else []), *parts])
 
 
 def rank_and_ranks() -> tuple[int, int]:
@@ -256,6 +279,7 @@ class Recorder:
         self._timed_recording: Recorded | None = None
         self._mark: Any = None
         self._recorded = 0
+        self._requested = False
 
     @property
     def is_child(self) -> bool:
@@ -266,6 +290,7 @@ class Recorder:
         """Make a report as soon as possible."""
         if self._state is State.WAITING:
             self._due = self.steps
+            self._requested = True
 
     def count(self) -> bool:
         """Count a step that has ended, and return whether ``advance`` has something to do."""
@@ -347,6 +372,7 @@ class Recorder:
                         hooks="call",
                         markers=False,
                         lines=True,
+                        compiled=False,  # its code was compiled before
                     )
                 )
         self._make_ready()
@@ -396,8 +422,14 @@ class Recorder:
         if self._own_profiler is None or not self._recorded:
             return None
         first = self.steps - self._recorded + 1
-        number = self.reports + 1
-        return Recorded(self._own_profiler, first, self._recorded, tuple(self._times), number)
+        return Recorded(
+            self._own_profiler,
+            first,
+            self._recorded,
+            tuple(self._times),
+            self.reports + 1,
+            self._requested,
+        )
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:

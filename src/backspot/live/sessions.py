@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from backspot.live import torch_internals
+from backspot.live.compiled import compiled_book
 from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
 from backspot.live.source_lines import book
@@ -136,7 +137,7 @@ class Sessions:
     def _unwatch(self) -> None:
         self.number += 1  # from here on sessions are not counted
         self._optimizers.stop()
-        if book.is_open:  # lines wait for the end of their trace, and the watch ends then
+        if book.is_open or compiled_book.is_open:  # tables wait for the end of their trace
             return
         for watch in self._watches:
             watch.end()
@@ -151,20 +152,23 @@ class Sessions:
         return result
 
     def _stopping(self, original: Callable[[], Any]) -> Any:
-        form = None
-        with suppress(Exception):  # at worst the trace has no lines
-            form = book.write()
+        forms: list[tuple[Any, str]] = []
+        for each in (book, compiled_book):
+            with suppress(Exception):  # at worst the trace has no such table
+                form = each.write()
+                if form is not None:
+                    forms.append((each, form))
         self.number += 1  # before the session ends: open ranges must not end in it any more
         try:
             results = original()
         finally:
             if self.when_ending is not None:
                 self.when_ending()
-        if form is not None:
+        for each, form in forms:
             with suppress(TypeError):  # results that take no weak reference
-                book.keep(results, form)
-            if not self.live_scopes():
-                self._unwatch()
+                each.keep(results, form)
+        if forms and not self.live_scopes():
+            self._unwatch()
         self._tidy()  # here, if PyTorch has no flag to clear
         return results
 

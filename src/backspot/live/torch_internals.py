@@ -18,12 +18,13 @@ The public API of PyTorch is used everywhere in ``live``, directly.
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import profiler as _profiler
@@ -38,26 +39,35 @@ __all__ = [
     "PROFILER_STOPS",
     "REPLICATE",
     "WRAPPED_CHILD",
+    "CompiledCode",
+    "InductorSettings",
     "PassedOver",
     "Place",
     "add_metadata",
     "at_end_of_backward",
     "children_of",
+    "compilations",
     "compiled_class",
+    "compiled_code",
     "compiled_module",
+    "default_store",
     "emit",
     "exporting",
     "forward_hooks_of",
     "full_backward_flag",
     "has_hooks",
+    "hint_of",
     "ignore_torch_function",
     "in_backward",
+    "inductor_settings",
     "innermost_transform",
     "is_call",
     "is_dynamo_compiling",
     "is_view",
     "keep_from_dynamo",
     "labelling",
+    "launch_sites_so_far",
+    "module_stack_of",
     "new_range",
     "node_hooker",
     "number_of",
@@ -76,7 +86,9 @@ __all__ = [
     "torch_function_mode_enabled",
     "unset_full_backward_flag",
     "version_of",
+    "when_inductor_loads",
     "without_backward_flag",
+    "without_cuda_graphs",
     "wraps_in_backward_hooks",
 ]
 
@@ -184,6 +196,23 @@ def add_metadata(key: str, value: str) -> None:
         return
     if _profiler_type is None or "KINETO" in _profiler_type().name:
         _add_metadata(key, value)
+
+
+# Many ranks --------------------------------------------------------------------------------------
+
+# The store by which the ranks of a job found each other. Without it a running job has no report of
+# all its ranks.
+_default_store: Callable[[], Any] | None = _find(
+    "distributed", "distributed_c10d", "_get_default_store"
+)
+
+
+def default_store() -> Any:
+    """Return the store of ``torch.distributed``; ``None`` if this process is not part of a job."""
+    distributed = torch.distributed
+    if _default_store is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return _default_store()
 
 
 # Compilers and transforms ------------------------------------------------------------------------
@@ -545,3 +574,210 @@ def is_call(code: CodeType) -> bool:
 privateuse1_name: Callable[[], str] = _find("_C", "_get_privateuse1_backend_name") or (
     lambda: "privateuseone"
 )
+
+
+# Inductor ----------------------------------------------------------------------------------------
+
+# Importing any of it takes seconds, so all of it is looked up once a program has loaded it.
+_INDUCTOR_CONFIG = "torch._inductor.config"
+_SITES = "inductor_provenance_stack_traces_str"
+
+
+class InductorSettings(NamedTuple):
+    """What Inductor has for recording the launch sites of the code that it generates.
+
+    Attributes:
+        config: the module with the setting ``post_grad_custom_post_pass``: a pass over each graph
+            just before code is generated. ``config.trace`` has ``provenance_tracking_level``: with
+            2, the stack traces of the graph's nodes are kept by launch site.
+        pass_class: the base class of such a pass that knows of inference.
+        base_class: the base class of all such passes: only these can be cached.
+    """
+
+    config: Any
+    pass_class: type
+    base_class: type
+
+    @property
+    def knows_inference(self) -> bool:
+        """Whether a pass can be told that the graph is for inference."""
+        return self.pass_class is not self.base_class
+
+
+def inductor_settings() -> InductorSettings | None:
+    """Return Inductor's settings; ``None`` if it is not loaded or lacks one of them.
+
+    Without them a compiled region has one owner.
+    """
+    config = sys.modules.get(_INDUCTOR_CONFIG)
+    if not hasattr(config, "post_grad_custom_post_pass"):
+        return None
+    if not hasattr(getattr(config, "trace", None), "provenance_tracking_level"):
+        return None
+    try:
+        from torch._inductor import custom_graph_pass
+    except ImportError:
+        return None
+    base = getattr(custom_graph_pass, "CustomGraphPass", None)
+    if base is None:
+        return None
+    inference = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", base)
+    return InductorSettings(config, inference, base)
+
+
+class _Watcher:
+    """A finder of modules that finds nothing, but hears of Inductor being loaded."""
+
+    def __init__(self, loaded: Callable[[], None]) -> None:
+        self._loaded = loaded
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Wrap the loader of Inductor's settings; ``None`` for all other modules."""
+        if name != _INDUCTOR_CONFIG:
+            return None
+        for finder in sys.meta_path:
+            found = getattr(finder, "find_spec", None)
+            spec = found(name, path, target) if found and finder is not self else None
+            if spec is not None:
+                break
+        else:
+            return None
+        loader = spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return spec
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self._loaded()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def when_inductor_loads(call: Callable[[], None]) -> Callable[[], None]:
+    """Call a function once Inductor's settings are loaded, at once if they are.
+
+    Returns:
+        A function that takes this back.
+    """
+    if _INDUCTOR_CONFIG in sys.modules:
+        call()
+        return _nothing
+    watcher = _Watcher(call)
+    sys.meta_path.insert(0, watcher)
+
+    def stop() -> None:
+        if watcher in sys.meta_path:
+            sys.meta_path.remove(watcher)
+
+    return stop
+
+
+def launch_sites_so_far() -> int:
+    """Return how many launch sites Inductor has numbered; 0 without its counter.
+
+    The graph that is compiled next has the following numbers. Some versions go on counting from one
+    graph to the next, and keep the sites of the graphs before in its table.
+    """
+    debug = sys.modules.get("torch._inductor.debug")
+    return int(getattr(debug, "_inductor_kernel_provenance_debug_handle", 0))
+
+
+def module_stack_of(node: Any) -> tuple[list[tuple[str, type]], bool]:
+    """Return the modules around a node of a graph, outermost first, and whether it is a backward's.
+
+    Dynamo writes them for forward nodes, and AOTAutograd copies them to the backward nodes. Each is
+    an expression (``L['self'].blocks.0``) and a class.
+    """
+    stack = node.meta.get("nn_module_stack")
+    backward = not stack
+    stack = stack or node.meta.get("fwd_nn_module_stack") or {}
+    return [(place, cls) for place, cls in stack.values() if isinstance(cls, type)], backward
+
+
+def hint_of(size: Any) -> int:
+    """Return a size, or the example of a symbolic one; 1 without. No guard is made."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(getattr(size, "node", None), "_hint", None)
+    return hint if isinstance(hint, int) else 1
+
+
+class CompiledCode(NamedTuple):
+    """A compiled graph in memory.
+
+    Attributes:
+        key: the key in the names of its calls.
+        backward: whether it is a backward graph.
+        sites: the stack traces of each launch site, as JSON; ``None`` if they were not kept.
+    """
+
+    key: str
+    backward: bool
+    sites: str | None
+
+
+def compiled_code() -> list[CompiledCode]:
+    """Return the compiled graphs in memory: compiled here, or loaded from a cache.
+
+    The garbage collector knows them all, also those from before Backspot was imported.
+    """
+    output_code = sys.modules.get("torch._inductor.output_code")
+    graph_class = getattr(output_code, "CompiledFxGraph", None)
+    if _SITES not in getattr(graph_class, "__annotations__", ()):
+        return []
+    return [
+        CompiledCode(
+            str(getattr(graph, "_fx_graph_cache_key", None)),
+            bool(getattr(graph, "fx_kwargs", {}).get("is_backward")),
+            getattr(graph, _SITES, None),
+        )
+        for graph in gc.get_referrers(graph_class)
+        if type(graph) is graph_class
+    ]
+
+
+def compilations() -> list[tuple[str, str, str, int, str]]:
+    """Return what Dynamo compiled last: region, function, file, line, and why it did so again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    found: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+    return [
+        (
+            str(one.compile_id),
+            str(one.co_name),
+            one.co_filename,
+            int(getattr(one, "co_firstlineno", None) or 0),
+            str(getattr(one, "recompile_reason", None) or ""),
+        )
+        for one in found
+        if getattr(one, "compile_id", None) and getattr(one, "co_filename", None)
+    ]
+
+
+@contextmanager
+def without_cuda_graphs() -> Iterator[None]:
+    """Run compiled code without recording or replaying CUDA graphs, as PyTorch itself falls back.
+
+    The code is the same, and nothing is compiled again. Without the place where PyTorch decides,
+    graphs are replayed.
+    """
+    manager: Any = None
+    if torch.cuda.is_available():
+        with suppress(ImportError):
+            from torch._inductor import cudagraph_trees
+
+            manager = getattr(cudagraph_trees, "CUDAGraphTreeManager", None)
+    original = getattr(manager, "_run", None)
+    if original is None:
+        yield
+        return
+
+    def run(self: Any, new_inputs: Any, function_id: Any) -> Any:
+        return self.ids_to_funcs[function_id].model(new_inputs)
+
+    manager._run = run
+    try:
+        yield
+    finally:
+        manager._run = original

@@ -1,8 +1,8 @@
 """Results as text, pages, tables and files.
 
-A result (``Report``, ``Subtree`` or ``Comparison``) comes in; text or bytes come out. Renderers see
-results and nothing else: no trace, no model. The package's root hands the functions of this file to
-``results/presented.py``, so that results can print and save themselves.
+A result (``Report``, ``Subtree``, ``Comparison`` or ``JobReport``) comes in; text or bytes come
+out. Renderers see results and nothing else: no trace, no model. The package's root hands the
+functions of this file to ``results/presented.py``, so that results can print and save themselves.
 
 In the order in which they build on each other:
 
@@ -13,6 +13,7 @@ In the order in which they build on each other:
 - ``text.py``, ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
   ``plot.py``: one output each
+- ``job.py``: many ranks as text; ``html/_job.py`` is their page
 - ``labelled_trace.py``: a copy of a trace with added tracks
 - ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
 
@@ -28,6 +29,7 @@ cheap; an output is imported when it is asked for.
 from __future__ import annotations
 
 import os
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ from backspot.formatting import visible
 from backspot.paths import path_text
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of
+from backspot.results.job import JobReport
 from backspot.results.presented import LABELLED
 from backspot.results.report import Report, Subtree
 
@@ -76,24 +79,30 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
     return format_for(path, Report).renderer(Report)
 
 
-def as_text(result: Report | Subtree | Comparison) -> str:
+def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
     """A result as text for a terminal."""
     from backspot.render import text
 
+    if isinstance(result, JobReport):
+        from backspot.render.job import render_job
+
+        return render_job(result)
     if isinstance(result, Comparison):
         return text.render_comparison(result)
     return text.render_subtree(result) if isinstance(result, Subtree) else text.render_text(result)
 
 
-def as_html(result: Report | Comparison) -> str:
+def as_html(result: Report | Comparison | JobReport) -> str:
     """A result as HTML for a notebook's cell."""
     from backspot.render.notebook import comparison_html, report_html
 
+    if isinstance(result, JobReport):
+        return f"<pre>{escape(as_text(result))}</pre>"
     return comparison_html(result) if isinstance(result, Comparison) else report_html(result)
 
 
 def write(
-    result: Report | Comparison, path: str | os.PathLike[str], *, force: bool = False
+    result: Report | Comparison | JobReport, path: str | os.PathLike[str], *, force: bool = False
 ) -> Path:
     """Write a result in the format of the path's suffix; the file appears whole or not at all.
 
@@ -113,6 +122,9 @@ def write(
     if isinstance(result, Comparison):
         render = format_for(path, Comparison).renderer(Comparison)
         sources = [result.before.trace, result.after.trace]
+    elif isinstance(result, JobReport):
+        render = format_for(path, JobReport).renderer(JobReport)
+        sources = [one.source for one in result.ranks]
     else:
         render = renderer_for(path)
         sources = [result.trace]

@@ -54,6 +54,7 @@ Kind: TypeAlias = Literal[
     "bar",
     "other time",
     "recompute",
+    "exact",
     "calls",
     "forward",
     "node",
@@ -172,6 +173,9 @@ def module_columns(
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
+    if any(row.split_ns for row in rows):
+        exact = of_modules(lambda row: percent(row.exact_share))
+        columns.append(Column("exact", "exact", exact, need=8))
     columns.append(Column("calls", "calls", of_modules(lambda row: _calls(row.calls)), need=6))
     if any(row.forward_ns for row in rows):
         forward = of_modules(lambda row: ms(row.forward_ns))
@@ -341,6 +345,7 @@ _OF_ROW = (
     "cpu_ms",
     "forward_ms",
     "wall_spread_ns",
+    "exact_share",
     "saves_ns",
     "saves_low_ns",
     "saves_high_ns",

@@ -78,6 +78,11 @@ def _contradictions(report: Report) -> Iterator[str]:
         yield from _of_peaks(report.peaks)
     if report.mfu is not None and not 0 <= report.mfu < _LIMIT:
         yield "its mfu is below 0 or no number"
+    for kernel in report.fused:
+        what = f"the fused kernel {_named(kernel.name)}"
+        yield from _impossible(kernel, what)
+        if not all(0 <= part.share <= 1 for part in kernel.parts):
+            yield f"{what} has a share that is not from 0 to 1"
     if not all(0 <= share <= 1 for share in astuple(report.coverage)):  # nor is NaN
         yield "its coverage has a share that is not from 0 to 1"
     for finding in report.findings:
@@ -106,6 +111,8 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
         yield from _of_steps(row, what, cost, steps)
     if max(astuple(row.wall_on)) > max(0, row.wall_ns):
         yield f"wall_on of {what} has more than its wall_ns"
+    if row.split_ns > max(0, row.wall_ns):
+        yield f"split_ns of {what} is more than its wall_ns"
     for saving in (row.saves, row.total_saves):
         if saving is not None:
             yield from _of_range(saving, f"what {what} saves")

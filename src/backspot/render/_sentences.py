@@ -377,9 +377,21 @@ def coverage(report: Report) -> str:
     if report.has_gpu:
         shares.insert(1, ("GPU", report.coverage.gpu))
     if all(share >= 1 for _, share in shares):
-        return "Modules own all of the backward."
+        return f"Modules own all of the backward.{_split(report)}"
     *most, last = [f"{percent(share)} of {kind}" for kind, share in shares]
-    return f"Modules own {', '.join(most)} and {last} time."
+    return f"Modules own {', '.join(most)} and {last} time.{_split(report)}"
+
+
+def _split(report: Report) -> str:
+    """How much of the backward is estimated, as a sentence after another; ``""`` for none."""
+    split = sum(row.split_ns for row in report.modules)
+    if not split:
+        return ""
+    share = percent(split / report.wall_ns)
+    return (
+        f" {share} of the backward is in compiled kernels that work for several modules: their "
+        "time is split by the bytes that each moves (report.fused)."
+    )
 
 
 def notes(report: Report, chosen: Selection, view: View) -> list[str]:

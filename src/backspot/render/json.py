@@ -24,9 +24,10 @@ from backspot.render._consistency import contradiction
 from backspot.render.formats import Format
 from backspot.render.view import View
 from backspot.results import report as results
+from backspot.results.job import JobReport
 from backspot.results.report import SCHEMA, Report
 
-__all__ = ["FORMATS", "comparison_to_json", "load", "schema", "to_json"]
+__all__ = ["FORMATS", "comparison_to_json", "job_to_json", "load", "schema", "to_json"]
 
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 _AGAIN = "make it again from the trace"
@@ -53,10 +54,23 @@ def comparison_to_json(comparison: Comparison, view: View | None = None) -> byte
     return _encoded(comparison)
 
 
-FORMATS = (Format(".json", {Report: to_json, Comparison: comparison_to_json}, name="json"),)
+def job_to_json(job: JobReport, view: View | None = None) -> bytes:
+    """The answer for all ranks as JSON in UTF-8, indented; a view limits the modules."""
+    if view is not None:
+        job = replace(job, modules=job.modules[: view.top])
+    return _encoded(job)
 
 
-def _encoded(result: Report | Comparison) -> bytes:
+FORMATS = (
+    Format(
+        ".json",
+        {Report: to_json, Comparison: comparison_to_json, JobReport: job_to_json},
+        name="json",
+    ),
+)
+
+
+def _encoded(result: Report | Comparison | JobReport) -> bytes:
     try:
         data = _UNRECORDED.sub(b"", msgspec.json.encode(result))
         text = msgspec.json.format(data, indent=1).decode()

@@ -20,6 +20,8 @@ from backspot.results.work import WorkOfModule
 __all__ = [
     "Coverage",
     "DeviceCost",
+    "FusedKernel",
+    "FusedPart",
     "KernelCost",
     "LineCost",
     "NodeCost",
@@ -51,8 +53,9 @@ class NodeCost:
 
     Attributes:
         name: Name that autograd gives the node (``GatherBackward0``). ``(recompute)`` is forward
-            work that activation checkpointing ran again inside backward. ``(before a graph's
-            replay)`` is time in which the GPU idles until a node replays a captured CUDA graph.
+            work that activation checkpointing or compiled code ran again inside backward.
+            ``(before a graph's replay)`` is time in which the GPU idles until a node replays a
+            captured CUDA graph.
             ``(all_reduce)`` and the like are collectives, in rows of communication.
         count: Number of such nodes that run in a typical step.
         wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
@@ -128,6 +131,44 @@ class KernelCost:
     spent_ns: int
 
 
+@public
+@dataclass(frozen=True, slots=True, order=True)
+class FusedPart:
+    """What a compiled kernel that works for several modules does for one of them.
+
+    Attributes:
+        path: Path of the row that pays for this part.
+        share: Part (0 to 1) of the kernel's time that the row pays, estimated: by the bytes that
+            the module's operations in the kernel read and write. All parts sum to 1.
+        recomputes: Whether the part is forward work that the backward runs again.
+        line: ``file:line`` of the forward that made most of the part, ``""`` if not known.
+    """
+
+    path: str
+    share: float
+    recomputes: bool
+    line: str
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    """A kernel of compiled code in which ``torch.compile`` fused the work of several modules.
+
+    Attributes:
+        name: Name in the trace.
+        count: Number of times it runs in a typical step for these modules.
+        spent_ns: Summed durations in nanoseconds in a typical step: on the device, or on the host
+            in a trace without device work.
+        parts: The modules that it works for, the largest share first.
+    """
+
+    name: str
+    count: int
+    spent_ns: int
+    parts: tuple[FusedPart, ...]
+
+
 GRADIENT_EXCHANGE = "(gradient exchange)"
 PARAMETER_GATHER = "(parameter gather)"
 OTHER_COMMUNICATION = "(communication)"
@@ -187,12 +228,14 @@ class Row:
         class_name: Class of the module.
         root: Path of the outermost instrumented module that contains this one.
         is_module: False for time that no module owns.
-        calls: Forward calls per step, without those that checkpointing ran again.
+        calls: Forward calls per step, without those that checkpointing ran again. Of a module
+            inside compiled code: calls of the code that has it.
         wall_ns: Clock time of the backward that this row accounts for.
         gpu_ns: Summed durations of the device work that the row launched in backward.
         cpu_ns: Time the host spent executing the row's nodes.
         forward_ns: Clock time of the module's forward, by the same rule as ``wall_ns``.
-        recompute_ns: Part of ``wall_ns`` that is forward work run again by checkpointing.
+        recompute_ns: Part of ``wall_ns`` that is forward work run again: by checkpointing, or by
+            compiled code that computes a value again in place of keeping it.
         total_wall_ns: ``wall_ns`` of this module and all modules inside it.
         total_gpu_ns: ``gpu_ns`` of this module and all modules inside it.
         total_cpu_ns: ``cpu_ns`` of this module and all modules inside it.
@@ -205,6 +248,8 @@ class Row:
         cpu_ns_by_step: Host time in each recorded step.
         forward_ns_by_step: Clock time of the forward in each recorded step.
         members: Number of modules in this row, more than 1 only if rows were grouped.
+        split_ns: Part of ``wall_ns`` that is estimated: the row's share of compiled kernels that
+            work for several rows, by the bytes that each reads and writes.
         kernels: Kernels, copies and memsets that the row's nodes launched, by name, most device
             time first. In a trace without device work: the operators that the nodes called.
         wall_on: What ``wall_ns`` is spent on.
@@ -249,6 +294,7 @@ class Row:
     cpu_ns_by_step: tuple[int, ...]
     forward_ns_by_step: tuple[int, ...]
     members: int = 1
+    split_ns: int = 0
     kernels: tuple[KernelCost, ...] = ()
     wall_on: WallKinds = WallKinds()
     lines: tuple[LineCost, ...] = ()
@@ -271,6 +317,11 @@ class Row:
             f"<Row {visible(self.label)}: wall {self.wall_ms:.3f}, GPU {self.gpu_ms:.3f}, "
             f"CPU {self.cpu_ms:.3f} ms per step>"
         )
+
+    @property
+    def exact_share(self) -> float:
+        """Share (0 to 1) of ``wall_ns`` that is not estimated, as ``split_ns`` is."""
+        return 1 - self.split_ns / self.wall_ns if self.split_ns else 1.0
 
     @property
     def name(self) -> str:

@@ -181,6 +181,7 @@ def _merge(
         cpu_ns=sum(row.cpu_ns for row in rows),
         forward_ns=sum(row.forward_ns for row in rows),
         recompute_ns=sum(row.recompute_ns for row in rows),
+        split_ns=sum(row.split_ns for row in rows),
         total_wall_ns=sum(row.total_wall_ns for row in outer),
         total_gpu_ns=sum(row.total_gpu_ns for row in outer),
         total_cpu_ns=sum(row.total_cpu_ns for row in outer),

@@ -20,6 +20,8 @@ from backspot.results.costs import (
     UNSTEADY,
     Coverage,
     DeviceCost,
+    FusedKernel,
+    FusedPart,
     KernelCost,
     LineCost,
     NodeCost,
@@ -45,6 +47,7 @@ from backspot.results.grouping import (
     ranked_nodes,
     ranked_rows,
 )
+from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.matching import is_pattern, patterns_of
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
@@ -65,6 +68,8 @@ __all__ = [
     "Coverage",
     "DeviceCost",
     "Finding",
+    "FusedKernel",
+    "FusedPart",
     "KernelCost",
     "LabelSource",
     "LimitOfModule",
@@ -113,7 +118,7 @@ StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 class _Predicted:
     """What a report knows besides its data: it is not saved, compared or printed."""
 
-    __slots__ = ("_predictor",)
+    __slots__ = ("_job", "_predictor")
 
 
 @public
@@ -155,6 +160,8 @@ class Report(Presented, _Predicted):
         phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
             ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
         findings: What makes the step slower than necessary, most expensive first.
+        fused: Kernels of the backward in which ``torch.compile`` fused the work of several modules,
+            most time first. Rows pay for their shares (``Row.split_ns``).
         unprofiled_step_ns: Clock time of a typical step without profiler and labels, ``None`` where
             it was not measured: a trace alone does not tell.
         unprofiled_step_ns_by_step: Clock time of each step that was timed without the profiler.
@@ -204,6 +211,7 @@ class Report(Presented, _Predicted):
     trace: str = ""
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()
+    fused: tuple[FusedKernel, ...] = ()
     unprofiled_step_ns: int | None = None
     unprofiled_step_ns_by_step: tuple[int, ...] = ()
     replayed_step: ReplayedStep | None = None
@@ -452,6 +460,14 @@ class Report(Presented, _Predicted):
             raise UsageError(f"what_if() cannot replay the step: {reason}")
         return predictor.what_if(paths)
 
+    @property
+    def job(self) -> JobReport | None:
+        """The answer for all ranks of the job, on rank 0 after ``profile(..., ranks="all")``.
+
+        It is not saved with the report, but has a ``save`` of its own. ``None`` otherwise.
+        """
+        return getattr(self, "_job", None)
+
     def _factors_by_path(self, factors: Mapping[str, float]) -> dict[str, float]:
         if not isinstance(factors, Mapping):
             raise UsageError(
@@ -559,7 +575,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 29))
+            ('patch_drop', (78, 30))
         """
         return presented.forms().as_frame(self)
 
@@ -599,18 +615,25 @@ class Report(Presented, _Predicted):
         return presented.forms().draw(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
 
 
-def changed(report: Report, predictor: Predictor | None = None, **fields: Any) -> Report:
+def changed(
+    report: Report,
+    predictor: Predictor | None = None,
+    job: JobReport | None = None,
+    **fields: Any,
+) -> Report:
     """Return a report with other values in some fields, which can still be replayed.
 
     Args:
         report: the report.
         predictor: what replays it; ``None`` keeps the report's own.
+        job: the answer for all ranks; ``None`` keeps the report's own.
         fields: the new values.
     """
     found = replace(report, **fields)
-    predictor = predictor or getattr(report, "_predictor", None)
-    if predictor is not None:
-        object.__setattr__(found, "_predictor", predictor)
+    for name, given in (("_predictor", predictor), ("_job", job)):
+        value = given or getattr(report, name, None)
+        if value is not None:
+            object.__setattr__(found, name, value)
     return found
 
 

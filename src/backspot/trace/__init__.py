@@ -10,7 +10,7 @@ The way of a trace::
     stream.py      a file as plain bytes, unpacked if it is gzip
     parallel.py    a large plain file, cut into stretches for several processes
     chrome.py      the text, piece by piece: where events begin and end
-    metadata.py      the text before the events, and the table behind them
+    metadata.py      the text before the events, and the tables behind them
     brackets.py      boundaries by counting brackets, for text that cannot be decoded
     json_events.py   a piece of text as structs, and their values as columns
     profiler.py    a live profiler's events, without its one export
@@ -18,8 +18,8 @@ The way of a trace::
     unknown_categories.py   a warning of events that are left out
     events.py      ``Events`` and ``Category``: what the other rooms use
 
-Three files are contracts with whoever writes the trace: ``names.py`` for PyTorch, Kineto and
-others, ``labels.py`` and ``source_lines.py`` for Backspot's own live half.
+Four files are contracts with whoever writes the trace: ``names.py`` for PyTorch, Kineto and
+others; ``labels.py``, ``source_lines.py`` and ``compiled.py`` for Backspot's own live half.
 
 Terms: a *piece* is some hundred kilobytes of text that are decoded at once; a *stretch* is the part
 of a file that one process decodes; a *flow* or *arrow* joins a forward operator with its backward

@@ -125,6 +125,25 @@ def value_end(text: bytes) -> int:
     return close + 1 if close >= 0 else -1
 
 
+def last_value(text: bytes, key: str, most: int) -> bytes | None:
+    """Return the object or list under the last occurrence of a key, as in every JSON object.
+
+    Args:
+        text: any part of an object.
+        key: the key.
+        most: the most bytes that the value may have.
+
+    Returns:
+        The value; ``None`` if there is no such key; ``b""`` if the value does not end in time.
+    """
+    at = list(re.finditer(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*', text))
+    if not at:
+        return None
+    value = text[at[-1].end() :][: most + 1]
+    end = value_end(value)
+    return value[:end] if 0 <= end <= most else b""
+
+
 def with_numbers(text: bytes) -> bytes:
     """Return the text with an impossibly large number for each bare ``inf`` and ``nan``.
 

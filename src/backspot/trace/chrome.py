@@ -32,6 +32,7 @@ from enum import Enum, auto
 from itertools import pairwise
 
 from backspot.errors import NotATraceError
+from backspot.trace import compiled, source_lines
 from backspot.trace.brackets import Brackets, Shape, with_numbers
 from backspot.trace.columns import Columns
 from backspot.trace.json_events import (
@@ -99,7 +100,10 @@ class ChromeDecoder:
         self._head = head
         self._in_detail = bool(head) and has_details(head)
         self._source = source
-        self._around = TableFinder()
+        self._tables = (
+            TableFinder(source_lines.KEY, source_lines.MOST_BYTES),
+            TableFinder(compiled.KEY, compiled.MOST_BYTES),
+        )
         self.columns = Columns()
         self.seen = 0
         self.malformed = 0
@@ -115,10 +119,10 @@ class ChromeDecoder:
         state, text = self._events(self._begin())
         self.truncated = state is _List.OPEN
         if state is _List.CLOSED:
-            self._around.look(text)
+            self._look(text)
             while text := self._read(_PIECE):
-                self._around.look(text)
-        self._look_up_lines()
+                self._look(text)
+        self._read_tables()
 
     def run_part(self, *, first: bool, last: bool) -> bool:
         """Read a stretch of a trace that begins and ends between two events.
@@ -149,8 +153,8 @@ class ChromeDecoder:
         end = Brackets().follow(rest).end
         if end < 0 or not self._fast(rest[:end]):
             return False
-        self._around.look(rest[end + 1 :])
-        self._look_up_lines()
+        self._look(rest[end + 1 :])
+        self._read_tables()
         return True
 
     def extend(self, columns: Columns, seen: int, impossible: int) -> None:
@@ -167,7 +171,7 @@ class ChromeDecoder:
         return rest
 
     def _look_before(self, text: bytes) -> None:
-        self._around.look(text)
+        self._look(text)
         self._head += text[: max(0, _MOST_HEAD - len(self._head))]
 
     # The list of events ------------------------------------------------------------------------
@@ -366,8 +370,16 @@ class ChromeDecoder:
                 "can be read"
             )
 
-    def _look_up_lines(self) -> None:
-        self.columns.lines = self._around.table() or self.columns.lines
+    def _look(self, text: bytes) -> None:
+        """Search text around the events for the tables of the live half."""
+        for table in self._tables:
+            table.look(text)
+
+    def _read_tables(self) -> None:
+        lines, graphs = (table.found() for table in self._tables)
+        self.columns.lines = source_lines.find_lines(lines) or self.columns.lines
+        if graphs:
+            self.columns.compiled = compiled.find_compiled(graphs)
 
 
 def _is_end(text: bytes, bracket: int, *, is_last: bool) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from backspot.trace.compiled import CompiledTable
 from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
@@ -85,6 +86,7 @@ class Columns:
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
         self.device_names: dict[int, str] = {}
+        self.compiled = CompiledTable()
         self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
@@ -151,6 +153,8 @@ class Columns:
         """Add what another reader collected of the text that follows; ``other`` is used up."""
         if other.lines.lines or other.lines.broken:
             self.lines = other.lines
+        if other.compiled.recorded:
+            self.compiled = other.compiled
         self.unknown.extend(other.unknown)
         for columns, field, numbers in (
             (other._pieces, "name", _numbers(self.names, other.names)),
@@ -266,6 +270,7 @@ class Columns:
             signatures=self._signatures(),
             allocations=allocations,
             device_names=self.device_names,
+            compiled=self.compiled,
         )
 
     def _arrows(self, origin: int) -> Flows:

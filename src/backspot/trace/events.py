@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backspot.trace import names
+from backspot.trace.compiled import CompiledTable
 from backspot.trace.labels import Label, parse_label
 from backspot.trace.source_lines import LineTable
 
@@ -151,6 +152,7 @@ class Events:
         lines: the lines of source that made the nodes, as far as they were recorded.
         allocations: the blocks of memory; none without ``profile_memory=True``.
         device_names: the names of the devices by index, as far as the trace has them.
+        compiled: the launch sites of compiled graphs, as far as they were recorded.
     """
 
     start: Ints
@@ -178,6 +180,7 @@ class Events:
     signatures: Sequence[Signature] = ()
     allocations: Allocations = field(default_factory=_no_allocations)
     device_names: dict[int, str] = field(default_factory=dict)
+    compiled: CompiledTable = field(default_factory=CompiledTable)
 
     @cached_property
     def end(self) -> Ints:

@@ -1,7 +1,7 @@
-"""Read the text around a trace's events: what precedes them, and the table of source lines.
+"""Read the text around a trace's events: what precedes them, and the tables of the live half.
 
 Both may have any length, and the text may turn out to be no trace at all. So it is searched piece
-by piece, and only the table is kept.
+by piece, and only the tables are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from backspot.trace.names import (
     OWN_HEAD,
     TRACE_EVENTS,
 )
-from backspot.trace.source_lines import KEY, MOST_BYTES, LineTable, find_lines
 
 __all__ = ["TableFinder", "device_names", "find_events", "has_details"]
 
@@ -27,7 +26,6 @@ _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
 _HEAD_BEGUN = re.compile(TRACE_EVENTS + rb"\s*(?:(:)\s*)?\Z")
 _DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,3})\s*,\s*"name"\s*:\s*"([^"\\]*)"')
 _REPORT = b'"backspot.report/'
-_TABLE = re.compile(rb'"' + re.escape(KEY.encode()) + rb'"\s*:')
 _OVERLAP = 64
 """Bytes of the previous piece that are searched again: more than any of these words has."""
 
@@ -123,9 +121,16 @@ def device_names(head: bytes) -> dict[int, str]:
 
 
 class TableFinder:
-    """Searches the text around the events for the table of source lines."""
+    """Searches the text around the events for the value under a key.
 
-    def __init__(self) -> None:
+    Args:
+        key: the key.
+        most: the most bytes that the value may have; no more text than that is kept.
+    """
+
+    def __init__(self, key: str, most: int) -> None:
+        self._key = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:')
+        self._most = most
         self._before = b""
         self._found: list[bytes] = []
         self._size = 0
@@ -133,15 +138,15 @@ class TableFinder:
     def look(self, text: bytes) -> None:
         """Search the next piece."""
         known = self._before + text
-        keys = list(_TABLE.finditer(known))
+        keys = list(self._key.finditer(known))
         if keys:  # the last one counts, as in every JSON object
             text = known[keys[-1].start() :]
             self._found, self._size = [text], len(text)
-        elif self._found and self._size <= MOST_BYTES:
+        elif self._found and self._size <= self._most:
             self._found.append(text)
             self._size += len(text)
         self._before = known[-_OVERLAP:]
 
-    def table(self) -> LineTable | None:
-        """Return the table that was found; ``None`` if there is none."""
-        return find_lines(b"".join(self._found)) if self._found else None
+    def found(self) -> bytes:
+        """Return the text from the last such key on; ``b""`` if there is none."""
+        return b"".join(self._found)

@@ -111,6 +111,12 @@ DDP_FORWARD = "DistributedDataParallel.forward"
 """``torch.nn.parallel.DistributedDataParallel.forward``."""
 COMPILED_REGION = "Torch-Compiled Region: "
 """``torch._dynamo``, around each compiled graph."""
+COMPILING = ("_compile.compile_inner ", "_compile.<locals>.compile_inner ")
+"""``torch._dynamo.convert_frame``, around each compilation."""
+RESUMED = "torch_dynamo_resume_in_"
+"""``torch._dynamo.resume_execution``: the function that has the code behind a graph break."""
+COMPILED_GRAPH = "## Call CompiledFxGraph "
+"""``torch._inductor``, around each call of a compiled graph, followed by the graph's key."""
 LIGHTNING_MODULE = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
 """The call of a module: ``lightning.pytorch.profilers.PyTorchProfiler``."""
 HOST_MARKS = ("autograd::", "DataLoader", "enumerate(", "Optimizer", "ProfilerStep")
@@ -148,6 +154,47 @@ def is_sharding_mark(name: str) -> bool:
 def is_optimizer_mark(name: str) -> bool:
     """Whether PyTorch or Lightning marks the work of an optimizer with this."""
     return _OPTIMIZER_MARK.match(name) is not None
+
+
+# Generated code: torch/_inductor -----------------------------------------------------------------
+
+_GENERATED_CPP = re.compile(r"cpp_")
+_GRAPH_NUMBER = re.compile(r"graph_\d+_")
+_EXTERN_KERNEL = re.compile(r"(?:\w+\.)*extern_kernels\.(\w+)$")
+_GENERATED_COPY = re.compile(
+    r"triton_poi_fused(?=\w*_clone_)(_(clone|_?unsafe_view|view|permute|transpose|t|stack|expand|squeeze|"
+    r"unsqueeze|slice|select))+_\d+$"
+)
+_OVERLOAD = re.compile(r"(?:torch\.ops\.)?(\w+)\.(\w+)(?:\.\w+)?$")
+_RENAMED = {"bias_addmm": "addmm"}
+
+
+def compiled_graph_key(name: str) -> str:
+    """Return the key in the name of a compiled graph's call."""
+    return name.removeprefix(COMPILED_GRAPH).removesuffix(" ##")
+
+
+def is_generated_cpp(name: str) -> bool:
+    """Whether a launch site calls generated C++ code: ``cpp_fused_add_0``."""
+    return _GENERATED_CPP.match(name) is not None
+
+
+def is_generated_copy(name: str) -> bool:
+    """Whether a generated kernel only copies into another layout: ``triton_poi_fused_clone_3``."""
+    return _GENERATED_COPY.match(name) is not None
+
+
+def is_launch_of(site: str, name: str) -> bool:
+    """Whether an event is a launch at this site of generated code.
+
+    ``extern_kernels.mm`` is ``aten::mm``, ``torch.ops.aten.sort.stable`` is ``aten::sort``; a
+    generated kernel has its own name, after ``graph_0_`` if it is C++.
+    """
+    if match := _EXTERN_KERNEL.match(site):
+        return name == f"{ATEN}{_RENAMED.get(match[1], match[1])}"
+    if match := _OVERLOAD.match(site):
+        return name == f"{match[1]}::{match[2]}"
+    return site == (_GRAPH_NUMBER.sub("", name) if is_generated_cpp(site) else name)
 
 
 # Autograd: torch/csrc/autograd -------------------------------------------------------------------

@@ -14,10 +14,12 @@ from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from backspot.errors import NoBackwardError, UsageError
+from backspot.trace import compiled, source_lines
 from backspot.trace.columns import Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Events, Ints
 from backspot.trace.names import (
@@ -31,7 +33,6 @@ from backspot.trace.names import (
     is_python_frame,
     is_runtime_call,
 )
-from backspot.trace.source_lines import KEY, LineTable, find_lines, live_tables
 
 __all__ = ["LIVE", "exported", "is_profiler", "read_profiler"]
 
@@ -64,7 +65,13 @@ def read_profiler(profiler: Any) -> Events:
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
     _gather_memory(results, columns)
-    columns.lines = _lines(results)
+    columns.lines = (
+        source_lines.find_lines(_recorded(results, source_lines.live_tables, source_lines.KEY))
+        or source_lines.LineTable()
+    )
+    columns.compiled = compiled.find_compiled(
+        _recorded(results, compiled.live_compiled, compiled.KEY)
+    )
     return columns.finish(LIVE)
 
 
@@ -251,13 +258,13 @@ def _gather_memory(results: Any, columns: Columns) -> None:
     )
 
 
-def _lines(results: Any) -> LineTable:
-    """Return the source lines that the live half recorded for this profile."""
+def _recorded(results: Any, tables: WeakKeyDictionary[Any, str], key: str) -> bytes:
+    """Return a table that the live half recorded for this profile, under its key."""
     try:
-        table = live_tables.get(results)
+        table = tables.get(results)
     except TypeError:  # an object without weak references is in no table
         table = None
-    return (table and find_lines(f'"{KEY}":{table}'.encode())) or LineTable()
+    return f'"{key}":{table}'.encode() if table else b""
 
 
 def _guess(event: Any) -> Category | None:

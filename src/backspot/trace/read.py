@@ -29,7 +29,7 @@ from backspot.trace.stream import (
     plain,
 )
 
-__all__ = ["Progress", "newest", "read_events", "trace_bytes"]
+__all__ = ["Progress", "newest", "read_events", "trace_bytes", "traces_in"]
 
 _SUFFIXES = (".json", ".json.gz")
 _SMALL = 1 << 20
@@ -115,6 +115,15 @@ def newest(folder: Path) -> Path:
     Raises:
         SourceNotFoundError: If the folder has none.
     """
+    return max(traces_in(folder), key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """Return the traces directly in a folder, by name.
+
+    Raises:
+        SourceNotFoundError: If the folder has none.
+    """
     traces = [
         entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
     ]
@@ -123,8 +132,7 @@ def newest(folder: Path) -> Path:
             f"{folder} has no trace: there is no .json or .json.gz directly in it"
         )
     # Newer reports and settings may lie beside the traces. Without a trace, one of them is refused.
-    likely = [entry for entry in traces if not _is_other_json(entry)] or traces
-    return max(likely, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+    return sorted(entry for entry in traces if not _is_other_json(entry)) or sorted(traces)
 
 
 def _is_other_json(path: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backspot.trace.brackets import value_end
+from backspot.trace.brackets import last_value
 
 __all__ = [
     "KEY",
@@ -48,7 +47,6 @@ live_tables: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """The tables of this process's profiles, by torch's results object of the profile. The live half
 puts them here. A table is dropped together with its results."""
 
-_AT_KEY = re.compile(rb'"backspot\.lines"\s*:\s*')
 _VERSION = 1
 _KEPT = " !#$&'()*+,/:;<=>?@[]^`{|}"  # need not be percent-encoded
 _Ints = NDArray[np.int64]
@@ -167,15 +165,11 @@ def find_lines(text: bytes) -> LineTable | None:
     Returns:
         The table; ``None`` if there is none; a ``broken`` table without lines if it cannot be read.
     """
-    keys = list(_AT_KEY.finditer(text))
-    if not keys:
+    value = last_value(text, KEY, MOST_BYTES)
+    if value is None:
         return None
-    value = text[keys[-1].end() :][: MOST_BYTES + 1]  # the last one counts, as in every JSON object
-    end = value_end(value)
-    if not 0 <= end <= MOST_BYTES:
-        return LineTable(broken=True)
     try:
-        return _table(msgspec.json.decode(value[:end], type=_Form))
+        return _table(msgspec.json.decode(value, type=_Form))
     except (ValueError, RecursionError, zlib.error):  # msgspec's errors are ValueErrors
         return LineTable(broken=True)
 

@@ -29,6 +29,7 @@ class Piece:
             name is recomputation, the next idle time before a graph's replay, ``NOTHING`` is none.
         line: the source line, ``NOTHING`` for none.
         amount: nanoseconds, or a count.
+        is_split: whether this is a part of what serves several owners.
         kind: what wall time is spent on, as ``WallKind``; empty for other time.
     """
 
@@ -37,6 +38,7 @@ class Piece:
     node: Ints
     line: Ints
     amount: Ints
+    is_split: Mask
     kind: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def where(self, chosen: Mask) -> Piece:
@@ -47,6 +49,7 @@ class Piece:
             node=self.node[chosen],
             line=self.line[chosen],
             amount=self.amount[chosen],
+            is_split=self.is_split[chosen],
             kind=self.kind[chosen] if len(self.kind) else self.kind,
         )
 

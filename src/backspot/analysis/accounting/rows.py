@@ -15,6 +15,7 @@ import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.inside import operators_inside
+from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.pieces import (
     Piece,
     joined,
@@ -26,12 +27,14 @@ from backspot.analysis.accounting.pieces import (
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
     first_started,
     grouped,
     layered,
+    merged,
     numbered,
     take,
 )
@@ -108,26 +111,19 @@ def account(
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """All that can hold the clock: each span, then each piece of device work, and last *nothing*.
-
-    Arrays with one entry a holder. The clock writes ``NOTHING`` (-1) where nothing holds, and this
-    index finds the last entry.
+    """All that can hold the clock; arrays with one entry a payer, as in ``Payers``.
 
     Attributes:
         is_backward: whether the time of this holder is time of the backward.
         is_optimizer: whether an optimizer launched this device work.
-        owner: who owns the time, if it is the backward's.
         node: as in ``Piece``.
-        line: as in ``Piece``.
-        span: the span, or the one that launched the device work; ``NOTHING`` for none.
+        span: the span, or the one around the launch; ``NOTHING`` for none.
         launch: when device work was launched, ``NOTHING`` where that is not known.
     """
 
     is_backward: Mask
     is_optimizer: Mask
-    owner: Ints
     node: Ints
-    line: Ints
     span: Ints
     launch: Ints
 
@@ -171,30 +167,33 @@ class _Accountant:
             collective + len(self.spans.node_names) + len(_ADDED),
             take(self.node, self.work.span),
         )
-        self.work_line = np.where(communicates, NOTHING, take(ownership.line, self.work.span))
+        host = Shares.one_each(ownership.owner, ownership.line)
+        self.payers = Payers(ownership, host, ownership.work_shares, Special.ENGINE)
         self.holders = self._table()
 
     def _table(self) -> _Holders:
         """Tabulate what can hold the clock."""
-        o, work, spans = self.o, self.work, len(self.spans.start)
+        work, spans = self.work, len(self.spans.start)
         no_work, nothing = np.full(spans, NOTHING), [NOTHING]
         started = work.run >= 0
         launched = work.launch >= 0
         of_node = take(self.in_pass, work.span, False)
-        # Outside of a pass, the host executes nothing for it: a forward call on another thread.
-        host = np.where(self.in_pass, o.owner, Special.ENGINE)
+        compiled = self.o.compiled.span
+        no_launch = np.full(len(compiled), NOTHING)
+        node = np.where(self.in_pass, self.node, NOTHING)
         return _Holders(
             is_backward=np.concatenate(
-                [np.ones(spans, bool), of_node | ~launched | (started & (work.span < 0)), [True]]
+                [
+                    np.ones(spans, bool),
+                    of_node | ~launched | (started & (work.span < 0)),
+                    np.ones(len(compiled), bool),
+                    [True],
+                ]
             ),
-            is_optimizer=np.concatenate([no_work >= 0, work.optimizer, [False]]),
-            owner=np.concatenate([host, o.work_owner, [Special.ENGINE]]),
-            node=np.concatenate(
-                [np.where(self.in_pass, self.node, NOTHING), self.work_node, nothing]
-            ),
-            line=np.concatenate([o.line, self.work_line, nothing]),
-            span=np.concatenate([np.arange(spans), work.span, nothing]),
-            launch=np.concatenate([no_work, work.launch, nothing]),
+            is_optimizer=np.concatenate([no_work >= 0, work.optimizer, no_launch >= 0, [False]]),
+            node=np.concatenate([node, self.work_node, take(node, compiled), nothing]),
+            span=np.concatenate([np.arange(spans), work.span, compiled, nothing]),
+            launch=np.concatenate([no_work, work.launch, no_launch, nothing]),
         )
 
     # Pieces of time ------------------------------------------------------------------------------
@@ -209,10 +208,13 @@ class _Accountant:
         """
         windows, holders = self.o.windows, self.holders
         in_window = first_started(windows.start[chosen], windows.end[chosen], chosen)
-        clock = clock.cut(in_window.edges)
+        clock = clock.cut(merged(in_window.edges, self.payers.edges))
         run = in_window.over(clock.edges[:-1])
         inside = run >= 0
-        run, holder = run[inside], clock.values[:-1][inside]
+        run = run[inside]
+        holder = clock.values[:-1][inside]
+        is_host = holder < len(self.spans.start)
+        holder = self.payers.of_holders(holder, clock.edges[:-1][inside])
         amount = np.diff(clock.edges)[inside]
         kind = self.clock.kinds(clock, device).values[:-1][inside]
         # Where the device idles before a captured graph: the span that launches the replay.
@@ -226,11 +228,15 @@ class _Accountant:
 
         before_replay = (replay >= 0) & (span == replay)
         node = np.where(before_replay, len(self.spans.node_names) + 1, holders.node[holder])
-        line = np.where(before_replay, NOTHING, holders.line[holder])
-        piece = Piece(run, holders.owner[holder], node, line, amount, kind)
+        # Outside of a pass, the host executes nothing for it: a forward call on another thread.
+        elsewhere = is_host & ~take(self.in_pass, span, True)
+        payer = np.where(elsewhere, self.payers.nothing, holder)
+        piece, _ = self._paid(
+            run[backward], payer[backward], amount[backward], node[backward], kind[backward]
+        )
         count = len(self.passes.start)
         return _Dealt(
-            piece.where(backward),
+            piece,
             summed(run[forward_tail], amount[forward_tail], count),
             summed(run[other], amount[other], count),
         )
@@ -249,31 +255,82 @@ class _Accountant:
         )
 
     def _cpu(self) -> Piece:
-        amount = np.zeros(len(self.spans.start), np.int64)
+        amount = np.zeros(len(self.holders.span), np.int64)
         for indices, nesting in self.spans.nesting.values():
-            timeline = nesting.timeline
+            timeline = nesting.timeline.cut(self.payers.edges)
             if len(timeline.edges):
-                length = np.append(np.diff(timeline.edges), 0)
-                held = timeline.values >= 0
-                np.add.at(amount, indices[timeline.values[held]], length[held])
+                length = np.diff(timeline.edges)
+                top = take(indices, timeline.values[:-1])
+                payer = self.payers.of_holders(top, timeline.edges[:-1])
+                np.add.at(amount, payer[top >= 0], length[top >= 0])
         return self._of_spans(amount)
 
     def _gpu(self) -> tuple[Piece, Ints]:
         """Device work by owner; and which work each piece is."""
         work = self.work
         mine = np.flatnonzero((work.run >= 0) & (work.device >= 0))
-        amount = work.end[mine] - work.start[mine]
-        return self._of_work(mine, amount), mine
+        piece, place = self._of_work(mine, work.end[mine] - work.start[mine])
+        return piece, mine[place]
 
-    def _of_work(self, mine: Ints, amount: Ints) -> Piece:
-        """Amounts of some device work as pieces."""
-        node, line = self.work_node[mine], self.work_line[mine]
-        return Piece(self.work.run[mine], self.o.work_owner[mine], node, line, amount)
+    def _of_work(self, mine: Ints, amount: Ints) -> tuple[Piece, Ints]:
+        """Amounts of some device work as pieces; and the place in ``mine`` of each piece."""
+        payer = self.payers.of_work(mine)
+        return self._paid(self.work.run[mine], payer, amount, self.holders.node[payer])
 
     def _of_spans(self, amount: Ints) -> Piece:
-        """Amounts of all spans as pieces, of those spans that run in a pass."""
-        every = Piece(self.passes.of_span, self.o.owner, self.node, self.o.line, amount)
-        return every.where(self.in_pass)
+        """Amounts of spans, or of all payers, as pieces, of those in spans that run in a pass."""
+        run = take(self.passes.of_span, self.holders.span[: len(amount)])
+        payer = np.flatnonzero(run >= 0)
+        return self._paid(run[payer], payer, amount[payer], self.holders.node[payer])[0]
+
+    def _paid(
+        self, run: Ints, payer: Ints, amount: Ints, node: Ints, kind: Ints | None = None
+    ) -> tuple[Piece, Ints]:
+        """Split amounts among the owners of payers; and return of which amount each piece is."""
+        shares = self.payers.shares
+        place, share, part = shares.split(payer, amount)
+        node = node[place]
+        replay = node == len(self.spans.node_names) + 1
+        piece = Piece(
+            run=run[place],
+            owner=shares.owner[share],
+            node=np.where(shares.again[share] & ~replay, len(self.spans.node_names), node),
+            line=np.where(replay, NOTHING, shares.line[share]),
+            amount=part,
+            kind=np.empty(0, np.int64) if kind is None else kind[place],
+            is_split=self.payers.is_split[payer][place],
+        )
+        return piece, place
+
+    def _serving(self, *, by_line: bool) -> Piece:
+        """The nodes of compiled regions, once for each other owner, and line, that they work for.
+
+        Args:
+            by_line: count a node once for each line of an owner.
+        """
+        payer = np.concatenate(
+            [
+                self.payers.of_work(np.flatnonzero(self.o.compiled.of_work >= 0)),
+                self.payers.of_launches(np.arange(len(self.o.compiled.event))),
+            ]
+        )
+        payer = payer[take(self.in_pass, self.holders.span[payer], False)]
+        piece, place = self._paid(
+            self.passes.of_span[self.holders.span[payer]],
+            payer,
+            np.ones(len(payer), np.int64),
+            self.holders.node[payer],
+        )
+        span = self.holders.span[payer][place]
+        line = piece.line if by_line else np.full(len(span), NOTHING)
+        other = (piece.owner != self.o.owner[span]) | (piece.node != self.node[span])
+        if by_line:
+            other |= line != self.o.line[span]
+        columns = np.stack([span, piece.owner, piece.node, line])[:, other]
+        span, owner, node, line = np.unique(columns, axis=1)
+        run = self.passes.of_span[span]
+        one = np.ones(len(span), np.int64)
+        return Piece(run, owner, node, line, one, is_split=np.zeros(len(span), bool))
 
     def _by_step(self, piece: Piece, key: Ints, count: int) -> Ints:
         """Sum pieces, with one row a key and one column a step."""
@@ -286,18 +343,22 @@ class _Accountant:
         clock = layered(*devices) if devices else self.clock.host
         if not len(clock.edges):
             return np.zeros((owners, self.steps.count), np.int64)
+        clock = clock.cut(self.payers.edges)
         holder, amount = clock.values[:-1], np.diff(clock.edges)
-        span, is_work = self.holders.span[holder], holder >= len(self.spans.start)
+        is_work = holder >= len(self.spans.start)
+        payer = self.payers.of_holders(holder, clock.edges[:-1])
+        span = self.holders.span[payer]
         windows = self.o.windows
         every = np.arange(len(windows.start))
         in_window = first_started(windows.start, windows.end, every).over(clock.edges[:-1]) >= 0
         forward = (span >= 0) & ~take(self.in_pass, span, True)
         forward &= is_work | ~in_window  # in a window, the host's time is the pass's
-        owner = np.concatenate([self.o.owner, self.o.work_owner, [NOTHING]])[holder]
         # A forward belongs to the step that ends next.
         step = np.searchsorted(self.step_ends, clock.edges[:-1][forward], side="right")
         step = np.minimum(step, self.steps.count - 1)
-        return summed_by_step(owner[forward], step, amount[forward], owners, self.steps.count)
+        place, share, part = self.payers.shares.split(payer[forward], amount[forward])
+        owner = self.payers.shares.owner[share]
+        return summed_by_step(owner, step[place], part, owners, self.steps.count)
 
     # Costs ---------------------------------------------------------------------------------------
 
@@ -309,13 +370,18 @@ class _Accountant:
         executed = joined(
             [
                 self._of_spans(np.ones(len(self.spans.start), np.int64)),
-                self._of_work(exchanges, np.ones(len(exchanges), np.int64)),
+                self._of_work(exchanges, np.ones(len(exchanges), np.int64))[0],
             ]
         )
         pieces = (executed, wall, gpu, cpu)
-        nodes = node_costs(pieces, self.names, self.steps)
+        serving = [joined([executed, self._serving(by_line=by_line)]) for by_line in (False, True)]
+        nodes = node_costs((serving[0], wall, gpu, cpu), self.names, self.steps)
         lines = line_costs(
-            pieces, self.spans.node_names, self.o.lines, self.steps, exact=self.o.exact_lines
+            (serving[1], wall, gpu, cpu),
+            self.spans.node_names,
+            self.o.lines,
+            self.steps,
+            exact=self.o.exact_lines,
         )
         kernels = self._kernels(gpu, launched) if self.clock.devices else self._operators_inside()
         whole = tuple(
@@ -373,10 +439,15 @@ class _Accountant:
         costs = [typical(each).tolist() for each in by_step]
         again = wall.where(wall.node == len(spans.node_names))
         recompute = typical(self._by_step(again, again.owner, owners)).tolist()
+        split = typical(self._by_step(wall.where(wall.is_split), wall.owner[wall.is_split], owners))
         kinds = len(WallKind)
         spent_on = typical(self._by_step(wall, wall.owner * kinds + wall.kind, owners * kinds))
         spent_on = spent_on.reshape(owners, kinds)
-        called = spans.module[(spans.module >= 0) & ~self.in_pass]
+        compiled = self.o.compiled
+        in_forward = ~take(self.in_pass, compiled.caller, False)
+        called = np.concatenate(
+            [spans.module[(spans.module >= 0) & ~self.in_pass], compiled.called[in_forward]]
+        )
         calls = np.bincount(self.o.owners.of_modules(called), minlength=owners) / steps
         rows = []
         for owner in range(owners):
@@ -397,6 +468,7 @@ class _Accountant:
                     cpu_ns=own[2],
                     forward_ns=own[3],
                     recompute_ns=min(recompute[owner], own[0]),
+                    split_ns=min(int(split[owner]), own[0]),
                     total_wall_ns=0,
                     total_gpu_ns=0,
                     total_cpu_ns=0,
@@ -425,10 +497,13 @@ class _Accountant:
         """Each owner's outermost operators in nodes by name."""
         events = self.events
         index, span = operators_inside(events, self.o)
-        run, owner = self.passes.of_span[span], self.o.owner[span]
+        launch = np.full(len(events.start), NOTHING)
+        launch[self.o.compiled.event] = np.arange(len(self.o.compiled.event))
+        launch = launch[index]
+        payer = np.where(launch >= 0, self.payers.of_launches(launch), span)
         none = np.full(len(index), NOTHING)
-        piece = Piece(run, owner, none, none, events.duration[index])
-        return self._by_name(piece, events.name[index].astype(np.int64), events.names)
+        piece, place = self._paid(self.passes.of_span[span], payer, events.duration[index], none)
+        return self._by_name(piece, events.name[index][place].astype(np.int64), events.names)
 
     def _by_name(
         self, piece: Piece, name: Ints, names: Sequence[str]

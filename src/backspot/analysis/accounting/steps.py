@@ -22,7 +22,7 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import OPTIMIZER_STEP
 
-__all__ = ["StepWindows", "step_windows"]
+__all__ = ["StepWindows", "host_steps", "step_windows"]
 
 _FAR = np.iinfo(np.int64).max
 
@@ -51,7 +51,7 @@ def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWind
     Returns:
         The steps on the clock; ``None`` where the trace has backward passes only.
     """
-    host = _host_steps(events, ownership)
+    host = host_steps(events, ownership)
     if host is None:
         return None
     begins, ends = host
@@ -68,7 +68,7 @@ def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWind
 # Steps on the host -------------------------------------------------------------------------------
 
 
-def _host_steps(events: Events, ownership: Ownership) -> tuple[Ints, Ints] | None:
+def host_steps(events: Events, ownership: Ownership) -> tuple[Ints, Ints] | None:
     """Find when the host begins and ends each step.
 
     The profiler's marks decide, or the optimizer's steps. Without either, a pass and its forward

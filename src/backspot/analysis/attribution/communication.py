@@ -28,6 +28,7 @@ class Communication:
         collective: index into ``names``, ``NOTHING`` for work that is no communication.
         of_gradients: whether the work reduces gradients over the ranks.
         of_parameters: whether the work gathers parameters that are sharded over the ranks.
+        group: index into ``Events.groups``: the process group, ``NOTHING`` where none is known.
         names: the collectives, as ``torch.distributed`` calls them, with the process group if the
             recording has several.
     """
@@ -35,6 +36,7 @@ class Communication:
     collective: Ints
     of_gradients: Mask
     of_parameters: Mask
+    group: Ints
     names: Sequence[str]
 
 
@@ -56,6 +58,8 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
         shown = [f"{a}{labels[b]}" for a, b in zip(known, pairs % (groups + 1), strict=True)]
     collective = np.full(len(work.start), NOTHING, np.int64)
     collective[mine] = which
+    group_of = np.full(len(work.start), NOTHING, np.int64)
+    group_of[mine] = group
     accumulates = np.array([names.is_accumulate_grad(name) for name in spans.node_names], bool)
     node = take(spans.node, work.span)
     by_sharding = np.zeros(len(work.start), bool)
@@ -70,6 +74,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
         collective=collective,
         of_gradients=reduces & (by_sharding | by_engine | take(accumulates, node, False)),
         of_parameters=gathers & by_sharding,
+        group=group_of,
         names=shown,
     )
 

@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from backspot.analysis.attribution.communication import Communication, find_communication
+from backspot.analysis.attribution.compiled import Compiled, find_compiled_launches
 from backspot.analysis.attribution.join import Join, find_lines_of_nodes, join_nodes
 from backspot.analysis.attribution.launches import (
     DeviceWork,
@@ -27,6 +28,7 @@ from backspot.analysis.attribution.launches import (
 )
 from backspot.analysis.attribution.passes import Passes, Steps, find_steps
 from backspot.analysis.attribution.recompute import NO_CALLER, find_recomputation
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.attribution.spans import Module, Spans, find_spans
 from backspot.analysis.attribution.wrapping import find_wrapped
 from backspot.analysis.timeline import NOTHING, take
@@ -75,7 +77,7 @@ class Owners:
     """All owners of time: the special ones, then the modules. An owner is an index into these.
 
     Attributes:
-        modules: the modules that labels name, and compiled regions.
+        modules: the modules that labels name, compiled regions, and modules inside these.
     """
 
     modules: tuple[Module, ...]
@@ -130,7 +132,10 @@ class Ownership:
         join: the forward operator and the thread that made each node.
         owners: all owners of the trace.
         owner: the owner of each span, an index into ``owners``.
-        work_owner: the owner of each piece of device work.
+        work_owner: the owner of each piece of device work; of fused kernels, the largest.
+        work_shares: the owners of each piece of device work, with their shares.
+        launch_shares: the owners of each launch in ``compiled``, with their shares.
+        compiled: what is known inside compiled regions.
         passes: the backward passes.
         windows: the clock time of each pass.
         steps: the step of each pass.
@@ -148,6 +153,9 @@ class Ownership:
     owners: Owners
     owner: Ints
     work_owner: Ints
+    work_shares: Shares
+    launch_shares: Shares
+    compiled: Compiled
     passes: Passes
     windows: Windows
     steps: Steps
@@ -168,22 +176,41 @@ def attribute(events: Events) -> Ownership:
     lost = work.launch == NOTHING
     work.run[lost] = pass_at(windows, work.start[lost])
     communication = find_communication(events, spans, work)
-    owners = Owners(spans.modules)
-    owner = _owner_of_spans(events, spans, join, owners)
+    owner = _owner_of_spans(events, spans, join, Owners(spans.modules))
+    module = np.where(owner >= len(Special), owner - len(Special), NOTHING)
+    compiled = find_compiled_launches(events, spans, module, work)
+    line = find_lines_of_nodes(events, spans, join)
+    shares = compiled.shares.over(
+        np.where(work.tier == Tier.COMMUNICATION, NOTHING, compiled.of_work),
+        _owner_of_work(owner, work, communication),
+        np.where(communication.collective >= 0, NOTHING, take(line, work.span)),
+        modules=len(Special),
+        lines=len(events.lines.lines),
+    )
+    launches = compiled.shares.over(
+        np.arange(len(compiled.event)),
+        take(owner, compiled.span, Special.ENGINE),
+        take(line, compiled.span),
+        modules=len(Special),
+        lines=len(events.lines.lines),
+    )
     return Ownership(
         spans=spans,
         join=join,
-        owners=owners,
+        owners=Owners(spans.modules + compiled.modules),
         owner=owner,
-        work_owner=_owner_of_work(owner, work, communication),
+        work_owner=shares.largest,
+        work_shares=shares,
+        launch_shares=launches,
+        compiled=compiled,
         passes=passes,
         windows=windows,
         steps=find_steps(events, spans, passes, join.operator),
         work=work,
         communication=communication,
         waits=find_waits(events, spans),
-        line=find_lines_of_nodes(events, spans, join),
-        lines=events.lines.lines,
+        line=line,
+        lines=events.lines.lines + events.compiled.lines,
         exact_lines=events.lines.exact,
     )
 

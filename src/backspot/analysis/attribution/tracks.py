@@ -1,7 +1,8 @@
 """Ownership as tracks of nested spans: which module's backward runs when, and on what.
 
 The span of a module covers consecutive work of that module and of the modules inside it. So two
-spans of a track either nest or do not overlap.
+spans of a track either nest or do not overlap. A compiled kernel that works for several modules is
+in the span of the one with the largest share.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Owners, Ownership, Special
 from backspot.analysis.attribution.spans import Module
-from backspot.analysis.timeline import NOTHING, distinct
+from backspot.analysis.timeline import NOTHING, distinct, merged, take
 from backspot.results.grouping import parents_of
 from backspot.results.tracks import Arrow, Track, Tracks, TrackSpan
 from backspot.trace import Events
@@ -111,12 +112,17 @@ _Piece = tuple[int, int, int, int]
 
 
 def _on_host(ownership: Ownership, thread: int) -> Iterable[_Piece]:
-    """Return what the thread executes: the innermost span at each moment."""
+    """Return what the thread executes: the innermost span, or launch of compiled code."""
     indices, nesting = ownership.spans.nesting[thread]
-    edges, values = nesting.timeline.edges, nesting.timeline.values[:-1]
+    compiled = ownership.compiled
+    timeline = nesting.timeline.cut(merged(compiled.start, compiled.end))
+    edges, values = timeline.edges, timeline.values[:-1]
     held = np.flatnonzero(values >= 0)
     span = indices[values[held]]
-    columns = (edges[held], edges[held + 1], ownership.owner[span], ownership.passes.of_span[span])
+    launch = compiled.at(ownership.spans, span, edges[held])
+    launched = take(ownership.launch_shares.largest, launch)
+    owner = np.where(launch >= 0, launched, ownership.owner[span])
+    columns = (edges[held], edges[held + 1], owner, ownership.passes.of_span[span])
     return _rows(columns)
 
 

@@ -13,15 +13,18 @@ from functools import cached_property
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import DeviceWork, Windows
 from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
     first_started,
     layered,
+    merged,
     numbered,
     pieces,
     take,
@@ -219,15 +222,16 @@ class Costs:
     def places_of_spans(self, chosen: Mask) -> Placed:
         """Return the places of these spans, with the device work that they launched."""
         owner = self._placed_at(self.ownership.owner, chosen)
-        found = self._placed(owner, self.spans_by_step(owner, self._owners))
-        return replace(
-            found, removable=self.removable(chosen, take(chosen, self._work.span, False))
-        )
+        work = take(chosen, self._work.span, False)
+        found = self._placed(owner, self.owned_by_step(chosen, work))
+        return replace(found, removable=self.removable(chosen, work))
 
     def places_of_host(self, chosen: Mask) -> Placed:
         """Return the places of these spans, with what they hold on the host alone."""
         owner = self._placed_at(self.ownership.owner, chosen)
-        found = self._placed(owner, self.host_by_step(owner, self._owners))
+        found = self._placed(
+            owner, self.owned_by_step(chosen, np.zeros(len(self._work.span), bool))
+        )
         return replace(found, removable=self.removable(chosen, None))
 
     def places_of_work(self, chosen: Mask, elsewhere: str = "") -> Placed:
@@ -237,8 +241,10 @@ class Costs:
             chosen: which work.
             elsewhere: the path to give to work that no module's call launched.
         """
-        owner = self._placed_at(take(self.ownership.owner, self._work.span), chosen)
-        found = self._placed(owner, self.work_by_step(owner, self._owners))
+        payer = self._payers.of_work(np.arange(len(chosen)))
+        owner = self._placed_at(self._payers.shares.largest[payer], chosen)
+        none = np.zeros(len(self._spans.start), bool)
+        found = self._placed(owner, self.owned_by_step(none, chosen))
         removable = replace(self.removable(None, chosen), with_host=False)
         found = replace(found, removable=removable)
         if not elsewhere:
@@ -246,6 +252,38 @@ class Costs:
         outside = Special.OUTSIDE.path
         places = (replace(p, path=elsewhere) if p.path == outside else p for p in found.places)
         return replace(found, places=tuple(places))
+
+    def owned_by_step(self, spans: Mask, work: Mask) -> Ints:
+        """Sum the clock time of spans, without device work, and of work, by owner and step.
+
+        The modules inside a compiled region own their shares.
+
+        Args:
+            spans: which spans.
+            work: which device work.
+
+        Returns:
+            Nanoseconds, with one row an owner and one column a step. What no module's call
+            launched is outside of the model.
+        """
+        step, payer, length = self._paid
+        chosen = np.concatenate(
+            [spans, work, take(spans, self.ownership.compiled.span, False), [False]]
+        )[payer]
+        place, share, part = self._payers.shares.split(payer[chosen], length[chosen])
+        owner = self._payers.shares.owner[share]
+        return self._by_step(owner, step[chosen][place], part, self._owners)
+
+    def running_by_step(self, chosen: Mask) -> Ints:
+        """Sum how long device work runs, by owner and step, as ``owned_by_step`` does clock time.
+
+        Args:
+            chosen: which device work.
+        """
+        shares, mine = self.ownership.work_shares, np.flatnonzero(chosen)
+        place, share, part = shares.split(mine, self.device_ns[mine])
+        step = self._steps.at(self._work.start[mine])
+        return self._by_step(shares.owner[share], step[place], part, self._owners)
 
     def places_at(self, owner: Ints, time: Ints, ns: Ints, count: Ints | None = None) -> Placed:
         """Return the places of costs that have a time, each in the step of its time.
@@ -305,14 +343,15 @@ class Costs:
         return Place(*self._path_and_class(owner), 0, 0).label
 
     def _placed(self, owner: Ints, by_step: Ints, count: Ints | None = None) -> Placed:
-        """Return the places of these owners; ``NOTHING`` is left out."""
+        """Return the places of these owners, and of owners with a cost; ``NOTHING`` is left out."""
         kept = owner >= 0
         counts = np.zeros(self._owners, np.int64)
         np.add.at(counts, owner[kept], 1 if count is None else count[kept])
         cost = typical(by_step)
+        listed = by_step.any(axis=1) | (counts > 0)
         places = [
             Place(*self._path_and_class(one), self._per_step(int(counts[one])), int(cost[one]))
-            for one in np.unique(owner[kept]).tolist()
+            for one in np.flatnonzero(listed).tolist()
         ]
         places.sort(key=lambda place: (-place.wall_ns, -place.count, place.path))
         # Medians of many places can sum to more than the median of the step.
@@ -384,6 +423,26 @@ class Costs:
     def _pieces(self) -> tuple[Ints, Ints, Ints]:
         """The step, the holder and the length of each piece of the steps' clock time."""
         return pieces(self.clock.whole, self._steps)
+
+    @cached_property
+    def _payers(self) -> Payers:
+        """The owners of spans, and of device work by the span that launched it."""
+        ownership, none = self.ownership, np.full(len(self._work.span), NOTHING)
+        owner = take(ownership.owner, self._work.span, Special.OUTSIDE)
+        work = ownership.compiled.shares.over(
+            ownership.compiled.of_work, owner, none, modules=len(Special), lines=0
+        )
+        host = Shares.one_each(ownership.owner, ownership.line)
+        return Payers(ownership, host, work, Special.OUTSIDE)
+
+    @cached_property
+    def _paid(self) -> tuple[Ints, Ints, Ints]:
+        """The step, the payer and the length of each piece of the steps' clock time."""
+        line = self.clock.whole.cut(merged(self._payers.edges, self._steps.edges))
+        at, length = line.edges[:-1], np.diff(line.edges)
+        step, payer = self._steps.over(at), self._payers.of_holders(line.values[:-1], at)
+        inside = step >= 0
+        return step[inside], payer[inside], length[inside]
 
     def _held_by_step(self, group: Ints, count: int) -> Ints:
         """Sum the clock time by the group of each holder: of the spans, then of device work."""

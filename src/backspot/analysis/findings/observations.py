@@ -13,9 +13,11 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "accumulating",
+    "compiled",
     "crowded",
     "fills",
     "forward_of",
+    "graph_breaks",
     "host_operators",
     "is_indexing",
     "launching",
@@ -44,6 +46,26 @@ def fills(evidence: Evidence) -> Mask:
 def accumulating(evidence: Evidence) -> Mask:
     """Whether each span adds a gradient to its parameter."""
     return evidence.nodes_named(names.is_accumulate_grad)
+
+
+def compiled(evidence: Evidence) -> Mask:
+    """Whether each span is the backward of a region that torch.compile compiled."""
+    return evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))
+
+
+def graph_breaks(evidence: Evidence) -> tuple[str, ...]:
+    """Return the lines at which the code that runs in the trace leaves a compiled graph; at most 3.
+
+    They are known where the live half recorded what Dynamo compiled.
+    """
+    said = evidence.events.names
+    regions = {name.removeprefix(names.COMPILED_REGION) for name in said}
+    lines = (
+        f"{one.file}:{one.line}"
+        for one in evidence.events.compiled.compilations
+        if one.region in regions and one.function.startswith(names.RESUMED)
+    )
+    return tuple(dict.fromkeys(lines))[:3]
 
 
 _INDEXING = re.compile(r"(Gather|Scatter|Index|Take|UnsafeIndex|UnsafeMaskedIndex)\w*Backward\d*$")

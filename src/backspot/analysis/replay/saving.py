@@ -1,4 +1,4 @@
-"""What a step would save if part of its work took less time."""
+"""Replay a recording with many changes at a time: the steps with part of their work taking less."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import Variants, simulate
 from backspot.analysis.timeline import grouped
-from backspot.errors import UsageError
-from backspot.formatting import quoted
 from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "Change",
     "Replays",
-    "Saving",
     "change_of_paths",
     "free_owners",
     "owners_within",
     "replays",
-    "saved",
     "scaled_owners",
     "scaled_spans",
-    "what_if",
 ]
 
 _CELLS = 16_000_000  # numbers in the table of a simulation: 128 MB
@@ -55,24 +50,6 @@ class Change:
     waits: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """What each step saves.
-
-    Attributes:
-        typical_ns: nanoseconds, the median over the steps.
-        low_ns: the lower quartile over the steps, at that end of the uncertainty of the profiler's
-            cost where it is lower.
-        high_ns: the upper quartile, at the other end.
-        by_step: what each step saves; a step can lose where the work of another moves into it.
-    """
-
-    typical_ns: float
-    low_ns: float
-    high_ns: float
-    by_step: tuple[float, ...]
-
-
 def scaled_owners(
     ownership: Ownership, factors: Mapping[int, float], *, forward: bool = False
 ) -> Change:
@@ -80,7 +57,8 @@ def scaled_owners(
 
     This scales the nodes of a module, the engine's time after each of these, what runs again in
     them, and the device work that they launch. A node that is free waits for no device. The
-    module's share of the optimizer is not scaled.
+    module's share of the optimizer is not scaled. A compiled kernel that works for several modules
+    is scaled by their shares.
 
     Args:
         ownership: the owners of a trace.
@@ -89,7 +67,7 @@ def scaled_owners(
     """
     factor = np.ones(len(ownership.owners))
     factor[list(factors)] = list(factors.values())
-    of_spans, of_work = factor[ownership.owner], factor[ownership.work_owner]
+    of_spans, of_work = factor[ownership.owner], ownership.work_shares.mean(factor)
     spans = (of_spans != 1) & (forward | (ownership.passes.of_span >= 0))
     work = (of_work != 1) & (forward | (ownership.work.run >= 0))
     return Change(
@@ -117,17 +95,20 @@ def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Ch
     waits = ownership.waits
     in_pass = ownership.passes.of_span >= 0
     spans = dict(grouped(group[ownership.owner], np.flatnonzero(in_pass)))
-    work = dict(grouped(group[ownership.work_owner], np.flatnonzero(ownership.work.run >= 0)))
+    shares = ownership.work_shares
+    share = np.flatnonzero(np.repeat(ownership.work.run >= 0, shares.count))
+    work = dict(grouped(group[shares.owner], share))
     calls = dict(grouped(group[ownership.owner[waits.span]], np.flatnonzero(in_pass[waits.span])))
     none = np.empty(0, np.int64)
     found = {}
     for number in sorted({*spans, *work}):
-        mine, done = spans.get(number, none), work.get(number, none)
+        mine = spans.get(number, none)
+        done, part = shares.parts(work.get(number, none))
         found[number] = Change(
             spans=mine,
             span_factors=np.zeros(len(mine)),
             work=done,
-            work_factors=np.zeros(len(done)),
+            work_factors=1 - part,
             waits=waits.event[calls.get(number, none)],
         )
     return found
@@ -138,26 +119,6 @@ def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
     waits = ownership.waits
     mine: Ints = waits.event[spans[waits.span]]
     return mine
-
-
-def what_if(recording: Recording, cost: ProfilerCost, factors: Mapping[str, float]) -> Saving:
-    """Return what a step would take less if the backward of some modules took another time.
-
-    Args:
-        recording: the recording.
-        cost: what the profiler cost; steps are compared without that cost.
-        factors: as ``change_of_paths`` takes them.
-
-    Raises:
-        UsageError: If a path names no owner of the trace, or a factor is not between 0 and 1.
-    """
-    ownership = recording.ownership
-    for path, factor in factors.items():
-        if not 0 <= factor <= 1:
-            raise UsageError(f"{quoted(path)}: {quoted(factor)} is not a factor between 0 and 1")
-        if not owners_within(ownership, path):
-            raise UsageError(f"no module {quoted(path)} has a backward in this recording")
-    return saved(recording, cost, [change_of_paths(ownership, factors)])[0]
 
 
 def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Change:
@@ -209,32 +170,6 @@ def scaled_spans(
         work=done,
         work_factors=np.full(len(done), factor),
         waits=none if waits is None else waits,
-    )
-
-
-def saved(
-    recording: Recording, cost: ProfilerCost, changes: Sequence[Change]
-) -> tuple[Saving, ...]:
-    """Return what a step would take less with each of these changes alone.
-
-    Args:
-        recording: the recording.
-        cost: what the profiler cost; steps are compared without that cost.
-        changes: the changes.
-    """
-    if not changes:
-        return ()
-    tables = [one.saved for one in replays(recording, cost, changes)]
-    return tuple(_saving([table[:, at] for table in tables]) for at in range(len(changes)))
-
-
-def _saving(by_step: list[Floats]) -> Saving:
-    quartiles = np.array([np.quantile(one, [0.25, 0.5, 0.75]) for one in by_step])
-    return Saving(
-        typical_ns=float(quartiles[0, 1]),
-        low_ns=float(quartiles.min()),
-        high_ns=float(quartiles.max()),
-        by_step=tuple(by_step[0].tolist()),
     )
 
 

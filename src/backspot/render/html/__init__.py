@@ -10,6 +10,8 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
    (the module tree), ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the
    page). With a script, the *explorer* (tree, filter, table, details) replaces the static table.
 
+``_job.py`` writes the page of many ranks, with ``job.css``, and without a script.
+
 Every name comes from a trace. Python escapes it in ``_fragments.shown``; the scripts insert it as
 text only; the content security policy forbids every other script and every request.
 """
@@ -19,8 +21,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from functools import cache
-from pkgutil import get_data
 from string import Template
 
 from backspot._version import __version__
@@ -36,6 +36,7 @@ from backspot.render._sentences import (
 )
 from backspot.render.formats import Format
 from backspot.render.html._fragments import (
+    asset,
     facts_list,
     findings_list,
     module_table,
@@ -45,8 +46,10 @@ from backspot.render.html._fragments import (
     shown,
     warnings_list,
 )
+from backspot.render.html._job import job_to_html
 from backspot.render.html._page_data import page_data
 from backspot.render.view import View, only_nodes, select
+from backspot.results.job import JobReport
 from backspot.results.report import Report
 
 __all__ = ["FORMATS", "asset", "to_html"]
@@ -90,14 +93,7 @@ def to_html(report: Report) -> bytes:
     return page.encode()
 
 
-FORMATS = (Format(".html", {Report: to_html}),)
-
-
-@cache
-def asset(name: str) -> str:
-    """The text of a file in this folder."""
-    data = get_data(__package__, name) or b""
-    return data.decode().rstrip("\n")
+FORMATS = (Format(".html", {Report: to_html, JobReport: job_to_html}),)
 
 
 def _title(said: Sequence[Part]) -> str:

@@ -7,7 +7,9 @@ Pages and notebooks share them. Every name comes from a trace and gets into the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from html import escape
+from pkgutil import get_data
 from urllib.parse import urlsplit
 
 from backspot.formatting import counted, duration, percent, visible
@@ -28,6 +30,7 @@ from backspot.render.view import DEFAULT_VIEW, Selection, operators_by
 from backspot.results.report import Finding, LineCost, OperatorCost, Phase, Report, Row, WallKinds
 
 __all__ = [
+    "asset",
     "facts_list",
     "findings_list",
     "line_shown",
@@ -40,6 +43,13 @@ __all__ = [
 ]
 
 _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a file in this folder."""
+    data = get_data(__package__, name) or b""
+    return data.decode().rstrip("\n")
 
 
 def shown(text: str) -> str:
@@ -178,7 +188,15 @@ def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> s
         chosen: its rows.
         lines: whether to name the source line that made the heaviest node.
     """
-    left_out = ("members", "spread", "recompute", "calls", "forward", *(() if lines else ("line",)))
+    left_out = (
+        "members",
+        "spread",
+        "recompute",
+        "exact",
+        "calls",
+        "forward",
+        *(() if lines else ("line",)),
+    )
     columns = module_columns(report, chosen.shown, chosen.unowned, DEFAULT_VIEW)
     columns = [column for column in columns if column.kind not in left_out]
     bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])

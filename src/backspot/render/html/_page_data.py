@@ -143,7 +143,7 @@ def _row(
     within = 0 if not parent else len(parent) + 1
     label = format_label(Label(Kind.BACKWARD, row.path, row.class_name))
     plain = f"backward: {row.path} ({row.class_name})"
-    costs = (row.wall_ns, row.gpu_ns, row.cpu_ns, row.forward_ns, row.recompute_ns)
+    costs = _costs(row)
     return [
         -1 if parent is None else place[parent],
         visible(row.path[within:]),
@@ -160,6 +160,17 @@ def _row(
         _lines(row.lines, strings, unit, 5 if full else 1),
         [None if one is None else _in(unit, one) for one in (row.saves_ns, row.total_saves_ns)],
     ]
+
+
+def _costs(row: Row) -> tuple[int, ...]:
+    return (
+        row.wall_ns,
+        row.gpu_ns,
+        row.cpu_ns,
+        row.forward_ns,
+        row.recompute_ns,
+        row.split_ns,
+    )
 
 
 def _calls(calls: float) -> float:
@@ -225,9 +236,7 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
     def summed(columns: Sequence[Sequence[int]]) -> list[int]:
         return [_in(unit, sum(column)) for column in zip(*columns, strict=True)]
 
-    costs = [
-        (row.wall_ns, row.gpu_ns, row.cpu_ns, row.forward_ns, row.recompute_ns) for row in members
-    ]
+    costs = [_costs(row) for row in members]
     return [
         holder,
         "",

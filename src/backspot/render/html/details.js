@@ -61,7 +61,8 @@ function makeDetails(model, box, change, say) {
         whole ? per(row.total[key], decimals) : null])),
       model.replayed && row.saves[0] !== null
         ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
-      row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null));
+      row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
+      row.split ? line(["known without splitting kernels", percent(1 - row.split / row.own.wall), whole ? "" : null]) : null));
   }
 
   function spentOn(row) {

@@ -13,7 +13,7 @@ function readModel(data) {
   const ns = (values) => values.map((value) => value * data.unit);
   const rows = data.rows.map((cells, id) => {
     const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label, lines, saves] = cells;
-    const [wall, gpu, cpu, forward, recompute] = ns(costs);
+    const [wall, gpu, cpu, forward, recompute, split] = ns(costs);
     return {
       id,
       parent,
@@ -24,6 +24,7 @@ function readModel(data) {
       root: text(root),
       calls,
       own: { wall, gpu, cpu, forward, recompute, on: ns(on) },
+      split,
       // What a step would take less without the module, and without all modules in it; or null.
       saves: saves.map((value) => (value === null ? null : value * data.unit)),
       spread: ns(steps.slice(0, 2)), // the smallest and the largest time of all steps

@@ -10,7 +10,7 @@ from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding
-from backspot.analysis.timeline import NOTHING, numbered, take
+from backspot.analysis.timeline import numbered, take
 from backspot.analysis.typical import typical
 from backspot.formatting import duration
 from backspot.results.findings import Finding
@@ -81,6 +81,7 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     odd = (2 * often > holds.shape[1]) & (often >= least)
     fused = evidence.nodes_named(lambda name: "ScaledDotProduct" in name)
     odd[owner[fused]] = False
+    odd &= ~_estimated(evidence)
     spent = typical(wall)
     explained: dict[str, int] = {}
     for other in found:
@@ -92,8 +93,10 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     if not odd.any():
         return None
     worst = int(np.argmax(np.where(odd, spent, 0)))
-    nodes = odd[owner] & evidence.in_pass & evidence.spans.is_node & ~accumulating(evidence)
-    heaviest = costs.top_nodes(nodes & (owner == worst))
+    computes = evidence.in_pass & evidence.spans.is_node & ~accumulating(evidence)
+    nodes = computes & _working_for(evidence, odd)
+    of_worst = computes & _working_for(evidence, np.arange(len(odd)) == worst)
+    heaviest = costs.top_nodes(of_worst)
     label = costs.label_of(worst)
     ratio = backward[worst] / np.maximum(forward[worst], 1) * (forward[worst] > 0)
     median = int(np.argsort(ratio, kind="stable")[(len(ratio) - 1) // 2])
@@ -106,7 +109,7 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
             f"twice is usual. The backward takes more than {_HIGH:.0f} times its forward "
             f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
         ),
-        remedy=_remedy(evidence, nodes & (owner == worst), heaviest[0]),
+        remedy=_remedy(evidence, of_worst, heaviest[0]),
         link="https://docs.pytorch.org/docs/stable/notes/extending.html",
         nodes=costs.top_nodes(nodes),
     )
@@ -118,24 +121,45 @@ def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
     All three have one row an owner and one column a step. The first two are device time, or host
     time where the trace has no device.
     """
-    spans, owner, costs = evidence.spans, evidence.ownership.owner, evidence.costs
+    spans, costs = evidence.spans, evidence.costs
     owners = evidence.ownership.owners
     # Adding a gradient to its parameter is not part of computing it.
-    computes = np.where(spans.is_node & ~accumulating(evidence), owner, NOTHING)
-    of_nodes = np.where(evidence.in_pass, computes, NOTHING)
-    wall = costs.spans_by_step(of_nodes, len(owners))
+    computes = spans.is_node & ~accumulating(evidence) & evidence.in_pass
+    wall = costs.owned_by_step(computes, evidence.work_of(computes))
     if evidence.report.has_gpu:
         # Communication has owners of its own, whatever node launches it.
-        span, paid = evidence.work.span, evidence.ownership.work_owner
-        in_forward = take(~evidence.in_pass, span, False)
-        in_node = take(computes, span) >= 0
-        forward = costs.device_by_step(np.where(in_forward, paid, NOTHING), len(owners))
-        backward = costs.device_by_step(np.where(in_node, paid, NOTHING), len(owners))
+        span = evidence.work.span
+        forward = costs.running_by_step(take(~evidence.in_pass, span, False))
+        backward = costs.running_by_step(take(computes, span, False))
     else:
-        calls = np.where((spans.module >= 0) & ~evidence.in_pass, owner, NOTHING)
-        forward, backward = costs.spans_by_step(calls, len(owners)), wall
+        calls = (spans.module >= 0) & ~evidence.in_pass
+        forward, backward = costs.owned_by_step(calls, evidence.work_of(calls)), wall
     forward[owners.is_special] = 0
     return forward, backward, wall
+
+
+def _working_for(evidence: Evidence, chosen: Mask) -> Mask:
+    """Whether each span belongs to a chosen owner, or launched compiled code for one."""
+    ownership = evidence.ownership
+    launch = np.repeat(np.arange(len(ownership.compiled.event)), ownership.launch_shares.count)
+    working = launch[chosen[ownership.launch_shares.owner]]
+    found: Mask = chosen[ownership.owner]
+    return found | evidence.spans_with(ownership.compiled.span[working])
+
+
+def _estimated(evidence: Evidence) -> Mask:
+    """Whether most of each owner's device time is its share of kernels that serve several owners.
+
+    Such a share says little about how long the owner's part takes.
+    """
+    shares, owners = evidence.ownership.work_shares, len(evidence.ownership.owners)
+    work = np.arange(len(evidence.work.start))
+    place, share, part = shares.split(work, evidence.costs.device_ns)
+    split = shares.is_split[place]
+    sums = np.zeros((2, owners), np.int64)
+    np.add.at(sums, (split.astype(np.int64), shares.owner[share]), part)
+    found: Mask = sums[1] > sums[0]
+    return found
 
 
 # What to do --------------------------------------------------------------------------------------

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import launching
+from backspot.analysis.findings.observations import compiled, graph_breaks, launching
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import percent
 from backspot.results.findings import Finding
-from backspot.trace import names
 
 __all__ = ["find"]
 
@@ -40,8 +39,10 @@ def find(evidence: Evidence) -> Finding | None:
     length = int(costs.device_ns[evidence.backward].sum())
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
     replayed = 2 * costs.of_host(replaying) >= cost
-    compiled = mine & evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))
-    remedy = _COMPILED if 2 * costs.of_host(compiled) >= cost else _LAUNCHED
+    is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= cost
+    remedy = _REPLAYED if replayed else _COMPILED if is_compiled else _LAUNCHED
+    if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
+        remedy += f" The graphs break at {', '.join(breaks)}."
     return finding(
         costs.places_of_host(mine),
         title="The GPU waits for the host to launch kernels",
@@ -51,7 +52,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"{say.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
             f"average. {_without_profiler(evidence)}"
         ),
-        remedy=_REPLAYED if replayed else remedy,
+        remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(mine),
     )

@@ -20,13 +20,17 @@ _LEAST_OF_CONVOLUTIONS = 0.03
 
 @rule("layout-copies", needs_gpu=True)
 def find(evidence: Evidence) -> Finding | None:
-    """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout."""
+    """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout.
+
+    In compiled code these are generated kernels that do nothing else.
+    """
     costs, say = evidence.costs, evidence.wording
     copying = evidence.launched_in("aten::contiguous", "aten::clone")
+    generated = evidence.work_named(names.is_generated_copy)
     converts = evidence.work_named(names.is_layout_conversion)
     # Copies of indices belong to the indexing, those of gradients to their parameters.
     others = accumulating(evidence) | sorting(evidence)
-    work = ((copying >= 0) | converts) & evidence.backward & ~evidence.work_of(others)
+    work = ((copying >= 0) | generated | converts) & evidence.backward & ~evidence.work_of(others)
     converts |= evidence.work_of(evidence.nodes_named(lambda name: "Convolution" in name))
     converted = costs.of_work(work & converts)
     if not costs.holds_in_most_steps(costs.of_work_by_step(work), _LEAST):

@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import launching
+from backspot.analysis.findings.observations import compiled, launching
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import percent
 from backspot.results.findings import Finding
@@ -16,6 +16,11 @@ __all__ = ["find"]
 _FULL = 1000  # Events.size of a kernel with one thread block for each multiprocessor
 _USED = 0.2
 """A device is mostly unused below this share, over time and multiprocessors."""
+_OTHERWISE = {
+    False: "use CUDA graphs or torch.compile, which save launches.",
+    True: "compile with mode='reduce-overhead', which replays CUDA graphs.",
+}
+"""What saves launches, by whether the backward is compiled already."""
 
 
 @rule("small-batch", needs_gpu=True)
@@ -30,9 +35,11 @@ def find(evidence: Evidence) -> Finding | None:
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
     if used * costs.busy_ns > _USED * evidence.real_step_ns:
         return None
-    launch_bound = costs.of_host(launching(evidence))
+    mine = launching(evidence)
+    launch_bound = costs.of_host(mine)
     if not launch_bound:
         return None
+    is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= launch_bound
     # A larger batch does not load faster, so waiting for data is not counted.
     data = evidence.phase("data")
     waited = data.wall_ns - data.busy_ns if data else 0
@@ -49,8 +56,7 @@ def find(evidence: Evidence) -> Finding | None:
         ),
         remedy=(
             "Raise the batch size until memory or the learning rate limits it: a larger batch "
-            "takes hardly more time here. If the batch can't grow, use CUDA graphs or "
-            "torch.compile, which save launches."
+            f"takes hardly more time here. If the batch can't grow, {_OTHERWISE[is_compiled]}"
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
     )

@@ -1,0 +1,499 @@
+"""Inside torch.compile: does the ranked list name the module that was made slow?
+
+    python -m benchmarks.accuracy.compiled_truth
+    python -m benchmarks.accuracy.compiled_truth --cases vit/whole,llama/regional
+
+Each case compiles a model whole, block by block, or with activation checkpointing, after slow work
+was planted into one random module: an extra product of matrices, a wide hidden layer, or a chain of
+elementwise operations and reductions. A hit is a first row that names this module; hits by GPU time
+are counted too, as a region's host time belongs to the region. Also measured: the share of the
+compiled backward's GPU time with a module inside the region, what of it was not split, and for how
+many extern calls (products, convolutions, attention) the recorded module is that of the one node of
+the graph that Inductor names as their origin.
+
+The case is compiled twice from nothing, with and without Backspot: kernels, loss and gradients must
+be equal, and the times of both compilations are compared. Inductor chooses kernels without
+measuring them, as measurements come out otherwise each time. Gradients that differ between two
+steps without Backspot are not compared. Only recordings wait for their turn, so times of
+compilation are exact with ``--jobs 1`` alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.cases import exit_code, run_cases, turn
+from benchmarks.common import (
+    CannotRunError,
+    choose,
+    command_line,
+    parse,
+    record_trace,
+    script,
+    synchronize,
+)
+from benchmarks.workers import Handler, Job, Record, Stage, serve
+
+_TIMM = {
+    "vit": ("vit_small_patch16_224", {"depth": 6}),
+    "deit3": ("deit3_small_patch16_224", {"depth": 6}),
+    "resnet": ("resnet26", {}),
+    "convnext": ("convnext_atto", {}),
+    "swin": ("swin_tiny_patch4_window7_224", {"depths": (2, 2)}),
+    "mixer": ("mixer_s16_224", {"num_blocks": 4}),
+    "efficientnet": ("efficientnet_lite0", {}),
+    "regnet": ("regnety_002", {}),
+}
+_TEXT = ("llama", "gpt2", "bert", "t5")
+_MODELS = (*_TIMM, *_TEXT)
+_HOW = ("whole", "regional", "checkpointed")
+_PLANTS = ("product", "hidden", "chain")
+_SMALL = ("vit/regional",)
+_TINY = {"vit": {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 64}}
+_SUBSET = (
+    "vit/whole", "llama/whole", "resnet/whole", "bert/regional", "mixer/regional",
+    "gpt2/checkpointed", "vit/checkpointed",
+)  # fmt: skip
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+def _build(name: str, device: str, small: bool) -> tuple[Any, Callable[[Any], Any], list[Any]]:
+    """Return a model, its loss as a function of what is called, and the blocks that repeat."""
+    import torch
+    from torch.nn import functional
+
+    if name in _TIMM:
+        import timm
+
+        arch, options = _TIMM[name]
+        if small:
+            options = {**options, **_TINY.get(name, {})}
+        model = timm.create_model(arch, num_classes=100, **options).to(device)
+        side = options.get("img_size", 224)
+        images = torch.randn(2 if small else 64, 3, side, side, device=device)
+        labels = torch.randint(0, 100, (len(images),), device=device)
+        blocks = _repeated(model)
+        return model, lambda called: functional.cross_entropy(called(images), labels), blocks
+    import transformers as t
+
+    size = {"vocab_size": 1000} if small else {"vocab_size": 8000}
+    made = {
+        "llama": lambda: t.LlamaForCausalLM(
+            t.LlamaConfig(
+                hidden_size=512, intermediate_size=1376, num_hidden_layers=4,
+                num_attention_heads=8, num_key_value_heads=4, **size,
+            )
+        ),
+        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_embd=512, n_layer=4, n_head=8, **size)),
+        "bert": lambda: t.BertForMaskedLM(
+            t.BertConfig(
+                hidden_size=512, intermediate_size=2048, num_hidden_layers=4,
+                num_attention_heads=8, **size,
+            )
+        ),
+        "t5": lambda: t.T5ForConditionalGeneration(
+            t.T5Config(
+                d_model=512, d_kv=64, d_ff=1024, num_layers=3, num_heads=8,
+                decoder_start_token_id=0, **size,
+            )
+        ),
+    }  # fmt: skip
+    model = made[name]().to(device)
+    shape = (1, 32) if small else (8, 256)
+    tokens = torch.randint(0, size["vocab_size"], shape, device=device)
+    return model, lambda called: called(input_ids=tokens, labels=tokens).loss, _repeated(model)
+
+
+def _repeated(model: Any) -> list[Any]:
+    """Return the blocks of a model: the children of its lists and sequences of equal classes."""
+    import torch
+
+    blocks: list[Any] = []
+    for module in model.modules():
+        children = list(module.children())
+        if (
+            isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))
+            and len(children) > 1
+            and len({type(child) for child in children}) == 1
+            and any(child.children() for child in children)
+        ):
+            inner = {id(m) for block in blocks for m in block.modules()}
+            blocks += [child for child in children if id(child) not in inner]
+    return blocks
+
+
+# Plants ------------------------------------------------------------------------------------------
+
+
+def _plant(model: Any, blocks: list[Any], step: Callable[[], Any], seed: int) -> tuple[str, str]:
+    """Plant slow work into a random module; return its path and the kind of work."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    calls: Counter[str] = Counter()
+    handles = []
+    inside = {id(m) for block in blocks for m in block.modules()}
+
+    def note(path: str) -> Callable[..., None]:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            calls[path] += 1
+            if isinstance(output, torch.Tensor) and output.requires_grad and output.dim() > 1:
+                shapes[path] = tuple(output.shape)
+
+        return hook
+
+    for path, module in model.named_modules():
+        if path and id(module) in inside:
+            handles.append(module.register_forward_hook(note(path)))
+    step()  # not under the flop counter: checkpointing and hooks are not its matter
+    for handle in handles:
+        handle.remove()
+    with FlopCounterMode(display=False) as counter:
+        step()
+    synchronize("cuda" if torch.cuda.is_available() else "cpu")
+    flops = counter.get_total_flops() / 3  # the forward's third
+    large = max(_size(shape) for path, shape in shapes.items())
+    chosen = random.Random(seed)
+    paths = sorted(p for p in shapes if calls[p] == 1 and 4 * _size(shapes[p]) >= large)
+    path, kind = chosen.choice(paths), _PLANTS[seed % len(_PLANTS)]
+    module = model.get_submodule(path)
+    channels_first = len(shapes[path]) == 4 and any(
+        isinstance(m, torch.nn.Conv2d) for m in module.modules()
+    )
+    width = shapes[path][1 if channels_first else -1]
+    hidden = int(min(max(256, flops / (4 * _size(shapes[path]))), 32768)) // 64 * 64
+    device = next(model.parameters()).device
+    if kind != "chain":
+        for name, size in (("planted_in", (width, hidden)), ("planted_out", (hidden, width))):
+            weight = torch.randn(size, device=device) / size[0] ** 0.5
+            module.register_parameter(name, torch.nn.Parameter(weight))
+    original = type(module)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original.forward(self, *args, **kwargs)
+        more = output.movedim(1, -1) if channels_first else output
+        if kind == "chain":
+            for _ in range(12):  # over two dimensions in turn, which no kernel can fuse
+                more = torch.sin(more * torch.softmax(more, -1))
+                more = torch.sin(more * torch.softmax(more, -2))
+        else:
+            more = more @ self.planted_in
+            if kind == "hidden":
+                more = torch.nn.functional.gelu(more)
+            more = more @ self.planted_out
+        return output + 0.01 * (more.movedim(-1, 1) if channels_first else more)
+
+    module.__class__ = type(original.__name__, (original,), {"forward": forward})
+    return path, kind
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    product = 1
+    for one in shape:
+        product *= one
+    return product
+
+
+def _checkpoint(blocks: list[Any]) -> None:
+    """Have the blocks run again in the backward."""
+    from torch.utils.checkpoint import checkpoint
+
+    for block in blocks:
+        original = type(block)
+
+        def forward(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            return checkpoint(_original.forward, self, *args, use_reentrant=False, **kwargs)
+
+        block.__class__ = type(original.__name__, (original,), {"forward": forward})
+
+
+# A case ------------------------------------------------------------------------------------------
+
+
+class _Case:
+    """One model with its plant, compiled from nothing."""
+
+    def __init__(self, name: str, device: str, small: bool, seed: int) -> None:
+        import torch
+
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.device, self.seed = device, seed
+        model, how = name.split("/")
+        self.model, self.loss, blocks = _build(model, device, small)
+        self.model.train()
+        self.path, self.kind = _plant(self.model, blocks, lambda: self._run(self.model), seed)
+        if how == "checkpointed":
+            _checkpoint(blocks)
+        self.called = self.model
+        if how == "regional":
+            for block in blocks:
+                block.compile()
+        else:
+            self.called = torch.compile(self.model)
+
+    def _run(self, called: Any) -> Any:
+        import torch
+
+        self.model.zero_grad(set_to_none=True)
+        with torch.autocast(self.device, torch.bfloat16):
+            loss = self.loss(called)
+        loss.backward()
+        return loss.detach()
+
+    def step(self) -> Any:
+        """One step, always with the same random numbers."""
+        import torch
+
+        torch.manual_seed(self.seed)
+        return self._run(self.called)
+
+    def results(self) -> list[Any]:
+        """The loss and all gradients of a step."""
+        loss = self.step()
+        gradients = [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
+        synchronize(self.device)
+        return [loss, *gradients]
+
+
+def _examine(name: str, device: str, small: bool, stage: Stage) -> Record:
+    import torch
+
+    number = (*(f"{m}/{h}" for m in _MODELS for h in _HOW),).index(name)
+    torch.compile(lambda x: (x * 2).sum())(torch.ones(8, device=device))  # what starts once
+    torch.set_float32_matmul_precision("high")
+    record: Record = {}
+    results: dict[bool, list[Any]] = {}
+    kernels: dict[bool, Counter[str]] = {}
+    for instrumented in (True, False) if number % 2 else (False, True):
+        results[instrumented], kernels[instrumented] = _compiled(
+            name, device, small, number, instrumented, record
+        )
+        stage("with" if instrumented else "without", record)
+        gc.collect()
+    equal = [torch.equal(a, b) for a, b in zip(results[False], results[True], strict=True)]
+    steady = record.pop("steady")
+    record["gradients"] = len(equal)
+    record["equal"] = sum(equal)
+    record["differ"] = sum(s and not e for s, e in zip(steady, equal, strict=True))
+    record["same_kernels"] = kernels[False] == kernels[True]
+    record["compile_ratio"] = record["compile_with_s"] / record["compile_without_s"]
+    return record
+
+
+def _compiled(
+    name: str, device: str, small: bool, number: int, instrumented: bool, record: Record
+) -> tuple[list[Any], Counter[str]]:
+    """Compile, step and record one case; fills in the record."""
+    import torch
+    from torch._inductor import config
+
+    import backspot
+
+    case = _Case(name, device, small, number)
+    handle = backspot.instrument(case.model) if instrumented else None
+    settings = {"force_disable_caches": True}
+    if hasattr(config, "deterministic"):
+        settings["deterministic"] = True
+    origins = _Origins()
+    with handle or nullcontext(), config.patch(settings):
+        with origins if instrumented else nullcontext():
+            begin = time.perf_counter()
+            case.step()
+            synchronize(device)
+        word = "with" if instrumented else "without"
+        record[f"compile_{word}_s"] = time.perf_counter() - begin
+        first, second = case.results(), case.results()
+        if not instrumented:
+            record["steady"] = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            with turn():
+                record_trace(case.step, device, path, steps=3, warmup=2)
+            kernels = _kernels(path)
+            if instrumented:
+                record |= _judge(path, case)
+                record |= {"extern_calls": origins.count, "extern_right": origins.right}
+    return second, kernels
+
+
+class _Origins:
+    """Compares the module that is recorded of each extern call with that of its origin."""
+
+    def __init__(self) -> None:
+        self.count = self.right = 0
+        self._patch: Any = None
+
+    def __enter__(self) -> None:
+        from torch._inductor import debug
+
+        original = debug.set_kernel_post_grad_provenance_tracing
+
+        def noting(node: Any, name: str, is_extern: bool = False) -> Any:
+            number = original(node, name, is_extern)
+            if is_extern and number and node.origin_node is not None:
+                self._compare(node.origin_node, debug._inductor_kernel_stack_trace, name, number)
+            return number
+
+        self._patch = mock.patch.object(debug, original.__name__, noting)
+        self._patch.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
+
+    def _compare(self, origin: Any, traces: dict[str, list[str]], name: str, number: int) -> None:
+        from backspot.live import compiled, torch_internals
+
+        stack, _ = torch_internals.module_stack_of(origin)
+        if not stack:
+            return
+        code = torch_internals.CompiledCode(
+            "", False, json.dumps({f"{name}:{number}": traces.get(f"{name}:{number}", [])})
+        )
+        graph = compiled._Tables().graph(code)
+        parts = [part for site in graph.sites or () for part in site.parts]
+        expression, cls = stack[-1]
+        self.count += 1
+        self.right += (
+            bool(parts)
+            and parts[0].place >= 0
+            and graph.places[parts[0].place]
+            == compiled._place_of(compiled.written_class_name(cls), expression)
+        )
+
+
+def _kernels(path: Path) -> Counter[str]:
+    from backspot.trace import Category, read_events
+
+    events = read_events(path)
+    of_devices = events.name[events.of(Category.KERNEL)].tolist()
+    return Counter(events.names[name] for name in of_devices)
+
+
+def _judge(path: Path, case: _Case) -> Record:
+    """Return what the report says, and how much of the compiled backward has a module inside."""
+    import numpy as np
+
+    import backspot
+    from backspot.analysis.attribution.ownership import attribute
+    from backspot.trace import names, read_events
+
+    report = backspot.locate(path)
+    ranked = [row.path for row in report.modules if row.is_module]
+    first = ranked[0] if ranked else ""
+    by_gpu = max((r for r in report.modules if r.is_module), key=lambda r: r.gpu_ns).path
+    events = read_events(path)
+    ownership = attribute(events)
+    work, compiled = ownership.work, ownership.compiled
+    is_compiled = np.array(
+        [name.startswith(names.COMPILED_FUNCTION) for name in ownership.spans.node_names] + [False]
+    )
+    node = np.where(work.span >= 0, ownership.spans.node[work.span], -1)
+    backward = np.flatnonzero(is_compiled[node] & (work.run >= 0) & (node >= 0))
+    amount = work.end[backward] - work.start[backward]
+    launch = compiled.of_work[backward]
+    known = np.flatnonzero(launch >= 0)
+    _, share, parts = compiled.shares.split(launch[known], amount[known])
+    inside = compiled.shares.owner[share] >= 0
+    alone = compiled.shares.count[launch[known]] == 1
+    total = max(1, int(amount.sum()))
+    return {
+        "planted": case.path,
+        "kind": case.kind,
+        "first": first,
+        "hit": first == case.path,
+        "hit_gpu": by_gpu == case.path,
+        "rank": next((at for at, path in enumerate(ranked, 1) if path == case.path), None),
+        "attributed": float(parts[inside].sum() / total),
+        "exact": float(amount[known][alone].sum() / total),
+        "backward_gpu_ms": total / 1e6,
+        "warnings": list(report.warnings),
+        "top": [(row.path, round(row.wall_ms, 3)) for row in report.modules[:5]],
+    }
+
+
+# The run -----------------------------------------------------------------------------------------
+
+
+def _examining(arguments: argparse.Namespace) -> Handler:
+    def handle(job: Job, stage: Stage) -> Record:
+        return _examine(job["name"], arguments.device, arguments.small, stage)
+
+    return handle
+
+
+def _describe(record: Record) -> Iterator[str]:
+    yield (
+        f"planted {record['kind']} in {record['planted']}: "
+        f"{'hit' if record['hit'] else 'MISSED, first is ' + record['first']} · "
+        f"attributed {record['attributed']:.1%}, exact {record['exact']:.1%} · "
+        f"extern calls {record['extern_right']} of {record['extern_calls']} · "
+        f"kernels {'same' if record['same_kernels'] else 'DIFFER'} · "
+        f"{record['differ']} of {record['gradients']} gradients differ · compiled in "
+        f"{record['compile_without_s']:.1f} s, with Backspot {record['compile_with_s']:.1f} s"
+    )
+    yield from record["warnings"]
+
+
+def _summarise(cases: dict[str, Record]) -> Record:
+    done = [case for case in cases.values() if case.get("end") == "done"]
+    if not done:
+        return {}
+    return {
+        "summary": {
+            "cases": len(done),
+            "hits": sum(case["hit"] for case in done),
+            "hits_by_gpu_time": sum(case["hit_gpu"] for case in done),
+            "attributed_median": statistics.median(case["attributed"] for case in done),
+            "exact_median": statistics.median(case["exact"] for case in done),
+            "extern_calls": sum(case["extern_calls"] for case in done),
+            "extern_right": sum(case["extern_right"] for case in done),
+            "same_kernels": sum(case["same_kernels"] for case in done),
+            "gradients_differ": sum(case["differ"] for case in done),
+            "compile_ratio_median": statistics.median(case["compile_ratio"] for case in done),
+        }
+    }
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the cases."""
+    parser = command_line(__doc__, out="compiled_truth.json", seconds=1800, jobs=1)
+    parser.add_argument("--subset", action="store_true", help="seven cases: four minutes")
+    arguments = parse(parser, argv)
+    if arguments.worker:
+        serve(_examining(arguments))
+        return 0
+    if arguments.device == "cpu" and not (arguments.cases or arguments.list):
+        raise CannotRunError("needs a GPU; on a CPU a case compiles for minutes: --cases names one")
+    known = {f"{model}/{how}": "" for model in _MODELS for how in _HOW}
+    names = choose(arguments, known, _SMALL)
+    if arguments.subset and not arguments.cases:
+        names = list(_SUBSET)
+    cases = run_cases(
+        __spec__.name, names, arguments, lambda: _examining(arguments),
+        summarise=_summarise, describe=_describe, timeout_s=300,
+    )  # fmt: skip
+    for line in _summarise(cases).get("summary", {}).items():
+        print(*line)
+    return exit_code(cases.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,362 @@
+"""The modules inside compiled regions: each launch of a compiled graph matched with its site.
+
+A region calls compiled graphs, and what such a call launches are the events directly inside it, in
+the order of the generated code. If their number and names agree with the sites that the live half
+recorded, the k-th event is the k-th site. If not, the region keeps its one owner, and ``unmatched``
+says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import DeviceWork
+from backspot.analysis.attribution.shares import Share, Shares, shares_of
+from backspot.analysis.attribution.spans import Module, Spans
+from backspot.analysis.timeline import (
+    NOTHING,
+    first_started,
+    grouped,
+    innermost,
+    take,
+)
+from backspot.trace import Category, Events, names
+from backspot.trace.compiled import CompiledGraph, Place, Site
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Compiled", "Unmatched", "find_compiled_launches"]
+
+_REPLAYED = (
+    "a CUDA graph was replayed, which shows no launches; backspot.profile(..., cudagraphs=False) "
+    "records the same code without graphs"
+)
+_ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """Calls of compiled graphs in which launches could not be matched with sites.
+
+    Attributes:
+        path: the module that the region was entered at; ``""`` is the model or unknown.
+        calls: how many calls.
+        reason: why.
+    """
+
+    path: str
+    calls: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What is known inside compiled regions.
+
+    Attributes:
+        modules: the modules without a label that own launches in regions, and those around them.
+        event: the host's event of each matched launch.
+        start: when the launch began, nanoseconds.
+        end: when the launch ended.
+        span: the host's innermost span around the launch.
+        shares: the owners of each of these launches: indices into the spans' modules followed by
+            ``modules``; ``NOTHING`` stands for the owner of the region.
+        of_work: for each piece of device work the index of its launch in ``event``, ``NOTHING`` for
+            none.
+        called: the modules in the forward code of regions, once for each call of the code: indices
+            into the spans' modules followed by ``modules``.
+        caller: the host's innermost span around each of these calls.
+        unmatched: the calls that keep one owner.
+    """
+
+    modules: tuple[Module, ...]
+    event: Ints
+    start: Ints
+    end: Ints
+    span: Ints
+    shares: Shares
+    of_work: Ints
+    called: Ints
+    caller: Ints
+    unmatched: tuple[Unmatched, ...]
+
+    def at(self, spans: Spans, span: Ints, time: Ints) -> Ints:
+        """Return the launch that runs directly in each span at a time; ``NOTHING`` for none.
+
+        Args:
+            spans: the spans of the trace.
+            span: indices of spans; ``NOTHING`` is allowed.
+            time: nanoseconds, one entry for each of ``span``.
+        """
+        found = np.full(len(span), NOTHING, np.int64)
+        asked = np.flatnonzero(take(_mask(self.span, len(spans.start)), span, False))
+        of_thread = dict(grouped(take(spans.thread, self.span)))
+        for thread, here in grouped(take(spans.thread, span), asked):
+            mine = of_thread[thread]
+            line = first_started(self.start[mine], self.end[mine], mine)
+            found[here] = line.at(time[here])
+        return np.where(take(self.span, found, NOTHING - 1) == span, found, NOTHING)
+
+
+def _mask(index: Ints, count: int) -> Mask:
+    mask = np.zeros(count, bool)
+    mask[index[index >= 0]] = True
+    return mask
+
+
+def find_compiled_launches(
+    events: Events, spans: Spans, module: Ints, work: DeviceWork
+) -> Compiled:
+    """Match the launches of compiled graphs with their sites.
+
+    Args:
+        events: the trace.
+        spans: its spans.
+        module: the module that owns each span, ``NOTHING`` for other owners.
+        work: the work of the devices.
+    """
+    matcher = _Matcher(events, spans)
+    launches: list[int] = []
+    shares: list[list[Share]] = []
+    unmatched: Counter[tuple[int, str]] = Counter()
+    of_work = np.full(len(work.start), NOTHING, np.int64)
+    is_call = events.name_mask(names.COMPILED_GRAPH)
+    calls = events.chosen(is_call, Category.OPERATOR, Category.ANNOTATION)
+    if not events.compiled.recorded:
+        calls = calls[:0]
+    around = spans.of(events, calls)
+    entered = take(module, around)
+    called_in: list[tuple[int, int]] = []
+    for thread, here in grouped(events.thread[calls]):
+        called = _called(events, calls[here], thread)
+        replayed = _replayed(events, calls[here], thread)
+        first = len(launches)
+        for at, (call, children) in enumerate(zip(here.tolist(), called, strict=True)):
+            found = matcher.match(int(calls[call]), int(entered[call]), children)
+            if isinstance(found, str) and at in replayed:
+                found = _REPLAYED
+            if isinstance(found, str):
+                unmatched[int(entered[call]), found] += 1
+            else:
+                launches += children
+                shares += found.launches
+                called_in += [(one, int(around[call])) for one in found.called]
+        matched = np.array(launches[first:], np.int64)
+        timeline = innermost(events.start[matched], events.end[matched]).timeline
+        mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
+        launch = timeline.at(work.launch[mine])
+        of_work[mine] = np.where(launch >= 0, launch + first, NOTHING)
+    event = np.array(launches, np.int64)
+    called, caller = np.array(called_in, np.int64).reshape(-1, 2).T
+    return Compiled(
+        modules=tuple(matcher.added),
+        event=event,
+        start=events.start[event],
+        end=events.end[event],
+        span=spans.of(events, event),
+        shares=shares_of(shares),
+        of_work=of_work,
+        called=called,
+        caller=caller,
+        unmatched=tuple(
+            Unmatched(spans.modules[where].path if where >= 0 else "", count, reason)
+            for (where, reason), count in unmatched.most_common()
+        ),
+    )
+
+
+def _called(events: Events, calls: Ints, thread: int) -> list[list[int]]:
+    """Return the events directly inside each of some calls on one thread, by start."""
+    host = events.of(Category.OPERATOR, Category.ANNOTATION)
+    host = host[(events.thread[host] == thread) & ~events.is_label[events.name[host]]]
+    within = innermost(events.start[calls], events.end[calls]).timeline.at(events.start[host]) >= 0
+    host = np.setdiff1d(host[within], calls)
+    every = np.concatenate([calls, host])
+    parent = innermost(events.start[every], events.end[every], tolerance=_ROUNDING).parent
+    direct = np.flatnonzero((parent[len(calls) :] >= 0) & (parent[len(calls) :] < len(calls)))
+    direct = direct[np.argsort(events.start[host[direct]], kind="stable")]
+    inside: list[list[int]] = [[] for _ in calls]
+    for call, event in zip(
+        parent[direct + len(calls)].tolist(), host[direct].tolist(), strict=True
+    ):
+        inside[call].append(event)
+    return inside
+
+
+def _replayed(events: Events, calls: Ints, thread: int) -> set[int]:
+    """Return the indices of those calls that replay a captured graph."""
+    replays = events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)
+    replays = replays[events.thread[replays] == thread]
+    timeline = innermost(events.start[calls], events.end[calls]).timeline
+    return set(timeline.at(events.start[replays]).tolist())
+
+
+class _Match(NamedTuple):
+    """What is known of one call of a compiled graph.
+
+    Attributes:
+        launches: the shares of each launch.
+        called: the modules that the code calls, if it is a forward.
+    """
+
+    launches: list[list[Share]]
+    called: tuple[int, ...]
+
+
+class _Matcher:
+    """Matches launches with the sites of compiled graphs, and sites with modules.
+
+    Attributes:
+        added: modules without a label that were found in regions.
+    """
+
+    def __init__(self, events: Events, spans: Spans) -> None:
+        self.added: list[Module] = []
+        self._events, self._spans = events, spans
+        self._graphs: dict[str, list[CompiledGraph]] = {}
+        for graph in events.compiled.graphs:
+            same = self._graphs.setdefault(graph.key, [])
+            if graph not in same:
+                same.append(graph)
+        self._known = {module.path: module for module in events.compiled.modules}
+        self._index = {
+            module.path: index for index, module in enumerate(spans.modules) if not module.is_region
+        }
+        self._answers: dict[tuple[int, int, tuple[int, ...]], _Match | str] = {}
+
+    def match(self, call: int, entered: int, children: list[int]) -> _Match | str:
+        """Return what is known of a call, or why nothing is.
+
+        Args:
+            call: the event of the call.
+            entered: the module that the region was entered at, ``NOTHING`` for none.
+            children: the events of its launches.
+        """
+        name = int(self._events.name[call])
+        launched = tuple(self._events.name[children].tolist())
+        asked = name, entered, launched
+        if asked not in self._answers:
+            self._answers[asked] = self._match(self._events.names[name], entered, launched)
+        return self._answers[asked]
+
+    def _match(self, name: str, entered: int, launched: tuple[int, ...]) -> _Match | str:
+        graphs = self._graphs.get(names.compiled_graph_key(name), [])
+        recorded = [graph for graph in graphs if graph.sites is not None]
+        if not recorded:
+            return (
+                "the code was compiled before backspot.instrument(model); call "
+                "torch.compiler.reset() after it to compile again"
+            )
+        called = [self._events.names[one] for one in launched]
+        reasons = []
+        answers: list[_Match] = []
+        for graph in recorded:
+            sites = _aligned(graph.sites or (), called)
+            found = sites if isinstance(sites, str) else self._owned(graph, sites, entered)
+            if isinstance(found, str):
+                reasons.append(found)
+            elif all(found.launches != known.launches for known in answers):
+                answers.append(found)
+        if len(answers) > 1:
+            return "several graphs in memory have its key, and other modules"
+        return answers[0] if answers else reasons[0]
+
+    def _owned(self, graph: CompiledGraph, sites: Sequence[Site], entered: int) -> _Match | str:
+        bases: dict[str, str | None] = {}
+        for root in {place.root for place in graph.places}:
+            bases[root] = self._base([p for p in graph.places if p.root == root], entered)
+            if bases[root] is None:
+                return f"its modules ({root}) are not those of the module that was called"
+        owners: list[int] = []
+        called: set[int] = set()
+        for place in graph.places:
+            owner, *around = self._owners(place, bases[place.root] or "", entered)
+            owners.append(owner)
+            called |= {owner, *around}
+        owners.append(NOTHING)  # the place -1
+        launches = [
+            _merged(Share(owners[p.place], p.weight, p.again, p.line) for p in site.parts)
+            for site in sites
+        ]
+        # The module that was entered has a label for its call.
+        return _Match(launches, () if graph.backward else tuple(sorted(called - {entered})))
+
+    def _base(self, places: Sequence[Place], entered: int) -> str | None:
+        """Return the path of the module that is the root of some places; ``None`` if unknown.
+
+        It must have modules of the right classes at all places. This is the module that the region
+        was entered at, or else the only module inside it, or anywhere if there is none.
+        """
+
+        def fits(base: str) -> bool:
+            return all(
+                (known := self._known.get(_joined(base, place.path))) is not None
+                and known.class_name == place.class_name
+                for place in places
+            )
+
+        around = self._spans.modules[entered].path if self._is_module(entered) else ""
+        if self._is_module(entered) and fits(around):
+            return around
+        inside = f"{around}." if around else ""
+        candidates = [path for path in self._known if path.startswith(inside) and fits(path)]
+        return candidates[0] if len(candidates) == 1 else None
+
+    def _owners(self, place: Place, base: str, entered: int) -> Iterator[int]:
+        """Yield the module that owns the time of a place, and those around it within the region.
+
+        These are indices; a new module is added.
+        """
+        root = self._spans.modules[entered].root if self._is_module(entered) else base
+        path = self._known[_joined(base, place.path)].owner
+        while True:
+            if path not in self._index:
+                self._index[path] = len(self._spans.modules) + len(self.added)
+                self.added.append(Module(path, self._known[path].class_name, root))
+            yield self._index[path]
+            while path != base:
+                path = path.rpartition(".")[0]
+                known = self._known.get(path)
+                if known and known.owner == path:
+                    break
+            else:
+                return
+
+    def _is_module(self, entered: int) -> bool:
+        return entered >= 0 and not self._spans.modules[entered].is_region
+
+
+def _merged(parts: Iterable[Share]) -> list[Share]:
+    """Return one share for each owner, the largest first, with the line of its largest part."""
+    merged: dict[tuple[int, bool], Share] = {}
+    for part in sorted(parts, key=lambda part: -part.weight):
+        before = merged.setdefault((part.owner, part.again), part._replace(weight=0))
+        merged[part.owner, part.again] = before._replace(weight=before.weight + part.weight)
+    return sorted(merged.values(), key=lambda share: -share.weight) or [Share(NOTHING, 1)]
+
+
+def _joined(base: str, path: str) -> str:
+    return f"{base}.{path}" if base and path else base or path
+
+
+def _aligned(sites: Sequence[Site], called: Sequence[str]) -> Sequence[Site] | str:
+    """Return the site of each launch, or why that is not known."""
+    # The profiler does not see generated C++ code, unless Inductor was told to show it.
+    seen = [site for site in sites if not names.is_generated_cpp(site.name)]
+    for chosen in (sites, seen):
+        if len(chosen) == len(called) and all(
+            names.is_launch_of(site.name, name) for site, name in zip(chosen, called, strict=True)
+        ):
+            return chosen
+    if len(called) not in (len(sites), len(seen)):
+        return f"it has {len(sites)} launch sites, and {len(called)} launches were recorded"
+    chosen = sites if len(called) == len(sites) else seen
+    return next(
+        f"a launch of {name} was recorded where its code has {site.name}"
+        for site, name in zip(chosen, called, strict=True)
+        if not names.is_launch_of(site.name, name)
+    )

@@ -1,0 +1,168 @@
+"""Things that can have several owners: the shares of each, which sum to the whole exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backspot.analysis.timeline import NOTHING, numbered, take
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Share", "Shares", "shares_of"]
+
+_Floats = NDArray[np.float64]
+_WHOLE = 1 << 16  # so fine that rounding is invisible, and no product exceeds 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Who pays for things that can have several owners: the shares of one thing lie side by side.
+
+    Attributes:
+        first: for each thing the index of its first share; one more entry at the end.
+        owner: the owner of each share; of one thing, the largest share comes first.
+        weight: the shares of one thing sum to 65,536.
+        again: whether a share is forward work that the backward repeats.
+        line: the source line of each share, an index into ``Ownership.lines``; ``NOTHING`` where it
+            is not known.
+    """
+
+    first: Ints
+    owner: Ints
+    weight: Ints
+    again: Mask
+    line: Ints
+
+    @property
+    def count(self) -> Ints:
+        """How many shares each thing has."""
+        return np.diff(self.first)
+
+    @property
+    def largest(self) -> Ints:
+        """The owner of each thing's largest share."""
+        found: Ints = self.owner[self.first[:-1]]
+        return found
+
+    @property
+    def is_split(self) -> Mask:
+        """Whether each thing has several owners."""
+        count = self.count
+        differs = self.owner != np.repeat(self.largest, count)
+        split = np.zeros(len(count), bool)
+        split[np.repeat(np.arange(len(count)), count)[differs]] = True
+        return split
+
+    @staticmethod
+    def part(weight: int) -> float:
+        """Return which part of its thing a share of this weight is: 0 to 1."""
+        return weight / _WHOLE
+
+    @classmethod
+    def one_each(cls, owner: Ints, line: Ints) -> Shares:
+        """Return the shares of things that have one owner and one line each."""
+        count = len(owner)
+        return cls(np.arange(count + 1), owner, np.full(count, _WHOLE), np.zeros(count, bool), line)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Shares]) -> Shares:
+        """Return the shares of all things of all parts, one part after the other."""
+        before = np.cumsum([0, *(len(part.owner) for part in parts)])
+        first = [part.first[:-1] + lead for part, lead in zip(parts, before[:-1], strict=True)]
+        return cls(
+            np.concatenate([*first, before[-1:]]),
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("owner", "weight", "again", "line")
+            ),
+        )
+
+    def over(self, which: Ints, owner: Ints, line: Ints, *, modules: int, lines: int) -> Shares:
+        """Return the shares of other things, each of which is one of these things or none.
+
+        Args:
+            which: for each of the other things the one of these that it is, ``NOTHING`` for none.
+            owner: the one owner of those that are none, and of shares without an owner.
+            line: the source line of those that are none.
+            modules: what to add to the owners of these things.
+            lines: what to add to their lines.
+        """
+        known = which >= 0
+        first = np.append(0, np.cumsum(np.where(known, take(self.count, which), 1)))
+        place = np.repeat(np.arange(len(which)), np.diff(first))
+        mine = known[place]
+        share = (take(self.first, which)[place] + np.arange(len(place)) - first[place])[mine]
+        every_owner, every_line = owner[place], line[place]
+        weight, again = np.full(len(place), _WHOLE), np.zeros(len(place), bool)
+        owned = self.owner[share]
+        every_owner[mine] = np.where(owned >= 0, owned + modules, every_owner[mine])
+        every_line[mine] = np.where(self.line[share] >= 0, self.line[share] + lines, NOTHING)
+        weight[mine], again[mine] = self.weight[share], self.again[share]
+        return Shares(first, every_owner, weight, again, every_line)
+
+    def mean(self, factor: _Floats) -> _Floats:
+        """Return the mean of a value of the owners of each thing, by their shares."""
+        weight = self.weight / _WHOLE
+        found: _Floats = np.add.reduceat(factor[self.owner] * weight, self.first[:-1])
+        return found
+
+    def parts(self, share: Ints) -> tuple[Ints, _Floats]:
+        """Return the things that have these shares, and how much of each thing these are."""
+        thing = np.searchsorted(self.first, share, side="right") - 1
+        things, which = numbered(thing)
+        parts = np.bincount(which, self.weight[share] / _WHOLE, minlength=len(things))
+        return things, parts.astype(np.float64)
+
+    def split(self, things: Ints, amount: Ints) -> tuple[Ints, Ints, Ints]:
+        """Split an amount of each of some things; the parts sum to the amount exactly.
+
+        Args:
+            things: indices of things; one may come several times.
+            amount: an amount of each.
+
+        Returns:
+            For each part: its place in ``things``, its share, and its amount.
+        """
+        if len(self.owner) == len(self.first) - 1:  # one share each, in nearly all traces
+            return np.arange(len(things)), things, amount
+        count = self.count[things]
+        place = np.repeat(np.arange(len(things)), count)
+        within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
+        share = self.first[things][place] + within
+        before = np.append(0, np.cumsum(self.weight))
+        begin = before[share] - before[self.first[things]][place]
+        whole = amount[place]
+        parts = whole * (begin + self.weight[share]) // _WHOLE - whole * begin // _WHOLE
+        return place, share, parts
+
+
+class Share(NamedTuple):
+    """One share of one thing, as ``Shares`` has it in columns."""
+
+    owner: int
+    weight: int
+    again: bool = False
+    line: int = NOTHING
+
+
+def shares_of(things: Sequence[Sequence[Share]]) -> Shares:
+    """Return the shares of some things as columns, with weights that sum up as ``Shares`` says."""
+    rows = [share for shares in things for share in _scaled(shares)]
+    owner, weight, again, line = np.array(rows, np.int64).reshape(-1, len(Share._fields)).T
+    first = np.append(0, np.cumsum([len(shares) for shares in things])).astype(np.int64)
+    return Shares(first, owner, weight, again.astype(bool), line)
+
+
+def _scaled(shares: Sequence[Share]) -> Iterator[Share]:
+    """Yield the shares with weights of the right sum; equal ones if none has a weight."""
+    whole = sum(share.weight for share in shares)
+    done = before = 0
+    for number, share in enumerate(shares, 1):
+        done += share.weight
+        up_to = _WHOLE * done // whole if whole else _WHOLE * number // len(shares)
+        yield share._replace(weight=up_to - before)
+        before = up_to

@@ -1,0 +1,29 @@
+"""A training job of many ranks: which rank is slow, where, and who waits for it.
+
+In: one located trace for each rank. Out: a ``JobReport``. Each trace is reduced to a ``Summary``
+where it lies, and only summaries are put together, so that memory grows with ranks times modules.
+
+The order in which the files work::
+
+    identity.py   which rank a trace is of, and on which host, from its head and its name
+    reduce.py     one located trace to a ``Summary``
+    summary.py    ``Summary``, its bytes and back
+    matching.py   the same collective on all ranks
+    align.py      one clock for all ranks
+    waiting.py    how long each rank waits in each collective, and how long the transfer takes
+    others.py     the median of the other ranks, for each rank
+    answer.py     the slow rank of each step, the modules that differ, and what follows from it
+    remote.py     traces on other machines, by ``fsspec``
+    gather.py     all of this for the traces of a job, one process for each; above ``pipeline.py``
+
+Terms:
+
+- *rank*: one process of the job, by its number in ``torch.distributed``.
+- *collective*: one operation of a process group in which all its ranks take part. Point-to-point
+  operations are none. A *rooted* collective, such as a broadcast, has one rank that need not wait.
+- *entry*: when a collective begins to run on a rank. A rank *waits* from its own entry until the
+  last rank enters; the rest is *transfer*. The last rank to enter waits for no other.
+- *offset* and *drift*: add the offset to the time of a rank's clock to get the job's time. The
+  offset grows by the drift, in nanoseconds for each second.
+- *own time*: a step's time on a rank without its waits.
+"""

@@ -1,0 +1,174 @@
+"""The same collective on all ranks of its process group.
+
+All ranks of a process group launch its collectives in the same order. So the k-th collective of a
+step is one event on all ranks, if they launch the same kinds in that step. A recording can begin or
+end within a step: then the first or the last step has fewer collectives on that rank, and these are
+matched from the other end. Steps with other differences are left out, because any choice could be
+wrong.
+
+Point-to-point transfers are no collectives: their two ranks launch them, and the others do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.formatting import counted
+from backspot.job.summary import Group, Summary
+from backspot.trace.events import Ints
+
+__all__ = ["Matched", "Matching", "common_steps", "match_collectives"]
+
+_POINT_TO_POINT = "send_recv"
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The collectives of one process group, with one row a rank and one column a collective.
+
+    Attributes:
+        name: the process group, ``""`` if the traces do not say so.
+        ranks: the ranks of the rows, ascending.
+        absent: the ranks of the group without a summary.
+        kind: the kind of each collective.
+        step: the step of each collective, an index into the common steps.
+        start: when it begins to run, in nanoseconds of each rank's own clock.
+        end: when it has ended.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    absent: tuple[int, ...]
+    kind: tuple[str, ...]
+    step: Ints
+    start: Ints
+    end: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """All collectives that are the same on several ranks.
+
+    Attributes:
+        groups: one entry a process group, by name and ranks.
+        problems: what could not be matched, for people.
+    """
+
+    groups: tuple[Matched, ...]
+    problems: tuple[str, ...]
+
+
+def common_steps(summaries: Iterable[Summary]) -> tuple[int, ...]:
+    """Return the numbers of the steps that all ranks have recorded."""
+    numbers = [set(summary.step_numbers) for summary in summaries]
+    return tuple(sorted(set.intersection(*numbers))) if numbers else ()
+
+
+def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
+    """Match the collectives of a job.
+
+    Args:
+        summaries: the summary of each rank.
+    """
+    steps = common_steps(summaries.values())
+    members: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
+    for rank in sorted(summaries):
+        for group in summaries[rank].groups:
+            members.setdefault((group.name, group.ranks), {})[rank] = group
+    found, problems = [], []
+    for (name, ranks), groups in sorted(members.items(), key=lambda item: item[0]):
+        if len(groups) < 2:
+            continue
+        matched, lost = _match(name, ranks, groups, summaries, steps)
+        shown = f"process group {name}" if name else "the process group"
+        if len(matched.step):
+            found.append(matched)
+            several = any(len(summaries[rank].groups) > 1 for rank in groups)
+            if not ranks and several and len(groups) > 2:
+                problems.append(
+                    f"The traces do not say which ranks {shown} has: it is taken to have all "
+                    "ranks that use one of this name."
+                )
+        if lost:
+            problems.append(
+                f"{counted(len(lost), 'step')} of {shown} cannot be matched, because the ranks "
+                f"launch different collectives: {', '.join(map(str, lost))}"
+            )
+    return Matching(tuple(found), tuple(problems))
+
+
+def _match(
+    name: str,
+    ranks: tuple[int, ...],
+    groups: Mapping[int, Group],
+    summaries: Mapping[int, Summary],
+    steps: Sequence[int],
+) -> tuple[Matched, list[int]]:
+    """Match one group; also return the numbers of the steps in which that fails."""
+    columns: dict[int, list[int]] = {rank: [] for rank in groups}
+    kinds: list[str] = []
+    step_of: list[int] = []
+    lost = []
+    at = {rank: _by_step(group, summaries[rank]) for rank, group in groups.items()}
+    for index, number in enumerate(steps):
+        here = {rank: at[rank].get(number, []) for rank in groups}
+        said = {
+            rank: [groups[rank].kinds[groups[rank].kind[one]] for one in mine]
+            for rank, mine in here.items()
+        }
+        shared = _shared(list(said.values()), index == 0, index == len(steps) - 1)
+        if shared is None:
+            lost.append(number)
+            continue
+        count, from_end = shared
+        for rank, mine in here.items():
+            columns[rank] += mine[len(mine) - count :] if from_end else mine[:count]
+        any_rank = next(iter(said.values()))
+        kinds += any_rank[len(any_rank) - count :] if from_end else any_rank[:count]
+        step_of += [index] * count
+    rows = sorted(groups)
+    own = [(summaries[rank].origin_ns, groups[rank], columns[rank]) for rank in rows]
+    start = _matrix([(origin, group.start, chosen) for origin, group, chosen in own])
+    end = _matrix([(origin, group.end, chosen) for origin, group, chosen in own])
+    absent = tuple(rank for rank in ranks if rank not in groups)
+    step = np.array(step_of, np.int64)
+    return Matched(name, tuple(rows), absent, tuple(kinds), step, start, end), lost
+
+
+def _matrix(rows: Sequence[tuple[int, Sequence[int], list[int]]]) -> Ints:
+    """Return times of each rank's own clock: of each row its origin, its times, and which count."""
+    return np.array([np.array(times, np.int64)[at] + origin for origin, times, at in rows])
+
+
+def _by_step(group: Group, summary: Summary) -> dict[int, list[int]]:
+    """Return the collectives of each step, by the step's number."""
+    found: dict[int, list[int]] = {}
+    for index, (step, kind) in enumerate(zip(group.step, group.kind, strict=True)):
+        if group.kinds[kind] != _POINT_TO_POINT:
+            found.setdefault(summary.step_numbers[step], []).append(index)
+    return found
+
+
+def _shared(said: Sequence[Sequence[str]], first: bool, last: bool) -> tuple[int, bool] | None:
+    """Return how many collectives of a step all ranks share, and whether at its end.
+
+    Args:
+        said: the kinds that each rank launches in the step.
+        first: whether recordings can begin in the step.
+        last: whether recordings can end in the step.
+
+    Returns:
+        ``None`` if that cannot be decided.
+    """
+    fewest, most = min(said, key=len), max(said, key=len)
+    count = len(fewest)
+    if all(list(one) == list(most) for one in said):
+        return count, False
+    if count and first and all(list(one[len(one) - count :]) == list(fewest) for one in said):
+        return count, True
+    if count and last and all(list(one[:count]) == list(fewest) for one in said):
+        return count, False
+    return None

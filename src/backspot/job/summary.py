@@ -1,0 +1,171 @@
+"""What is kept of one rank's trace: numbers by module and step, and the collectives in order.
+
+A summary of 1,000 modules and ten steps has less than 300 kB. It does not refer to its trace.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal
+
+import msgspec
+
+from backspot.errors import NotATraceError
+from backspot.results.report import StepUnit
+
+__all__ = [
+    "SCHEMA",
+    "Group",
+    "ModuleTimes",
+    "PhaseTimes",
+    "Summary",
+    "from_bytes",
+    "from_json",
+    "to_bytes",
+    "to_json",
+]
+
+SCHEMA = "backspot.rank/1"
+"""Version of a saved summary."""
+_MOST_BYTES = 1 << 28
+"""What a summary may unpack to: far more than 10,000 modules in 100 steps take."""
+
+
+class PhaseTimes(msgspec.Struct, frozen=True, array_like=True):
+    """One phase of a rank's steps.
+
+    Attributes:
+        name: as in ``Phase``.
+        by_step: clock time in each step, in nanoseconds.
+    """
+
+    name: str
+    by_step: tuple[int, ...]
+
+
+class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
+    """The clock time of one owner in each step, in nanoseconds.
+
+    Each moment of a step counts at most once, for what holds the clock. Time in which a collective
+    holds the clock is no time of a module.
+
+    Attributes:
+        path: path of the module, or a name in parentheses for time that no module owns.
+        class_name: class of the module, ``""`` for other owners.
+        is_module: whether this is a module.
+        forward_gpu: its forward kernels and copies run.
+        forward_host: its forward holds up the device, or has no device.
+        backward_gpu: its backward kernels and copies run.
+        backward_host: its backward holds up the device, or has no device.
+    """
+
+    path: str
+    class_name: str
+    is_module: bool
+    forward_gpu: tuple[int, ...]
+    forward_host: tuple[int, ...]
+    backward_gpu: tuple[int, ...]
+    backward_host: tuple[int, ...]
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The collectives of one process group on one rank, in the order of their launch.
+
+    The tuples have one entry for each collective. Times are nanoseconds from ``origin_ns``.
+
+    Attributes:
+        name: the process group, ``""`` if the trace does not say so.
+        ranks: its ranks, empty if the trace does not say so.
+        kinds: the distinct kinds, as ``torch.distributed`` calls them: ``all_reduce``.
+        kind: index into ``kinds``.
+        step: index of the step that launches it.
+        launch: when the host launches it.
+        start: when it begins to run on this rank.
+        end: when it has ended on this rank.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    kinds: tuple[str, ...]
+    kind: tuple[int, ...]
+    step: tuple[int, ...]
+    launch: tuple[int, ...]
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's trace, reduced.
+
+    Attributes:
+        source: name of the trace.
+        rank: the rank; ``None`` if the trace does not say so.
+        world_size: number of ranks of the job, 1 if the trace does not say so.
+        host: name of the host, ``""`` if it is not known.
+        origin_ns: time of the rank's own clock at which all other times are 0.
+        step_unit: what counts as a step.
+        step_numbers: the profiler's numbers of the steps; without these, 0, 1, 2, …
+        begin: when each step begins on the clock, in nanoseconds.
+        end: when each step ends.
+        exposed: clock time of each step that collectives hold: they run, and nothing else does.
+        phases: the phases in the order of a step.
+        modules: the modules and other owners.
+        groups: the process groups.
+        warnings: what is wrong with the trace.
+    """
+
+    schema: Literal["backspot.rank/1"] = "backspot.rank/1"
+    source: str
+    rank: int | None
+    world_size: int
+    host: str
+    origin_ns: int
+    step_unit: StepUnit
+    step_numbers: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    exposed: tuple[int, ...]
+    phases: tuple[PhaseTimes, ...]
+    modules: tuple[ModuleTimes, ...]
+    groups: tuple[Group, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Number of recorded steps."""
+        return len(self.begin)
+
+
+def to_bytes(summary: Summary) -> bytes:
+    """Return the summary as compressed MessagePack, the small form."""
+    return zlib.compress(msgspec.msgpack.encode(summary))
+
+
+def from_bytes(data: bytes) -> Summary:
+    """Return the summary that ``to_bytes`` wrote, equal to the last bit.
+
+    Raises:
+        NotATraceError: If ``data`` is no summary of this version.
+    """
+    try:
+        unpacked = zlib.decompressobj().decompress(data, _MOST_BYTES)
+        return msgspec.msgpack.decode(unpacked, type=Summary)
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise NotATraceError(f"no summary of version {SCHEMA}: {error}") from None
+
+
+def to_json(summary: Summary) -> bytes:
+    """Return the summary as JSON."""
+    return msgspec.json.encode(summary)
+
+
+def from_json(data: bytes) -> Summary:
+    """Return the summary that ``to_json`` wrote, equal to the last bit.
+
+    Raises:
+        NotATraceError: If ``data`` is no summary of this version.
+    """
+    try:
+        return msgspec.json.decode(data, type=Summary)
+    except msgspec.DecodeError as error:
+        raise NotATraceError(f"no summary of version {SCHEMA}: {error}") from None

@@ -1,0 +1,128 @@
+"""Gather the summaries of all ranks of a running job, and answer on rank 0.
+
+Each rank leaves its summary in the store of ``torch.distributed``, by which the ranks found each
+other. A collective would need a backend for the host, and would fail or block on all ranks if one
+of them died. From the store, rank 0 takes what there is, waits for the rest up to a limit, and
+names the ranks that are missing.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from backspot.errors import BackspotError, NotATraceError, UsageError
+from backspot.job.answer import answer
+from backspot.job.summary import Summary, from_bytes, to_bytes
+from backspot.live import torch_internals
+from backspot.live.recorder import rank_and_ranks
+from backspot.results.job import JobReport, LostRank
+
+__all__ = ["Gathering"]
+
+LIMIT_S = 120.0
+"""How long rank 0 waits for the summaries of the others, after its own is there."""
+_PIECE = 1 << 22
+"""Bytes of a value: the store refuses values of 8 MiB."""
+_SUMMARY, _REASON = b"S", b"R"
+
+
+class Gathering:
+    """One exchange of summaries. All ranks of the job create it with the same name.
+
+    Around what may raise before the summary is left, use it as a context manager.
+
+    Args:
+        name: tells the exchanges of a job apart.
+
+    Raises:
+        UsageError: If this process is not part of a job.
+    """
+
+    def __init__(self, name: str) -> None:
+        store = torch_internals.default_store()
+        if store is None:
+            raise UsageError(
+                "the ranks of a job are put together by torch.distributed, which is not set up: "
+                "call torch.distributed.init_process_group before"
+            )
+        self._store: Any = store
+        self._name = name
+        self.rank, self._ranks = rank_and_ranks()
+        self._has_left = False
+
+    def leave(self, summary: Summary) -> None:
+        """Leave this rank's summary for rank 0."""
+        named = msgspec.structs.replace(
+            summary,
+            source=f"rank {self.rank}",
+            rank=self.rank,
+            world_size=self._ranks,
+            host=socket.gethostname(),
+        )
+        self._leave(_SUMMARY + to_bytes(named))
+
+    def __enter__(self) -> Gathering:
+        return self
+
+    def __exit__(
+        self,
+        _: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave for rank 0 why this rank has no summary, if an error came before it."""
+        if error is not None and not self._has_left:
+            with suppress(RuntimeError):  # the error that is passed on says more
+                self._leave(_REASON + f"{type(error).__name__}: {error}".encode())
+
+    def _leave(self, value: bytes) -> None:
+        self._has_left = True
+        pieces = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
+        for number, piece in enumerate(pieces):
+            self._store.set(self._key(self.rank, number), piece)
+        self._store.set(self._key(self.rank), str(len(pieces)))
+
+    def _key(self, rank: int, piece: int | None = None) -> str:
+        return f"backspot/{self._name}/{rank}" + ("" if piece is None else f"/{piece}")
+
+    def collect(self) -> JobReport:
+        """Return the answer for all ranks that left a summary; on rank 0.
+
+        Raises:
+            UsageError: If fewer than two did, or their steps differ.
+        """
+        read: list[Summary] = []
+        lost = []
+        until = time.monotonic() + LIMIT_S
+        for rank in range(self._ranks):
+            try:
+                value = self._take(rank, until)
+                if value.startswith(_REASON):
+                    raise NotATraceError(value[1:].decode(errors="replace"))
+                read.append(from_bytes(value[1:]))
+            except (BackspotError, RuntimeError, ValueError) as error:  # stores have their own
+                lost.append(LostRank(f"rank {rank}", str(error)))
+        return answer(read, lost)
+
+    def _take(self, rank: int, until: float) -> bytes:
+        """Return what a rank has left, and remove it from the store."""
+        key = self._key(rank)
+        try:
+            left = max(until - time.monotonic(), 0.01)
+            self._store.wait([key], timedelta(seconds=left))
+        except Exception as error:
+            reason = f"it left nothing within {LIMIT_S:.0f} s after rank 0: it may have ended"
+            raise NotATraceError(reason) from error
+        count = int(self._store.get(key))
+        keys = [self._key(rank, number) for number in range(count)]
+        value = b"".join(self._store.get(one) for one in keys)
+        for one in (key, *keys):
+            self._store.delete_key(one)
+        return value

@@ -1,0 +1,240 @@
+"""Many ranks as a page: a heat map of ranks and modules, and a lane for each rank of one step.
+
+The page needs no script. Of many ranks it shows those that matter, and the median of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+
+from backspot._version import __version__
+from backspot.formatting import counted, duration, milliseconds
+from backspot.render.html._fragments import asset, facts_list, shown, warnings_list
+from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost, RankLane
+
+__all__ = ["job_to_html"]
+
+_COLUMNS = 24
+_ROWS = 40
+_THINNEST = 0.0005
+"""Share of the lanes' time below which a part is not drawn."""
+_PARTS = {
+    "forward_gpu": "forward, kernels",
+    "forward_host": "forward, host",
+    "backward_gpu": "backward, kernels",
+    "backward_host": "backward, host",
+}
+
+
+def job_to_html(job: JobReport) -> bytes:
+    """The answer for all ranks as a page in UTF-8, which loads nothing and runs nothing."""
+    chosen = _chosen(job)
+    first = job.findings[0] if job.findings else None
+    title = first.title if first else "No rank differs from the others beyond the noise"
+    cost = f": up to <b>{duration(first.cost_ns)}</b> of each step" if first else ""
+    facts = [
+        f"{counted(len(job.ranks), 'rank')} of {job.world_size:,}",
+        f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}",
+    ]
+    warnings = [*job.warnings, *(f"not read: {one.source}: {one.reason}" for one in job.lost)]
+    page = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="Backspot {__version__}">
+<title>{shown(title[:100])} · Backspot</title>
+<style>
+{asset("report.css")}
+{asset("job.css")}
+</style>
+</head>
+<body>
+<a class="skip" href="#modules">Skip to the modules</a>
+<header class="top"><p class="brand"><strong>Backspot</strong> \
+<span class="muted">all ranks of a job</span></p></header>
+<main>
+<section class="answer" aria-label="The answer">
+<h1>{shown(title)}{cost}</h1>
+{facts_list(facts)}
+{warnings_list(warnings)}
+</section>
+{_findings(job.findings)}
+{_lanes(job, chosen)}
+{_heat(job, chosen)}
+{_groups(job)}
+</main>
+<footer><p class="muted">Times are those of a typical step: the median over the recorded ones. A \
+rank waits from its own entry into a collective until the last rank enters; the rest is transfer. \
+Waits can overlap with computing. What a difference costs is at most its time. \
+Made by Backspot {__version__}.</p></footer>
+</body>
+</html>
+"""
+    return page.encode()
+
+
+def _chosen(job: JobReport) -> list[int]:
+    """Return the positions of the ranks to show, ascending."""
+    if len(job.ranks) <= _COLUMNS:
+        return list(range(len(job.ranks)))
+    place = {cost.rank: at for at, cost in enumerate(job.ranks)}
+    by_wait = sorted(job.ranks, key=lambda one: -one.wait_ns)
+    wanted = [finding.rank for finding in job.findings if finding.rank is not None]
+    wanted += [one.rank for one in job.slowest]
+    wanted += [one.worst_rank for one in job.modules if one.clear]
+    wanted += [by_wait[0].rank, by_wait[-1].rank, job.ranks[0].rank]
+    return sorted(place[rank] for rank in list(dict.fromkeys(wanted))[:_COLUMNS])
+
+
+def _others(job: JobReport, chosen: Sequence[int]) -> list[int]:
+    return sorted(set(range(len(job.ranks))) - set(chosen))
+
+
+def _findings(findings: Sequence[JobFinding]) -> str:
+    if not findings:
+        return ""
+    items = "".join(
+        f'<li><div class="cost"><b>{duration(one.cost_ns)}</b>'
+        f'<span class="muted">at most</span></div><div><h3>{shown(one.title)}</h3>'
+        f'<p>{shown(one.seen)}</p><p class="remedy">{shown(one.remedy)}</p></div></li>'
+        for one in findings[:_ROWS]
+    )
+    rest = len(findings) - _ROWS
+    more = f'<p class="muted">{counted(rest, "more finding")} in the JSON form.</p>'
+    return (
+        f'<section class="findings"><h2>What to do</h2><ol class="found">{items}</ol>'
+        f"{more if rest > 0 else ''}</section>"
+    )
+
+
+# Lanes -------------------------------------------------------------------------------------------
+
+
+def _lanes(job: JobReport, chosen: Sequence[int]) -> str:
+    wanted = {job.ranks[at].rank for at in chosen}
+    lanes = [lane for lane in job.lanes if lane.rank in wanted]
+    if not lanes:
+        return ""
+    whole = max(lane.end_ns for lane in job.lanes) or 1
+    rows = "".join(_lane(lane, whole) for lane in lanes)
+    rest = len(job.lanes) - len(lanes)
+    more = f'<p class="muted">{counted(rest, "more rank")} in the JSON form.</p>' if rest else ""
+    legend = "".join(
+        f'<li><i class="{kind}" aria-hidden="true"></i>{text}</li>'
+        for kind, text in (
+            ("own", "the step"),
+            ("wait", "in a collective, waiting for another rank"),
+            ("move", "transfer"),
+        )
+    )
+    return (
+        f'<section><h2>Step {job.lane_step} <span class="muted">{duration(whole)} on one clock'
+        f'</span></h2><ul class="legend">{legend}</ul><ol class="lanes">{rows}</ol>{more}</section>'
+    )
+
+
+def _lane(lane: RankLane, whole: int) -> str:
+    def part(kind: str, start: int, end: int) -> str:
+        if end - start < _THINNEST * whole:
+            return ""
+        left, width = 100 * start / whole, 100 * (end - start) / whole
+        return f'<i class="{kind}" style="left:{left:.2f}%;width:{width:.2f}%"></i>'
+
+    drawn = part("own", lane.begin_ns, lane.end_ns)
+    waits: dict[int, int] = {}
+    moved = 0
+    for start, entered, end, last in lane.collectives:
+        drawn += part("wait", start, entered) + part("move", entered, end)
+        waits[last] = waits.get(last, 0) + entered - start
+        moved += end - entered
+    waited = sum(waits.values())
+    said = f"waits {duration(waited)}"
+    if waited:
+        most = max(sorted(waits), key=lambda rank: waits[rank])
+        said += f", most for rank {most}"
+    text = f"{said}; transfers {duration(moved)}"
+    return (
+        f'<li tabindex="0"><span class="who">rank {lane.rank}</span>'
+        f'<span class="lane" aria-hidden="true">{drawn}</span><span class="told">{text}</span></li>'
+    )
+
+
+# The heat map ------------------------------------------------------------------------------------
+
+
+def _heat(job: JobReport, chosen: Sequence[int]) -> str:
+    if not job.modules:
+        return ""
+    others = _others(job, chosen)
+    most = max(job.modules[0].cost_ns, 1)
+    heads = "".join(f'<th scope="col" class="n">{job.ranks[at].rank}</th>' for at in chosen)
+    if others:
+        heads += '<th scope="col" class="n">others</th>'
+    rows = "".join(_row(one, job.ranks, chosen, others, most) for one in job.modules[:_ROWS])
+    rest = len(job.modules) - _ROWS
+    notes = [f"{counted(rest, 'more module')} in the JSON form."] if rest > 0 else []
+    if others:
+        notes.append(f"others: the median of {counted(len(others), 'rank')}.")
+    return (
+        '<section id="modules" aria-labelledby="modules-title" tabindex="-1">'
+        '<h2 id="modules-title">Modules over the ranks <span class="muted">ms, darker where a rank '
+        "takes longer than the median</span></h2>"
+        '<div class="table-box" role="region" aria-labelledby="modules-title" tabindex="0">'
+        '<table class="heat"><thead><tr><th scope="col">module</th>'
+        '<th scope="col" class="n">costs at most</th><th scope="col" class="n">median</th>'
+        f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f'<p class="muted">{" ".join(notes)}</p></section>'
+    )
+
+
+def _row(
+    one: ModuleSpread,
+    ranks: Sequence[RankCost],
+    chosen: Sequence[int],
+    others: Sequence[int],
+    most: int,
+) -> str:
+    def cell(ns: int, who: str) -> str:
+        heat = min(max((ns - one.median_ns) / most, 0.0), 1.0) ** 0.5  # small ones are seen too
+        style = f' style="--heat:{60 * heat:.0f}%"' if heat >= 0.1 else ""
+        return f'<td class="n" title="{who}"{style}>{milliseconds(ns, 2)}</td>'
+
+    cells = "".join(cell(one.ns_by_rank[at], f"rank {ranks[at].rank}") for at in chosen)
+    if others:
+        cells += cell(median_low(one.ns_by_rank[at] for at in others), "median of the others")
+    name = shown(one.path or one.class_name)
+    where = f"{shown(one.class_name)}; {_PARTS[one.part]}"
+    mark = ' <span class="clear">beyond the noise</span>' if one.clear else ""
+    return (
+        f'<tr><th scope="row" title="{where}"><code>{name}</code>{mark}</th>'
+        f'<td class="n"><b>{milliseconds(one.cost_ns, 2)}</b></td>'
+        f'<td class="n">{milliseconds(one.median_ns, 2)}</td>{cells}</tr>'
+    )
+
+
+def _groups(job: JobReport) -> str:
+    if not job.groups:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row"><code>{shown(one.name or "(process group)")}</code></th>'
+        f'<td class="n">{len(one.ranks)}</td><td class="n">{one.collectives:.0f}</td>'
+        f'<td class="n">{duration(one.wait_ns)}</td><td class="n">{duration(one.transfer_ns)}</td>'
+        f'<td class="n">rank {one.most_waiting}, {duration(one.most_wait_ns)}</td></tr>'
+        for one in job.groups[:_ROWS]
+    )
+    heads = "".join(
+        f'<th scope="col"{" class=n" if at else ""}>{text}</th>'
+        for at, text in enumerate(
+            ("process group", "ranks", "collectives", "median wait", "transfer", "waits most")
+        )
+    )
+    return (
+        '<section><h2 id="groups-title">Collectives of a step</h2><div class="table-box" '
+        'role="region" aria-labelledby="groups-title" tabindex="0"><table class="heat">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )

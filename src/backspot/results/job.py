@@ -1,0 +1,278 @@
+"""Many ranks of a training job: which one is slow, where, and who waits for it.
+
+All times are integer nanoseconds of a typical step: the median over the recorded steps.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from backspot.formatting import counted
+from backspot.results import presented
+from backspot.results.presented import Presented
+from backspot.results.public import public
+
+__all__ = [
+    "GroupCost",
+    "JobFinding",
+    "JobReport",
+    "LostRank",
+    "ModuleSpread",
+    "Part",
+    "RankCost",
+    "RankLane",
+    "SlowestRank",
+]
+
+Part = Literal["forward_gpu", "forward_host", "backward_gpu", "backward_host"]
+"""A part of a module's clock time: its kernels, or its host holding up the device."""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class RankCost:
+    """One rank in a typical step, in nanoseconds.
+
+    Attributes:
+        rank: The rank.
+        source: Name of its trace.
+        host: Name of its host, ``""`` if it is not known.
+        step_ns: Clock time of the step.
+        exposed_ns: Clock time in which collectives run and nothing else does.
+        wait_ns: Time in collectives before the last rank enters; can overlap with computing.
+        transfer_ns: Time in collectives after that.
+        late_ns: How much later than the median of the other ranks it enters collectives; negative
+            if it enters earlier.
+        offset_ns: What to add to its clock for the job's; ``None`` if that is not known.
+        drift_ppm: By how much the offset grows, in microseconds for each second.
+        uncertainty_ns: Standard deviation of its times on the job's clock.
+    """
+
+    rank: int
+    source: str
+    host: str
+    step_ns: int
+    exposed_ns: int
+    wait_ns: int
+    transfer_ns: int
+    late_ns: int
+    offset_ns: int | None
+    drift_ppm: float
+    uncertainty_ns: int
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class SlowestRank:
+    """The rank that the others wait for in one step, with times in nanoseconds.
+
+    Attributes:
+        step: Number of the step.
+        rank: The rank that enters collectives last.
+        late_ns: How much later than the median of the others, over the collectives of the step.
+        part: In what its module takes longer: ``forward_gpu``, ``backward_host``, …; ``""`` if no
+            module takes longer than on the other ranks.
+        path: The module whose time exceeds the median of the other ranks most.
+        class_name: Its class.
+        longer_ns: By how much it exceeds the median.
+    """
+
+    step: int
+    rank: int
+    late_ns: int
+    part: Part | Literal[""]
+    path: str
+    class_name: str
+    longer_ns: int
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class GroupCost:
+    """One process group in a typical step, in nanoseconds.
+
+    Attributes:
+        name: The process group, ``""`` if the traces do not say so.
+        ranks: Its ranks that have a summary.
+        absent: Its ranks that have none. They may be the last to enter.
+        collectives: How many a step has.
+        wait_ns: Median of the ranks.
+        transfer_ns: Median of the ranks.
+        most_waiting: The rank that waits most.
+        most_wait_ns: How long it waits.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    absent: tuple[int, ...]
+    collectives: float
+    wait_ns: int
+    transfer_ns: int
+    most_waiting: int
+    most_wait_ns: int
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class ModuleSpread:
+    """One module over the ranks, in nanoseconds of a typical step.
+
+    Attributes:
+        path: Path of the module.
+        class_name: Its class.
+        median_ns: Median of its clock time on the ranks, forward and backward together.
+        worst_ns: Its clock time on the worst rank.
+        worst_rank: The rank on which it takes longest.
+        part: The part in which that rank exceeds the median of the others most.
+        cost_ns: By how much it takes longer on the worst rank than the median of the others. The
+            job can lose at most this.
+        clear: Whether the difference is beyond the noise.
+        ns_by_rank: Its clock time on each rank, in the order of ``JobReport.ranks``.
+    """
+
+    path: str
+    class_name: str
+    median_ns: int
+    worst_ns: int
+    worst_rank: int
+    part: Part
+    cost_ns: int
+    clear: bool
+    ns_by_rank: tuple[int, ...]
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class RankLane:
+    """One rank in one step, in nanoseconds of the job's clock from the first beginning on.
+
+    Attributes:
+        rank: The rank.
+        begin_ns: When its step begins.
+        end_ns: When its step ends.
+        collectives: For each collective its start, the end of the wait, its end, and the rank that
+            enters last.
+    """
+
+    rank: int
+    begin_ns: int
+    end_ns: int
+    collectives: tuple[tuple[int, int, int, int], ...]
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class JobFinding:
+    """A cause that makes the job slower, with times in nanoseconds.
+
+    Attributes:
+        rule: ``slow-module``, ``slow-gpu``, ``slow-data`` or ``exposed-transfer``.
+        kind: ``host``, ``gpu``, ``data`` or ``transfer``: what takes longer.
+        rank: The rank, ``None`` if the cause lies on all ranks.
+        path: The module, ``""`` if the cause lies in none.
+        title: What is wrong, in a few words.
+        seen: What was seen, with times.
+        remedy: What to do.
+        cost_ns: What the job loses at most, in nanoseconds of a typical step.
+    """
+
+    rule: str
+    kind: Literal["host", "gpu", "data", "transfer"]
+    rank: int | None
+    path: str
+    title: str
+    seen: str
+    remedy: str
+    cost_ns: int
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class LostRank:
+    """A trace that is not part of the answer.
+
+    Attributes:
+        source: Name of the trace.
+        reason: Why.
+    """
+
+    source: str
+    reason: str
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class JobReport(Presented):
+    """Many ranks of one training job, one answer.
+
+    ``print(job)`` shows it. Times are integer nanoseconds of a typical step.
+
+    Attributes:
+        ranks: The ranks, ascending.
+        world_size: Number of ranks of the job.
+        steps: Numbers of the steps that all ranks recorded.
+        step_ns: Clock time of a step, median of the ranks.
+        slowest: The slowest rank of each step; empty if the clocks cannot be aligned.
+        groups: Waits by process group.
+        lane_step: Number of the step that ``lanes`` shows, which takes about the typical time.
+        lanes: The ranks in that step, as far as their clocks are aligned.
+        modules: Modules by what their spread over the ranks costs at most, most first.
+        findings: Causes, most expensive first.
+        lost: Traces that could not be used.
+        warnings: What to know before trusting the numbers.
+        schema: Version of the JSON form.
+
+    Example:
+        >>> job = backspot.ranks(["ddp.rank0.trace.json.gz", "ddp.rank1.trace.json.gz"])
+        >>> [one.rank for one in job.ranks], job.world_size, len(job.findings)
+        ([0, 1], 2, 0)
+    """
+
+    ranks: tuple[RankCost, ...]
+    world_size: int
+    steps: tuple[int, ...]
+    step_ns: int
+    slowest: tuple[SlowestRank, ...]
+    groups: tuple[GroupCost, ...]
+    lane_step: int
+    lanes: tuple[RankLane, ...]
+    modules: tuple[ModuleSpread, ...]
+    findings: tuple[JobFinding, ...]
+    lost: tuple[LostRank, ...]
+    warnings: tuple[str, ...]
+    schema: str = "backspot.job/1"
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the answer in the format that the suffix of ``path`` names.
+
+        The formats are ``.html`` and ``.json``. The file is written completely or not at all.
+
+        Args:
+            path: Where to write.
+            force: Whether to overwrite an existing file. Default: ``False``.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputExistsError: If the file exists and ``force`` is false.
+            UsageError: If the suffix names no format.
+
+        Example:
+            >>> job.save("job.html")
+            PosixPath('job.html')
+        """
+        return presented.forms().write(self, path, force=force)
+
+    def __repr__(self) -> str:
+        return (
+            f"<JobReport of {counted(len(self.ranks), 'rank')} of {self.world_size}, "
+            f"{counted(len(self.steps), 'step')}, {counted(len(self.findings), 'finding')}>"
+        )
+
+    # As in Report: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))

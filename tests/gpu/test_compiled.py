@@ -1,0 +1,119 @@
+"""On a real GPU: the modules inside code that Inductor compiles."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import backspot  # noqa: E402
+from backspot.analysis.attribution.ownership import attribute  # noqa: E402
+from backspot.trace import read_events  # noqa: E402
+from support.gpu_models import (  # noqa: E402
+    DEVICE,
+    KEEPS_SITES,
+    MODELS,
+    Planted,
+    gpu_profile,
+    needs_gpu,
+)
+from support.sums import assert_adds_up, assert_phases_add_up  # noqa: E402
+
+pytestmark = [
+    *needs_gpu,
+    pytest.mark.skipif(not KEEPS_SITES, reason="this PyTorch keeps no launch sites"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def recorded(model, called, x, steps=2):
+    """A profile of some steps, after two that compile."""
+
+    def step():
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = called(x).float().square().mean()
+        loss.backward()
+
+    with backspot.instrument(model):
+        step()
+        step()
+        with gpu_profile() as profiler:
+            for _ in range(steps):
+                step()
+    return profiler
+
+
+@pytest.mark.parametrize("regional", [False, True], ids=["whole", "regional"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_launch_has_its_site_and_every_layer_its_time(name, regional):
+    make, inputs = MODELS[name]
+    model = make().to(DEVICE)
+    called = model
+    if regional:
+        for block in model.blocks:
+            block.compile()
+    else:
+        called = torch.compile(model)
+    profiler = recorded(model, called, inputs())
+    events = read_events(profiler)
+    ownership = attribute(events)
+    assert not ownership.compiled.unmatched
+    assert len(ownership.compiled.event)
+    in_pass = ownership.passes.of_span[ownership.compiled.span] >= 0
+    assert in_pass.any()
+    assert not in_pass.all()
+    report = backspot.locate(profiler)
+    assert_adds_up(report)
+    assert_phases_add_up(report)
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            row = report[path].row
+            assert row.gpu_ns > 0, path
+            assert row.forward_ns > 0, path
+            assert row.calls == 1, path
+
+
+def test_slow_work_inside_compiled_code_comes_first():
+    plant = nn.Sequential(nn.Linear(64, 16384), nn.GELU(), nn.Linear(16384, 64))
+    model = Planted(plant).to(DEVICE)
+    x = torch.randn(8192, 64, device=DEVICE)
+    report = backspot.locate(recorded(model, torch.compile(model), x))
+    assert report.modules[0].path.startswith("plant.")
+    assert report["plant"].row.total_gpu_ns > 0.8 * report.gpu_ns
+
+
+def test_code_of_a_cuda_graph_shows_its_modules_without_the_graph():
+    model = Planted(nn.Tanh()).to(DEVICE)
+    called = torch.compile(model, mode="reduce-overhead")
+    x = torch.ones(16, 64, device=DEVICE)
+
+    def step():
+        torch.compiler.cudagraph_mark_step_begin()
+        for parameter in model.parameters():
+            parameter.grad = None  # they lie in the memory of the graph that is replayed next
+        called(x).square().mean().backward()
+
+    def gradients():
+        step()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    with backspot.instrument(model):
+        for _ in range(3):
+            step()
+        before = gradients()
+    report = backspot.profile(step, model, steps=2, cudagraphs=False)
+    assert not any("compiled code" in warning for warning in report.warnings)
+    assert report["head"].row.gpu_ns > 0
+    with gpu_profile() as profiler:
+        after = gradients()
+    assert all(map(torch.equal, before, after))
+    launches = {event.name() for event in profiler.profiler.kineto_results.events()}
+    assert "cudaGraphLaunch" in launches

@@ -1,0 +1,235 @@
+"""Which rank is slow, where, and what is not claimed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backspot.errors import UsageError
+from backspot.job.answer import answer
+from backspot.job.others import Others
+from backspot.job.summary import ModuleTimes, PhaseTimes, Summary, from_json
+from backspot.render.job import render_job
+from backspot.results.job import JobReport
+
+RANKS = Path(__file__).parents[1] / "data" / "ranks"
+SLOW = "model.layers.2.mlp.down_proj"
+
+
+def recorded(name: str) -> list[Summary]:
+    return [from_json((RANKS / f"{name}.rank{rank}.json").read_bytes()) for rank in (0, 1)]
+
+
+def job_of(name: str) -> JobReport:
+    return answer(recorded(name))
+
+
+@pytest.mark.parametrize("name", ["ddp_even", "fsdp_even"])
+def test_nothing_is_claimed_of_even_ranks(name: str) -> None:
+    job = job_of(name)
+    assert job.findings == ()
+    assert not any(spread.clear for spread in job.modules)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "part"),
+    [("ddp_host", "host", "forward_host"), ("fsdp_kernel", "gpu", "forward_gpu")],
+)
+def test_rank_module_and_kind_of_a_planted_delay_are_named(name: str, kind: str, part: str) -> None:
+    job = job_of(name)
+    (finding,) = job.findings
+    assert (finding.rank, finding.path, finding.kind) == (1, SLOW, kind)
+    assert finding.cost_ns == pytest.approx(10_000_000, rel=0.1)
+    assert (job.modules[0].path, job.modules[0].worst_rank, job.modules[0].part) == (SLOW, 1, part)
+
+
+def test_the_slowest_rank_and_its_module_are_named_in_each_step() -> None:
+    slowest = job_of("ddp_host").slowest
+    assert [(one.step, one.rank, one.path) for one in slowest] == [
+        (step, 1, SLOW) for step in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("name", ["ddp_even", "ddp_host", "fsdp_even", "fsdp_kernel"])
+def test_clocks_of_one_host_agree_within_the_stated_uncertainty(name: str) -> None:
+    other = job_of(name).ranks[1]
+    assert other.offset_ns is not None
+    assert other.drift_ppm == 0
+    assert 0 < other.uncertainty_ns < 20_000
+    # Rings end a few microseconds apart, always in the same order.
+    assert abs(other.offset_ns) < max(10_000, 3 * other.uncertainty_ns)
+
+
+def test_the_rank_that_is_always_last_waits_for_no_other() -> None:
+    first, last = job_of("ddp_host").ranks
+    assert last.wait_ns < 100_000 < first.wait_ns
+    assert first.late_ns == -last.late_ns < 0
+
+
+def test_another_host_clock_changes_nothing_but_the_offset() -> None:
+    first, other = recorded("ddp_host")
+    moved = msgspec.structs.replace(other, origin_ns=other.origin_ns + 3_600_000_000_000)
+    job, usual = answer([first, moved]), answer([first, other])
+    assert usual.ranks[1].offset_ns is not None
+    assert job.ranks[1].offset_ns == usual.ranks[1].offset_ns - 3_600_000_000_000
+    assert (job.groups, job.slowest, job.findings) == (usual.groups, usual.slowest, usual.findings)
+
+
+def test_the_order_of_the_ranks_changes_nothing() -> None:
+    ranks = _many(6)
+    shuffled = random.Random(0).sample(ranks, len(ranks))
+    assert answer(shuffled) == answer(ranks)
+
+
+def test_a_slow_module_is_found_among_many_ranks() -> None:
+    ranks = _many(6)
+    ranks[4] = _slower(ranks[4], SLOW, 8_000_000)
+    (finding,) = answer(ranks).findings
+    assert (finding.rank, finding.path, finding.kind) == (4, SLOW, "gpu")
+
+
+def test_each_of_two_slow_ranks_is_named() -> None:
+    ranks = _many(6)
+    for rank in (1, 4):
+        ranks[rank] = _slower(ranks[rank], SLOW, 8_000_000)
+    assert {(one.rank, one.path) for one in answer(ranks).findings} == {(1, SLOW), (4, SLOW)}
+
+
+def test_transfers_that_hold_up_all_ranks_are_no_rank_s_fault() -> None:
+    ranks = []
+    for one in _many(4):
+        (group,) = one.groups
+        start = tuple(end - 2_000_000 for end in group.end)
+        group = msgspec.structs.replace(group, start=start)
+        ranks.append(
+            msgspec.structs.replace(
+                one, groups=(group,), exposed=(30_000_000, 31_000_000, 30_500_000)
+            )
+        )
+    (finding,) = answer(ranks).findings
+    assert (finding.rule, finding.rank) == ("exposed-transfer", None)
+    assert "all_gather" in finding.title
+    assert "prefetch" in finding.remedy
+    assert finding.cost_ns == 30_500_000
+    # With a rank missing, this may be waiting for that rank.
+    assert not answer(ranks[1:]).findings
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=2, max_size=7))
+def test_each_rank_is_compared_with_the_median_of_the_others(values: list[list[int]]) -> None:
+    every = np.array(values)
+    others_of = Others(every)
+    for row in range(len(every)):
+        others = np.delete(every, row, axis=0)
+        assert others_of.of(every[row]).tolist() == np.floor(np.median(others, axis=0)).tolist()
+
+
+def test_a_gpu_whose_kernels_all_take_longer_is_found() -> None:
+    ranks = _many(6)
+    modules = tuple(
+        msgspec.structs.replace(
+            module, forward_gpu=tuple(round(1.2 * time) for time in module.forward_gpu)
+        )
+        for module in ranks[3].modules
+    )
+    ranks[3] = msgspec.structs.replace(ranks[3], modules=modules)
+    (finding,) = answer(ranks).findings
+    assert (finding.rule, finding.rank) == ("slow-gpu", 3)
+
+
+def test_a_rank_that_waits_for_its_data_is_found() -> None:
+    ranks = _many(6)
+    late = PhaseTimes("data", (9_000_000, 8_000_000, 9_500_000))
+    ranks[5] = msgspec.structs.replace(ranks[5], phases=(late, *ranks[5].phases))
+    (finding,) = answer(ranks).findings
+    assert (finding.rule, finding.kind, finding.rank) == ("slow-data", "data", 5)
+
+
+def test_recordings_of_other_steps_are_not_compared_by_their_waits() -> None:
+    first, other = recorded("fsdp_even")
+    (group,) = other.groups
+    ends = tuple(
+        end + random.Random(index).randrange(40_000_000) for index, end in enumerate(group.end)
+    )
+    group = msgspec.structs.replace(group, end=ends)
+    job = answer([first, msgspec.structs.replace(other, groups=(group,))])
+    assert "may be of different steps" in job.warnings[0]
+    assert not job.groups
+    assert not job.slowest
+
+
+def test_ranks_that_are_missing_are_mentioned() -> None:
+    ranks = [msgspec.structs.replace(one, world_size=8) for one in recorded("ddp_even")]
+    assert "6 ranks of 8 are not part of the answer" in answer(ranks).warnings[0]
+
+
+def test_ranks_that_cannot_be_told_apart_are_refused() -> None:
+    first, other = recorded("ddp_even")
+    with pytest.raises(UsageError, match="both of rank 0"):
+        answer([first, msgspec.structs.replace(other, rank=0)])
+    with pytest.raises(UsageError, match="no recorded step in common"):
+        answer([first, msgspec.structs.replace(other, step_numbers=(7, 8, 9))])
+    with pytest.raises(UsageError, match="1 rank can be read"):
+        answer([first])
+
+
+@pytest.mark.parametrize("name", ["ddp_host", "fsdp_even"])
+def test_the_text_begins_with_the_answer_and_fits_a_terminal(name: str) -> None:
+    text = render_job(job_of(name))
+    assert max(map(len, text.splitlines())) <= 80
+    expected = {
+        "ddp_host": f"{SLOW} is slow on rank 1: up to 10.6 ms of each step",
+        "fsdp_even": "No rank differs from the others beyond the noise.",
+    }
+    assert text.splitlines()[0] == expected[name]
+
+
+def test_names_from_a_trace_cannot_control_the_terminal() -> None:
+    first, other = recorded("ddp_host")
+    slow = next(module for module in other.modules if module.path == SLOW)
+    evil = msgspec.structs.replace(slow, path="\x1b[2Jlayer")
+    modules = tuple(evil if module is slow else module for module in other.modules)
+    other = msgspec.structs.replace(other, modules=modules, source="\x1b]0;", host="\x1b[1m")
+    assert "\x1b" not in render_job(answer([first, other]))
+
+
+def _many(count: int) -> list[Summary]:
+    """Even ranks with a little noise."""
+    first = recorded("fsdp_even")[0]
+    return [
+        msgspec.structs.replace(
+            first,
+            rank=rank,
+            world_size=count,
+            source=f"rank{rank}",
+            modules=tuple(_noisy(module, random.Random(rank)) for module in first.modules),
+            groups=tuple(
+                msgspec.structs.replace(group, ranks=tuple(range(count))) for group in first.groups
+            ),
+        )
+        for rank in range(count)
+    ]
+
+
+def _noisy(module: ModuleTimes, chance: random.Random) -> ModuleTimes:
+    parts = {
+        part: tuple(round(time * chance.uniform(0.99, 1.01)) for time in getattr(module, part))
+        for part in ("forward_gpu", "forward_host", "backward_gpu", "backward_host")
+    }
+    return msgspec.structs.replace(module, **parts)
+
+
+def _slower(summary: Summary, path: str, by: int) -> Summary:
+    modules = tuple(
+        msgspec.structs.replace(module, forward_gpu=tuple(one + by for one in module.forward_gpu))
+        if module.path == path
+        else module
+        for module in summary.modules
+    )
+    return msgspec.structs.replace(summary, modules=modules)

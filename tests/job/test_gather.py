@@ -1,0 +1,136 @@
+"""The traces of a job, read in processes, from a cache, or by an executor of the user's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from backspot.commands import main
+from backspot.errors import SourceNotFoundError, UsageError
+from backspot.job import gather
+from backspot.job.gather import ranks
+
+TRACES = Path(__file__).parents[1] / "data" / "h200"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in (0, 1):
+        shutil.copy(TRACES / f"ddp.rank{rank}.trace.json.gz", folder / f"rank{rank}.json.gz")
+    return folder
+
+
+def test_a_folder_is_read_in_processes_of_their_own(folder: Path) -> None:
+    (folder / "settings.json").write_text("{}")
+    job = ranks(folder)
+    assert [(one.rank, one.source) for one in job.ranks] == [
+        (rank, str(folder / f"rank{rank}.json.gz")) for rank in (0, 1)
+    ]
+    assert job.lost == ()
+
+
+def test_an_executor_gives_the_same_answer(folder: Path) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        assert ranks(folder, executor) == ranks(sorted(folder.iterdir(), reverse=True))
+
+
+def test_a_damaged_trace_costs_its_own_rank_only(folder: Path) -> None:
+    (folder / "rank2.json").write_text("no trace")
+    with ThreadPoolExecutor(1) as executor:
+        job = ranks([folder, folder / "missing.json"], executor)
+    assert len(job.ranks) == 2
+    assert [Path(one.source).name for one in job.lost] == ["rank2.json", "missing.json"]
+    assert "is no Kineto trace" in job.lost[0].reason
+    assert "is not there" in job.lost[1].reason
+
+
+def test_what_was_read_once_is_not_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "kept"
+    with ThreadPoolExecutor(1) as executor:
+        first = ranks(folder, executor, cache=cache)
+        assert len(list(cache.iterdir())) == 2
+        read = _counted(monkeypatch)
+        assert ranks(folder, executor, cache=cache) == first
+        assert read == []
+        next(cache.iterdir()).write_bytes(b"broken")
+        assert ranks(folder, executor, cache=cache) == first
+        assert len(read) == 1
+        shutil.copy(folder / "rank0.json.gz", folder / "copied")
+        (folder / "copied").replace(folder / "rank0.json.gz")  # another time of change
+        assert ranks(folder, executor, cache=cache) == first
+        assert len(read) == 2
+
+
+def test_an_interrupted_reading_goes_on_where_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = _counted(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        ranks(folder, Interrupted(), cache=tmp_path / "kept")  # type: ignore[arg-type]
+    assert len(read) == 1
+    with ThreadPoolExecutor(1) as executor:
+        assert len(ranks(folder, executor, cache=tmp_path / "kept").ranks) == 2
+    assert len(read) == 2
+
+
+class Interrupted:
+    """An executor that is interrupted while it does its second task."""
+
+    def __init__(self) -> None:
+        self.given: list[Future[bytes]] = []
+
+    def submit(self, work: Callable[..., bytes], *arguments: object) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        if self.given:
+            future.set_exception(KeyboardInterrupt())
+        else:
+            future.set_result(work(*arguments))
+        self.given.append(future)
+        return future
+
+
+def test_what_gives_no_two_ranks_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFoundError, match="has no trace"):
+        ranks(tmp_path / "traces" / "..")
+    with pytest.raises(UsageError, match=r"fewer than two ranks.*nothing\.json"):
+        ranks([folder / "rank0.json.gz", folder / "nothing.json"])
+    with pytest.raises(UsageError, match="paths of two traces or more"):
+        ranks([])
+    with pytest.raises(UsageError, match="give a folder"):
+        ranks(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="executor="):
+        ranks(folder, 3)  # type: ignore[arg-type]
+
+
+def test_the_command_prints_the_answer_as_text_and_as_json(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = str(tmp_path / "kept")
+    assert main(["ranks", str(folder), "--cache", cache]) == 0
+    assert capsys.readouterr().out.startswith("No rank differs from the others beyond the noise.")
+    assert main(["ranks", str(folder), "--cache", cache, "--format", "json"]) == 0
+    said = msgspec.json.decode(capsys.readouterr().out)
+    assert (said["schema"], said["world_size"]) == ("backspot.job/1", 2)
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return a list that grows with each trace that is read."""
+    read: list[Path] = []
+    original: Callable[[Path], Any] = gather.summarize
+
+    def summarize(path: Path) -> Any:
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr(gather, "summarize", summarize)
+    return read

@@ -1,0 +1,39 @@
+"""Real processes that train together with gloo, one of them with a slow module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+distributed = pytest.importorskip("torch.distributed")
+
+import backspot  # noqa: E402
+from support.ranks import TRAINING, train  # noqa: E402
+
+RECORDED = """
+from torch.profiler import ProfilerActivity, profile, schedule
+import backspot
+with backspot.instrument(model), profile(
+    activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=2, active=5, repeat=1)
+) as profiler:
+    for _ in range(7):
+        step()
+        profiler.step()
+profiler.export_chrome_trace(f"rank{rank}.json")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_slow_rank_of_four_processes_is_named_with_its_module(tmp_path: Path) -> None:
+    if not distributed.is_gloo_available():
+        pytest.skip("built without gloo")
+    train(TRAINING + RECORDED, 4, tmp_path, "-c")
+    job = backspot.ranks(sorted(tmp_path.glob("rank*.json")))
+    first = job.findings[0]
+    assert (first.rank, first.path, first.kind) == (1, "2.0", "host")
+    if not any("too busy" in warning for warning in job.warnings):
+        waits = {one.rank: one.wait_ns for one in job.ranks}
+        assert waits.pop(1) < min(waits.values())

@@ -1,0 +1,144 @@
+"""One rank's trace, reduced to a summary."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from backspot.errors import NotATraceError
+from backspot.job.identity import identify
+from backspot.job.summary import (
+    Group,
+    ModuleTimes,
+    PhaseTimes,
+    Summary,
+    from_bytes,
+    from_json,
+    to_bytes,
+    to_json,
+)
+from backspot.pipeline import locate, summarize
+
+TRACES = Path(__file__).parents[1] / "data" / "h200"
+
+
+@pytest.fixture(scope="module", params=["ddp.rank0", "ddp.rank1", "fsdp2.rank1"])
+def trace(request: pytest.FixtureRequest) -> Path:
+    return TRACES / f"{request.param}.trace.json.gz"
+
+
+def test_a_summary_says_which_rank_it_is_of(trace: Path) -> None:
+    summary = summarize(trace)
+    assert (summary.rank, summary.world_size) == (int(trace.name[-len("0.trace.json.gz")]), 2)
+    assert [group.ranks for group in summary.groups if group.name] == [(0, 1)]
+
+
+def test_a_summary_survives_both_forms_unchanged(trace: Path) -> None:
+    summary = summarize(trace)
+    assert from_bytes(to_bytes(summary)) == summary
+    assert from_json(to_json(summary)) == summary
+
+
+def test_a_summary_has_the_steps_of_the_report(trace: Path) -> None:
+    summary, report = summarize(trace), locate(trace)
+    lengths = [end - begin for begin, end in zip(summary.begin, summary.end, strict=True)]
+    assert tuple(lengths) == report.step_ns_by_step
+    named = {phase.name: phase.by_step for phase in summary.phases}
+    assert named == {
+        phase.name: phase.wall_ns_by_step for phase in report.phases if phase.name != "unsteady"
+    }
+
+
+def test_modules_and_collectives_take_no_more_than_the_step(trace: Path) -> None:
+    summary = summarize(trace)
+    for step in range(summary.steps):
+        owned = sum(
+            part[step]
+            for module in summary.modules
+            for part in (
+                module.forward_gpu,
+                module.forward_host,
+                module.backward_gpu,
+                module.backward_host,
+            )
+        )
+        length = summary.end[step] - summary.begin[step]
+        assert 0 < owned + summary.exposed[step] <= length
+
+
+def test_modules_inside_compiled_code_have_their_shares() -> None:
+    trace = TRACES.parent / "compiled" / "llama.json.gz"
+    summary, report = summarize(trace), locate(trace)
+    assert {module.path for module in summary.modules} >= {"lm_head", "model.layers.3.mlp.up_proj"}
+    for module in summary.modules:
+        if module.is_module:
+            parts = zip(module.backward_gpu, module.backward_host, strict=True)
+            by_step = tuple(map(sum, parts))
+            assert by_step == report[module.path].row.wall_ns_by_step, module.path
+
+
+def test_every_step_has_its_collectives_in_the_order_of_their_launch(trace: Path) -> None:
+    summary = summarize(trace)
+    (group,) = (group for group in summary.groups if group.name)
+    assert set(group.step) == set(range(summary.steps))
+    assert list(group.launch) == sorted(group.launch)
+    assert list(group.step) == sorted(group.step)
+    assert all(start <= end for start, end in zip(group.start, group.end, strict=True))
+
+
+def test_a_summary_of_a_thousand_modules_has_less_than_300_kilobytes() -> None:
+    steps, count = 10, 400
+    chance = random.Random(0)
+
+    def times() -> tuple[int, ...]:
+        return tuple(chance.randrange(10_000_000) for _ in range(steps))
+
+    modules = tuple(
+        ModuleTimes(
+            f"model.layers.{i}.mlp.projection", "Linear", True, times(), times(), times(), times()
+        )
+        for i in range(1000)
+    )
+    many = tuple(sorted(chance.randrange(10**10) for _ in range(steps * count)))
+    summary = Summary(
+        source="rank0.json.gz",
+        rank=0,
+        world_size=1024,
+        host="node",
+        origin_ns=10**18,
+        step_unit="profiler step",
+        step_numbers=tuple(range(steps)),
+        begin=times(),
+        end=times(),
+        exposed=times(),
+        phases=(PhaseTimes("forward", times()),),
+        modules=modules,
+        groups=(
+            Group(
+                "data", (), ("all_reduce",), (0,) * len(many), (1,) * len(many), many, many, many
+            ),
+        ),
+    )
+    assert len(to_bytes(summary)) <= 300_000
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"schema": "backspot.rank/2"}', b"\xff"])
+def test_what_is_no_summary_is_refused(data: bytes) -> None:
+    for read in (from_bytes, from_json):
+        with pytest.raises(NotATraceError, match=r"backspot\.rank/1"):
+            read(data)
+
+
+def test_a_trace_that_does_not_say_its_rank_has_that_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "rank12.json"
+    path.write_text('{"traceEvents": []}')
+    assert identify(path).rank == 12
+
+
+def test_the_host_is_in_the_name_that_tensorboard_gives(tmp_path: Path) -> None:
+    path = tmp_path / "node_7_581.1790857026.pt.trace.json"
+    path.write_text('{"distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": []}')
+    known = identify(path)
+    assert (known.rank, known.world_size, known.host) == (3, 8, "node_7")

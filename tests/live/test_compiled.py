@@ -1,0 +1,590 @@
+"""The modules inside compiled code, recorded on the CPU with Inductor.
+
+The generated C++ code is shown in traces by a setting of Inductor, which these tests turn on.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import backspot  # noqa: E402
+from backspot.analysis.attribution.ownership import attribute  # noqa: E402
+from backspot.analysis.caveats import warnings_of  # noqa: E402
+from backspot.errors import UsageError  # noqa: E402
+from backspot.live import compiled, torch_internals  # noqa: E402
+from backspot.trace import read_events  # noqa: E402
+from backspot.trace.names import COMPILED_GRAPH  # noqa: E402
+from support.sums import assert_adds_up  # noqa: E402
+from support.training import cpu_profile  # noqa: E402
+
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+slow = pytest.mark.slow
+with_inductor = pytest.mark.skipif(VERSION < (2, 10), reason="this PyTorch keeps no launch sites")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + torch.relu(self.fc(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, breaks=False, checkpoints=False):
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(8, 2)
+        self.breaks, self.checkpoints = breaks, checkpoints
+
+    def forward(self, x):
+        x = self.stem(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        for block in self.blocks:
+            if self.checkpoints:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch, request):
+    if request.node.get_closest_marker("slow") is None:
+        yield
+        return
+    config = pytest.importorskip("torch._inductor.config")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    with config.patch({"cpp.enable_kernel_profile": True}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+def train(model, x=None, *, around=None):
+    called = model if around is None else around
+    called(torch.ones(3, 8) if x is None else x).square().sum().backward()
+
+
+def recorded(model, around=None, x=None, **options):
+    """Ownership of one recorded step, after one that compiles."""
+    with backspot.instrument(model, **options):
+        train(model, x, around=around)
+        with cpu_profile() as profiler:
+            train(model, x, around=around)
+    events = read_events(profiler)
+    return events, attribute(events)
+
+
+def launches_of(events, ownership):
+    """For each matched launch its name and the paths of its owners; "-" is the region's owner."""
+    found = ownership.compiled
+    modules = [m.path for m in (*ownership.spans.modules, *found.modules)]
+    names = [events.names[name] for name in events.name[found.event].tolist()]
+    return [
+        (
+            re.sub(r"graph_\d+_", "", name),
+            [
+                "-" if owner < 0 else modules[owner]
+                for owner in found.shares.owner[begin:end].tolist()
+            ],
+        )
+        for name, begin, end in zip(
+            names, found.shares.first[:-1], found.shares.first[1:], strict=True
+        )
+    ]
+
+
+def owners_of_products(launches):
+    """The owners of all matrix products, which are never fused."""
+    return sorted(
+        path for name, paths in launches if name in ("aten::mm", "aten::addmm") for path in paths
+    )
+
+
+ALL = ["stem", "blocks.0.fc", "blocks.1.fc", "head"]
+# Backward: the input of each but the first needs a gradient, and each weight.
+PRODUCTS = sorted([*ALL, *ALL, *ALL[1:]])
+
+
+def checked(events, ownership, products=PRODUCTS):
+    assert not ownership.compiled.unmatched
+    launches = launches_of(events, ownership)
+    assert owners_of_products(launches) == products
+    norms = {path for name, paths in launches if "norm" in name for path in paths}
+    assert {"blocks.0.norm", "blocks.1.norm"} <= norms
+    return launches
+
+
+@slow
+@with_inductor
+@pytest.mark.parametrize("kind", ["whole", "method", "one graph", "break", "function"])
+def test_every_launch_has_its_modules(kind):
+    model = Net(breaks=kind == "break")
+    around = None
+    if kind == "method":
+        model.compile()
+    elif kind == "function":
+        around = torch.compile(lambda x: model(x))
+    else:
+        around = torch.compile(model, fullgraph=kind == "one graph")
+    checked(*recorded(model, around))
+
+
+@slow
+@with_inductor
+def test_equal_blocks_that_share_code_come_out_one_by_one():
+    model = Net()
+    for block in model.blocks:
+        block.compile()
+    events, ownership = recorded(model)
+    assert not ownership.compiled.unmatched
+    launches = launches_of(events, ownership)
+    assert owners_of_products(launches) == sorted(["blocks.0.fc", "blocks.1.fc"] * 3)
+    assert any("-" in paths for _, paths in launches)  # what the block itself computes
+    calls = {name for name in events.names if name.startswith(COMPILED_GRAPH)}
+    assert len(calls) == 2  # one forward and one backward graph for both
+
+
+@slow
+@with_inductor
+def test_checkpointed_code_that_runs_again_is_told_apart():
+    model = Net(checkpoints=True)
+    _, ownership = recorded(model, torch.compile(model))
+    assert not ownership.compiled.unmatched
+    shares = ownership.compiled.shares
+    modules = (*ownership.spans.modules, *ownership.compiled.modules)
+    again = {modules[owner].path for owner in shares.owner[shares.again].tolist() if owner >= 0}
+    assert "blocks.0.fc" in again
+    assert "head" not in again
+
+
+@slow
+@with_inductor
+def test_dynamic_shapes_and_autocast():
+    model = Net()
+    around = torch.compile(model, dynamic=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        events, ownership = recorded(model, around, torch.ones(5, 8))
+    assert not ownership.compiled.unmatched
+    paths = {path for _, paths in launches_of(events, ownership) for path in paths}
+    assert set(ALL) <= paths
+
+
+@slow
+@with_inductor
+def test_labels_of_some_modules_only():
+    model = Net()
+    events, ownership = recorded(model, torch.compile(model), depth=1)
+    launches = launches_of(events, ownership)
+    assert {"blocks.0", "blocks.1", "stem", "head"} <= {p for _, paths in launches for p in paths}
+    assert not any(path.endswith(".fc") for _, paths in launches for path in paths)
+
+
+@slow
+@with_inductor
+def test_the_table_travels_with_an_exported_trace(tmp_path):
+    model = Net()
+    around = torch.compile(model)
+    with backspot.instrument(model):
+        train(model, around=around)
+        with cpu_profile() as profiler:
+            train(model, around=around)
+    live = read_events(profiler)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = read_events(tmp_path / "trace.json")
+    assert events.compiled == live.compiled
+    checked(events, attribute(events))
+    report = backspot.locate(tmp_path / "trace.json")
+    assert_adds_up(report)
+    for path in ALL:
+        assert report[path].row.is_module
+        assert report[path].row.calls == 1
+        assert report[path].row.cpu_ns > 0
+        assert "aten::mm" in {kernel.name for kernel in report[path].row.kernels}
+    assert {row.path for row in report.top(None, depth=1)} >= {"blocks.0", "blocks.1"}
+    assert all(len({part.path for part in one.parts}) > 1 for one in report.fused)
+
+
+@slow
+@with_inductor
+def test_a_model_that_was_compiled_before_says_how_to_get_it():
+    model = Net()
+    around = torch.compile(model)
+    train(model, around=around)
+    events, ownership = recorded(model, around)
+    assert not len(ownership.compiled.event)
+    assert any("torch.compiler.reset()" in warning for warning in warnings_of(events, ownership))
+    torch.compiler.reset()
+    checked(*recorded(model, around))
+
+
+@slow
+@with_inductor
+def test_without_compiled_inductor_stays_as_it_is():
+    from torch._inductor import config
+
+    model = Net()
+    with backspot.instrument(model, compiled=False):
+        assert config.post_grad_custom_post_pass is None
+        assert not config.trace.provenance_tracking_level
+    events, ownership = recorded(model, torch.compile(model), compiled=False)
+    assert not events.compiled.recorded
+    assert not ownership.compiled.unmatched
+
+
+@slow
+@with_inductor
+def test_a_step_that_compiles_again_says_which_line_and_why():
+    model = Net()
+    around = torch.compile(model, dynamic=False)
+    with backspot.instrument(model):
+        train(model, around=around)
+        with cpu_profile() as profiler:
+            train(model, torch.ones(5, 8), around=around)
+    events = read_events(profiler)
+    (warning,) = (w for w in warnings_of(events, attribute(events)) if "compile code" in w)
+    assert re.search(r"forward \(.*test_compiled.py:\d+\) again, because .*size mismatch", warning)
+
+
+# The same training -------------------------------------------------------------------------------
+
+
+def code_and_gradients(compiled):
+    """The code that Inductor generates, without comments, and what the training computes.
+
+    Args:
+        compiled: as in ``instrument``; ``None``: not instrumented.
+    """
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Net()
+    around = torch.compile(model)
+
+    def step():
+        loss = around(torch.ones(3, 8)).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    from torch._inductor import config
+
+    with config.patch({"force_disable_caches": True}):
+        handle = None if compiled is None else backspot.instrument(model, compiled=compiled)
+        with handle or nullcontext():
+            loss, code = run_and_get_code(step)
+    # Inductor numbers all graphs of a process, in the names that profilers see.
+    plain = [re.sub(r"(#|//)[^\n]*|graph_\d+", "", text) for text in code]
+    lines = [[line for line in text.splitlines() if line.strip()] for text in plain]
+    return lines, loss, [parameter.grad for parameter in model.parameters()]
+
+
+@slow
+@with_inductor
+def test_code_loss_and_gradients_are_the_same():
+    _, loss, gradients = code_and_gradients(compiled=None)
+    # Dynamo traces a module with hooks by another way, which can number a graph's inputs anew.
+    code, _, _ = code_and_gradients(compiled=False)
+    code_with, loss_with, gradients_with = code_and_gradients(compiled=True)
+    assert code == code_with
+    assert torch.equal(loss, loss_with)
+    assert all(map(torch.equal, gradients, gradients_with))
+
+
+@slow
+@with_inductor
+def test_no_step_compiles_again():
+    model = Net()
+    around = torch.compile(model)
+    with backspot.instrument(model):
+        train(model, around=around)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            train(model, around=around)
+            with cpu_profile():
+                train(model, around=around)
+
+
+# The user's settings ------------------------------------------------------------------------------
+
+
+def user_pass(uuid=b"theirs"):
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Theirs(CustomGraphPass):
+        graphs = 0
+
+        def __call__(self, graph):
+            self.graphs += 1
+
+        def uuid(self):
+            return uuid
+
+    return Theirs()
+
+
+@slow
+@with_inductor
+def test_a_pass_of_the_users_runs_and_is_there_again_afterwards():
+    from torch._inductor import config
+
+    theirs = user_pass()
+    model = Net()
+    with config.patch(post_grad_custom_post_pass=theirs):
+        with backspot.instrument(model):
+            ours = config.post_grad_custom_post_pass
+            assert ours is not theirs
+            assert b"theirs" in ours.uuid()
+            train(model, around=torch.compile(model))
+        assert config.post_grad_custom_post_pass is theirs
+    assert theirs.graphs == 2
+
+
+@slow
+@with_inductor
+def test_a_pass_that_cannot_be_cached_stays_so():
+    from torch._inductor import config
+
+    model = Net()
+    for theirs in (user_pass(uuid=None), lambda graph: None):
+        with config.patch(post_grad_custom_post_pass=theirs), backspot.instrument(model):
+            assert config.post_grad_custom_post_pass.uuid() is None
+
+
+@slow
+@with_inductor
+def test_settings_are_restored_with_the_last_model_only():
+    from torch._inductor import config
+
+    models = Net(), Net()
+    first, second = (backspot.instrument(m, name=f"m{i}") for i, m in enumerate(models))
+    first.remove()
+    assert config.trace.provenance_tracking_level
+    second.remove()
+    assert not config.trace.provenance_tracking_level
+    assert config.post_grad_custom_post_pass is None
+
+
+@slow
+@with_inductor
+def test_a_setting_that_others_changed_meanwhile_is_left_alone():
+    from torch._inductor import config
+
+    theirs = user_pass()
+    model = Net()
+    with config.patch(post_grad_custom_post_pass=None):
+        instrumentation = backspot.instrument(model)
+        config.post_grad_custom_post_pass = theirs
+        instrumentation.remove()
+        assert config.post_grad_custom_post_pass is theirs
+
+
+@slow
+@with_inductor
+def test_a_model_that_is_gone_takes_the_settings_back():
+    from torch._inductor import config
+
+    backspot.instrument(Net())
+    assert config.post_grad_custom_post_pass is None
+
+
+@slow
+@with_inductor
+def test_the_key_of_the_cache_has_the_names_of_the_modules():
+    from torch._inductor import config
+
+    def uuid(model):
+        with backspot.instrument(model):
+            return config.post_grad_custom_post_pass.uuid()
+
+    renamed = Net()
+    renamed.tail = renamed.head
+    del renamed.head
+    assert uuid(Net()) == uuid(Net())
+    assert uuid(Net()) != uuid(renamed)
+
+
+PROGRAM = """
+    import json, sys, warnings
+    warnings.simplefilter("ignore")
+    sys.path[:0] = {paths!r}
+    import torch, backspot
+    from test_compiled import Net, launches_of
+    from backspot.analysis.attribution.ownership import attribute
+    from backspot.trace import read_events
+
+    model = Net()
+    handle = backspot.instrument(model)
+    assert "torch._inductor.config" not in sys.modules
+    import torch._inductor.config
+    torch._inductor.config.cpp.enable_kernel_profile = True
+    around = torch.compile(model)
+    for _ in range(2):
+        around(torch.ones(3, 8)).square().sum().backward()
+    with torch.profiler.profile() as profiler:
+        around(torch.ones(3, 8)).square().sum().backward()
+    events = read_events(profiler)
+    of = torch._dynamo.utils.counters
+    hits = of["inductor"]["fxgraph_cache_hit"] + of["aot_autograd"]["autograd_cache_hit"]
+    print(json.dumps([hits, launches_of(events, attribute(events))]))
+"""
+
+
+@slow
+@with_inductor
+def test_a_second_process_with_warm_caches_knows_the_same(tmp_path):
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), str(Path(backspot.__file__).parents[1])]
+    program = textwrap.dedent(PROGRAM.format(paths=paths))
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "shared")}
+    results = []
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        results.append(json.loads(run.stdout.splitlines()[-1]))
+    (cold, first), (warm, second) = results
+    assert (cold, warm > 0) == (0, True)
+    assert first == second
+    assert owners_of_products([tuple(one) for one in first]) == PRODUCTS
+
+
+# Without Inductor ---------------------------------------------------------------------------------
+
+
+def test_eager_code_has_no_table():
+    _, ownership = recorded(Net())
+    assert not len(ownership.compiled.event)
+    assert not ownership.compiled.unmatched
+
+
+def test_compiled_is_true_or_false():
+    with pytest.raises(UsageError, match="compiled must be True or False, not 1"):
+        backspot.instrument(Net(), compiled=1)
+
+
+def test_what_torch_lacks_is_not_missed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", object())
+    assert torch_internals.inductor_settings() is None
+    with backspot.instrument(Net()):
+        pass
+
+
+def test_compiled_code_runs_without_cuda_graphs_for_a_while(monkeypatch):
+    class CUDAGraphTreeManager:
+        def __init__(self):
+            self.ids_to_funcs = {7: SimpleNamespace(model=sum)}
+
+        def _run(self, new_inputs, function_id):
+            raise AssertionError
+
+    trees = ModuleType("torch._inductor.cudagraph_trees")
+    trees.CUDAGraphTreeManager = CUDAGraphTreeManager
+    monkeypatch.setitem(sys.modules, trees.__name__, trees)
+    monkeypatch.setattr(torch._inductor, "cudagraph_trees", trees, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    original = CUDAGraphTreeManager._run
+    with torch_internals.without_cuda_graphs():
+        assert CUDAGraphTreeManager()._run([1, 2], 7) == 3
+    assert CUDAGraphTreeManager._run is original
+
+
+def test_cudagraphs_is_true_or_false():
+    with pytest.raises(UsageError, match="cudagraphs must be True or False, not None"):
+        backspot.profile(lambda: None, Net(), cudagraphs=None)
+
+
+def test_nothing_watches_imports_afterwards():
+    before = list(sys.meta_path)
+    with backspot.instrument(Net()):
+        pass
+    assert sys.meta_path == before
+
+
+# Frames -------------------------------------------------------------------------------------------
+
+
+def frame(node, amount, reads="", users="", place="L['self'].a", base=0):
+    return (
+        f'  File "backspot:f:Linear:{place}", line {amount}, in {base}/{node}<{reads}>{users}\n'
+        '  File "/x/site-packages/lib/model.py", line 12, in forward\n    y = self.a(x)\n'
+    )
+
+
+def graph_of(sites):
+    tables = compiled._Tables()
+    code = torch_internals.CompiledCode("key", False, json.dumps(sites))
+    return tables.graph(code), tables
+
+
+def test_what_stays_inside_a_kernel_does_not_count():
+    graph, tables = graph_of(
+        {
+            "triton_0:1": [
+                frame(3, 100, reads="1.40", users="4"),
+                frame(4, 100, reads="3.100,2.8", users="9", place="L['self'].b"),
+            ]
+        }
+    )
+    ((site,),) = (graph.sites,)
+    weights = {graph.places[part.place].path: part.weight for part in site.parts}
+    assert weights == {"a": 40, "b": 108}
+    ((line, index),) = tables.lines.items()
+    assert (line.file, line.line, line.text, index) == ("lib/model.py", 12, "y = self.a(x)", 0)
+
+
+def test_sites_that_an_earlier_graph_left_behind_are_dropped():
+    graph, _ = graph_of(
+        {
+            "triton_0:2": [frame(1, 8, base=1)],
+            "extern_kernels.mm:1": [frame(1, 8, base=0)],
+            "triton_0:3": [],
+        }
+    )
+    assert [site.name for site in graph.sites] == ["triton_0", "triton_0"]
+
+
+def test_a_graph_without_frames_was_not_recorded():
+    graph, _ = graph_of({"triton_0:1": ['  File "m.py", line 1, in forward\n']})
+    assert graph.sites is None
+
+
+@pytest.mark.parametrize(
+    ("expression", "root", "path"),
+    [
+        ("L['self'].blocks.0.fc", "L['self']", "blocks.0.fc"),
+        ("L['self'].blocks[0].fc", "L['self']", "blocks.0.fc"),
+        ("L['self']._modules['blocks']._modules['0']", "L['self']", "blocks.0"),
+        ("G['model']", "G['model']", ""),
+        ("L['self']._orig_mod.a._checkpoint_wrapped_module.b", "L['self']", "a.b"),
+    ],
+)
+def test_expressions_of_dynamo_are_paths(expression, root, path):
+    place = compiled._place_of("Linear", expression)
+    assert (place.root, place.path) == (root, path)
+
+
+def test_sizes_of_tensors():
+    node = type("Node", (), {"meta": {"val": (torch.ones(3, 4), torch.ones(2, dtype=torch.int8))}})
+    assert compiled._bytes_of(node) == 50
+    assert np.prod([torch_internals.hint_of(3)]) == 3

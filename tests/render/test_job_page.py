@@ -1,0 +1,58 @@
+"""The page of many ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backspot.job.answer import answer
+from backspot.job.summary import Summary, from_json
+from backspot.results.job import JobReport
+from benchmarks.cost.ranks import generated, slow_rank
+
+RANKS = Path(__file__).parents[1] / "data" / "ranks"
+
+
+def recorded(name: str) -> list[Summary]:
+    return [from_json((RANKS / f"{name}.rank{rank}.json").read_bytes()) for rank in (0, 1)]
+
+
+def page_of(job: JobReport, folder: Path) -> str:
+    return job.save(folder / "job.html").read_text()
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<style>.*?</style>", "", html)))
+
+
+def test_the_page_shows_the_answer_the_lanes_and_the_heat_map(tmp_path: Path) -> None:
+    html = page_of(answer(recorded("ddp_host")), tmp_path)
+    text = text_of(html)
+    assert "model.layers.2.mlp.down_proj is slow on rank 1" in text
+    assert "rank 0 waits 53.9 ms, most for rank 1" in text
+    assert html.count("--heat:54%") + html.count("--heat:42%") >= 1
+    assert "<script" not in html
+    assert len(html) < 60_000
+
+
+def test_names_from_a_trace_are_no_markup(tmp_path: Path) -> None:
+    job = answer(recorded("ddp_host"))
+    evil = "<img src=x onerror=alert(1)>"
+    modules = tuple(replace(one, path=evil, class_name=evil) for one in job.modules)
+    groups = tuple(replace(one, name=evil) for one in job.groups)
+    findings = tuple(replace(one, title=evil, seen=evil, remedy=evil) for one in job.findings)
+    job = replace(job, modules=modules, groups=groups, findings=findings, warnings=(evil,))
+    assert "<img" not in page_of(job, tmp_path)
+
+
+@pytest.mark.parametrize("count", [64, pytest.param(1024, marks=pytest.mark.slow)])
+def test_ranks_that_are_alike_are_folded(count: int, tmp_path: Path) -> None:
+    first, _ = recorded("fsdp_even")
+    job = answer([generated(first, rank, count) for rank in range(count)])
+    html = page_of(job, tmp_path)
+    assert f"rank {slow_rank(count)}" in text_of(html)
+    assert "the median of" in text_of(html)
+    assert len(html) < 150_000

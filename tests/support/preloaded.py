@@ -1,0 +1,209 @@
+"""Python processes that start with PyTorch in memory: its import takes seconds of a core.
+
+``[*python(), ...]`` stands for ``[sys.executable, ...]``. A small client sends its arguments,
+environment, folder and streams to a server that has imported torch and used nothing of it. The
+server forks, and the fork goes on like a new interpreter. No module of torch is in its
+``sys.modules`` until something imports torch: a finder brings them back then. Signals and the exit
+code pass through the client, and a client that is killed takes its process with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+# In the tests ------------------------------------------------------------------------------------
+
+
+@cache
+def python() -> list[str]:
+    """Return the start of a command that runs Python; the first call starts the server."""
+    import atexit
+    import subprocess
+    import tempfile
+
+    if sys.platform != "linux":
+        return [sys.executable]
+    folder = tempfile.TemporaryDirectory()
+    address = os.path.join(folder.name, "socket")  # noqa: PTH118
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen(64)
+    # The server ends when its standard input does: with these tests, however they end.
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", str(listening.fileno())],
+        stdin=subprocess.PIPE,
+        pass_fds=[listening.fileno()],
+    )
+    listening.close()
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    # No site-packages: the client starts in some milliseconds.
+    return [sys.executable, "-I", "-S", __file__, address]
+
+
+# The client --------------------------------------------------------------------------------------
+
+
+def _ask(address: str, arguments: list[str]) -> None:
+    """Run Python with these arguments in a fork of the server, and end as it ends."""
+    import json
+
+    asked = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(address)
+    socket.send_fds(server, [len(asked).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(asked)
+    answers = server.makefile()
+    child = int(answers.readline())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    ended = int(answers.readline())
+    if ended < 0:
+        signal.signal(-ended, signal.SIG_DFL)
+        os.kill(os.getpid(), -ended)
+    os._exit(ended)
+
+
+# The server --------------------------------------------------------------------------------------
+
+
+def _serve(listening: socket.socket) -> list[str]:
+    """Fork for each client; return, in the fork, the arguments for Python."""
+    import gc
+    import json
+    import select
+
+    import torch._dynamo  # noqa: F401 - which the first optimizer imports
+
+    gc.freeze()  # a fork that looks for garbage copies every page that it looks at
+
+    waking, waker = socket.socketpair()
+    for end in (waking, waker):
+        end.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    clients: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([0, listening, waking, *clients.values()], [], [])
+        if 0 in ready:
+            for child in clients:
+                os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        if waking in ready:
+            waking.recv(1 << 16)
+            while clients:
+                child, status = os.waitpid(-1, os.WNOHANG)
+                if not child:
+                    break
+                with clients.pop(child) as client, suppress(OSError):  # it may have been killed
+                    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        for child, client in list(clients.items()):
+            if client in ready:
+                os.kill(child, signal.SIGKILL)  # the client was
+        if listening in ready:
+            client, _ = listening.accept()
+            size, streams, _, _ = socket.recv_fds(client, 4, 3)
+            arguments, environment, folder = json.loads(
+                client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+            )
+            child = os.fork()
+            if child:
+                client.sendall(b"%d\n" % child)
+                clients[child] = client
+                for stream in streams:
+                    os.close(stream)
+                continue
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in (waking, waker, listening, client, *clients.values()):
+                other.close()
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            os.environ.clear()
+            os.environ.update(environment)
+            os.chdir(folder)
+            return arguments
+
+
+class _Kept:
+    """Finds and loads the modules of torch that are in memory already."""
+
+    def __init__(self) -> None:
+        self._modules = {
+            name: sys.modules.pop(name)
+            for name in list(sys.modules)
+            if name.partition(".")[0] in ("torch", "torchgen", "functorch")
+        }
+        self._spec = self._modules["torch"].__spec__
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        from importlib.machinery import ModuleSpec
+
+        if name not in self._modules:
+            return None
+        return ModuleSpec(name, self, origin=self._spec.origin, is_package=name == "torch")
+
+    def create_module(self, spec: object) -> object:
+        sys.meta_path.remove(self)
+        sys.modules.update(self._modules)
+        return self._modules["torch"]
+
+    def exec_module(self, module: object) -> None:
+        module.__spec__ = self._spec
+
+
+def _go_on_as_python(arguments: list[str]) -> None:
+    """Do what the interpreter does with its arguments."""
+    import atexit
+    import runpy
+    import warnings
+
+    atexit.register(_say_no_more)
+    sys.meta_path.insert(0, _Kept())
+    sys.path[0:1] = [""]
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    while arguments[0] == "-W":
+        warnings._processoptions([arguments[1]])
+        del arguments[:2]
+    if arguments[0] == "-c":
+        sys.argv[:] = ["-c", *arguments[2:]]
+        main = type(sys)("__main__")
+        sys.modules["__main__"] = main
+        exec(compile(arguments[1], "<string>", "exec"), vars(main))
+    elif arguments[0] == "-m":
+        sys.path[0] = os.getcwd()  # noqa: PTH109
+        sys.argv[:] = arguments[1:]
+        runpy._run_module_as_main(arguments[1])
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(arguments[0]))  # noqa: PTH120
+        sys.argv[:] = arguments
+        main = type(sys)("__main__")
+        sys.modules["__main__"] = main
+        code = compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
+        vars(main)["__file__"] = arguments[0]
+        exec(code, vars(main))
+
+
+def _say_no_more() -> None:
+    """Keep nanobind from listing what ``gc.freeze`` has kept as leaks."""
+    sys.stderr.flush()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        _go_on_as_python(_serve(socket.socket(fileno=int(sys.argv[2]))))
+    else:
+        _ask(sys.argv[1], sys.argv[2:])
