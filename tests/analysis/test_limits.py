@@ -145,6 +145,17 @@ def test_rows_are_ranked_by_headroom_and_by_memory() -> None:
     assert "of peak" in text
 
 
+def test_a_module_whose_work_is_mostly_unknown_gets_no_percentage() -> None:
+    """The sorted ``index_put_`` of this dropout has no formula."""
+    path = DATA.parent / "h200" / "vit_patch_drop.trace.json.gz"
+    report = backspot.locate(path)
+    row = report["patch_drop"].row
+    assert row.work.unknown_share > 0.8
+    limit = report.limit(row)
+    assert limit.gbps is not None
+    assert (limit.of_peak, limit.bound, limit.headroom_ns) == (None, None, None)
+
+
 def test_a_user_may_give_the_peaks_of_a_device(tmp_path: Path) -> None:
     path = DATA / "vit.trace.json.gz"
     slow = backspot.locate(path, peak_tflops=500, peak_gbps=1000)

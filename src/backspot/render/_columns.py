@@ -294,15 +294,15 @@ def _limit_columns(report: Report, rows: Sequence[Row], ms: Callable[[int], str]
             "limit",
             "TFLOP/s",
             cells(lambda one: "" if one.tflops is None else f"{one.tflops:.1f}"),
-            need=5,
+            need=13,
         )
     ]
     if report.peaks is not None:
         shares = cells(lambda one: "" if one.of_peak is None else percent(one.of_peak))
         saved = cells(lambda one: "" if one.headroom_ns is None else ms(one.headroom_ns))
         columns += [
-            Column("limit", "of peak", shares, need=3),
-            Column("limit", "headroom", saved, full_head="headroom ms", need=3),
+            Column("limit", "of peak", shares, need=12),
+            Column("limit", "headroom", saved, full_head="headroom ms", need=12),
         ]
     return columns
 

@@ -23,6 +23,10 @@ REACHABLE_COMPUTE, REACHABLE_MEMORY = 0.7, 0.85
 copies reach about as much."""
 
 
+_MOST_UNKNOWN = 0.5
+"""With a larger share of unknown work, what is known says nothing about a module."""
+
+
 @public
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -59,12 +63,13 @@ class LimitOfModule:
         intensity: Operations per byte, ``None`` where one of them is not known.
         of_peak: Share of what the device can do at best: the time that the work would take at the
             peak of its type or of the bandwidth, whichever is longer, over the time that it takes.
-            ``None`` without peaks. More than 1 is possible where caches save traffic.
+            More than 1 is possible where caches save traffic. ``None`` without peaks, and where no
+            formula covers most of the module's time.
         bound: ``compute`` or ``memory``, whichever peak would take longer; ``launch`` if the
-            device idles for most of the module's clock time. ``None`` without peaks.
+            device idles for most of the module's clock time. ``None`` as ``of_peak``.
         headroom_ns: Device time in nanoseconds that would be saved at the reachable part of the
             peak: 70% of the operations, 85% of the bandwidth. Work of unknown size counts as it is.
-            ``None`` without peaks.
+            ``None`` as ``of_peak``.
     """
 
     tflops: float | None
@@ -94,7 +99,13 @@ def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
     gbps = None if moved is None else moved / row.gpu_ns
     intensity = operations / moved if operations is not None and moved else None
     computing = None if peaks is None else _computing_ns(work.flops_by_type, peaks)
-    if peaks is None or computing is None or moved is None or not known_ns:
+    if (
+        peaks is None
+        or computing is None
+        or moved is None
+        or not known_ns
+        or work.unknown_share > _MOST_UNKNOWN
+    ):
         return LimitOfModule(tflops, gbps, intensity, None, None, None)
     moving = moved / peaks.gbps if peaks.gbps else 0.0
     reachable = max(computing / REACHABLE_COMPUTE, moving / REACHABLE_MEMORY)

@@ -315,6 +315,11 @@ class Report(Presented, _Predicted):
 
         Raises:
             UsageError: If ``row`` is not a row.
+
+        Example:
+            >>> limit = report.limit(report["blocks.0.mlp.fc1"].row)
+            >>> f"{limit.tflops:.0f} TFLOP/s, {limit.of_peak:.0%} of {report.peaks.device}"
+            '464 TFLOP/s, 47% of NVIDIA H200'
         """
         if not isinstance(row, Row):
             raise UsageError(f"limit({quoted(row)}): give a row; report.modules has them")
@@ -575,7 +580,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 30))
+            ('patch_drop', (78, 43))
         """
         return presented.forms().as_frame(self)
 
