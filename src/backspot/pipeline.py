@@ -192,8 +192,8 @@ def locate_export(
     Args:
         profiler: a ``torch.profiler.profile`` that has stopped.
         named: what the report calls the source.
-        in_detail: a profiler that recorded memory in other steps of the same training. It may be
-            exported once, too.
+        in_detail: a profiler that recorded memory or shapes in other steps of the same training.
+            It is exported, too.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
         depth: as in ``locate``.

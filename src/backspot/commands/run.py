@@ -70,6 +70,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="record what is in memory too, in three further steps",
     )
     parser.add_argument(
+        "--shapes",
+        action="store_true",
+        help="record the inputs of operators too, for operations per second, in the same steps",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="DIR",
@@ -143,6 +148,7 @@ class _Observation:
             ends=args.exit,
             depth=args.depth,
             memory=args.memory,
+            shapes=args.shapes,
         )
         self._observer = Observer(self._plan, self._deliver, complain, self._stepped)
         self._observer.begin()

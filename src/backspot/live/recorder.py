@@ -8,7 +8,7 @@ these states:
 - *prepared*: the models have labels and the profiler is ready; one step runs to get used to both.
 - *recording*: the profiler records.
 
-If memory is recorded too, *prepared* and *recording* follow once more, for some steps of their own.
+If memory or shapes are wanted, *prepared* and *recording* follow once more, for steps of their own.
 
 Then everything is removed, and the report is made while the training waits.
 """
@@ -58,6 +58,7 @@ class Plan:
         ends: whether to end the script after the first report.
         depth: the deepest level that is labelled, as in ``instrument``.
         memory: whether to record some more steps with what is in memory.
+        shapes: whether to record some more steps with the inputs of operators.
     """
 
     warmup: int = 5
@@ -66,11 +67,17 @@ class Plan:
     ends: bool = False
     depth: int | None = None
     memory: bool = False
+    shapes: bool = False
+
+    @property
+    def in_detail(self) -> bool:
+        """Whether more steps are recorded, for more than times."""
+        return self.memory or self.shapes
 
     @property
     def needed(self) -> int:
         """How many steps the first report needs."""
-        return self.warmup + 2 * self.steps + 1 + (STEPS_IN_DETAIL + 1 if self.memory else 0)
+        return self.warmup + 2 * self.steps + 1 + (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
 
     def too_few(self, training: str, steps: int, options: str) -> str:
         """Return why there is no report of a training that ended too early.
@@ -97,7 +104,7 @@ class Recorded:
         times_ns: the times of steps without the profiler, in nanoseconds.
         number: the number of this recording, from 1.
         requested: whether ``request`` asked for it, and so perhaps on this rank only.
-        in_detail: the profiler that recorded the memory of the steps after these, if any.
+        in_detail: the profiler that recorded memory or shapes in the steps after these, if any.
     """
 
     profiler: torch.profiler.profile
@@ -316,12 +323,12 @@ class Recorder:
                 wanted = self._plan.steps if self._timed_recording is None else STEPS_IN_DETAIL
                 if self._recorded < wanted:
                     self._begin_mark()
-                elif self._plan.memory and self._timed_recording is None:
+                elif self._plan.in_detail and self._timed_recording is None:
                     self._timed_recording = self._so_far()
                     synchronize(self._models.values())
                     self._recording_stack.close()
                     self._recorded = 0
-                    self._make_ready(profile_memory=True)
+                    self._make_ready(memory=self._plan.memory, shapes=self._plan.shapes)
                 else:
                     self._finish()
         except Exception as error:
@@ -377,9 +384,11 @@ class Recorder:
                 )
         self._make_ready()
 
-    def _make_ready(self, *, profile_memory: bool = False) -> None:
+    def _make_ready(self, *, memory: bool = False, shapes: bool = False) -> None:
         self._own_profiler = torch.profiler.profile(
-            activities=activities(self._models.values()), profile_memory=profile_memory
+            activities=activities(self._models.values()),
+            profile_memory=memory,
+            record_shapes=shapes,
         )
         self._state = State.PREPARED
         self._recording_stack.enter_context(prepared(self._own_profiler))
