@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -192,3 +195,28 @@ def test_an_unknown_device_gets_no_percentage() -> None:
 )
 def test_devices_are_known_by_their_whole_name(name: str, bf16: float | None) -> None:
     assert peaks_of(name).tflops.get("bf16") == bf16
+
+
+GARBAGE: tuple[object, ...] = (
+    None, -1, 1 << 70, 1e300, "", "[" * 3000, [], [[]], [None], {}, [[1 << 40] * 8], ["float", 3],
+    ["[1, 2"], [["a"]], True,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_garbage_in_memory_and_inputs_gives_a_report_that_can_be_saved(tmp_path: Path) -> None:
+    document = json.loads(gzip.decompress((DATA / "llama.trace.json.gz").read_bytes()))
+    events = document["traceEvents"]
+    random = Random(7)
+    for number in range(3):
+        broken = copy.deepcopy(events)
+        for event in random.sample([e for e in broken if e["args"]], len(broken) // 3):
+            key = random.choice(list(event["args"]))
+            if key.startswith(("Input", "Concrete", "Total", "Addr", "Bytes", "Device")):
+                event["args"][key] = random.choice(GARBAGE)
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(document | {"traceEvents": broken}))
+        report = backspot.locate(path)
+        saved = report.save(tmp_path / f"{number}.report.json", force=True)
+        assert backspot.Report.load(saved) == report
+        assert str(report)

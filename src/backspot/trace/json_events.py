@@ -230,12 +230,14 @@ def _gather_memory(events: list[Event], columns: Columns) -> None:
     events, (start,) = _chosen(_possible(start, np.zeros(len(start))), events, start)
     args = [event.args or _NO_DETAILS for event in events]
     size = _signed(map(_OF_DETAILS["block"], args))
-    known = size != 0
+    allocated = integers(_OF_DETAILS["allocated"], args)
+    known = (size != 0) & (allocated >= 0)
     if not known.any():
         return
-    address, allocated, reserved, kind, device = (
+    allocated = allocated[known]
+    address, reserved, kind, device = (
         integers(_OF_DETAILS[field], args)[known]
-        for field in ("address", "allocated", "reserved", "device_type", "device_id")
+        for field in ("address", "reserved", "device_type", "device_id")
     )
     device = np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1))
     threads = [

@@ -35,6 +35,8 @@ __all__ = ["Kinds", "Memory", "find_memory"]
 
 _FAR = np.iinfo(np.int64).max
 _KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
+_MOST = float(1 << 61)
+"""Bytes that all blocks of a recording may have together."""
 _MOMENTS = 200
 _PLOTTED = 8
 
@@ -97,7 +99,8 @@ def find_memory(events: Events, ownership: Ownership) -> Memory | None:
         events: the trace.
         ownership: its owners.
     """
-    if not len(events.allocations):
+    size = np.abs(events.allocations.size)
+    if not len(size) or size.sum(dtype=np.float64) > _MOST:  # else sums would not fit 64 bits
         return None
     return _Accountant(events, ownership).memory()
 
@@ -282,7 +285,7 @@ class _Accountant:
         mine, at = self._peak_of(device)
         before = 0
         if device != HOST:
-            before = int(self.allocated[mine[0]] - reported.size[mine[0]])
+            before = max(0, int(self.allocated[mine[0]] - reported.size[mine[0]]))
         at_ns, peak = int(reported.time[at]), int(self.allocated[at])
         old = (blocks.device == device) & (blocks.came < 0)
         still = before - int(blocks.size[old & (blocks.went <= at)].sum()) if before else 0

@@ -30,6 +30,7 @@ from backspot.trace.names import is_tf32
 __all__ = ["find_work"]
 
 
+_MOST = float(1 << 61)
 _SAVING = ("aten::detach", "detach")
 """What the hooks of ``torch.utils.checkpoint`` call for each tensor that is saved."""
 
@@ -86,7 +87,10 @@ def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
         _amount(formulas[events.names[name]], events, signature)
         for name, signature in pairs.T.tolist()
     ]
-    return _Counted(index, np.array(amounts, np.int64)[which.reshape(-1)])
+    amount = np.array(amounts, np.int64)[which.reshape(-1)]
+    if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
+        amount[:] = NOTHING
+    return _Counted(index, amount)
 
 
 def _ran(events: Events, index: Ints) -> Mask:
@@ -121,7 +125,7 @@ def _amount(formula: Formula, events: Events, signature: int) -> int:
         return NOTHING
     try:
         amount = formula(Inputs.of(events.signatures[signature]))
-    except (Unknown, TypeError, ValueError, IndexError, ZeroDivisionError):
+    except (Unknown, TypeError, ValueError, IndexError, ArithmeticError, AttributeError):
         return NOTHING  # the trace may hold anything
     return amount if 0 <= amount < 1 << 53 else NOTHING
 

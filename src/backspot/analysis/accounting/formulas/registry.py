@@ -71,9 +71,12 @@ class Inputs:
             Unknown: If it cannot be read.
         """
         try:
-            shapes, types, strides, values = (json.loads(text or "[]") for text in signature)
-        except ValueError as error:
+            found = [json.loads(text or "[]") for text in signature]
+        except (ValueError, RecursionError) as error:
             raise Unknown from error
+        shapes, types, strides, values = found
+        if not all(isinstance(part, list) for part in found) or not _are_texts(types):
+            raise Unknown
         return cls(shapes, types, strides, values)
 
     @cached_property
@@ -90,7 +93,7 @@ class Inputs:
         if at >= len(self.shapes) or at >= len(self.types) or self.types[at] not in _BYTES:
             raise Unknown
         shape = self.shapes[at]
-        if not all(isinstance(size, int) for size in shape):
+        if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
             raise Unknown
         return list(shape)
 
@@ -102,7 +105,14 @@ class Inputs:
         """
         try:
             return ast.literal_eval(self.values[at])
-        except (IndexError, ValueError, SyntaxError) as error:
+        except (
+            IndexError,
+            ValueError,
+            TypeError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             raise Unknown from error
 
     def element(self, at: int) -> int:
@@ -120,6 +130,7 @@ class Inputs:
         """Return the bytes of a tensor's distinct elements: a broadcast one counts once."""
         shape = self.shape(at)
         strides = self.strides[at] if at < len(self.strides) else []
+        strides = strides if isinstance(strides, list) else []
         if len(strides) == len(shape):
             shape = [size for size, stride in zip(shape, strides, strict=True) if stride]
         return prod(shape) * self.element(at)
@@ -139,6 +150,10 @@ class Inputs:
                 if result[-back] == 1:
                     result[-back] = size
         return result
+
+
+def _are_texts(parts: Sequence[object]) -> bool:
+    return all(isinstance(part, str) for part in parts)
 
 
 Formula: TypeAlias = Callable[[Inputs], int]
