@@ -169,7 +169,7 @@ def module_columns(
     if report.memory:
         held = numbers("" if row.memory is None else _megabytes(row.memory) for row in rows)
         columns.append(Column("memory", "memory", held, full_head="memory MB", need=1))
-    columns += _limit_columns(report, rows, ms)
+    columns += _limit_columns(report, rows, ms, need=1 if view.order == "headroom" else 12)
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
@@ -280,7 +280,9 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     return columns
 
 
-def _limit_columns(report: Report, rows: Sequence[Row], ms: Callable[[int], str]) -> list[Column]:
+def _limit_columns(
+    report: Report, rows: Sequence[Row], ms: Callable[[int], str], *, need: int
+) -> list[Column]:
     """How fast each row runs on its device, what that is of the peak, and what could be saved."""
     limits = [report.limit(row) if row.work is not None else None for row in rows]
     if not any(limits):
@@ -294,15 +296,15 @@ def _limit_columns(report: Report, rows: Sequence[Row], ms: Callable[[int], str]
             "limit",
             "TFLOP/s",
             cells(lambda one: "" if one.tflops is None else f"{one.tflops:.1f}"),
-            need=13,
+            need=need + 1,
         )
     ]
     if report.peaks is not None:
         shares = cells(lambda one: "" if one.of_peak is None else percent(one.of_peak))
         saved = cells(lambda one: "" if one.headroom_ns is None else ms(one.headroom_ns))
         columns += [
-            Column("limit", "of peak", shares, need=12),
-            Column("limit", "headroom", saved, full_head="headroom ms", need=12),
+            Column("limit", "of peak", shares, need=need),
+            Column("limit", "headroom", saved, full_head="headroom ms", need=need),
         ]
     return columns
 

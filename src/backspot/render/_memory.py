@@ -53,10 +53,8 @@ def limit_facts(report: Report) -> list[str]:
     ]
     if report.mfu is not None:
         facts.append(f"MFU {percent(report.mfu)}")
-    facts.append(
-        f"headroom is measured against {percent(REACHABLE_COMPUTE)} of the operations and "
-        f"{percent(REACHABLE_MEMORY)} of the bandwidth"
-    )
+    reachable = f"{percent(REACHABLE_COMPUTE)} and {percent(REACHABLE_MEMORY)}"
+    facts.append(f"headroom: up to {reachable} of these")
     return facts
 
 
