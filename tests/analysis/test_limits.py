@@ -22,6 +22,7 @@ from backspot.analysis.accounting.formulas.registry import (
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
 from backspot.trace.events import Signature
+from tests.support.synthetic import Trace
 
 DATA = Path(__file__).parents[1] / "data" / "memory"
 
@@ -203,20 +204,31 @@ GARBAGE: tuple[object, ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_garbage_in_memory_and_inputs_gives_a_report_that_can_be_saved(tmp_path: Path) -> None:
-    document = json.loads(gzip.decompress((DATA / "llama.trace.json.gz").read_bytes()))
+    path = DATA.parent / "h200" / "embedding_duplicates.trace.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
     events = document["traceEvents"]
+    operators = [event for event in events if "Input Dims" in event.get("args", {})]
+    model = Trace()
+    for at, event in enumerate(operators):
+        time = round(1000 * event["ts"])
+        model.memory(at % 50, 1000 if at % 100 < 50 else -1000, time, allocated=10**6)
+    for block, event in zip(model.events, operators, strict=True):
+        block.update(pid=event["pid"], tid=event["tid"])
     random = Random(7)
-    for number in range(3):
-        broken = copy.deepcopy(events)
-        for event in random.sample([e for e in broken if e["args"]], len(broken) // 3):
-            key = random.choice(list(event["args"]))
-            if key.startswith(("Input", "Concrete", "Total", "Addr", "Bytes", "Device")):
-                event["args"][key] = random.choice(GARBAGE)
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps(document | {"traceEvents": broken}))
-        report = backspot.locate(path)
-        saved = report.save(tmp_path / f"{number}.report.json", force=True)
+    for number in range(4):
+        broken = copy.deepcopy([*events, *model.events])
+        for event in random.sample(broken, len(broken) // 3):
+            keys = [key for key in event.get("args", {}) if key.startswith(_DETAILS)]
+            if keys:
+                event["args"][random.choice(keys)] = random.choice(GARBAGE)
+        broken_path = tmp_path / f"{number}.json"
+        broken_path.write_text(json.dumps(document | {"traceEvents": broken, "profile_memory": 1}))
+        report = backspot.locate(broken_path)
+        assert report.memory
+        saved = report.save(tmp_path / f"{number}.report.json")
         assert backspot.Report.load(saved) == report
         assert str(report)
+
+
+_DETAILS = ("Input", "Concrete", "Total", "Addr", "Bytes", "Device")
