@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("torch.distributed")
 
 import backspot  # noqa: E402
-from support.ranks import TRAINING, train  # noqa: E402
+from support.gloo import TRAINING, train  # noqa: E402
 
 if not distributed.is_gloo_available():
     pytest.skip("built without gloo", allow_module_level=True)

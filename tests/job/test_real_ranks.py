@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("torch.distributed")
 
 import backspot  # noqa: E402
-from support.ranks import TRAINING, train  # noqa: E402
+from support.gloo import TRAINING, train  # noqa: E402
 
 RECORDED = """
 from torch.profiler import ProfilerActivity, profile, schedule

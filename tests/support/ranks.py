@@ -1,66 +1,189 @@
-"""Processes that train together with gloo."""
+"""One rank of a distributed run: trains plainly and instrumented, and checks what it found.
+
+``python -m support.ranks CASE RANK MEETING DEVICE`` prints ``fine``, or ``SKIP`` and why. Ranks on
+``cuda`` have a GPU each.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
-
-__all__ = ["TRAINING", "train"]
-
-TRAINING = """
-import os, sys, time
+import time
+import warnings
+from contextlib import nullcontext
 from datetime import timedelta
-import torch, torch.distributed as dist
+from typing import Any
+
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-torch.set_num_threads(1)
-dist.init_process_group(
-    "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=ranks,
-    timeout=timedelta(seconds=90),
-)
-torch.manual_seed(0)
-model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(5)))
-if rank == 1:
-    model[2][0].register_forward_pre_hook(lambda *_: time.sleep(0.05))
-wrapped = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-def step():
-    wrapped(torch.randn(64, 64)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-"""Planted in each process of rank 1: 50 ms in the module ``2.0``."""
+import backspot
+from support.gpu_models import gpu_profile
+from support.leftovers import hooks_on, left_in_torch
+from support.training import cpu_profile, owners, said
+
+STEPS = 3
 
 
-def train(script: str, ranks: int, folder: Path, *before: str) -> list[tuple[str, str]]:
-    """Run a script on all ranks; return standard output and error of each."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, *before, script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "MEETING": str(folder / "meeting"),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-            },
-        )
-        for rank in range(ranks)
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(self.fc(x))
+        return y + x
+
+
+class Net(nn.Module):
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.stem = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.spare = nn.Linear(8, 8) if case == "ddp-unused" else None
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            if self.case == "ddp-checkpoint":
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return self.head(x)
+
+
+LINEAR = {"AddmmBackward0", "TBackward0"}
+EXPECTED = {
+    "stem": LINEAR,
+    "head": LINEAR,
+    **{f"blocks.{i}": {"AddBackward0"} for i in range(2)},
+    **{f"blocks.{i}.fc": LINEAR for i in range(2)},
+    **{f"blocks.{i}.act": {"ReluBackward0"} for i in range(2)},
+}
+
+
+def wrap(model: Net, case: str, device: str) -> nn.Module:
+    if case.startswith("fsdp"):
+        try:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+        except ImportError as error:
+            print("SKIP fully_shard is not in this PyTorch:", error)
+            raise SystemExit(0) from None
+        mesh = init_device_mesh(device, (2,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    if case == "ddp-compiled":
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+    return DistributedDataParallel(
+        model,
+        find_unused_parameters=case == "ddp-unused",
+        static_graph=case == "ddp-static",
+    )
+
+
+def train(
+    case: str, rank: int, device: str, *, instrumented: bool
+) -> tuple[list[torch.Tensor], Any, frozenset[str]]:
+    torch.manual_seed(0)
+    plain = Net(case).to(device)
+    handle = profiler = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if instrumented and case.endswith("-before"):
+            handle = backspot.instrument(plain)
+        model = wrap(plain, case, device)
+        if instrumented and handle is None:
+            handle = backspot.instrument(plain if case == "ddp-inner" else model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        generator = torch.Generator().manual_seed(rank)
+
+        def step(sync: bool = True) -> torch.Tensor:
+            if case == "ddp-late" and rank == 1:
+                time.sleep(0.05)
+            x = torch.randn(4, 8, generator=generator).to(device)
+            quiet = model.no_sync() if not sync else nullcontext()
+            with quiet:
+                loss = model(x).square().mean()
+                loss.backward()
+            return loss.detach()
+
+        losses = [step(), step()]
+        profiled = cpu_profile if device == "cpu" else gpu_profile
+        with profiled() if instrumented else nullcontext() as profiler:
+            for number in range(STEPS):
+                losses.append(step(case != "ddp-no-sync" or number == STEPS - 1))
+                optimizer.step()
+        if handle is not None:
+            handle.remove()
+    assert hooks_on(model) == left_in_torch() == []
+    gradients = [
+        p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
+        for p in model.parameters()
+        if p.grad is not None
     ]
+    return [*losses, *gradients], profiler, said(caught)
+
+
+def main(case: str, rank: int, meeting: str, device: str) -> None:
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
     try:
-        said = [process.communicate(timeout=150) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, error) in zip(started, said, strict=True):
-        assert process.returncode == 0, error[-3000:]
-    return said
+        plain, _, before = train(case, rank, device, instrumented=False)
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        if case.startswith("fsdp") and device == "cpu":
+            print("SKIP fully_shard does not run on the CPU here:", str(error)[:100])
+            return
+        raise
+    results, profiler, now = train(case, rank, device, instrumented=True)
+    assert len(plain) == len(results)
+    assert all(map(torch.equal, plain, results)), "the same training"
+    assert now <= before, now - before
+    report = backspot.locate(profiler)
+    found = owners(report)
+    if case == "ddp-compiled":
+        for index in range(2):
+            assert found[f"blocks.{index}"].keys() == {"CompiledFunctionBackward"}, found
+        assert set(found["stem"]) == set(found["head"]) == LINEAR
+    else:
+        for path, nodes in EXPECTED.items():
+            assert nodes <= found[path].keys(), (path, found)
+            assert {found[path][name] for name in nodes} == {1}, (path, found)
+        extra = {p: n for p, n in found.items() if p not in EXPECTED and not p.startswith("(")}
+        allowed = {""} | ({"blocks.0", "blocks.1"} if case.startswith("fsdp") else set())
+        assert extra.keys() <= allowed, extra
+    assert "(ambiguous thread)" not in found
+    assert len(report.passes) == STEPS, len(report.passes)
+    if case == "ddp-late":
+        exchange = report["(gradient exchange)"].row
+        assert {node.name for node in exchange.nodes} <= {"(all_reduce)"}, exchange.nodes
+        if rank == 0:
+            assert exchange.wall_ns > report.wall_ns / 2, (exchange.wall_ns, report.wall_ns)
+            assert str(report).startswith("Waiting for other ranks: (gradient exchange)")
+            assert any(found.rule == "exposed-communication" for found in report.findings)
+    if device == "cuda":
+        kernels = {kernel.name for row in report.modules for kernel in row.kernels}
+        assert any("nccl" in name.lower() for name in kernels), kernels
+    assert not any(row.path.startswith("module") for row in report.modules)
+    print("fine", sorted(found), report.coverage.cpu, report.warnings)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,66 @@
+"""Processes that train together with gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["TRAINING", "train"]
+
+TRAINING = """
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torch import nn
+
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.set_num_threads(1)
+dist.init_process_group(
+    "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=ranks,
+    timeout=timedelta(seconds=90),
+)
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(5)))
+if rank == 1:
+    model[2][0].register_forward_pre_hook(lambda *_: time.sleep(0.05))
+wrapped = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+def step():
+    wrapped(torch.randn(64, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""Planted in each process of rank 1: 50 ms in the module ``2.0``."""
+
+
+def train(script: str, ranks: int, folder: Path, *before: str) -> list[tuple[str, str]]:
+    """Run a script on all ranks; return standard output and error of each."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, *before, script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "MEETING": str(folder / "meeting"),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+            },
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=150) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, error) in zip(started, said, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return said
