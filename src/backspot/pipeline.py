@@ -40,9 +40,6 @@ from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_value
 from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
-from backspot.job.identity import identify
-from backspot.job.reduce import reduce_trace
-from backspot.job.summary import Summary
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
 from backspot.results.findings import Finding
@@ -56,7 +53,7 @@ from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
 from backspot.trace.source import Source
 
-__all__ = ["locate", "locate_export", "save_labelled", "summarize", "trace_file"]
+__all__ = ["locate", "locate_export", "read_whole", "save_labelled", "trace_file"]
 
 _Given: TypeAlias = tuple[float | None, float | None]
 """The peaks that a user gives: operations and bandwidth."""
@@ -185,7 +182,7 @@ def locate_export(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     given_peaks: _Given = (None, None),
-    reduced: Callable[[Summary], None] | None = None,
+    use: Callable[[Path, Events, Ownership], None] | None = None,
 ) -> Report:
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
@@ -200,7 +197,8 @@ def locate_export(
         trace: as in ``locate``.
         force: as in ``locate``.
         given_peaks: ``peak_tflops`` and ``peak_gbps`` as in ``locate``.
-        reduced: called with what a report of all ranks needs, if that is wanted.
+        use: called with the exported file, and with its events and owners as ``read_whole`` has
+            them.
 
     Raises:
         NoBackwardError: If the trace has no backward pass.
@@ -216,8 +214,8 @@ def locate_export(
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
         ownership = _owned(events)
-        if reduced is not None:
-            reduced(reduce_trace(*_whole(events, ownership), identify(path)))
+        if use is not None:
+            use(path, *_whole(events, ownership))
         report = _report(events, ownership, depth, warmed_up, real_steps, more, given_peaks)
         if trace is not None:
             write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
@@ -261,11 +259,14 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     return Path(path)
 
 
-def summarize(path: Path) -> Summary:
-    """Reduce the trace of one rank to what a report of all ranks needs.
+def read_whole(path: Path) -> tuple[Events, Ownership]:
+    """Read a trace file in this process alone.
 
     Args:
         path: a trace file.
+
+    Returns:
+        The events without passes and steps that were recorded in part, and their owners.
 
     Raises:
         SourceNotFoundError: If the file is missing or cannot be read.
@@ -273,7 +274,7 @@ def summarize(path: Path) -> Summary:
         NoBackwardError: If the trace has no backward pass.
     """
     events = read_events(path, jobs=1)
-    return reduce_trace(*_whole(events, _owned(events)), identify(path))
+    return _whole(events, _owned(events))
 
 
 def _owned(events: Events) -> Ownership:

@@ -59,7 +59,7 @@ def python(*arguments, start=(sys.executable,), **more):
 
 
 def observed(*arguments, **more):
-    """``backspot run`` in a process that need not import PyTorch anew."""
+    """``backspot run`` in a process that has PyTorch already."""
     return program("run", *arguments, python=preloaded.python(), **more)
 
 

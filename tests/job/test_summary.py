@@ -9,6 +9,7 @@ import pytest
 
 from backspot.errors import NotATraceError
 from backspot.job.identity import identify
+from backspot.job.reduce import summarize
 from backspot.job.summary import (
     Group,
     ModuleTimes,
@@ -19,7 +20,7 @@ from backspot.job.summary import (
     to_bytes,
     to_json,
 )
-from backspot.pipeline import locate, summarize
+from backspot.pipeline import locate
 
 TRACES = Path(__file__).parents[1] / "data" / "h200"
 

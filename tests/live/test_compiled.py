@@ -303,7 +303,7 @@ def code_and_gradients(compiled):
 @with_inductor
 def test_code_loss_and_gradients_are_the_same():
     _, loss, gradients = code_and_gradients(compiled=None)
-    # Dynamo traces a module with hooks by another way, which can number a graph's inputs anew.
+    # Dynamo traces a module with hooks by another way, which can number the inputs differently.
     code, _, _ = code_and_gradients(compiled=False)
     code_with, loss_with, gradients_with = code_and_gradients(compiled=True)
     assert code == code_with

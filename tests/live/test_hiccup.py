@@ -53,5 +53,6 @@ def test_a_module_that_is_held_up_once_is_not_what_makes_the_step_slow(report: R
 def test_the_step_that_was_held_up_is_named_with_the_module(report: Report) -> None:
     found = next(one for one in unusual_steps(report) if one.step == 5)
     assert found.where == "2"
-    assert found.longer_ns >= 0.9 * HELD_UP * 1e9
+    # Its other work can take less than a typical step does, on a busy machine.
+    assert found.longer_ns >= HELD_UP * 1e9 - report.step_ns
     assert re.search(r"[Ss]tep 5 took [\d.]+ ms longer, in 2\b", str(report))

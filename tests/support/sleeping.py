@@ -9,7 +9,7 @@ import torch
 
 
 class Sleep(torch.autograd.Function):
-    """The identity, whose backward sleeps for as many seconds as it is told then."""
+    """The identity, whose backward sleeps for the seconds that a function returns then."""
 
     @staticmethod
     def forward(ctx, x, seconds: Callable[[], float]):

@@ -67,12 +67,17 @@ def test_the_planted_module_comes_first(vit, path: str) -> None:
             plant.begin_step()
             step()
     assert plant.ran == 3
-    first = backspot.locate(profiler).top(1)[0]
+    first = first_module(backspot.locate(profiler))
     assert first.path == path
     assert first.nodes[0].name == plant.node_name
     assert first.recorded_wall_ns >= 90e6
     ancestor = ".".join(path.split(".")[:2])
-    assert backspot.locate(profiler, depth=2).top(1)[0].path == ancestor
+    assert first_module(backspot.locate(profiler, depth=2)).path == ancestor
+
+
+def first_module(report: backspot.Report) -> backspot.Row:
+    """The first module of the ranked list: a busy machine's unsteady steps are not one."""
+    return next(row for row in report.top() if row.is_module)
 
 
 def test_a_model_is_as_it_was_after_the_plant(vit) -> None:

@@ -6,7 +6,7 @@ where it lies, and only summaries are put together, so that memory grows with ra
 The order in which the files work::
 
     identity.py   which rank a trace is of, and on which host, from its head and its name
-    reduce.py     one located trace to a ``Summary``
+    reduce.py     one trace, read by ``pipeline.py``, to a ``Summary``
     summary.py    ``Summary``, its bytes and back
     matching.py   the same collective on all ranks
     align.py      one clock for all ranks
@@ -14,7 +14,7 @@ The order in which the files work::
     others.py     the median of the other ranks, for each rank
     answer.py     the slow rank of each step, the modules that differ, and what follows from it
     remote.py     traces on other machines, by ``fsspec``
-    gather.py     all of this for the traces of a job, one process for each; above ``pipeline.py``
+    gather.py     all of this for the traces of a job, one process for each
 
 Terms:
 

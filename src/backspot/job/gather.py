@@ -23,10 +23,10 @@ from backspot._version import __version__
 from backspot.errors import BackspotError, NotATraceError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.job.answer import answer
+from backspot.job.reduce import summarize
 from backspot.job.remote import copied, is_remote, remote_traces, version
 from backspot.job.summary import SCHEMA, from_bytes, to_bytes
 from backspot.paths import path_text
-from backspot.pipeline import summarize
 from backspot.progress import Progress
 from backspot.results.job import JobReport, LostRank
 from backspot.trace.read import traces_in

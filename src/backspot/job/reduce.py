@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
@@ -13,17 +15,27 @@ from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.timeline import NOTHING, distinct, first_started, merged
-from backspot.job.identity import Identity
+from backspot.job.identity import Identity, identify
 from backspot.job.summary import Group, ModuleTimes, PhaseTimes, Summary
+from backspot.pipeline import read_whole
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 from backspot.trace.names import PROFILER_STEP
 
-__all__ = ["reduce_trace"]
+__all__ = ["reduce_trace", "summarize"]
 
 _GPU, _HOST = 0, 1
 _PARTS = 4
 """Forward on the GPU and on the host, backward on the GPU and on the host."""
+
+
+def summarize(path: Path) -> Summary:
+    """Return what the job needs to know of the rank that a trace file is of.
+
+    Raises:
+        BackspotError: As ``read_whole``.
+    """
+    return reduce_trace(*read_whole(path), identify(path))
 
 
 def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Summary:

@@ -11,18 +11,22 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
+from backspot.analysis.attribution.ownership import Ownership
 from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.job.answer import answer
+from backspot.job.identity import identify
+from backspot.job.reduce import reduce_trace
 from backspot.job.summary import Summary, from_bytes, to_bytes
 from backspot.live import torch_internals
 from backspot.live.recorder import rank_and_ranks
 from backspot.results.job import JobReport, LostRank
+from backspot.trace import Events
 
 __all__ = ["Gathering"]
 
@@ -57,16 +61,19 @@ class Gathering:
         self.rank, self._ranks = rank_and_ranks()
         self._has_left = False
 
-    def leave(self, summary: Summary) -> None:
-        """Leave this rank's summary for rank 0."""
-        named = msgspec.structs.replace(
-            summary,
-            source=f"rank {self.rank}",
-            rank=self.rank,
-            world_size=self._ranks,
-            host=socket.gethostname(),
+    def leave(self, path: Path, events: Events, ownership: Ownership) -> None:
+        """Leave the summary of this rank's recording for rank 0.
+
+        Args:
+            path: the exported recording.
+            events: its events.
+            ownership: their owners.
+        """
+        identity = replace(
+            identify(path), rank=self.rank, world_size=self._ranks, host=socket.gethostname()
         )
-        self._leave(_SUMMARY + to_bytes(named))
+        named = replace(events, source=f"rank {self.rank}")
+        self._leave(_SUMMARY + to_bytes(reduce_trace(named, ownership, identity)))
 
     def __enter__(self) -> Gathering:
         return self

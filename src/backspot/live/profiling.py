@@ -229,7 +229,7 @@ def profile(
             real_steps=real,
             trace=trace,
             force=force,
-            reduced=gathering.leave if gathering else None,
+            use=gathering.leave if gathering else None,
         )
     report = _with_unused(report, models, instrumented, transformed=transformed)
     return _with_job(report, gathering) if gathering and gathering.rank == 0 else report

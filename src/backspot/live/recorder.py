@@ -29,8 +29,8 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import ProfilerAction
 
+from backspot.analysis.attribution.ownership import Ownership
 from backspot.errors import UsageError
-from backspot.job.summary import Summary
 from backspot.live import discovery, torch_internals
 from backspot.live.instrumentation import put_labels
 from backspot.live.recording import (
@@ -42,6 +42,7 @@ from backspot.live.recording import (
 )
 from backspot.pipeline import locate_export
 from backspot.results.report import Report
+from backspot.trace import Events
 from backspot.trace.names import PROFILER_STEP
 
 __all__ = ["GivenModels", "Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
@@ -119,14 +120,14 @@ class Recorded:
         self,
         training: str,
         trace: Path | None = None,
-        reduced: Callable[[Summary], None] | None = None,
+        use: Callable[[Path, Events, Ownership], None] | None = None,
     ) -> Report:
         """Return the report.
 
         Args:
             training: what was recorded, such as the name of a script.
             trace: where to write the labelled trace; ``None`` writes none.
-            reduced: as in ``locate_export``.
+            use: as in ``locate_export``.
 
         Raises:
             NoBackwardError: If the steps had no backward.
@@ -139,21 +140,21 @@ class Recorded:
             real_steps=self.times_ns,
             trace=trace,
             force=True,
-            reduced=reduced,
+            use=use,
         )
 
     def save(
         self,
         training: str,
         folder: Path,
-        reduced: Callable[[Summary], None] | None = None,
+        use: Callable[[Path, Events, Ownership], None] | None = None,
     ) -> tuple[Report, tuple[str, ...]]:
         """Write the labelled trace and the report into a folder; return the report and the names.
 
         Args:
             training: as in ``locate``.
             folder: where to write.
-            reduced: as in ``locate_export``.
+            use: as in ``locate_export``.
 
         Raises:
             NoBackwardError: If the steps had no backward.
@@ -166,7 +167,7 @@ class Recorded:
             for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
         )
         folder.mkdir(parents=True, exist_ok=True)
-        report = self.locate(training, folder / names[0], reduced)
+        report = self.locate(training, folder / names[0], use)
         for name in names[1:]:
             report.save(folder / name, force=True)
         return report, names

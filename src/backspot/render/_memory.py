@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from backspot.formatting import percent, size
+from backspot.results.grouping import numberless
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
-from backspot.results.memory import MemoryKind, MemoryOfDevice
+from backspot.results.memory import MemoryKind, MemoryOfDevice, MemoryTimeline
 from backspot.results.report import Report
 
-__all__ = ["limit_facts", "memory_facts", "memory_sentences"]
+__all__ = [
+    "layers_over_time",
+    "limit_facts",
+    "memory_facts",
+    "memory_sentences",
+    "shown_devices",
+]
 
 _SAID: dict[MemoryKind, str] = {
     "before": "from before the recording",
@@ -28,12 +36,25 @@ _HOLDERS = 3
 
 
 def memory_facts(report: Report) -> list[list[str]]:
-    """For each device with recorded memory: its peak, what is live then, and who holds the most.
+    """For each device with recorded memory: its peak, what is live then, and who holds the most."""
+    return [_facts(report, one) for one in shown_devices(report)]
 
-    A host that has next to nothing beside the GPUs is left out.
-    """
+
+def shown_devices(report: Report) -> list[MemoryOfDevice]:
+    """The devices with recorded memory, without a host that has next to nothing beside the GPUs."""
     most = max((one.peak_bytes for one in report.memory), default=0)
-    return [_facts(report, one) for one in report.memory if one.peak_bytes >= _LEAST * most]
+    return [one for one in report.memory if one.peak_bytes >= _LEAST * most]
+
+
+def layers_over_time(line: MemoryTimeline) -> list[tuple[str, list[int]]]:
+    """What each name of a timeline has at each moment, and what all others have."""
+    layers = [
+        (path or "(model)", list(held))
+        for path, held in zip(line.paths, line.bytes_by_path, strict=True)
+    ]
+    known = [sum(held) for held in zip(*line.bytes_by_path, strict=True)]
+    others = [max(0, all_ - some) for all_, some in zip(line.allocated_bytes, known, strict=True)]
+    return [*layers, ("all others", others)]
 
 
 def limit_facts(report: Report) -> list[str]:
@@ -73,12 +94,24 @@ def _facts(report: Report, one: MemoryOfDevice) -> list[str]:
     ]
     least = _LEAST * one.peak_bytes
     facts += [f"{size(held)} {_SAID[kind]}" for kind, held in one.kinds.items() if held > least]
-    held_by: Counter[str] = Counter()
+    holders = [(name, held) for name, held in _holders(one, names) if held > least]
+    if holders:
+        facts.append(f"most in {', '.join(f'{name} {size(held)}' for name, held in holders)}")
+    return facts
+
+
+def _holders(one: MemoryOfDevice, names: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Who holds the most at the peak: modules, repeated layers as one."""
+    held_by: Counter[tuple[str, str]] = Counter()
+    paths: dict[tuple[str, str], set[str]] = {}
     for share in one.live:
         if share.kind != "before":
-            held_by[share.path] += share.bytes
-    holders = [(path, held) for path, held in held_by.most_common(_HOLDERS) if held > least]
-    if holders:
-        named = [f"{names.get(path, path)} {size(held)}" for path, held in holders]
-        facts.append(f"most in {', '.join(named)}")
-    return facts
+            key = numberless(share.path), share.class_name
+            held_by[key] += share.bytes
+            paths.setdefault(key, set()).add(share.path)
+    found = []
+    for key, held in held_by.most_common(_HOLDERS):
+        (path, *more) = paths[key]
+        name = f"{1 + len(more)} × {key[0]}" if more else names.get(path, path)
+        found.append((name, held))
+    return found

@@ -45,6 +45,7 @@ __all__ = [
     "answer",
     "answered",
     "cost_of",
+    "cost_of_place",
     "coverage",
     "explained",
     "kept_phases",
@@ -593,9 +594,8 @@ _CLEARLY_LESS = 0.9
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     if finding.held_bytes is not None:
-        return size(
-            finding.held_bytes
-        ), f"{percent(_of_memory(report, finding.held_bytes))} of the peak"
+        share = percent(_of_memory(report, finding.held_bytes))
+        return size(finding.held_bytes), f"{share} of the peak"
     whole = report.whole_ns
     step = "backward" if report.per == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
@@ -605,6 +605,11 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     if finding.saves is not None and finding.saves.ns < _CLEARLY_LESS * finding.wall_ns:
         saves = f" ({duration(finding.saves.ns)} less without it)"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
+
+
+def cost_of_place(place: Place) -> str:
+    """What a finding costs in one place: a time, or memory."""
+    return duration(place.wall_ns) if place.held_bytes is None else size(place.held_bytes)
 
 
 def _of_memory(report: Report, held: int) -> float:

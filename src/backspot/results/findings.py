@@ -21,7 +21,8 @@ class Place:
 
     Attributes:
         path: Path of the module, as in its row; a name in parentheses for time that no module owns;
-            or a phase of the step, ``(optimizer)`` or ``(data)``.
+            or a phase of the step, ``(optimizer)`` or ``(data)``; or ``(allocator)`` for memory
+            that no module has.
         class_name: Class of the module, ``""`` if the place is not a module.
         count: Number of occurrences in a typical step. The finding says of what: nodes, kernels or
             calls.

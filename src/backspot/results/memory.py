@@ -14,6 +14,7 @@ from backspot.formatting import size
 from backspot.results.public import public
 
 __all__ = [
+    "ALLOCATOR",
     "BEFORE",
     "HOST",
     "OPTIMIZER",
@@ -43,6 +44,8 @@ OPTIMIZER = "(optimizer)"
 """The path of what optimizers allocated."""
 UNACCOUNTED = "(not accounted for)"
 """The path of what the allocator counts although no recorded block explains it."""
+ALLOCATOR = "(allocator)"
+"""The path of what the allocator has from the device and has not given out."""
 HOST = -1
 """The index of the host among the devices."""
 
@@ -83,7 +86,8 @@ class MemoryTimeline:
     the peak. The columns have one entry a moment.
 
     Attributes:
-        paths: The owners that hold the most at the peak, ``(before the recording)`` first.
+        paths: The modules that hold the most at the peak, after ``(before the recording)``. Layers
+            that repeat are one: ``blocks.*.mlp.fc1``.
         ns: The moments, in nanoseconds from the first event of the trace.
         allocated_bytes: What the allocator has given out.
         bytes_by_path: For each of ``paths`` what it has. The rest belongs to all others.

@@ -16,7 +16,7 @@ import numpy as np
 from backspot.analysis.attribution.allocations import Blocks, find_blocks
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import NOTHING, distinct, numbered, take
-from backspot.results.grouping import parents_of
+from backspot.results.grouping import numberless, parents_of
 from backspot.results.memory import (
     BEFORE,
     HOST,
@@ -368,23 +368,37 @@ class _Accountant:
         chosen = np.sort(mine[order[np.append(True, part[1:] != part[:-1])]])
         recorded = (blocks.device == device) & (blocks.came >= 0)
         live = np.flatnonzero(recorded & blocks.live_at(at))
-        of_owner = np.zeros(len(self.o.owners), np.int64)
-        np.add.at(of_owner, blocks.owner[live], blocks.size[live])
-        ranked = np.argsort(-of_owner, kind="stable")[:_PLOTTED]
-        ranked = ranked[of_owner[ranked] > 0]
+        names, of_owner = self._repeated()
+        layers = of_owner[blocks.owner]
+        at_peak = np.zeros(len(names), np.int64)
+        np.add.at(at_peak, layers[live], blocks.size[live])
+        ranked = np.argsort(-at_peak, kind="stable")[:_PLOTTED]
+        ranked = ranked[at_peak[ranked] > 0]
         held = [
-            self._held(np.flatnonzero(recorded & (blocks.owner == owner)), chosen)
-            for owner in ranked.tolist()
+            self._held(np.flatnonzero(recorded & (layers == number)), chosen)
+            for number in ranked.tolist()
         ]
         known = (blocks.device == device) & (blocks.came < 0) & (device != HOST)
         old = self._held(np.flatnonzero(known), chosen)
         kept = before - int(blocks.size[known].sum())
         return MemoryTimeline(
-            paths=(BEFORE, *(self.o.owners.path(owner) for owner in ranked.tolist())),
+            paths=(BEFORE, *(names[number] for number in ranked.tolist())),
             ns=tuple(reported.time[chosen].tolist()),
             allocated_bytes=tuple(self.allocated[chosen].tolist()),
             bytes_by_path=tuple(tuple(each.tolist()) for each in (old + kept, *held)),
         )
+
+    def _repeated(self) -> tuple[list[str], Ints]:
+        """Return the name of each owner, repeated layers as one, and the name that each has."""
+        alike: dict[tuple[str, str], list[int]] = {}
+        for owner in range(len(self.o.owners)):
+            path, class_name = self._named(owner, "other")
+            alike.setdefault((numberless(path), class_name), []).append(owner)
+        names, of_owner = [], np.zeros(len(self.o.owners), np.int64)
+        for number, ((pattern, _), owners) in enumerate(alike.items()):
+            names.append(pattern if len(owners) > 1 else self.o.owners.path(owners[0]))
+            of_owner[owners] = number
+        return names, of_owner
 
     def _held(self, some: Ints, at: Ints) -> Ints:
         """Return the bytes of some blocks that are live after each of these entries."""

@@ -13,7 +13,7 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import first_started, grouped, take
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
-from backspot.results.memory import OPTIMIZER, MemoryOfDevice
+from backspot.results.memory import ALLOCATOR, MemoryOfDevice
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 
@@ -119,11 +119,18 @@ class MemoryEvidence:
         seen: str,
         remedy: str,
         link: str,
+        times: int = 1,
     ) -> Finding:
         """Return a finding whose places are the owners of some blocks, by what these hold.
 
-        The names of the other fields are those of ``Finding``; ``find_in_memory`` fills in the
-        rule.
+        Args:
+            chosen: the blocks; none if the memory is in no block.
+            held: what they hold together.
+            title: as the other texts, a field of ``Finding``. ``find_in_memory`` fills in the rule.
+            seen: as ``title``.
+            remedy: as ``title``.
+            link: as ``title``.
+            times: how many times the cause is in ``chosen``, if ``held`` counts it once.
         """
         owners = self.ownership.owners
         size, count = np.zeros(len(owners), np.int64), np.zeros(len(owners), np.int64)
@@ -136,7 +143,13 @@ class MemoryEvidence:
             class_name = module.class_name if module else ""
             path = owners.path(owner)
             places.append(
-                Place(path, class_name, int(count[owner]), 0, held_bytes=int(size[owner]))
+                Place(
+                    path,
+                    class_name,
+                    int(count[owner]) // times,
+                    0,
+                    held_bytes=int(size[owner]) // times,
+                )
             )
         return Finding(
             rule="",
@@ -144,7 +157,7 @@ class MemoryEvidence:
             seen=seen,
             remedy=remedy,
             wall_ns=0,
-            places=tuple(places) or (Place(OPTIMIZER, "", 0, 0, held_bytes=held),),
+            places=tuple(places) or (Place(ALLOCATOR, "", 0, 0, held_bytes=held),),
             steps=self.ownership.steps.count,
             link=link,
             held_bytes=held,

@@ -11,6 +11,8 @@ __all__ = ["find"]
 
 _LEAST = 0.25
 """Share of the reserved memory: some of it is always free, as blocks are rounded."""
+_LEAST_BYTES = 256 << 20
+"""With less, no larger batch would fit."""
 
 
 @memory_rule("fragmentation")
@@ -19,7 +21,7 @@ def find(evidence: MemoryEvidence) -> Finding | None:
     device = evidence.device
     reserved = device.reserved_at_peak_bytes
     free = reserved - device.peak_bytes
-    if free < _LEAST * reserved or not reserved:
+    if free < max(_LEAST * reserved, _LEAST_BYTES):
         return None
     return evidence.finding(
         evidence.mine & False,

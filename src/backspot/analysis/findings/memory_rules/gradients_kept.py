@@ -51,5 +51,6 @@ def find(evidence: MemoryEvidence) -> Finding | None:
             "Call zero_grad(set_to_none=True), the default since PyTorch 2.0, before the forward: "
             "then the old gradients are freed, and backward stores the new ones."
         ),
+        times=passes,
         link="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
     )

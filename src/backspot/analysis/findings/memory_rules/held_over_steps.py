@@ -47,5 +47,6 @@ def find(evidence: MemoryEvidence) -> Finding | None:
             "list or a running sum: keep numbers in place of them, by loss.item() now and then, "
             "or detach() them and move them to the CPU."
         ),
+        times=count - 1,
         link="https://docs.pytorch.org/docs/stable/notes/faq.html",
     )
