@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--hooks",
         choices=("call", "node", "all"),
-        help="with which hooks the tests of live/ and training/ run; without it, quick ones with "
-        "all, slow ones with those that are the default",
+        help="with which hooks the tests of live/ and training/ run; without it, with those that "
+        "are the default, and all but the slow tests with the others too",
     )
     parser.addoption(
         "--every-bytecode",
@@ -70,7 +70,7 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()
+    gc.unfreeze()  # or nanobind prints that objects leak
 
 
 @pytest.fixture(autouse=True)

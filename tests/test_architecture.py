@@ -7,6 +7,7 @@ is given to ``import_module``.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,12 +45,23 @@ def name_of(path: Path) -> str:
 
 
 FILES = {name_of(path): path for path in sorted((SOURCE / "backspot").rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+
+
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+def called(function: ast.expr) -> str:
+    match function:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+    return ""
 
 
 def imports_of(module: str) -> Iterator[tuple[str, int]]:
     """The modules that a file imports, each with its line; modules of other packages too."""
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -64,7 +76,7 @@ def imports_of(module: str) -> Iterator[tuple[str, int]]:
         ):
             # For import_module. A file that names its own package imports nothing.
             yield str(node.value), node.lineno
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+        elif isinstance(node, ast.Call) and called(node.func).endswith(
             ("_import", "import_module")
         ):
             yield from (
@@ -72,11 +84,17 @@ def imports_of(module: str) -> Iterator[tuple[str, int]]:
             )
 
 
-IMPORTED = {module: list(imports_of(module)) for module in FILES}
-ARROWS = {
-    module: {other: line for other, line in IMPORTED[module] if other in FILES and other != module}
-    for module in FILES
-}
+@functools.cache
+def imported() -> dict[str, list[tuple[str, int]]]:
+    return {module: list(imports_of(module)) for module in FILES}
+
+
+def arrows() -> dict[str, dict[str, int]]:
+    """The files that each file imports, with the line of the import."""
+    return {
+        module: {other: line for other, line in others if other in FILES and other != module}
+        for module, others in imported().items()
+    }
 
 
 def room_of(module: str) -> str:
@@ -99,7 +117,7 @@ def test_every_file_has_a_room() -> None:
 def test_no_import_runs_back_up() -> None:
     upward = [
         f"{module}:{line} imports {other}"
-        for module, others in ARROWS.items()
+        for module, others in arrows().items()
         for other, line in others.items()
         if room_of(module) != room_of(other)
         and FLOOR_OF[room_of(other)] >= FLOOR_OF[room_of(module)]
@@ -108,7 +126,7 @@ def test_no_import_runs_back_up() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    left = {module: set(others) for module, others in ARROWS.items()}
+    left = {module: set(others) for module, others in arrows().items()}
 
     def without_the_ends(left: dict[str, set[str]]) -> dict[str, set[str]]:
         """What is left without the files that import none of the others, or that none imports."""
@@ -127,7 +145,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_only_the_live_rooms_import_torch() -> None:
     with_torch = [
         module
-        for module, others in IMPORTED.items()
+        for module, others in imported().items()
         if any(other.partition(".")[0] == "torch" for other, _ in others)
     ]
     assert with_torch
@@ -136,7 +154,7 @@ def test_only_the_live_rooms_import_torch() -> None:
 
 def test_a_private_module_is_imported_by_its_own_room_only() -> None:
     outside = []
-    for module, others in ARROWS.items():
+    for module, others in arrows().items():
         for other, line in others.items():
             home, _, name = other.rpartition(".")
             is_private = name.startswith("_") and not name.endswith("__")
@@ -148,7 +166,7 @@ def test_a_private_module_is_imported_by_its_own_room_only() -> None:
 def test_imports_name_the_whole_way() -> None:
     assert not [
         f"{module}:{line} imports {other}"
-        for module, others in IMPORTED.items()
+        for module, others in imported().items()
         for other, line in others
         if other.startswith(".")
     ]
@@ -160,7 +178,7 @@ def test_a_newcomer_finds_at_most_ten_entries_above_the_ground() -> None:
 
 
 def test_every_room_has_a_docstring_of_its_own() -> None:
-    said = {module: ast.get_docstring(TREES[module]) for module in FILES}
+    said = {module: ast.get_docstring(tree_of(module)) for module in FILES}
     rooms = [module for module, path in FILES.items() if path.name == "__init__.py"]
     assert not [room for room in rooms if not said[room]]
     assert len({said[room] for room in rooms}) == len(rooms)

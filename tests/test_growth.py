@@ -84,6 +84,7 @@ def test_twice_the_modules_take_at_most_twice_the_memory_to_instrument() -> None
     assert instrumented(40) < 2.4 * instrumented(20)
 
 
+@pytest.mark.slow
 def test_a_table_of_many_modules_shows_a_few_and_counts_the_rest(tmp_path: Path) -> None:
     trace = Trace()
     for number in range(2_000):

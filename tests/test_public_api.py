@@ -333,6 +333,7 @@ def test_a_public_name_has_an_example(name):
     assert ">>> " in docstring_of(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_the_examples_of_a_public_name_run(name, report, comparison, job, tmp_path, monkeypatch):
     text = docstring_of(name)

@@ -116,8 +116,10 @@ def generated(summary: Summary, rank: int, ranks: int) -> Summary:
                 module,
                 forward_gpu=noisy(module.forward_gpu, more),
                 forward_host=noisy(module.forward_host),
+                forward_hidden=noisy(module.forward_hidden),
                 backward_gpu=noisy(module.backward_gpu),
                 backward_host=noisy(module.backward_host),
+                backward_hidden=noisy(module.backward_hidden),
             )
         )
     groups = []

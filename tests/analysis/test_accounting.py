@@ -192,8 +192,10 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
     def host(moment: int) -> Payers:
         for (owner, start, end), launches in zip(case.nodes, case.launches, strict=True):
             if start <= moment < end:
-                for launch in launches:
-                    if launch.start <= moment < launch.end:
+                for number, launch in enumerate(launches):
+                    # What the host does between two launches, it does for the second one.
+                    since = launches[number - 1].end if number else launch.start
+                    if since <= moment < launch.end:
                         shares = {"x": launch.of_x, "y": PARTS - launch.of_x}
                         return {f"{MODULES[owner]}.{p}": s for p, s in shares.items() if s}
                 return {MODULES[owner]: PARTS}

@@ -5,17 +5,19 @@ import tempfile
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import backspot
 from backspot import Report
+from backspot.analysis.attribution.compiled import _embedded
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
 from backspot.analysis.replay.saving import free_owners
 from backspot.pipeline import _report
-from backspot.trace import Category, read_events
+from backspot.trace import Category, names, read_events
 from backspot.trace.compiled import (
     Compilation,
     CompiledGraph,
@@ -77,8 +79,8 @@ def test_a_products_owner_is_the_linear_layer_with_its_line():
     events = events_of("llama")
     ownership = attribute(events)
     shares = ownership.work_shares
-    names = [events.names[name] for name in events.name[ownership.compiled.event].tolist()]
-    products = [at for at, name in enumerate(names) if name == "aten::mm"]
+    called = [events.names[name] for name in events.name[ownership.compiled.event].tolist()]
+    products = [at for at, name in enumerate(called) if name == "aten::mm"]
     of_products = np.flatnonzero(np.isin(ownership.compiled.of_work, products))
     assert {path.rpartition(".")[2] for path in paths_of(ownership, of_products)} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
@@ -112,13 +114,58 @@ def reasons(events):
     return {one.reason for one in attribute(events).compiled.unmatched}
 
 
-def test_a_site_too_few_leaves_the_region_with_one_owner():
-    events = with_sites(events_of("llama"), lambda sites: tuple(sites[:-1]))
+def test_a_site_too_many_leaves_the_region_with_one_owner():
+    events = with_sites(events_of("llama"), lambda sites: (*sites, sites[0]))
     assert reasons(events) == {
-        "it has 100 launch sites, and 101 launches were recorded",
-        "it has 134 launch sites, and 135 launches were recorded",
+        "it has 102 launch sites, and 101 launches were recorded",
+        "it has 136 launch sites, and 135 launches were recorded",
     }
     assert set(attribute(events).work_shares.count.tolist()) == {1}
+
+
+def test_launches_without_a_site_leave_the_others_with_their_modules():
+    events = events_of("llama")
+    whole = attribute(events)
+    some = attribute(with_sites(events, lambda sites: tuple(sites[:20] + sites[23:])))
+    assert not some.compiled.unmatched
+    assert some.compiled.event.tolist() == whole.compiled.event.tolist()
+    alone = np.flatnonzero(some.launch_shares.count == 1)
+    differs = some.launch_shares.largest != whole.launch_shares.largest
+    assert 0 < differs.sum() < 0.1 * len(differs)
+    region = some.owner[some.compiled.span]
+    assert (some.launch_shares.largest[differs] == region[differs]).all()
+    assert np.isin(np.flatnonzero(differs), alone).all()
+    assert_adds_up(_report(events, some, None))
+
+
+@pytest.mark.parametrize(
+    ("sites", "called", "found"),
+    [
+        ("abc", "abxc", [0, 1, -1, 2]),
+        ("aba", "aaba", [-1, -1, 1, 2]),  # either a could be the first
+        ("ab", "ba", []),
+        ("aa", "aaa", [-1, -1, -1]),
+    ],
+)
+def test_sites_are_found_among_more_launches_where_only_one_launch_can_be_meant(
+    sites, called, found
+):
+    assert _embedded(sites, called) == found
+
+
+def test_graphs_with_one_key_are_told_apart_by_direction_and_launches():
+    events = events_of("vit")
+    graphs = events.compiled.graphs
+    renamed = {f"{names.COMPILED_GRAPH}{graph.key} ##" for graph in graphs}
+    same = dataclasses.replace(
+        events,
+        names=[f"{names.COMPILED_GRAPH}None ##" if n in renamed else n for n in events.names],
+    )
+    same = with_table(same, graphs=tuple(msgspec.structs.replace(g, key="None") for g in graphs))
+    assert attribute(same).work_owner.tolist() == attribute(events).work_owner.tolist()
+    # A launch without a site could as well be that of another graph.
+    cut = with_sites(same, lambda sites: tuple(sites[:20] + sites[23:]))
+    assert all("launch sites" in reason for reason in reasons(cut))
 
 
 def test_other_names_leave_the_region_with_one_owner():
@@ -231,6 +278,16 @@ def test_work_of_one_launch_has_its_launchs_owner():
     for at in np.flatnonzero(compiled.of_work >= 0)[:50]:
         launch = compiled.of_work[at]
         assert compiled.start[launch] <= work.launch[at] < compiled.end[launch]
+
+
+def test_what_the_host_does_between_two_launches_is_for_the_second():
+    events = events_of("llama")
+    ownership = attribute(events)
+    compiled, spans = ownership.compiled, ownership.spans
+    follows = np.flatnonzero(compiled.start[1:] == compiled.end[:-1]) + 1
+    assert len(follows) > 0.9 * len(compiled.event)
+    between = (compiled.end[follows - 1] + events.start[compiled.event[follows]]) // 2
+    assert compiled.at(spans, compiled.span[follows], between).tolist() == follows.tolist()
 
 
 # Costs --------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import pytest
 
 import backspot
 from backspot.errors import NoBackwardError
+from support.choice import slow_except
 from support.sums import assert_adds_up, middle_count
 
 DATA = Path(__file__).parents[1] / "data" / "foreign"
 FOREIGN = ("hta_resnet", "hta_recommender_control", "hta_recommender_test")
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", slow_except(["hta_resnet"], FOREIGN))
 def test_every_node_is_counted_and_the_rows_sum_to_the_passes(name: str) -> None:
     path = DATA / f"{name}.json.gz"
     report = backspot.locate(path)
@@ -38,7 +39,7 @@ def test_every_node_is_counted_and_the_rows_sum_to_the_passes(name: str) -> None
     assert report.step_unit == "profiler step"
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", slow_except(["hta_resnet"], FOREIGN))
 def test_every_nodes_forward_is_found(name: str) -> None:
     report = backspot.locate(DATA / f"{name}.json.gz")
     assert not any("no forward operator" in w for w in report.warnings)

@@ -8,8 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from support.choice import slow_except
 from support.h200 import (
     EACH_WITH_BACKWARD,
+    QUICK,
     WITH_BACKWARD,
     Interval,
     Node,
@@ -92,7 +94,7 @@ def collective_of(work: Work) -> str:
     return next((said for part, said in known.items() if part in work.name), "(all_gather)")
 
 
-@pytest.mark.parametrize("name", BY_NODE)
+@pytest.mark.parametrize("name", slow_except(QUICK, BY_NODE))
 def test_every_moment_has_the_owner_that_the_rule_says(name: str) -> None:
     report, clock = report_of(name), Clock(name)
     threads = sorted({node.thread for node in clock.plain.nodes})

@@ -85,6 +85,7 @@ def test_many_steps_are_replayed_by_the_middle_ones(tmp_path, monkeypatch):
     assert [f.saves is None for f in every.findings] == [f.saves is None for f in some.findings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_a_module_that_stays_as_it_is_saves_exactly_nothing(reports, name):
     report = reports[name]
@@ -93,6 +94,7 @@ def test_a_module_that_stays_as_it_is_saves_exactly_nothing(reports, name):
     assert nothing.step_ns == report.replayed_step.ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_two_modules_save_at_least_as_much_as_one(reports, name):
     report = reports[name]

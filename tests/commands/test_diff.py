@@ -118,6 +118,7 @@ def test_a_single_step_never_fails_and_says_why(tmp_path, capsys):
     assert "record ten steps or more on both sides" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_steps_without_labels_cannot_decide(capsys):
     assert main(["diff", CONTROL, TEST, "--fail-above", "50"]) == 0
     out, err = capsys.readouterr()

@@ -173,6 +173,7 @@ def test_an_empty_path_is_not_the_folder_one_is_in(trace, capsys, monkeypatch):
     assert "empty path" in one_line(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_trace_comes_through_standard_input_packed_or_not(trace):
     import gzip
 
@@ -305,6 +306,7 @@ def test_a_trace_without_a_backward_has_its_own_exit_code(capsys):
     assert "no backward pass" in one_line(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_standard_input_that_cannot_be_read_has_that_exit_code_too(tmp_path, monkeypatch, capsys):
     with (tmp_path / "output").open("wb") as only_written:
         done = program("show", "-", stdin=only_written)
@@ -346,6 +348,7 @@ def test_an_interrupt_is_quiet_and_has_its_own_exit_code(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_running_program_quietly():
     running = subprocess.Popen(
         [*PROGRAM, "show", "-"],
@@ -363,6 +366,7 @@ def test_ctrl_c_ends_a_running_program_quietly():
     assert (running.returncode, out, err) == (130, b"", b"")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(trace):
     running = subprocess.Popen(
         [*PROGRAM, "show", str(trace), "--format", "json"],
@@ -374,6 +378,7 @@ def test_a_closed_pipe_is_no_error(trace):
     assert running.wait(30) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_is_one_line(trace):
     with Path("/dev/full").open("wb") as full:

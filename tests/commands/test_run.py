@@ -107,6 +107,7 @@ def same(ours, plain):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "sys.exit('a word')", "raise SystemExit"])
 def test_a_script_runs_as_python_runs_it(ending, write, tmp_path):
     path = write(ABOUT + ending)
@@ -116,6 +117,7 @@ def test_a_script_runs_as_python_runs_it(ending, write, tmp_path):
     same(ours, plain)
 
 
+@pytest.mark.slow
 def test_a_module_runs_as_python_runs_it(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
@@ -129,6 +131,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path):
         assert plain.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code", ["def f():\n    raise ValueError('no')\nf()", "x = (", "raise KeyboardInterrupt"]
 )
@@ -140,6 +143,7 @@ def test_an_error_of_the_script_is_shown_as_python_shows_it(code, write, tmp_pat
     assert ours.returncode == (130 if "Interrupt" in code else plain.returncode)
 
 
+@pytest.mark.slow
 def test_a_script_or_module_that_is_not_there_is_one_line(tmp_path):
     for given in (["nothing.py"], ["-m", "no_such_package.train"], ["-m", "json.no_such"]):
         done = program("run", *given, cwd=tmp_path)
@@ -186,6 +190,7 @@ def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_an_earlier_report_is_kept(write, tmp_path):
     path = write(training("train(9)"))
     (tmp_path / "backspot").mkdir()
@@ -197,6 +202,7 @@ def test_an_earlier_report_is_kept(write, tmp_path):
     assert forced.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_report_goes_where_the_command_was_started(write, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     path = write(training("import os; os.chdir('elsewhere')", "train(9)"))
@@ -204,6 +210,7 @@ def test_the_report_goes_where_the_command_was_started(write, tmp_path):
     assert (tmp_path / "backspot" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_script_ends_after_the_report_if_that_is_wanted(write, tmp_path):
     path = write(training("try:", "    train(1000)", "finally:", "    print('cleaned up')"))
     done = observed(*SMALL, "--exit", path, cwd=tmp_path)
@@ -212,6 +219,7 @@ def test_the_script_ends_after_the_report_if_that_is_wanted(write, tmp_path):
     assert (len(lines), lines[-1]) == (6, "cleaned up")  # the sixth step does not print
 
 
+@pytest.mark.slow
 def test_the_first_recorded_step_can_be_chosen(write, tmp_path):
     path = write(training("train(16)"))
     observed("--at", "12", "--steps", "2", path, cwd=tmp_path)
@@ -219,6 +227,7 @@ def test_the_first_recorded_step_can_be_chosen(write, tmp_path):
     assert report.trace.endswith("steps 12 to 13")
 
 
+@pytest.mark.slow
 def test_a_report_can_be_made_again_and_again(write, tmp_path):
     path = write(training("train(30)"))
     done = observed(*SMALL, "--every", "10", path, cwd=tmp_path)
@@ -230,6 +239,7 @@ def test_a_report_can_be_made_again_and_again(write, tmp_path):
     assert done.stdout == python(path, start=preloaded.python(), cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "raise ValueError('broken')", "raise KeyboardInterrupt"])
 def test_what_was_recorded_is_reported_when_the_script_ends_early(ending, write, tmp_path):
     path = write(training("train(8)", ending))
@@ -240,6 +250,7 @@ def test_what_was_recorded_is_reported_when_the_script_ends_early(ending, write,
     assert done.returncode == (0 if not ending else 1 if "Value" in ending else 130)
 
 
+@pytest.mark.slow
 def test_an_end_within_a_step_leaves_that_step_out(write, tmp_path):
     code = training("train(8)", "model(torch.randn(4, 8)).sum()", "1 / 0")
     done = observed("--warmup", "1", "--steps", "4", write(code), cwd=tmp_path)
@@ -248,6 +259,7 @@ def test_an_end_within_a_step_leaves_that_step_out(write, tmp_path):
     assert (report.steps, len(report.passes)) == (2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "said"), [(0, "no optimizer took a step"), (3, "after 3 steps")])
 def test_too_few_steps_are_one_clear_line(steps, said, write, tmp_path):
     done = observed(*SMALL, write(training(f"train({steps})")), cwd=tmp_path)
@@ -275,6 +287,7 @@ def left():
 """
 
 
+@pytest.mark.slow
 def test_nothing_remains_after_the_report(write, tmp_path):
     path = write(training(LEFT, "train(9)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -282,6 +295,7 @@ def test_nothing_remains_after_the_report(write, tmp_path):
     assert done.stdout.decode().splitlines()[-1] == "[]", done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_while_it_waits_there_is_one_hook_of_pytorchs_own(write, tmp_path):
     path = write(training(LEFT, "train(2)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -293,6 +307,7 @@ def test_while_it_waits_there_is_one_hook_of_pytorchs_own(write, tmp_path):
 # Beside what the script does ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_profiler_of_the_script_is_left_alone(write, tmp_path):
     code = training(
         "with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:",
@@ -306,6 +321,7 @@ def test_a_profiler_of_the_script_is_left_alone(write, tmp_path):
     assert second.startswith("no report: ")
 
 
+@pytest.mark.slow
 def test_it_records_after_the_scripts_own_profiler(write, tmp_path):
     code = training(
         "from torch.profiler import ProfilerActivity, profile, schedule",
@@ -321,6 +337,7 @@ def test_it_records_after_the_scripts_own_profiler(write, tmp_path):
     assert (tmp_path / "backspot" / "report.json").exists()
 
 
+@pytest.mark.slow
 def test_labels_of_the_scripts_own_are_used(write, tmp_path):
     code = training("import backspot", "with backspot.instrument(model, name='net'):", "  train(9)")
     observed(*SMALL, write(code), cwd=tmp_path)
@@ -328,6 +345,7 @@ def test_labels_of_the_scripts_own_are_used(write, tmp_path):
     assert report["net.0"].row.recorded_calls == 2
 
 
+@pytest.mark.slow
 def test_a_forked_process_writes_nothing(write, tmp_path):
     code = training("import os", "child = os.fork()", "train(9)", "os._exit(0) if not child else 0")
     done = observed(*SMALL, write(code), cwd=tmp_path)
@@ -341,6 +359,7 @@ def until_it_prints(process):
     return process.stdout.readline()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
 def test_a_signal_asks_for_a_report_now(write, tmp_path):
     path = write(training("import time", "for _ in range(600): train(1); time.sleep(0.02)"))
@@ -377,6 +396,7 @@ def wait_for(condition, process):
         process.stdout.readline()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
 def test_a_handler_of_the_script_stays(write, tmp_path):
     code = training(

@@ -31,6 +31,7 @@ def on_a_terminal(*arguments, **environment) -> tuple[bytes, bytes]:
     return texts[0], texts[1]
 
 
+@pytest.mark.slow
 def test_colour_goes_to_a_terminal_only(trace):
     assert b"\x1b[" in on_a_terminal("show", trace)[0]
     assert b"\x1b" not in program("show", trace).stdout
@@ -69,6 +70,7 @@ def test_a_long_reading_shows_its_progress_on_a_terminal(monkeypatch, capsys):
         shown.update(1_000_000, None)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii_gets_ascii(trace):
     done = program("show", trace, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "120"})
     assert (done.returncode, done.stderr) == (0, b"")

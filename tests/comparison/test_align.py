@@ -84,6 +84,7 @@ def test_a_layer_renamed_in_every_block_is_one_move():
     assert found["blocks.3.attn.to_qkv"].before_path == "blocks.3.attn.qkv"
 
 
+@pytest.mark.slow
 def test_a_wrapped_model_of_two_thousand_modules_is_matched_quickly():
     rows = vit_rows(blocks=200)
     since = time.process_time()

@@ -86,6 +86,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(suite):
 AGAINST = "backward_budget(*training({ms}, {last}), against='base.json', slower_by={by}, **FEW)"
 
 
+@pytest.mark.slow
 def test_a_step_is_compared_with_the_report_that_an_earlier_run_wrote(suite, pytester):
     missing = suite(AGAINST.format(ms=2, last=2, by=1))
     missing.assert_outcomes(failed=1)
@@ -105,6 +106,7 @@ def test_a_step_is_compared_with_the_report_that_an_earlier_run_wrote(suite, pyt
     assert (text.count("###"), text.count("| `10`")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_step_is_compared_with_another_one_in_the_same_run(suite):
     body = "backward_budget(*training({}, {}), against=training(1, 1), slower_by=1, **FEW)"
     suite(body.format(1, 1)).assert_outcomes(passed=1)

@@ -94,6 +94,26 @@ def test_a_slow_module_is_found_among_many_ranks() -> None:
     assert (finding.rank, finding.path, finding.kind) == (4, SLOW, "gpu")
 
 
+def test_a_rank_that_waits_hides_the_same_work_of_its_host() -> None:
+    """Of two even ranks that the host holds up, the later one does so in full view."""
+    late, waits = _many(2)
+    work, rest = (2_400_000,) * late.steps, (100_000,) * late.steps
+    for hides in (True, False):
+        job = answer(
+            [
+                _replaced(late, "model.layers", forward_host=work),
+                _replaced(
+                    waits,
+                    "model.layers",
+                    forward_host=rest,
+                    forward_hidden=(2_300_000,) * late.steps if hides else rest,
+                ),
+            ]
+        )
+        assert not (hides and job.findings)
+        assert hides or {one.rank for one in job.findings} == {0}
+
+
 def test_each_of_two_slow_ranks_is_named() -> None:
     ranks = _many(6)
     for rank in (1, 4):
@@ -184,7 +204,7 @@ def test_the_text_begins_with_the_answer_and_fits_a_terminal(name: str) -> None:
     text = render_job(job_of(name))
     assert max(map(len, text.splitlines())) <= 80
     expected = {
-        "ddp_host": f"{SLOW} is slow on rank 1: up to 10.6 ms of each step",
+        "ddp_host": f"{SLOW} is slow on rank 1: up to 10.4 ms of each step",
         "fsdp_even": "No rank differs from the others beyond the noise.",
     }
     assert text.splitlines()[0] == expected[name]
@@ -226,9 +246,15 @@ def _noisy(module: ModuleTimes, chance: random.Random) -> ModuleTimes:
 
 
 def _slower(summary: Summary, path: str, by: int) -> Summary:
+    (module,) = (module for module in summary.modules if module.path == path)
+    return _replaced(summary, path, forward_gpu=tuple(one + by for one in module.forward_gpu))
+
+
+def _replaced(summary: Summary, path: str, **parts: tuple[int, ...]) -> Summary:
+    """Replace times of a module, or of the layers of a list of modules."""
     modules = tuple(
-        msgspec.structs.replace(module, forward_gpu=tuple(one + by for one in module.forward_gpu))
-        if module.path == path
+        msgspec.structs.replace(module, **parts)
+        if module.path == path or module.path.rpartition(".")[0] == path
         else module
         for module in summary.modules
     )

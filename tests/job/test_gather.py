@@ -28,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_in_processes_of_their_own(folder: Path) -> None:
     (folder / "settings.json").write_text("{}")
     job = ranks(folder)
@@ -37,6 +38,7 @@ def test_a_folder_is_read_in_processes_of_their_own(folder: Path) -> None:
     assert job.lost == ()
 
 
+@pytest.mark.slow
 def test_an_executor_gives_the_same_answer(folder: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         assert ranks(folder, executor) == ranks(sorted(folder.iterdir(), reverse=True))

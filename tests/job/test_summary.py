@@ -98,7 +98,7 @@ def test_a_summary_of_a_thousand_modules_has_less_than_300_kilobytes() -> None:
 
     modules = tuple(
         ModuleTimes(
-            f"model.layers.{i}.mlp.projection", "Linear", True, times(), times(), times(), times()
+            f"model.layers.{i}.mlp.projection", "Linear", True, *(times() for _ in range(6))
         )
         for i in range(1000)
     )

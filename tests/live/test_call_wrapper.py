@@ -463,6 +463,7 @@ def test_owners_are_the_same_without_markers(hooks):
 METHOD = "method" if hasattr(torch.autograd.graph, "node_creation_hook") else "whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", slow_except(["whole"], sorted({"whole", METHOD, "blocks"})))
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, record):
@@ -503,6 +504,7 @@ def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, record):
         assert len(names) == (2 if how != "blocks" else 6)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_wrapped_within_a_profile_has_one_label_a_call(record):
     pytest.importorskip("torch._dynamo")
     torch._dynamo.reset()

@@ -31,6 +31,8 @@ from backspot.trace.names import COMPILED_GRAPH  # noqa: E402
 from support.sums import assert_adds_up  # noqa: E402
 from support.training import cpu_profile  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("dynamo")  # one worker imports it
+
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 slow = pytest.mark.slow
 with_inductor = pytest.mark.skipif(VERSION < (2, 10), reason="this PyTorch keeps no launch sites")

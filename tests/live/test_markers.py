@@ -105,6 +105,7 @@ def test_a_node_made_outside_of_every_module_bears_no_marker(record):
         assert record(run).backward() == 2 * ["backward: (Tanh)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "had_here",
     [

@@ -289,6 +289,7 @@ def test_how_much_slower_is_stated():
     assert not fed(times, slower_by=None).alarms
 
 
+@pytest.mark.slow
 def test_a_planted_slowdown_is_found():
     model = sleepers(0.01, 0.01)  # a busy machine makes a block that takes no time 3 times slower
     trained = Trained(model)
@@ -324,6 +325,7 @@ def test_it_prints_a_table():
     assert repr(monitor) == "Monitor(2 blocks, 2 samples, step 6)"
 
 
+@pytest.mark.slow
 def test_it_draws_the_times_over_the_steps():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")

@@ -126,6 +126,7 @@ def test_several_modules_go_by_name(case):
     assert not any("No call" in warning for warning in report.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hooks", MODES)
 def test_both_kinds_of_hooks_give_their_labels(case, hooks, tmp_path):
     trace = tmp_path / "t.json"

@@ -151,6 +151,7 @@ print(report["0"].row.recorded_calls, report["1"].row.recorded_calls, report["0"
 """
 
 
+@pytest.mark.slow
 def test_backspot_works_without_the_names_that_have_a_fallback():
     names = optional_names()
     assert ("_C", "_autograd", "_get_sequence_nr") in names

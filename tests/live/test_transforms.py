@@ -4,10 +4,11 @@ import warnings
 
 import pytest
 import torch
-import torch._dynamo.testing
 from torch import nn
 
 import backspot
+
+pytestmark = pytest.mark.xdist_group("dynamo")  # one worker imports it
 
 
 class Block(nn.Module):
@@ -34,8 +35,10 @@ def net():
 @pytest.fixture
 def compiled():
     """torch.compile that forgets everything and counts what it compiled."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
-    counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counted = CompileCounterWithBackend("aot_eager")
     yield lambda model, **kwargs: (torch.compile(model, backend=counted, **kwargs), counted)
     torch._dynamo.reset()
 
@@ -77,6 +80,7 @@ def test_compiling_is_undisturbed(when, hooks_on_wrapper, compiled, record):
         assert all(root.contains(x) for x in region)
 
 
+@pytest.mark.slow
 def test_a_compiled_root_that_dynamo_inlines_is_undisturbed(compiled, record, default_hooks):
     # A root of a class of torch.nn is traced together with its hooks. The wrapper is around it.
     labels = {"call": ["forward: (Sequential)", "backward: (Sequential)"], "node": []}
@@ -90,6 +94,7 @@ def test_a_compiled_root_that_dynamo_inlines_is_undisturbed(compiled, record, de
     assert counted.frame_count == 1
 
 
+@pytest.mark.slow
 def test_blocks_compiled_one_by_one_keep_their_labels(compiled, record):
     model = net()
     for block in model:

@@ -46,6 +46,7 @@ def test_a_prefix_left_out_of_the_optimizer_is_found_with_its_whole_backward():
     assert found.wall_ns == report_total > 0
 
 
+@pytest.mark.slow
 def test_a_layer_in_the_middle_counts_half_for_it_hands_its_gradient_on():
     model = network()
     found = findings(model, sgd(model[0], model[1], model[3]))["unused-gradient"]
@@ -64,6 +65,7 @@ def test_an_optimizer_with_all_parameters_leaves_nothing_to_say():
     assert "unused-gradient" not in findings(model, sgd(model))
 
 
+@pytest.mark.slow
 def test_an_optimizer_over_copies_of_the_parameters_tells_nothing():
     model = network()
     copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
@@ -71,6 +73,7 @@ def test_an_optimizer_over_copies_of_the_parameters_tells_nothing():
     assert "unused-gradient" not in findings(model, optimizer)
 
 
+@pytest.mark.slow
 def test_frozen_before_the_forward_there_is_no_gradient_to_waste():
     model = network()
     model[0].requires_grad_(False)

@@ -114,7 +114,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_report_that_contradicts_itself_is_refused_in_one_line(tmp_path, change, capsys):
+def test_a_report_that_contradicts_itself_is_refused_in_one_line(tmp_path, change):
     data = json.loads(to_json(vit_with_lines()))
     change(data)
     path = tmp_path / "report.json"
@@ -123,6 +123,13 @@ def test_a_report_that_contradicts_itself_is_refused_in_one_line(tmp_path, chang
         Report.load(path)
     assert str(caught.value).count("\n") == 0
     assert str(caught.value).startswith(str(path))
+
+
+def test_the_command_refuses_such_a_report_in_one_line_too(tmp_path, capsys):
+    data = json.loads(to_json(vit_with_lines()))
+    next(iter(CHANGES.values()))(data)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
     vit().save(tmp_path / "other.json")
     assert main(["diff", str(path), str(tmp_path / "other.json")]) == 4
     assert capsys.readouterr().err.count("\n") == 1

@@ -212,6 +212,7 @@ def test_without_pandas_the_remedy_is_named(monkeypatch):
         vit().to_pandas()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(reports())
 def test_any_report_can_be_saved_in_every_form(tmp_path, any_report):

@@ -111,6 +111,7 @@ def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():
         assert spent == pytest.approx(total, rel=1e-3)
 
 
+@pytest.mark.slow
 @given(reports())
 def test_no_name_becomes_markup(any_report):
     page = page_of(any_report)

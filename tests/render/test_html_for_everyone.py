@@ -108,6 +108,7 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_printed_the_page_is_light_and_without_controls(opened):
     page = opened(diagnosed(), color_scheme="dark")
     page.emulate_media(media="print")

@@ -48,6 +48,7 @@ def test_every_kind_of_report_opens_without_a_complaint(opened, name):
     assert page.locator("h1").inner_text()
 
 
+@pytest.mark.slow
 def test_the_scripts_table_says_what_the_static_one_says(opened):
     of = diagnosed()
     static = opened(of, java_script_enabled=False)
@@ -58,6 +59,7 @@ def test_the_scripts_table_says_what_the_static_one_says(opened):
         assert column(live, head)[:25] == expected
 
 
+@pytest.mark.slow
 def test_numbers_look_as_in_every_other_form(opened):
     page = opened(vit())
     values = [0, 1, 994, 995, 83_210, 99_499, 99_500, 995_000, 5_230_000, 99_949_999, 99_950_000]
@@ -135,6 +137,7 @@ def test_measures_switch_what_is_ranked(opened):
     assert page.locator("#legend").inner_text().split("\n")[0] == "up to 3×"
 
 
+@pytest.mark.slow
 def test_a_ratio_of_next_to_nothing_does_not_come_first(opened):
     rows = [
         row("big", wall=90_000_000, forward=30_000_000),
@@ -147,6 +150,7 @@ def test_a_ratio_of_next_to_nothing_does_not_come_first(opened):
     assert column(page, "bwd ÷ fwd") == ["3.0×", "30000×", "–"]
 
 
+@pytest.mark.slow
 def test_a_click_zooms_and_the_trail_leads_back(opened):
     page = opened(vit())
     before = block(page, "blocks.3 (Block)").bounding_box()["width"]
@@ -202,6 +206,7 @@ def test_a_bar_is_as_long_as_its_rows_time(opened, scripted):
     assert [length / lengths[0] for length in lengths] == pytest.approx([1, 0.75, 0.25], abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_reaches_a_modules_details(opened):
     page = opened(vit())
     button = page.get_by_role("button", name="patch_embed.proj", exact=True)
@@ -226,11 +231,13 @@ def test_the_label_to_search_for_is_copied(opened):
     assert page.locator("#status").inner_text() == f"Copied {expected}"
 
 
+@pytest.mark.slow
 def test_a_label_is_written_as_the_trace_has_it(opened):
     page = opened(report([row("a b", "Odd(Class)", wall=9_000)]))
     assert page.locator(".to-search").inner_text() == "backward: a%20b (Odd%28Class%29)"
 
 
+@pytest.mark.slow
 def test_the_source_lines_that_made_the_nodes_are_shown(opened):
     line = LineCost(
         "vit.py", 47, "forward", "x = x.gather(1, keep)", "GatherBackward0", True, 3, 9, 9, 1
@@ -258,6 +265,7 @@ def test_what_is_run_again_and_what_no_module_owns_have_their_place(opened):
     assert "owned by no module" in page.locator("#details").inner_text()
 
 
+@pytest.mark.slow
 def test_names_that_look_like_markup_stay_text_wherever_they_are_shown(opened):
     page = opened(odd())
     elements = "document.querySelectorAll('img, iframe, object, embed').length"
@@ -308,12 +316,14 @@ def test_very_many_modules_are_shown_a_hundred_at_a_time(opened):
     assert re.match(r"\s*[\d,]+ modules\s", rest)
 
 
+@pytest.mark.slow
 def test_layers_that_repeat_are_the_answer_on_the_page_too(opened):
     assert (
         opened(even_vit()).locator("h1").inner_text().startswith("12 × blocks.*.mlp.fc1 (Linear)")
     )
 
 
+@pytest.mark.slow
 def test_what_is_unsteady_has_its_place_below_the_modules_and_its_share_of_the_backward(opened):
     of = unsteady()
     page = opened(of)
@@ -329,6 +339,7 @@ def test_what_is_unsteady_has_its_place_below_the_modules_and_its_share_of_the_b
     assert page.locator(".phases .p-unsteady").count() == 2
 
 
+@pytest.mark.slow
 def test_the_whole_backward_takes_what_the_answer_says_where_rows_sum_to_more(opened):
     rows = [
         row("a", wall=9_000_000, pace=(1, 1, 0)),

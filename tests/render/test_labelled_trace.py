@@ -125,6 +125,7 @@ def test_a_span_lies_in_that_of_the_nearest_module_around_and_covers_its_time(na
     assert sum(own[True].values()) >= sum(report_of(name).gpu_ns_by_step) == busy[True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_each_node_starts_in_its_owners_span_and_no_span_leaves_its_pass(name):
     events = read_events(FOREIGN if name == "foreign" else path_of(name))
@@ -237,7 +238,7 @@ def test_a_container_covers_its_own_work_and_what_is_inside(tmp_path):
 
 
 @pytest.mark.parametrize("bare", [False, True])
-@pytest.mark.parametrize("before", ["", "\ufeff", " \n"])
+@pytest.mark.parametrize("before", slow_except([""], ["", "\ufeff", " \n"]))
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize(("source", "output"), [("t.json", "o.json.gz"), ("t.json.gz", "o.json")])
 def test_every_form_of_trace_passes_through(tmp_path, bare, before, indent, source, output):

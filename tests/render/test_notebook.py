@@ -105,6 +105,7 @@ def test_a_comparison_shows_itself_in_a_notebook():
     assert "the whole backward" in text
 
 
+@pytest.mark.slow
 def test_a_plot_draws_the_first_modules_in_ms():
     pytest.importorskip("matplotlib").use("Agg")
     axes = vit().plot(3)

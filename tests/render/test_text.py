@@ -13,6 +13,7 @@ from backspot.render import renderer_for
 from backspot.render.text import render_subtree, render_text
 from backspot.render.view import View
 from backspot.results.report import Phase
+from support.choice import slow_except
 from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 from support.synthetic import Trace
@@ -195,7 +196,7 @@ def test_any_report_fits_its_width_in_printable_characters(any_report, width, so
         render_subtree(any_report[one.path], width=width).encode()
 
 
-@pytest.mark.parametrize("width", range(60, 120))
+@pytest.mark.parametrize("width", slow_except([60, 80, 100], range(60, 120)))
 def test_facts_break_between_facts_only_and_a_line_that_goes_on_says_so(width):
     text = render_text(SAMPLES["diagnosed"](), width=width)
     told = text.partition("\n\n")[0].partition("Backward ")[2].split("\n")

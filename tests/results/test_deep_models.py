@@ -35,6 +35,7 @@ def pythons_own_limit():
     sys.setrecursionlimit(before)
 
 
+@pytest.mark.slow
 def test_each_module_has_all_that_is_inside_it(deep):
     one, depth = deep[""], 0
     assert one.row.total_wall_ns == deep.wall_ns
@@ -46,6 +47,7 @@ def test_each_module_has_all_that_is_inside_it(deep):
     assert one.row.class_name == "Linear"
 
 
+@pytest.mark.slow
 def test_a_deep_module_can_be_compared_shown_and_let_go(deep):
     one, other = deep[""], deep[""]
     assert one == other
@@ -56,6 +58,7 @@ def test_a_deep_module_can_be_compared_shown_and_let_go(deep):
     del one, other
 
 
+@pytest.mark.slow
 def test_a_deep_tree_keeps_the_names_of_its_modules_in_sight(deep):
     lines = render_subtree(deep[""], width=100).splitlines()
     assert len(lines) == DEPTH + 4
@@ -69,6 +72,7 @@ def test_a_deep_model_is_folded_at_any_depth(deep, depth):
     assert sum(one.wall_ns for one in folded) == deep.wall_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["class", "pattern"])
 def test_a_deep_model_is_added_up_by_kind(deep, by):
     assert sum(one.wall_ns for one in deep.top(by=by)) == deep.wall_ns
@@ -81,21 +85,25 @@ def test_a_deep_model_has_every_form(deep, suffix):
     assert renderer_for(f"x{suffix}")(deep)
 
 
+@pytest.mark.slow
 def test_a_deep_model_is_saved_and_loaded(deep, tmp_path):
     assert Report.load(deep.save(tmp_path / "report.json")) == deep
 
 
+@pytest.mark.slow
 def test_a_deep_model_shows_in_a_notebook_and_a_terminal(deep):
     assert "AddmmBackward0" in deep._repr_html_()
     assert "AddmmBackward0" in render_text(deep, width=100)
 
 
+@pytest.mark.slow
 def test_a_deep_model_is_compared_with_itself_and_with_another(deep):
     assert not any(change.claimed for change in compare(deep, deep).changes)
     wrapped = report([row("module", "Sequential", wall=10), row("", "Wrapper", wall=10)])
     assert render_comparison(compare(deep, wrapped), width=100)
 
 
+@pytest.mark.slow
 def test_names_that_hold_what_the_order_of_paths_is_made_of_stay_apart():
     """Whatever characters names hold, only a dot makes one module lie in another."""
     paths = ["a", "a\0b", "a.b", "a\0b.c", "a\1", "a\1\1b", "a-b", "a!", "a.b.c", "ab", "a\1.x"]
@@ -111,6 +119,7 @@ def test_names_that_hold_what_the_order_of_paths_is_made_of_stay_apart():
     assert inside("a\1") == {"a\1.x"}
 
 
+@pytest.mark.slow
 def test_a_frozen_report_of_a_deep_model_can_be_copied(deep):
     assert copy.deepcopy(deep) == deep
     assert json.loads(renderer_for("x.json")(deep))["modules"][0]["class_name"] == "Linear"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,21 @@ MODES = (*KINDS, "module")
 def for_each_kind(metafunc: pytest.Metafunc) -> None:
     """Run a test with each kind as the default of ``hooks=``, unless the test names the kinds.
 
-    Slow tests run with the default alone; ``--hooks all`` and ``--hooks node`` run the rest too.
+    The quick run has the default alone. So have slow tests, unless ``--hooks`` asks for more.
     """
     if "hooks" in metafunc.fixturenames or hasattr(metafunc.module, "WITHOUT_HOOKS"):
         return
-    asked = metafunc.config.getoption("hooks")
-    if asked is None:
-        asked = "call" if metafunc.definition.get_closest_marker("slow") else "all"
-    metafunc.parametrize("default_hooks", KINDS if asked == "all" else (asked,), indirect=True)
+    kinds: list[Any]
+    match metafunc.config.getoption("hooks"):
+        case "all":
+            kinds = [*KINDS]
+        case None if metafunc.definition.get_closest_marker("slow"):
+            kinds = ["call"]
+        case None:
+            kinds = ["call", pytest.param("node", marks=pytest.mark.slow)]
+        case kind:
+            kinds = [kind]
+    metafunc.parametrize("default_hooks", kinds, indirect=True)
 
 
 @pytest.fixture(autouse=True)

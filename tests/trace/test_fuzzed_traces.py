@@ -22,6 +22,7 @@ def test_a_broken_trace_is_refused_or_adds_up(seed: str, sources: list[fuzz_trac
     assert found.outcomes["NotATraceError"] >= 3
 
 
+@pytest.mark.slow
 def test_a_case_is_made_again_by_its_number(sources: list[fuzz_traces.Source]) -> None:
     for number in range(20):
         one, other = (fuzz_traces.case(sources, "a", number)[0] for _ in range(2))

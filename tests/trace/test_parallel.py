@@ -129,6 +129,7 @@ def test_where_another_process_does_not_do_its_part_one_process_reads(
     assert backspot.locate(path, jobs=3) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["event", "head", "tail"])
 def test_text_longer_than_a_stretch_is_read_once(where: str, tmp_path: Path) -> None:
     document = json.loads(plain("ddp.rank0", tmp_path).read_bytes())
@@ -146,6 +147,7 @@ def test_text_longer_than_a_stretch_is_read_once(where: str, tmp_path: Path) -> 
     assert columns(parts.columns.finish(str(path))) == columns(read_events(path, jobs=1))
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_can_read_in_several_processes(tmp_path: Path) -> None:
     path = plain("ddp.rank0", tmp_path)
     script = tmp_path / "script.py"
@@ -161,6 +163,7 @@ def test_a_script_without_a_main_guard_can_read_in_several_processes(tmp_path: P
     assert done.stdout == f"once {backspot.locate(path, jobs=1).wall_ns}\n"
 
 
+@pytest.mark.slow
 def test_progress_of_several_processes_ends_with_the_whole_file(tmp_path: Path) -> None:
     path = plain("ddp.rank0", tmp_path)
     size, seen = path.stat().st_size, list[tuple[int, "int | None"]]()
@@ -201,6 +204,7 @@ def test_an_invalid_number_of_processes_is_refused(jobs: object, tmp_path: Path)
         backspot.locate(tmp_path, jobs=jobs)
 
 
+@pytest.mark.slow
 def test_twice_the_trace_is_twice_the_pieces_and_twice_the_columns(tmp_path: Path) -> None:
     """What is decoded at a time does not grow with the trace."""
 

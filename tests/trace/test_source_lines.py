@@ -200,6 +200,7 @@ def test_a_table_is_read_as_it_was_written(gaps, found):
     assert (known >= 0).sum() == sum(count for _, count, _ in runs)
 
 
+@pytest.mark.slow
 def test_a_thousand_steps_take_little_more_room_than_one():
     step = [(number, 1, number % 100) for number in range(500)]
     lines = tuple(SourceLine("net.py", line, "forward", "x = x + 1") for line in range(100))

@@ -188,6 +188,7 @@ def unpacking_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "unpacking" in thread.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [0, 1, 2, 3])
 def test_a_reader_that_stops_early_ends_the_thread(blocks: int) -> None:
     packed = gzip.compress(bytes(40 * MIB))

@@ -12,6 +12,8 @@ import backspot  # noqa: E402
 from support.choice import slow_except  # noqa: E402
 from support.training import check, cpu_profile, owners, same, train  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("dynamo")  # one worker imports it
+
 EAGER = {"backend": "aot_eager"}
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
 records_regions = pytest.mark.skipif(OLD, reason="this PyTorch records no compiled regions")

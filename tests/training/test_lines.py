@@ -97,6 +97,7 @@ def test_every_line_of_a_real_model_is_the_one_that_made_the_node(name, options,
     assert_true_lines(model, lambda: model(x).sum(), tmp_path, least=40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_every_line_of_a_checkpointed_vit_is_the_one_that_made_the_node(
     reentrant, set_reentrant, tmp_path

@@ -191,6 +191,7 @@ def test_every_node_of_a_real_model_belongs_to_the_module_that_made_it(name, opt
     assert_true_owners(model, loss_of(model, 2, 3, 32, 32), tmp_path, least=50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_every_node_of_a_checkpointed_vit_belongs_to_the_module_that_made_it(
     reentrant, set_reentrant, tmp_path

@@ -42,6 +42,8 @@ from backspot.trace.events import Ints
 __all__ = ["answer"]
 
 PARTS: tuple[Part, ...] = get_args(Part)
+_ON_GPU = [part.endswith("_gpu") for part in PARTS]
+_ON_HOST = [part.endswith("_host") for part in PARTS]
 _MATTERS = 0.02
 """Share of the step from which a difference is worth a claim."""
 _CLOCK = 0.05
@@ -319,7 +321,8 @@ class _Table:
     Attributes:
         ranks: the ranks, ascending.
         modules: the modules that any rank has, by path.
-        times: nanoseconds by rank, module, part and step.
+        times: clock time in nanoseconds, by rank, module, part and step.
+        taken: the same, with what the host executes while collectives hide it.
         has_gpu: whether kernels of any module run on a GPU.
     """
 
@@ -335,18 +338,25 @@ class _Table:
         place = {module.path: index for index, module in enumerate(self.modules)}
         steps = len(next(iter(at.values())))
         self.times = np.zeros((len(ranks), len(self.modules), len(PARTS), steps), np.int64)
+        self.taken = np.zeros_like(self.times)
         for row, (rank, summary) in enumerate(ranks.items()):
             for module in summary.modules:
                 if module.is_module:
-                    parts = np.array([getattr(module, part) for part in PARTS])
-                    self.times[row, place[module.path]] = parts[:, at[rank]]
-        on_gpu = [part.endswith("_gpu") for part in PARTS]
-        self.has_gpu = bool(self.times[:, :, on_gpu].any())
-        self._others = Others(self.times)
+                    parts = np.array([getattr(module, part) for part in PARTS])[:, at[rank]]
+                    hidden = np.array([module.forward_hidden, module.backward_hidden])[:, at[rank]]
+                    index = place[module.path]
+                    self.times[row, index] = self.taken[row, index] = parts
+                    self.taken[row, index, _ON_HOST] += hidden
+        self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
+        self._others = Others(self.taken)
 
     def others(self, rank: int) -> Ints:
-        """Return the median over the other ranks, by module, part and step."""
-        return self._others.of(self.times[self.ranks.index(rank)])
+        """Return the median over the other ranks, by module, part and step.
+
+        The host of a rank that waits works beside the collective, and holds up nothing. This time
+        counts here: the rank that they wait for does the same work, and holds up its device.
+        """
+        return self._others.of(self.taken[self.ranks.index(rank)])
 
     def longer(self, rank: int) -> Ints:
         """Return by how much a rank exceeds the median of the others, by module, part and step."""
@@ -369,25 +379,29 @@ def _spreads(table: _Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], lis
     """Compare each module on each rank with the other ranks; list its worst rank."""
     if not len(table.modules):
         return (), []
-    total = typical(table.times.sum(axis=2))  # by rank and module
+    total = typical(table.taken.sum(axis=2))  # by rank and module
     middle = np.median(total, axis=0).astype(np.int64)
-    worst = total.argmax(axis=0)
+    held = typical(table.times.sum(axis=2))
+    usual = np.array([typical(table.others(rank).sum(axis=1)) for rank in table.ranks])
+    gaps = held - usual
+    worst = gaps.argmax(axis=0)
+    least = _MATTERS * step_ns
     spreads, claims = [], []
     for row, rank in enumerate(table.ranks):
+        gap, large = gaps[row], gaps[row] >= least
+        chosen = np.flatnonzero((gap > 0) & (large | (worst == row))).tolist()
+        if not chosen:
+            continue
         before, after = table.others(rank), table.times[row]
         was, now = before.sum(axis=1), after.sum(axis=1)
-        usual = typical(was)
-        gap = total[row] - usual
-        large = gap >= _MATTERS * step_ns
         shift = _shift(was, now) if large.any() else None
-        for index in np.flatnonzero((gap > 0) & (large | (worst == row))).tolist():
+        for index in chosen:
             module = table.modules[index]
             part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]
-            least = _MATTERS * step_ns
             clear = bool(large[index]) and _is_clear(was[index], now[index], shift, least)
             if clear:
-                taken = int(total[row, index])
-                claims.append(_Claim(rank, module, part, int(usual[index]), taken))
+                taken = int(held[row, index])
+                claims.append(_Claim(rank, module, part, int(usual[row, index]), taken))
             if worst[index] == row:
                 spreads.append(
                     ModuleSpread(

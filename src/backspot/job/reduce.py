@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.timeline import NOTHING, distinct, first_started, merged
+from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged
 from backspot.job.identity import Identity, identify
 from backspot.job.summary import Group, ModuleTimes, PhaseTimes, Summary
 from backspot.pipeline import read_whole
@@ -24,9 +25,9 @@ from backspot.trace.names import PROFILER_STEP
 
 __all__ = ["reduce_trace", "summarize"]
 
-_GPU, _HOST = 0, 1
-_PARTS = 4
-"""Forward on the GPU and on the host, backward on the GPU and on the host."""
+_GPU, _HOST, _HIDDEN = 0, 1, 2
+_PARTS = 6
+"""Of the forward, then of the backward: on the GPU, on the host, hidden by collectives."""
 
 
 def summarize(path: Path) -> Summary:
@@ -112,11 +113,16 @@ def _modules(
     exposed = np.zeros(len(begin), np.int64)
     np.add.at(exposed, step[running], length[running])
     mine = inside & ~running
-    at, step, held, length, kinds = at[mine], step[mine], held[mine], length[mine], kinds[mine]
-    run = np.concatenate([ownership.passes.of_span, work.run])[held]
-    part = np.where(kinds == WallKind.GPU, _GPU, _HOST) + 2 * (run >= 0)
-    place, share, length = payers.shares.split(payers.of_holders(held, at), length)
-    owner, step, part = payers.shares.owner[share], step[place], part[place]
+    kind = np.where(kinds == WallKind.GPU, _GPU, _HOST)
+    found = _Pieces(at[mine], step[mine], held[mine], length[mine], kind[mine])
+    if running.any():
+        waiting = Timeline(line.edges, np.append(np.where(running, step, NOTHING), NOTHING))
+        found = found.joined(_hidden(ownership, clock, waiting))
+    run = np.concatenate([ownership.passes.of_span, work.run])[found.held]
+    payer = payers.of_holders(found.held, found.at)
+    place, share, length = payers.shares.split(payer, found.length)
+    owner = payers.shares.owner[share]
+    step, part = found.step[place], (found.kind + 3 * (run >= 0))[place]
     owned = owner >= 0
     by_step = summed_by_step(
         owner[owned] * _PARTS + part[owned],
@@ -127,13 +133,59 @@ def _modules(
     )
     of_owner = by_step.reshape(len(owners), _PARTS, len(begin))
     is_module = owners.is_module
-    found = []
+    modules = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
         module = owners.module(index)
         parts = (tuple(part) for part in of_owner[index].tolist())
         class_name = module.class_name if module else ""
-        found.append(ModuleTimes(owners.path(index), class_name, bool(is_module[index]), *parts))
-    return tuple(exposed.tolist()), tuple(found)
+        modules.append(ModuleTimes(owners.path(index), class_name, bool(is_module[index]), *parts))
+    return tuple(exposed.tolist()), tuple(modules)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Pieces of the clock: arrays with one entry a piece.
+
+    Attributes:
+        at: when the piece begins, in nanoseconds.
+        step: the step that it lies in.
+        held: its holder.
+        length: nanoseconds.
+        kind: ``_GPU``, ``_HOST`` or ``_HIDDEN``.
+    """
+
+    at: Ints
+    step: Ints
+    held: Ints
+    length: Ints
+    kind: Ints
+
+    def joined(self, other: _Pieces) -> _Pieces:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return _Pieces(*(np.concatenate(pair) for pair in pairs))
+
+
+def _hidden(ownership: Ownership, clock: Clock, waiting: Timeline) -> _Pieces:
+    """Return what the host executes while its device runs a collective and nothing else.
+
+    A rank that waits for another one hides its own work in this way. Calls in which the host waits
+    for the device are no work.
+
+    Args:
+        ownership: the trace with its owners.
+        clock: its clock.
+        waiting: the step of each moment at which a collective holds the clock.
+    """
+    calls = ownership.waits
+    blocked = first_started(calls.start, calls.end, np.zeros(len(calls.start), np.int64))
+    edges = merged(waiting.edges, clock.host.edges, blocked.edges)
+    at, length = edges[:-1], np.diff(edges)
+    step, held = waiting.over(at), clock.host.over(at)
+    # Holders behind the spans are exchanges with other ranks.
+    works = (step >= 0) & (held >= 0) & (held < len(ownership.spans.start))
+    works &= blocked.over(at) < 0
+    kind = np.full(np.count_nonzero(works), _HIDDEN)
+    return _Pieces(at[works], step[works], held[works], length[works], kind)
 
 
 def _groups(events: Events, ownership: Ownership, identity: Identity) -> tuple[Group, ...]:

@@ -55,8 +55,11 @@ class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
         is_module: whether this is a module.
         forward_gpu: its forward kernels and copies run.
         forward_host: its forward holds up the device, or has no device.
+        forward_hidden: the host executes its forward while the device runs nothing but a
+            collective. This time is in addition to that of the clock.
         backward_gpu: its backward kernels and copies run.
         backward_host: its backward holds up the device, or has no device.
+        backward_hidden: as ``forward_hidden``.
     """
 
     path: str
@@ -64,8 +67,10 @@ class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
     is_module: bool
     forward_gpu: tuple[int, ...]
     forward_host: tuple[int, ...]
+    forward_hidden: tuple[int, ...]
     backward_gpu: tuple[int, ...]
     backward_host: tuple[int, ...]
+    backward_hidden: tuple[int, ...]
 
 
 class Group(msgspec.Struct, frozen=True):

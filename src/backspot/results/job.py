@@ -120,17 +120,20 @@ class GroupCost:
 class ModuleSpread:
     """One module over the ranks, in nanoseconds of a typical step.
 
+    A module's time is its clock time, and what the host executes of it while a collective hides
+    that. Both are of the forward and the backward together.
+
     Attributes:
         path: Path of the module.
         class_name: Its class.
-        median_ns: Median of its clock time on the ranks, forward and backward together.
-        worst_ns: Its clock time on the worst rank.
-        worst_rank: The rank on which it takes longest.
+        median_ns: Median of its times on the ranks.
+        worst_ns: Its time on the worst rank.
+        worst_rank: The rank on which it costs most.
         part: The part in which that rank exceeds the median of the others most.
-        cost_ns: By how much it takes longer on the worst rank than the median of the others. The
-            job can lose at most this.
+        cost_ns: By how much its clock time on the worst rank exceeds the median of its times on the
+            others. The job can lose at most this.
         clear: Whether the difference is beyond the noise.
-        ns_by_rank: Its clock time on each rank, in the order of ``JobReport.ranks``.
+        ns_by_rank: Its time on each rank, in the order of ``JobReport.ranks``.
     """
 
     path: str

@@ -32,7 +32,8 @@ def find_fused(events: Events, ownership: Ownership) -> tuple[FusedKernel, ...]:
         amount = work.end - work.start
     else:
         shares, name = ownership.launch_shares, events.name[compiled.event]
-        amount, run = compiled.end - compiled.start, take(passes.of_span, compiled.span)
+        amount = events.end[compiled.event] - events.start[compiled.event]
+        run = take(passes.of_span, compiled.span)
     mine = np.flatnonzero(shares.is_split & (run >= 0))
     kinds: dict[tuple[object, ...], int] = {}
     first: list[int] = []

@@ -27,8 +27,8 @@ class Payers:
 
     Attributes:
         shares: the owners of each payer, with their shares.
-        edges: when launches of compiled code begin and end, sorted and distinct. Between two of
-            these, a span has one payer.
+        edges: when the host begins and ends to work for launches of compiled code, sorted and
+            distinct. Between two of these, a span has one payer.
     """
 
     def __init__(self, ownership: Ownership, spans: Shares, work: Shares, nothing: int) -> None:

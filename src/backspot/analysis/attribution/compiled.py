@@ -2,8 +2,12 @@
 
 A region calls compiled graphs, and what such a call launches are the events directly inside it, in
 the order of the generated code. If their number and names agree with the sites that the live half
-recorded, the k-th event is the k-th site. If not, the region keeps its one owner, and ``unmatched``
-says why.
+recorded, the k-th event is the k-th site. Inductor knows no site for some launches, as of a kernel
+that reduces in two directions: then the sites are found among the launches by their names, and a
+launch that is no site, or could be another one, has the owner of the region. If not even the names
+agree, the whole region keeps its one owner, and ``unmatched`` says why.
+
+What the host does between two launches, it does for the second one.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class Compiled:
     Attributes:
         modules: the modules without a label that own launches in regions, and those around them.
         event: the host's event of each matched launch.
-        start: when the launch began, nanoseconds.
+        start: when the host began to work for the launch, nanoseconds: when the launch before it
+            ended. Of the first launch of a call, and behind code that the profiler does not see,
+            this is when the launch began.
         end: when the launch ended.
         span: the host's innermost span around the launch.
         shares: the owners of each of these launches: indices into the spans' modules followed by
@@ -85,7 +91,7 @@ class Compiled:
     unmatched: tuple[Unmatched, ...]
 
     def at(self, spans: Spans, span: Ints, time: Ints) -> Ints:
-        """Return the launch that runs directly in each span at a time; ``NOTHING`` for none.
+        """Return the launch that each span itself works for at a time; ``NOTHING`` for none.
 
         Args:
             spans: the spans of the trace.
@@ -121,6 +127,7 @@ def find_compiled_launches(
     """
     matcher = _Matcher(events, spans)
     launches: list[int] = []
+    begin: list[int] = []
     shares: list[list[Share]] = []
     unmatched: Counter[tuple[int, str]] = Counter()
     of_work = np.full(len(work.start), NOTHING, np.int64)
@@ -131,17 +138,27 @@ def find_compiled_launches(
     around = spans.of(events, calls)
     entered = take(module, around)
     called_in: list[tuple[int, int]] = []
+    is_backward = _backwards(spans)
     for thread, here in grouped(events.thread[calls]):
         called = _called(events, calls[here], thread)
         replayed = _replayed(events, calls[here], thread)
         first = len(launches)
         for at, (call, children) in enumerate(zip(here.tolist(), called, strict=True)):
-            found = matcher.match(int(calls[call]), int(entered[call]), children)
+            graphs = _Asked(
+                int(events.name[calls[call]]),
+                int(entered[call]),
+                bool(is_backward[around[call]]),
+                tuple(events.name[children].tolist()),
+            )
+            found = matcher.match(graphs)
             if isinstance(found, str) and at in replayed:
                 found = _REPLAYED
             if isinstance(found, str):
                 unmatched[int(entered[call]), found] += 1
             else:
+                before = np.append(events.start[children[:1]], events.end[children[:-1]])
+                began = events.start[children]
+                begin += np.where(found.follows, np.minimum(before, began), began).tolist()
                 launches += children
                 shares += found.launches
                 called_in += [(one, int(around[call])) for one in found.called]
@@ -155,7 +172,7 @@ def find_compiled_launches(
     return Compiled(
         modules=tuple(matcher.added),
         event=event,
-        start=events.start[event],
+        start=np.array(begin, np.int64),
         end=events.end[event],
         span=spans.of(events, event),
         shares=shares_of(shares),
@@ -167,6 +184,12 @@ def find_compiled_launches(
             for (where, reason), count in unmatched.most_common()
         ),
     )
+
+
+def _backwards(spans: Spans) -> Mask:
+    """Return which spans are the node of a compiled region; one more entry for ``NOTHING``."""
+    compiled = [name.startswith(names.COMPILED_FUNCTION) for name in spans.node_names]
+    return np.append(take(np.array(compiled, bool), spans.node, False), False)
 
 
 def _called(events: Events, calls: Ints, thread: int) -> list[list[int]]:
@@ -195,14 +218,32 @@ def _replayed(events: Events, calls: Ints, thread: int) -> set[int]:
     return set(timeline.at(events.start[replays]).tolist())
 
 
+class _Asked(NamedTuple):
+    """What decides which sites the launches of a call are.
+
+    Attributes:
+        name: the name of the call, an index into ``Events.names``.
+        entered: the module that the region was entered at, ``NOTHING`` for none.
+        backward: whether a region's node makes the call.
+        launched: the names of the launches.
+    """
+
+    name: int
+    entered: int
+    backward: bool
+    launched: tuple[int, ...]
+
+
 class _Match(NamedTuple):
     """What is known of one call of a compiled graph.
 
     Attributes:
+        follows: whether each launch is the next thing that the code does after the launch before.
         launches: the shares of each launch.
         called: the modules that the code calls, if it is a forward.
     """
 
+    follows: list[bool]
     launches: list[list[Share]]
     called: tuple[int, ...]
 
@@ -226,46 +267,44 @@ class _Matcher:
         self._index = {
             module.path: index for index, module in enumerate(spans.modules) if not module.is_region
         }
-        self._answers: dict[tuple[int, int, tuple[int, ...]], _Match | str] = {}
+        self._answers: dict[_Asked, _Match | str] = {}
 
-    def match(self, call: int, entered: int, children: list[int]) -> _Match | str:
-        """Return what is known of a call, or why nothing is.
-
-        Args:
-            call: the event of the call.
-            entered: the module that the region was entered at, ``NOTHING`` for none.
-            children: the events of its launches.
-        """
-        name = int(self._events.name[call])
-        launched = tuple(self._events.name[children].tolist())
-        asked = name, entered, launched
+    def match(self, asked: _Asked) -> _Match | str:
+        """Return what is known of a call, or why nothing is."""
         if asked not in self._answers:
-            self._answers[asked] = self._match(self._events.names[name], entered, launched)
+            self._answers[asked] = self._match(asked)
         return self._answers[asked]
 
-    def _match(self, name: str, entered: int, launched: tuple[int, ...]) -> _Match | str:
-        graphs = self._graphs.get(names.compiled_graph_key(name), [])
-        recorded = [graph for graph in graphs if graph.sites is not None]
-        if not recorded:
+    def _match(self, asked: _Asked) -> _Match | str:
+        same_key = self._graphs.get(names.compiled_graph_key(self._events.names[asked.name]), [])
+        graphs = [graph for graph in same_key if graph.sites is not None]
+        if not graphs:
             return (
                 "the code was compiled before backspot.instrument(model); call "
                 "torch.compiler.reset() after it to compile again"
             )
-        called = [self._events.names[one] for one in launched]
-        reasons = []
+        # Graphs that PyTorch cannot cache all have the same key.
+        if len(same_key) > 1:
+            graphs = [graph for graph in graphs if graph.backward == asked.backward] or graphs
+        called = [self._events.names[one] for one in asked.launched]
+        reasons: dict[str, int] = {}
         answers: list[_Match] = []
-        for graph in recorded:
-            sites = _aligned(graph.sites or (), called)
-            found = sites if isinstance(sites, str) else self._owned(graph, sites, entered)
+        for graph in graphs:
+            sites = graph.sites or ()
+            aligned = _aligned(sites, called, every=len(same_key) > 1)
+            if isinstance(aligned, str):
+                found: _Match | str = aligned
+            else:
+                found = self._owned(graph, aligned, asked.entered)
             if isinstance(found, str):
-                reasons.append(found)
+                reasons[found] = abs(len(sites) - len(called))
             elif all(found.launches != known.launches for known in answers):
                 answers.append(found)
         if len(answers) > 1:
             return "several graphs in memory have its key, and other modules"
-        return answers[0] if answers else reasons[0]
+        return answers[0] if answers else min(reasons, key=reasons.__getitem__)
 
-    def _owned(self, graph: CompiledGraph, sites: Sequence[Site], entered: int) -> _Match | str:
+    def _owned(self, graph: CompiledGraph, aligned: Sequence[int], entered: int) -> _Match | str:
         bases: dict[str, str | None] = {}
         for root in {place.root for place in graph.places}:
             bases[root] = self._base([p for p in graph.places if p.root == root], entered)
@@ -278,12 +317,14 @@ class _Matcher:
             owners.append(owner)
             called |= {owner, *around}
         owners.append(NOTHING)  # the place -1
-        launches = [
+        of_sites = [
             _merged(Share(owners[p.place], p.weight, p.again, p.line) for p in site.parts)
-            for site in sites
+            for site in graph.sites or ()
         ]
+        launches = [of_sites[at] if at >= 0 else [Share(NOTHING, 1)] for at in aligned]
         # The module that was entered has a label for its call.
-        return _Match(launches, () if graph.backward else tuple(sorted(called - {entered})))
+        inside = () if graph.backward else tuple(sorted(called - {entered}))
+        return _Match(_following(graph.sites or (), aligned), launches, inside)
 
     def _base(self, places: Sequence[Place], entered: int) -> str | None:
         """Return the path of the module that is the root of some places; ``None`` if unknown.
@@ -343,20 +384,72 @@ def _joined(base: str, path: str) -> str:
     return f"{base}.{path}" if base and path else base or path
 
 
-def _aligned(sites: Sequence[Site], called: Sequence[str]) -> Sequence[Site] | str:
-    """Return the site of each launch, or why that is not known."""
+def _aligned(sites: Sequence[Site], called: Sequence[str], *, every: bool) -> list[int] | str:
+    """Return the index of each launch's site, ``NOTHING`` if unknown; or why none is known.
+
+    Args:
+        sites: the sites of the graph.
+        called: the names of the launches.
+        every: whether each launch must be a site.
+    """
     # The profiler does not see generated C++ code, unless Inductor was told to show it.
-    seen = [site for site in sites if not names.is_generated_cpp(site.name)]
-    for chosen in (sites, seen):
+    seen = [at for at, site in enumerate(sites) if not names.is_generated_cpp(site.name)]
+    choices = [list(range(len(sites))), seen]
+    for chosen in choices:
         if len(chosen) == len(called) and all(
-            names.is_launch_of(site.name, name) for site, name in zip(chosen, called, strict=True)
+            names.is_launch_of(sites[at].name, name)
+            for at, name in zip(chosen, called, strict=True)
         ):
             return chosen
+    for chosen in () if every else choices:
+        if chosen and (found := _embedded([sites[at].name for at in chosen], called)):
+            return [chosen[at] if at >= 0 else NOTHING for at in found]
     if len(called) not in (len(sites), len(seen)):
         return f"it has {len(sites)} launch sites, and {len(called)} launches were recorded"
-    chosen = sites if len(called) == len(sites) else seen
+    chosen = choices[0] if len(called) == len(sites) else seen
     return next(
-        f"a launch of {name} was recorded where its code has {site.name}"
-        for site, name in zip(chosen, called, strict=True)
-        if not names.is_launch_of(site.name, name)
+        f"a launch of {name} was recorded where its code has {sites[at].name}"
+        for at, name in zip(chosen, called, strict=True)
+        if not names.is_launch_of(sites[at].name, name)
     )
+
+
+def _embedded(sites: Sequence[str], called: Sequence[str]) -> list[int]:
+    """Find sites among more launches: the site of each launch, ``NOTHING`` if it is not certain.
+
+    Each site is as early as the sites before allow, and as late as the sites after allow. Where
+    both are one launch, it is this site's in every order-preserving assignment.
+
+    Returns:
+        The sites of the launches; an empty list if there is no such assignment.
+    """
+    early = _earliest(sites, called)
+    late = [len(called) - 1 - at for at in reversed(_earliest(sites[::-1], called[::-1]))]
+    if not early:
+        return []
+    found = [NOTHING] * len(called)
+    for site, (first, last) in enumerate(zip(early, late, strict=True)):
+        if first == last:
+            found[first] = site
+    return found
+
+
+def _earliest(sites: Sequence[str], called: Sequence[str]) -> list[int]:
+    """Return the earliest launch of each site, in order; an empty list if there are too few."""
+    found: list[int] = []
+    for at, name in enumerate(called):
+        if len(found) < len(sites) and names.is_launch_of(sites[len(found)], name):
+            found.append(at)
+    return found if len(found) == len(sites) else []
+
+
+def _following(sites: Sequence[Site], aligned: Sequence[int]) -> list[bool]:
+    """Return of each launch whether no code that the profiler does not see runs before it."""
+    unseen = [names.is_generated_cpp(site.name) for site in sites]
+    follows: list[bool] = []
+    before = 0
+    for number, at in enumerate(aligned):
+        site = before if at < 0 else at
+        follows.append(number > 0 and not any(unseen[before:site]))
+        before = max(before, at + 1)
+    return follows
