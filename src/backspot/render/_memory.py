@@ -46,10 +46,11 @@ def shown_devices(report: Report) -> list[MemoryOfDevice]:
     return [one for one in report.memory if one.peak_bytes >= _LEAST * most]
 
 
-def layers_over_time(line: MemoryTimeline) -> list[tuple[str, list[int]]]:
+def layers_over_time(report: Report, line: MemoryTimeline) -> list[tuple[str, list[int]]]:
     """What each name of a timeline has at each moment, and what all others have."""
+    names = {row.path: row.name for row in report.modules}
     layers = [
-        (path or "(model)", list(held))
+        (names.get(path, path), list(held))
         for path, held in zip(line.paths, line.bytes_by_path, strict=True)
     ]
     known = [sum(held) for held in zip(*line.bytes_by_path, strict=True)]

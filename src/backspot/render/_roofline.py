@@ -31,6 +31,12 @@ class Point:
     tflops: float
 
     @property
+    def name(self) -> str:
+        """The module, or how many repeated layers these are."""
+        row = self.row
+        return f"{row.members} × {row.name}" if row.members > 1 else row.name
+
+    @property
     def said(self) -> str:
         """What it achieves, as one text."""
         one = self.limit

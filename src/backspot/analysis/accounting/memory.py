@@ -39,6 +39,8 @@ _MOST = float(1 << 61)
 """Bytes that all blocks of a recording may have together."""
 _MOMENTS = 200
 _PLOTTED = 8
+_LEAST_PLOTTED = 0.005
+"""What has a smaller share of the peak is added to all others in a timeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +375,7 @@ class _Accountant:
         at_peak = np.zeros(len(names), np.int64)
         np.add.at(at_peak, layers[live], blocks.size[live])
         ranked = np.argsort(-at_peak, kind="stable")[:_PLOTTED]
-        ranked = ranked[at_peak[ranked] > 0]
+        ranked = ranked[at_peak[ranked] > _LEAST_PLOTTED * self.allocated[at]]
         held = [
             self._held(np.flatnonzero(recorded & (layers == number)), chosen)
             for number in ranked.tolist()

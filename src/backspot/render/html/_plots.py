@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from backspot.formatting import duration, size
 from backspot.render._memory import layers_over_time, shown_devices
-from backspot.render._roofline import Point, Roofline, roofline
+from backspot.render._roofline import Roofline, roofline
 from backspot.render.html._fragments import shown
 from backspot.results.memory import MemoryOfDevice
 from backspot.results.report import Report
@@ -26,7 +26,7 @@ _MOST_POINTS = 200
 
 def plots(report: Report) -> str:
     """The plots of what was recorded; nothing if neither memory nor work was."""
-    found = [_memory(one) for one in shown_devices(report)]
+    found = [_memory(report, one) for one in shown_devices(report)]
     lines = roofline(report)
     if lines is not None:
         found.append(_roofline(lines))
@@ -36,7 +36,7 @@ def plots(report: Report) -> str:
 # Memory over time --------------------------------------------------------------------------------
 
 
-def _memory(one: MemoryOfDevice) -> str:
+def _memory(report: Report, one: MemoryOfDevice) -> str:
     line = one.timeline
     begin, end = line.ns[0], max(line.ns[-1], line.ns[0] + 1)
     highest = max(*line.allocated_bytes, 1)
@@ -55,7 +55,7 @@ def _memory(one: MemoryOfDevice) -> str:
     floor = [0] * len(line.ns)
     legend = []
     at_peak = line.ns.index(one.peak_ns) if one.peak_ns in line.ns else 0
-    for number, (name, held) in enumerate(layers_over_time(line)):
+    for number, (name, held) in enumerate(layers_over_time(report, line)):
         top = [low + more for low, more in zip(floor, held, strict=True)]
         up = [f"{x(ns):.1f},{y(of):.1f}" for ns, of in zip(line.ns, top, strict=True)]
         down = [f"{x(ns):.1f},{y(of):.1f}" for ns, of in zip(line.ns, floor, strict=True)]
@@ -131,9 +131,9 @@ def _roofline(lines: Roofline) -> str:
         drawn = f'<circle class="point" cx="{at:.1f}" cy="{of:.1f}" r="{radius:.1f}"/>'
         if number <= _NUMBERED:
             drawn += f'<text class="number" x="{at:.1f}" y="{of + 4:.1f}">{number}</text>'
-        parts.append(_reachable(f"{_name(point)}: {point.said}", drawn))
+        parts.append(_reachable(f"{point.name}: {point.said}", drawn))
     items = "".join(
-        f"<li><b>{number}</b> <code>{shown(_name(point))}</code> {shown(point.said)}, "
+        f"<li><b>{number}</b> <code>{shown(point.name)}</code> {shown(point.said)}, "
         f"{duration(point.row.gpu_ns)}</li>"
         for number, point in enumerate(points[:_NUMBERED], 1)
     )
@@ -155,11 +155,6 @@ def _decades(least: float, most: float) -> tuple[int, int]:
 
 def _power(power: int) -> str:
     return f"{10.0**power:,.{max(0, -power)}f}"
-
-
-def _name(point: Point) -> str:
-    row = point.row
-    return f"{row.members} × {row.name}" if row.members > 1 else row.name
 
 
 # Parts -------------------------------------------------------------------------------------------
