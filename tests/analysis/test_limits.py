@@ -188,14 +188,37 @@ def test_an_unknown_device_gets_no_percentage() -> None:
     [
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA L40S", 362.0),
+        ("A100-SXM4-40GB", 312.0),
+        ("NVIDIA L40S", 362.05),
         ("NVIDIA L4", 121.0),
+        ("NVIDIA A10G", 70.0),
+        ("NVIDIA GB200", 2500.0),
         ("AMD Instinct MI300X OAM", 1307.4),
         ("Tesla V100-SXM2-32GB", None),
     ],
 )
 def test_devices_are_known_by_their_whole_name(name: str, bf16: float | None) -> None:
     assert peaks_of(name).tflops.get("bf16") == bf16
+
+
+@pytest.mark.parametrize(
+    ("name", "fp32", "bf16", "fp8"),
+    [
+        ("3080", 29.8, 59.5, None),
+        ("3090", 35.6, 71.2, None),
+        ("4080", 48.7, 97.5, 194.9),
+        ("4090", 82.6, 165.2, 330.3),
+        ("5080", 56.3, 112.6, 225.1),
+        ("5090", 104.8, 209.5, 419.0),
+    ],
+)
+def test_consumer_cards_have_the_rates_of_their_papers(
+    name: str, fp32: float, bf16: float, fp8: float | None
+) -> None:
+    tflops = peaks_of(f"NVIDIA GeForce RTX {name}").tflops
+    assert tflops["fp32"] == tflops["tf32"] == pytest.approx(fp32, abs=0.06)
+    assert tflops["bf16"] == tflops["fp16"] == pytest.approx(bf16, abs=0.06)
+    assert tflops.get("fp8") == (None if fp8 is None else pytest.approx(fp8, abs=0.2))
 
 
 GARBAGE: tuple[object, ...] = (
