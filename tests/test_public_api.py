@@ -60,6 +60,7 @@ NEEDS_RETURNS = {
     "Comparison.slower_than",
     "JobReport.save",
     "Report.__getitem__",
+    "Report.limit",
     "Report.load",
     "Report.plot",
     "Report.save",
