@@ -99,7 +99,7 @@ for node in patch_drop.nodes[:3]:
 
 # %%
 on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
-_ = on_gpu.plot(8)
+_ = on_gpu.plot(top=8)
 
 # %% [markdown]
 # `patch_drop` is first by far, and takes as long as seven other modules. During most of its bar

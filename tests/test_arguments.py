@@ -133,6 +133,8 @@ def test_a_wrong_argument_of_plot_is_refused(call, monkeypatch):
     for value in (-1, "x", [], object(), math.nan):
         with pytest.raises(UsageError):
             vit().plot(value) if call == "plot" else vit().plot(ax=value)
+    with pytest.raises(UsageError):
+        vit().plot(top=-1)
 
 
 @pytest.mark.parametrize("kind", VALUES)

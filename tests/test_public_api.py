@@ -61,6 +61,7 @@ NEEDS_RETURNS = {
     "JobReport.save",
     "Report.__getitem__",
     "JobReport.load",
+    "Report.limit",
     "Report.load",
     "Report.plot",
     "Report.save",

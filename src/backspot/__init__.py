@@ -59,9 +59,17 @@ if TYPE_CHECKING:
         RankLane,
         SlowestRank,
     )
+    from backspot.results.limits import LimitOfModule, Peaks
+    from backspot.results.memory import (
+        MemoryOfDevice,
+        MemoryOfModule,
+        MemoryShare,
+        MemoryTimeline,
+    )
     from backspot.results.report import Report
     from backspot.results.savings import ReplayedStep, Saving, WhatIf
     from backspot.results.subtrees import Subtree
+    from backspot.results.work import WorkOfModule
     from backspot.trace.source import Source
 
 __all__ = [
@@ -80,8 +88,13 @@ __all__ = [
     "JobFinding",
     "JobReport",
     "KernelCost",
+    "LimitOfModule",
     "LineCost",
     "LostRank",
+    "MemoryOfDevice",
+    "MemoryOfModule",
+    "MemoryShare",
+    "MemoryTimeline",
     "MissingDependencyError",
     "ModuleSpread",
     "Monitor",
@@ -92,6 +105,7 @@ __all__ = [
     "OperatorCost",
     "OutputExistsError",
     "Pass",
+    "Peaks",
     "Phase",
     "Place",
     "RankCost",
@@ -108,6 +122,7 @@ __all__ = [
     "UsageError",
     "WallKinds",
     "WhatIf",
+    "WorkOfModule",
     "__version__",
     "compare",
     "instrument",
@@ -132,8 +147,13 @@ _HOMES = {
     "JobFinding": "backspot.results.job",
     "JobReport": "backspot.results.job",
     "KernelCost": "backspot.results.costs",
+    "LimitOfModule": "backspot.results.limits",
     "LineCost": "backspot.results.costs",
     "LostRank": "backspot.results.job",
+    "MemoryOfDevice": "backspot.results.memory",
+    "MemoryOfModule": "backspot.results.memory",
+    "MemoryShare": "backspot.results.memory",
+    "MemoryTimeline": "backspot.results.memory",
     "MissingDependencyError": "backspot.errors",
     "ModuleSpread": "backspot.results.job",
     "Monitor": "backspot.live",
@@ -144,6 +164,7 @@ _HOMES = {
     "OperatorCost": "backspot.results.costs",
     "OutputExistsError": "backspot.errors",
     "Pass": "backspot.results.costs",
+    "Peaks": "backspot.results.limits",
     "Phase": "backspot.results.costs",
     "Place": "backspot.results.findings",
     "RankCost": "backspot.results.job",
@@ -160,6 +181,7 @@ _HOMES = {
     "UsageError": "backspot.errors",
     "WallKinds": "backspot.results.costs",
     "WhatIf": "backspot.results.savings",
+    "WorkOfModule": "backspot.results.work",
     "compare": "backspot.comparison.compare",
     "instrument": "backspot.live",
     "locate": "backspot.pipeline",

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "decimals_for", "duration", "milliseconds", "percent", "quoted", "visible"]
+__all__ = [
+    "counted",
+    "decimals_for",
+    "duration",
+    "milliseconds",
+    "percent",
+    "quoted",
+    "size",
+    "visible",
+]
 
 
 def visible(text: str) -> str:
@@ -82,3 +91,13 @@ def percent(share: float) -> str:
 def counted(number: int, thing: str, things: str = "") -> str:
     """Format a count: ``1 module``, ``12 modules``."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def size(count: int) -> str:
+    """Format bytes in powers of 1,000: ``3.56 GB``, ``651 MB``, ``12.3 kB``, ``512 bytes``."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if abs(count) >= 0.9995 * unit:
+            amount = count / unit
+            decimals = 2 if abs(amount) < 9.995 else 1 if abs(amount) < 99.95 else 0
+            return f"{amount:,.{decimals}f} {name}"
+    return f"{count:,} bytes" if abs(count) != 1 else f"{count} byte"

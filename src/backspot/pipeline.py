@@ -6,15 +6,18 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.fused import find_fused
+from backspot.analysis.accounting.memory import Memory, find_memory
+from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
+from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import (
     Ownership,
     Special,
@@ -23,7 +26,14 @@ from backspot.analysis.attribution.ownership import (
 from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import warnings_of, why_no_backward
-from backspot.analysis.findings import Evidence, Found, find_all
+from backspot.analysis.findings import (
+    Evidence,
+    Found,
+    MemoryEvidence,
+    find_all,
+    find_in_memory,
+    rules_about_memory,
+)
 from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
@@ -34,8 +44,10 @@ from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
 from backspot.results.findings import Finding
 from backspot.results.grouping import fold, parents_of, ranked_rows
+from backspot.results.limits import share_of_peak
 from backspot.results.report import UNSTEADY, Report, Row, changed
 from backspot.results.savings import Saving
+from backspot.results.work import WorkOfModule
 from backspot.trace import Events, Progress, read_events
 from backspot.trace.profiler import LIVE, exported, is_profiler
 from backspot.trace.read import newest
@@ -43,6 +55,9 @@ from backspot.trace.source import Source
 
 __all__ = ["locate", "locate_export", "read_whole", "save_labelled", "trace_file"]
 
+_Given: TypeAlias = tuple[float | None, float | None]
+"""The peaks that a user gives: operations and bandwidth."""
+_INFINITE = float("inf")
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that has no part in the backward."""
 _UNKNOWN = (UNSTEADY, Special.ENGINE.path)
@@ -55,6 +70,8 @@ def locate(
     depth: int | None = None,
     progress: Progress | None = None,
     jobs: int | None = None,
+    peak_tflops: float | None = None,
+    peak_gbps: float | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Report:
@@ -71,6 +88,10 @@ def locate(
             the size of the file, or ``None`` if the size is unknown. Default: ``None``.
         jobs: Maximum number of processes used to decode a large uncompressed ``.json``. ``None``
             (default) chooses by file size and CPU count. Does not affect the result.
+        peak_tflops: What the device can do at best, in 10¹² floating point operations per second,
+            for a trace that was recorded with ``record_shapes=True``. ``None`` (default) takes
+            Backspot's own table for the device.
+        peak_gbps: The bandwidth of its memory, in 10⁹ bytes per second; as ``peak_tflops``.
         trace: Where to write a labelled copy of the trace (``.json`` or ``.json.gz``). The copy has
             in addition tracks of nested ``backward: …`` spans below each thread that ran autograd
             and each GPU stream, and arrows from forward to backward. For a profiler this uses its
@@ -99,6 +120,10 @@ def locate(
         )
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise UsageError(f"jobs={quoted(jobs)}: give a whole number of at least 1, or None")
+    for word, peak in (("peak_tflops", peak_tflops), ("peak_gbps", peak_gbps)):
+        if peak is not None and not _is_positive(peak):
+            raise UsageError(f"{word}={quoted(peak)}: give a number above 0, or None")
+    given = (peak_tflops, peak_gbps)
     check_force(force)
     if progress is not None and not callable(progress):
         raise UsageError(f"progress={quoted(progress)}: give a function of two numbers, or None")
@@ -106,10 +131,10 @@ def locate(
         path_text(source, "locate")
     if trace is None:
         events = read_events(source, progress=progress, jobs=jobs)
-        return _report(events, _owned(events), depth)
+        return _report(events, _owned(events), depth, given_peaks=given)
     path_text(trace, "trace=")
     if is_profiler(source):
-        return locate_export(source, LIVE, depth=depth, trace=trace, force=force)
+        return locate_export(source, LIVE, depth=depth, trace=trace, force=force, given_peaks=given)
     if not isinstance(source, (str, os.PathLike)) or os.fspath(source) in ("", "-"):
         raise UsageError(
             "a trace is read twice to be labelled, which standard input or another stream cannot "
@@ -119,9 +144,14 @@ def locate(
     check_labelled(trace, force=force, source=path)
     events = read_events(path, progress=progress, jobs=jobs)
     ownership = _owned(events)
-    report = _report(events, ownership, depth)
+    report = _report(events, ownership, depth, given_peaks=given)
     write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
     return report
+
+
+def _is_positive(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value < _INFINITE  # type: ignore[operator]
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:
@@ -145,11 +175,13 @@ def locate_export(
     profiler: Any,
     named: str,
     *,
+    in_detail: Any = None,
     warmed_up: bool = False,
     real_steps: tuple[int, ...] = (),
     depth: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
+    given_peaks: _Given = (None, None),
     use: Callable[[Path, Events, Ownership], None] | None = None,
 ) -> Report:
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
@@ -157,11 +189,14 @@ def locate_export(
     Args:
         profiler: a ``torch.profiler.profile`` that has stopped.
         named: what the report calls the source.
+        in_detail: a profiler that recorded memory or shapes in other steps of the same training.
+            It is exported, too.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
         depth: as in ``locate``.
         trace: as in ``locate``.
         force: as in ``locate``.
+        given_peaks: ``peak_tflops`` and ``peak_gbps`` as in ``locate``.
         use: called with the exported file, and with its events and owners as ``read_whole`` has
             them.
 
@@ -172,12 +207,16 @@ def locate_export(
     """
     if trace is not None:
         check_labelled(trace, force=force)
+    more = None
+    if in_detail is not None:
+        with exported(in_detail) as path:
+            more = read_events(path)
     with exported(profiler) as path:
         events = replace(read_events(path), source=named)
         ownership = _owned(events)
         if use is not None:
             use(path, *_whole(events, ownership))
-        report = _report(events, ownership, depth, warmed_up, real_steps)
+        report = _report(events, ownership, depth, warmed_up, real_steps, more, given_peaks)
         if trace is not None:
             write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
         return report
@@ -257,15 +296,21 @@ def _report(
     depth: int | None,
     warmed_up: bool = False,
     real_steps: tuple[int, ...] = (),
+    in_detail: Events | None = None,
+    given_peaks: _Given = (None, None),
 ) -> Report:
     events, ownership = _whole(events, ownership)
+    detailed, owned = events, ownership
+    if in_detail is not None:
+        detailed, owned = _whole(in_detail, _owned(in_detail))
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
     costs = account(events, ownership, clock, steps)
+    memory, work = find_memory(detailed, owned), find_work(detailed, owned)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=costs.modules,
+        modules=_in_detail(costs.modules, owned, memory, work),
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
@@ -286,6 +331,7 @@ def _report(
         warnings=warnings_of(events, ownership, warmed_up=warmed_up),
         trace=events.source,
         phases=find_phases(events, ownership, clock, windows) if windows else (),
+        memory=() if memory is None else memory.devices,
         fused=find_fused(events, ownership),
     )
     if not events.truncated:
@@ -297,11 +343,48 @@ def _report(
             rules_looked=judged.looked,
             rules_unable=judged.unable,
         )
+    if memory is not None and not detailed.truncated:
+        held = find_in_memory(MemoryEvidence(detailed, owned, memory))
+        looked = report.rules_looked + len(rules_about_memory())
+        report = replace(report, findings=(*report.findings, *held), rules_looked=looked)
     prediction = predict(events, ownership, steps, report.unprofiled_step_ns)
     report = _with_savings(report, events, ownership, prediction)
+    if work is not None:
+        report = _with_peaks(report, detailed, owned, given_peaks)
     if depth is None:
         return report
     return changed(report, modules=ranked_rows(fold(report.modules, depth)))
+
+
+def _in_detail(
+    rows: tuple[Row, ...],
+    ownership: Ownership,
+    memory: Memory | None,
+    work: tuple[WorkOfModule, ...] | None,
+) -> tuple[Row, ...]:
+    """Add to each row what its owner has in memory, and its work, as far as they are recorded."""
+    if memory is None and work is None:
+        return rows
+    owner_of = {_key(ownership, owner): owner for owner in range(len(ownership.owners))}
+    found = []
+    for row in rows:
+        owner = owner_of.get((row.path, row.class_name))
+        if owner is not None:
+            held = memory.of_owner[owner] if memory else None
+            row = replace(row, memory=held, work=work[owner] if work else None)
+        found.append(row)
+    return tuple(found)
+
+
+def _with_peaks(
+    report: Report, events: Events, ownership: Ownership, given_peaks: _Given
+) -> Report:
+    """Add what the device can do, if all device work is on devices of one name."""
+    used = {events.device_names.get(device, "") for device in set(ownership.work.device.tolist())}
+    peaks = peaks_of(next(iter(used)), *given_peaks) if len(used) == 1 else None
+    replayed = report.replayed_step.ns if report.replayed_step else 0
+    step_ns = report.unprofiled_step_ns or replayed or report.step_ns
+    return changed(report, peaks=peaks, mfu=share_of_peak(report.modules, peaks, step_ns))
 
 
 def _with_savings(

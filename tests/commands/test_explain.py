@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from backspot.analysis.findings import rules
+from backspot.analysis.findings import memory_rules, rules
 from backspot.commands import VERBS, explain, main
 
-RULES = sorted(path.stem.replace("_", "-") for path in Path(rules.__file__).parent.glob("[!_]*.py"))
+RULES = sorted(
+    path.stem.replace("_", "-")
+    for folder in (rules, memory_rules)
+    for path in Path(folder.__file__).parent.glob("[!_]*.py")
+)
 
 
 @pytest.mark.parametrize("rule", RULES)

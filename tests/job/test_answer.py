@@ -109,6 +109,22 @@ def test_a_rank_that_waits_hides_the_same_work_of_its_host() -> None:
         assert hides or {one.rank for one in job.findings} == {0}
 
 
+def test_what_a_rank_hides_does_not_pass_for_noise() -> None:
+    """A rank with a slow kernel has waited elsewhere, and hidden some of its host's work there."""
+    slow, usual = many(2)
+    chance = random.Random(0)
+    for module in slow.modules:
+        part = chance.choice([0, 0, 1])
+        for way in ("forward", "backward"):
+            times = np.array(getattr(module, f"{way}_host"))
+            both = {f"{way}_host": part * times, f"{way}_hidden": (1 - part) * times}
+            parts = {name: tuple(some.tolist()) for name, some in both.items()}
+            slow = _replaced(slow, module.path, **parts)
+    slow = _slower(slow, SLOW, 8_000_000)
+    (finding,) = answer([slow, usual]).findings
+    assert (finding.rank, finding.path, finding.kind) == (0, SLOW, "gpu")
+
+
 def test_each_of_two_slow_ranks_is_named() -> None:
     ranks = many(6)
     for rank in (1, 4):

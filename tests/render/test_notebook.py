@@ -108,7 +108,7 @@ def test_a_comparison_shows_itself_in_a_notebook():
 @pytest.mark.slow
 def test_a_plot_draws_the_first_modules_in_ms():
     pytest.importorskip("matplotlib").use("Agg")
-    axes = vit().plot(3)
+    axes = vit().plot(top=3)
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "patch_drop (PatchDropout)",
         "patch_embed.proj (Conv2d)",
@@ -164,7 +164,7 @@ def test_the_plot_leaves_out_what_an_older_report_does_not_tell():
     from backspot.results.report import WallKinds
 
     rows = [replace(one, wall_on=WallKinds()) for one in vit().modules]
-    axes = replace(vit(), modules=tuple(rows)).plot(3)
+    axes = replace(vit(), modules=tuple(rows)).plot(top=3)
     assert len(axes.patches) == 3
 
 

@@ -12,9 +12,15 @@ from backspot.results.costs import PhaseName
 from backspot.results.report import (
     Finding,
     KernelCost,
+    MemoryOfDevice,
+    MemoryOfModule,
+    MemoryShare,
+    MemoryTimeline,
+    Peaks,
     Place,
     Report,
     Row,
+    WorkOfModule,
     ranked_lines,
     ranked_nodes,
 )
@@ -179,6 +185,54 @@ def odd() -> Report:
     )
 
 
+def detailed() -> Report:
+    """The same names, recorded with memory and shapes on a GPU that is known."""
+    plain = odd()
+    rows = []
+    for index, one in enumerate(plain.modules, 1):
+        flops = 10**12 * index
+        work = WorkOfModule(
+            forward_flops=flops // 2,
+            recompute_flops=None,
+            flops=flops,
+            forward_bytes=10**9,
+            recompute_bytes=None,
+            bytes=4 * 10**9,
+            flops_by_type={"bf16": flops},
+            forward_flops_by_type={"bf16": flops // 2},
+            unknown_share=0.1,
+        )
+        held = 10**8 * index
+        memory = MemoryOfModule(held, held, 2 * held, held, held, 2 * held, held // 2)
+        rows.append(replace(one, work=work, memory=memory))
+    live = tuple(
+        MemoryShare(one.path, one.class_name, "activation", 10**8 * index, 2)
+        for index, one in enumerate(rows, 1)
+    )
+    peak = sum(share.bytes for share in live)
+    device = MemoryOfDevice(
+        device=0,
+        peak_bytes=peak,
+        peak_ns=2_000_000,
+        peak_path=rows[0].path,
+        peak_phase="backward",
+        peak_step=0,
+        before_bytes=0,
+        reserved_bytes=2 * peak,
+        reserved_at_peak_bytes=2 * peak,
+        live=live,
+        least_by_step=(0, 0),
+        timeline=MemoryTimeline(
+            paths=("(before the recording)", *ODD_NAMES[:8]),
+            ns=(1_000_000, 2_000_000, 4_000_000),
+            allocated_bytes=(0, peak, peak // 2),
+            bytes_by_path=((0, 0, 0), *[(0, peak // 9, peak // 18)] * 8),
+        ),
+    )
+    peaks = Peaks("NVIDIA H200", {"bf16": 989.4}, 4800, "a data sheet")
+    return replace(plain, modules=tuple(rows), memory=(device,), peaks=peaks, mfu=0.4)
+
+
 def unlabelled() -> Report:
     """A trace in which nothing names a module."""
     nodes = ranked_nodes(
@@ -315,6 +369,7 @@ SAMPLES = {
     "checkpointed": checkpointed,
     "diagnosed": diagnosed,
     "unsteady": unsteady,
+    "detailed": detailed,
 }
 
 

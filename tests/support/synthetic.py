@@ -105,8 +105,43 @@ class Trace:
     def annotation(self, name: str, start: int, end: int, thread: int = 1) -> None:
         self.event("user_annotation", name, start, end, thread)
 
+    def memory(
+        self,
+        address: int,
+        size: int,
+        at: int,
+        *,
+        allocated: int,
+        reserved: int = 0,
+        thread: int = 1,
+        device: int = 0,
+    ) -> None:
+        """A block that comes, or goes if ``size`` is negative; the host is device -1."""
+        self.events.append(
+            {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "s": "t",
+                "name": "[memory]",
+                "pid": 1,
+                "tid": thread,
+                "ts": at / 1000,
+                "args": {
+                    "Total Reserved": reserved,
+                    "Total Allocated": allocated,
+                    "Bytes": size,
+                    "Device Id": device,
+                    "Device Type": int(device >= 0),
+                    "Addr": address,
+                },
+            }
+        )
+
     def document(self) -> dict[str, Any]:
-        whole = {"schemaVersion": 1, "traceEvents": self.events, "traceName": "synthetic"}
+        head = {"schemaVersion": 1}
+        if any(event["name"] == "[memory]" for event in self.events):
+            head["profile_memory"] = 1
+        whole = {**head, "traceEvents": self.events, "traceName": "synthetic"}
         return whole | self.metadata
 
     def save(self, path: Path) -> Path:

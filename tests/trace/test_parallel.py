@@ -39,7 +39,9 @@ def columns(events: Events) -> dict[str, object]:
         **{f.name: getattr(events, f.name) for f in fields(events)},
         **{f"flows.{f.name}": getattr(events.flows, f.name) for f in fields(events.flows)},
     }
-    del arrays["flows"]
+    of_memory = {f.name: getattr(events.allocations, f.name) for f in fields(events.allocations)}
+    arrays |= {f"allocations.{name}": column for name, column in of_memory.items()}
+    del arrays["flows"], arrays["allocations"]
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in arrays.items()

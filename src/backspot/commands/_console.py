@@ -15,12 +15,14 @@ from backspot.progress import Progress
 __all__ = [
     "abandon_output",
     "add_jobs",
+    "add_peaks",
     "add_rows",
     "add_width",
     "complain",
     "count",
     "flush_output",
     "note",
+    "positive",
     "reading",
     "use_color",
     "write_bytes",
@@ -146,6 +148,34 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of processes for a large uncompressed .json (default: automatic)",
     )
+
+
+def add_peaks(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--peak-tflops`` and ``--peak-gbps``."""
+    parser.add_argument(
+        "--peak-tflops",
+        type=positive,
+        metavar="X",
+        help="what the device can compute at best, in 10^12 operations per second (default: from a "
+        "table, by the device's name)",
+    )
+    parser.add_argument(
+        "--peak-gbps",
+        type=positive,
+        metavar="X",
+        help="the bandwidth of its memory, in 10^9 bytes per second (default: from that table)",
+    )
+
+
+def positive(text: str) -> float:
+    """Read a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
 
 
 def add_width(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,14 @@ __all__ = ["is_report", "read"]
 _SNIFFED = 4096
 
 
-def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> Report:
+def read(
+    source: str,
+    *,
+    depth: int | None = None,
+    jobs: int | None = None,
+    peak_tflops: float | None = None,
+    peak_gbps: float | None = None,
+) -> Report:
     """Read a trace with a progress bar; for a folder, say which trace was read."""
     if source == "-" and sys.stdin is None:
         raise SourceNotFoundError("standard input is closed: there is no trace to read")
@@ -27,7 +34,14 @@ def read(source: str, *, depth: int | None = None, jobs: int | None = None) -> R
         keep_freed()
     try:
         with reading(source) as progress:
-            report = locate(source, depth=depth, progress=progress.update, jobs=jobs)
+            report = locate(
+                source,
+                depth=depth,
+                progress=progress.update,
+                jobs=jobs,
+                peak_tflops=peak_tflops,
+                peak_gbps=peak_gbps,
+            )
     except OSError as error:
         if isinstance(error, BackspotError):
             raise

@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 
-from backspot.commands._console import add_jobs, add_rows
+from backspot.commands._console import add_jobs, add_peaks, add_rows
 
 EXIT_CODES = (3, 4, 5, 6)
 
@@ -28,6 +28,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_rows(parser)
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_jobs(parser)
+    add_peaks(parser)
 
 
 def _sources(trace: str) -> list[str | int]:
@@ -53,7 +54,13 @@ def run(args: argparse.Namespace) -> int:
     from backspot.commands._source import read
     from backspot.formatting import visible
 
-    report = read(args.trace, depth=args.depth, jobs=args.jobs)
+    report = read(
+        args.trace,
+        depth=args.depth,
+        jobs=args.jobs,
+        peak_tflops=args.peak_tflops,
+        peak_gbps=args.peak_gbps,
+    )
     if args.match:
         report = replace(report, modules=report.top(match=args.match))
     path = report.save(args.output, force=args.force)

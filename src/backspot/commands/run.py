@@ -65,6 +65,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--depth", type=count, metavar="D", help="the deepest level that is labelled (default: all)"
     )
     parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="record what is in memory too, in three further steps",
+    )
+    parser.add_argument(
+        "--shapes",
+        action="store_true",
+        help="record the inputs of operators too, for operations per second, in the same steps",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="DIR",
@@ -132,7 +142,13 @@ class _Observation:
         args = self._args
         warmup = args.warmup if args.at is None else max(args.at - args.steps - 2, 0)
         self._plan = Plan(
-            warmup=warmup, steps=args.steps, every=args.every, ends=args.exit, depth=args.depth
+            warmup=warmup,
+            steps=args.steps,
+            every=args.every,
+            ends=args.exit,
+            depth=args.depth,
+            memory=args.memory,
+            shapes=args.shapes,
         )
         self._observer = Observer(self._plan, self._deliver, complain, self._stepped)
         self._observer.begin()

@@ -16,7 +16,15 @@ from __future__ import annotations
 
 import argparse
 
-from backspot.commands._console import add_jobs, add_rows, complain, count, flush_output, write_text
+from backspot.commands._console import (
+    add_jobs,
+    add_peaks,
+    add_rows,
+    complain,
+    count,
+    flush_output,
+    write_text,
+)
 from backspot.commands._output import add_format, print_result
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
@@ -47,12 +55,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sort",
-        choices=("wall", "gpu", "cpu", "saves"),
+        choices=("wall", "gpu", "cpu", "saves", "memory", "headroom"),
         default="wall",
-        help="the time to rank by, or what a step would save without the module (default: wall)",
+        help="the time to rank by; what a step would save without the module; what it has in "
+        "memory at the peak; or the device time it would save near the peak (default: wall)",
     )
     add_format(parser, "Report")
     add_jobs(parser)
+    add_peaks(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,8 +95,19 @@ def _show(source: str, args: argparse.Namespace) -> None:
     from backspot.results.report import Report
 
     saved = is_report(source)
-    report = Report.load(source) if saved else read(source, jobs=args.jobs)
-    view = View(depth=args.depth, sort=args.sort, by=args.by, match=args.match)
+    if saved:
+        report = Report.load(source)
+    else:
+        peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
+        report = read(source, jobs=args.jobs, **peaks)
+    other = args.sort in ("memory", "headroom")
+    view = View(
+        depth=args.depth,
+        sort="wall" if other else args.sort,
+        by=args.by,
+        match=args.match,
+        order=args.sort if other else None,
+    )
     print_result(report, args, view, report.warnings)
     if source != "-" and not saved:
         flush_output()

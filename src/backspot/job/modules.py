@@ -176,7 +176,8 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
             continue
         before, after = table.others(rank), table.times[row]
         was, now = before.sum(axis=1), after.sum(axis=1)
-        shift = shift_of(was, now) if large.any() else None
+        # What the modules have in common is seen where neither side leaves out what is hidden.
+        shift = shift_of(was, table.taken[row].sum(axis=1)) if large.any() else None
         for index in chosen:
             module = table.modules[index]
             part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]

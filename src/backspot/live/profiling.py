@@ -12,7 +12,7 @@ import torch
 
 from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
-from backspot.formatting import visible
+from backspot.formatting import quoted, visible
 from backspot.live import torch_internals
 from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import (
@@ -23,7 +23,13 @@ from backspot.live.instrumentation import (
     put_labels,
 )
 from backspot.live.modules import class_name, unwrap
-from backspot.live.recording import activities, prepared, recording, synchronize
+from backspot.live.recording import (
+    STEPS_IN_DETAIL,
+    activities,
+    prepared,
+    recording,
+    synchronize,
+)
 from backspot.live.step_clock import step_times
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
@@ -50,6 +56,8 @@ def profile(
     lines: bool = True,
     compiled: bool = True,
     cudagraphs: bool = True,
+    memory: bool = False,
+    shapes: bool = False,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     ranks: Literal["all"] | None = None,
@@ -57,11 +65,12 @@ def profile(
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
     The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
-    steps`` times. The modules are labelled and ``steps`` of these steps are recorded with
-    ``torch.profiler``, on the host and on each kind of device that is in use. The profiler makes
-    steps slower, so some are timed without it, before and after the recording. Then the labels are
-    removed, and the recording is analysed as ``locate`` does. On a terminal and in a notebook a
-    progress bar is shown on standard error if it takes more than a second.
+    steps`` times, and three times more with ``memory`` or ``shapes``. The modules are labelled and
+    ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on each kind of
+    device that is in use. The profiler makes steps slower, so some are timed without it, before and
+    after the recording. Then the labels are removed, and the recording is analysed as ``locate``
+    does. On a terminal and in a notebook a progress bar is shown on standard error if it takes more
+    than a second.
 
     The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
     written to disk. Only the calling process is profiled, and no worker of a ``DataLoader``. With
@@ -96,6 +105,10 @@ def profile(
             ``mode="reduce-overhead"`` has it do. Default true. A replay does not show the modules
             inside. With false, the same code runs without graphs in all steps of the profile, and
             nothing is compiled again. Graphs that you capture yourself are replayed in any case.
+        memory: whether to record what is in memory, for ``Report.memory`` and ``Row.memory``: in
+            three steps of their own, so that the times are not affected. Default false.
+        shapes: whether to record the inputs of operators, for ``Row.work``: floating point
+            operations and bytes. In the same steps as ``memory``. Default false.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -134,6 +147,9 @@ def profile(
         1.0
     """
     _check_arguments(step, model, data, steps, warmup, unprofiled, cudagraphs)
+    for word, value in (("memory", memory), ("shapes", shapes)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{word}={quoted(value)}: give True or False")
     gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
@@ -164,7 +180,7 @@ def profile(
             )
             for name, part in models.items()
         ]
-        total = warmup + unprofiled + steps
+        total = warmup + unprofiled + steps + (STEPS_IN_DETAIL if memory or shapes else 0)
         tick = stack.enter_context(Progress("profiling", "steps", total=total)).advance
 
         def run() -> None:
@@ -182,20 +198,33 @@ def profile(
             # Kernels that still run have their launch before the recording, and no owner in it.
             synchronize(parts)
         passed_over = torch_internals.PassedOver.calls
-        with recording(profiler):
-            for number in range(steps):
-                with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
-                    take()
-                tick()
-            synchronize(parts)
+
+        def record(recorder: torch.profiler.profile, count: int) -> None:
+            with recording(recorder):
+                for number in range(count):
+                    with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
+                        take()
+                    tick()
+                synchronize(parts)
+
+        record(profiler, steps)
         transformed = torch_internals.PassedOver.calls > passed_over
         real += step_times(run, parts, unprofiled - len(real))
+        in_detail = None
+        if memory or shapes:
+            in_detail = torch.profiler.profile(
+                activities=activities(parts), profile_memory=memory, record_shapes=shapes
+            )
+            with prepared(in_detail):
+                synchronize(parts)
+            record(in_detail, STEPS_IN_DETAIL)
     with ExitStack() as stack:
         if gathering:
             stack.enter_context(gathering)
         report = locate_export(
             profiler,
             named,
+            in_detail=in_detail,
             warmed_up=warmup > 0,
             real_steps=real,
             trace=trace,

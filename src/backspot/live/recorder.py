@@ -8,6 +8,8 @@ these states:
 - *prepared*: the models have labels and the profiler is ready; one step runs to get used to both.
 - *recording*: the profiler records.
 
+If memory or shapes are wanted, *prepared* and *recording* follow once more, for steps of their own.
+
 Then everything is removed, and the report is made while the training waits.
 """
 
@@ -19,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +33,13 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.errors import UsageError
 from backspot.live import discovery, torch_internals
 from backspot.live.instrumentation import put_labels
-from backspot.live.recording import activities, prepared, recording, synchronize
+from backspot.live.recording import (
+    STEPS_IN_DETAIL,
+    activities,
+    prepared,
+    recording,
+    synchronize,
+)
 from backspot.pipeline import locate_export
 from backspot.results.report import Report
 from backspot.trace import Events
@@ -50,6 +58,8 @@ class Plan:
         every: make a report each time after so many steps; ``None``: one report.
         ends: whether to end the script after the first report.
         depth: the deepest level that is labelled, as in ``instrument``.
+        memory: whether to record some more steps with what is in memory.
+        shapes: whether to record some more steps with the inputs of operators.
     """
 
     warmup: int = 5
@@ -57,11 +67,18 @@ class Plan:
     every: int | None = None
     ends: bool = False
     depth: int | None = None
+    memory: bool = False
+    shapes: bool = False
+
+    @property
+    def in_detail(self) -> bool:
+        """Whether more steps are recorded, for more than times."""
+        return self.memory or self.shapes
 
     @property
     def needed(self) -> int:
         """How many steps the first report needs."""
-        return self.warmup + 2 * self.steps + 1
+        return self.warmup + 2 * self.steps + 1 + (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
 
     def too_few(self, training: str, steps: int, options: str) -> str:
         """Return why there is no report of a training that ended too early.
@@ -88,6 +105,7 @@ class Recorded:
         times_ns: the times of steps without the profiler, in nanoseconds.
         number: the number of this recording, from 1.
         requested: whether ``request`` asked for it, and so perhaps on this rank only.
+        in_detail: the profiler that recorded memory or shapes in the steps after these, if any.
     """
 
     profiler: torch.profiler.profile
@@ -96,6 +114,7 @@ class Recorded:
     times_ns: tuple[int, ...]
     number: int
     requested: bool
+    in_detail: torch.profiler.profile | None = None
 
     def locate(
         self,
@@ -116,6 +135,7 @@ class Recorded:
         return locate_export(
             self.profiler,
             f"{training}, steps {self.first} to {self.first + self.count - 1}",
+            in_detail=self.in_detail,
             warmed_up=True,
             real_steps=self.times_ns,
             trace=trace,
@@ -262,7 +282,9 @@ class Recorder:
         self._state = State.WAITING
         self._models: Mapping[str, torch.nn.Module] = {}
         self._labels = ExitStack()
+        self._recording_stack = ExitStack()
         self._own_profiler: torch.profiler.profile | None = None
+        self._timed_recording: Recorded | None = None
         self._mark: Any = None
         self._recorded = 0
         self._requested = False
@@ -299,8 +321,15 @@ class Recorder:
             else:
                 self._recorded += 1
                 self._end_mark()
-                if self._recorded < self._plan.steps:
+                wanted = self._plan.steps if self._timed_recording is None else STEPS_IN_DETAIL
+                if self._recorded < wanted:
                     self._begin_mark()
+                elif self._plan.in_detail and self._timed_recording is None:
+                    self._timed_recording = self._so_far()
+                    synchronize(self._models.values())
+                    self._recording_stack.close()
+                    self._recorded = 0
+                    self._make_ready(memory=self._plan.memory, shapes=self._plan.shapes)
                 else:
                     self._finish()
         except Exception as error:
@@ -320,7 +349,7 @@ class Recorder:
 
     def _is_free(self) -> bool:
         """Whether the script's own profilers leave room for a recording."""
-        ahead = range(2 * self._plan.steps + 2)
+        ahead = range(self._plan.needed - self._plan.warmup + 1)
         if not torch_internals.recording() and not any(
             _is_due(profiler, ahead) for profiler in discovery.profilers()
         ):
@@ -354,15 +383,22 @@ class Recorder:
                         compiled=False,  # its code was compiled before
                     )
                 )
-        self._own_profiler = torch.profiler.profile(activities=activities(self._models.values()))
+        self._make_ready()
+
+    def _make_ready(self, *, memory: bool = False, shapes: bool = False) -> None:
+        self._own_profiler = torch.profiler.profile(
+            activities=activities(self._models.values()),
+            profile_memory=memory,
+            record_shapes=shapes,
+        )
         self._state = State.PREPARED
-        self._labels.enter_context(prepared(self._own_profiler))
+        self._recording_stack.enter_context(prepared(self._own_profiler))
 
     def _begin_recording(self) -> None:
         assert self._own_profiler is not None  # noqa: S101 - for type checkers
         synchronize(self._models.values())
         self._state = State.RECORDING
-        self._labels.enter_context(recording(self._own_profiler))
+        self._recording_stack.enter_context(recording(self._own_profiler))
         self._begin_mark()
 
     def _begin_mark(self) -> None:
@@ -390,6 +426,9 @@ class Recorder:
             raise SystemExit(0)
 
     def _so_far(self) -> Recorded | None:
+        if self._timed_recording is not None:
+            in_detail = self._own_profiler if self._recorded else None
+            return replace(self._timed_recording, in_detail=in_detail)
         if self._own_profiler is None or not self._recorded:
             return None
         first = self.steps - self._recorded + 1
@@ -415,9 +454,10 @@ class Recorder:
                 pass
         if self._state is State.RECORDING:
             synchronize(self._models.values())
-        mark, labels = self._mark, self._labels
+        mark, labels, profiling = self._mark, self._labels, self._recording_stack
         self._reset()
-        labels.close()
+        with labels:
+            profiling.close()
         del mark  # a step that was cut short has no end in the trace; nothing records now
 
     def end(self) -> None:

@@ -11,7 +11,17 @@ from torch.profiler import ProfilerActivity, supported_activities
 
 from backspot.live import torch_internals
 
-__all__ = ["activities", "devices_of", "prepared", "recording", "synchronize"]
+__all__ = [
+    "STEPS_IN_DETAIL",
+    "activities",
+    "devices_of",
+    "prepared",
+    "recording",
+    "synchronize",
+]
+
+STEPS_IN_DETAIL = 3
+"""How many steps are recorded with memory: what grows from step to step shows in three."""
 
 
 def _kind(activity: ProfilerActivity) -> str:

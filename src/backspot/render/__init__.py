@@ -8,11 +8,12 @@ In the order in which they build on each other:
 
 - ``view.py``: which rows to show, and the time to rank them by
 - ``_sentences.py``: what is said in words; ``_comparison.py``: the same for a comparison
+- ``_memory.py`` and ``_roofline.py``: what memory and the device's limit add to both
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns and paragraphs in a given width
 - ``text.py``, ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
-  ``plot.py``: one output each
+  ``plot.py`` (with ``plot_limits.py``): one output each
 - ``job.py``: many ranks as text; ``html/_job.py`` is their page
 - ``labelled_trace.py``: a copy of a trace with added tracks
 - ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
@@ -152,7 +153,7 @@ def as_frame(report: Report) -> pd.DataFrame:
 
 
 def draw(report: Report, /, **options: Any) -> Axes:
-    """Draw a report's most expensive modules; the options are those of ``Report.plot``."""
+    """Draw a report's plot; the options are those of ``Report.plot``."""
     from backspot.render.plot import plot
 
     return plot(report, **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
@@ -22,12 +23,15 @@ from backspot.render.view import (
     share_of,
 )
 from backspot.results.costs import half_spread
+from backspot.results.limits import LimitOfModule
+from backspot.results.memory import MemoryOfModule
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
 __all__ = [
     "FIELDS",
     "Column",
+    "fields_of",
     "milliseconds_of",
     "module_columns",
     "node_cells",
@@ -45,6 +49,8 @@ Kind: TypeAlias = Literal[
     "spread",
     "share",
     "saves",
+    "memory",
+    "limit",
     "bar",
     "other time",
     "recompute",
@@ -160,6 +166,10 @@ def module_columns(
     if sort != "saves" and report.replayed_step is not None:
         columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
     columns += costs
+    if report.memory:
+        held = numbers("" if row.memory is None else _megabytes(row.memory) for row in rows)
+        columns.append(Column("memory", "memory", held, full_head="memory MB", need=1))
+    columns += _limit_columns(report, rows, ms, need=1 if view.order == "headroom" else 12)
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
@@ -270,6 +280,41 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     return columns
 
 
+def _limit_columns(
+    report: Report, rows: Sequence[Row], ms: Callable[[int], str], *, need: int
+) -> list[Column]:
+    """How fast each row runs on its device, what that is of the peak, and what could be saved."""
+    limits = [report.limit(row) if row.work is not None else None for row in rows]
+    if not any(limits):
+        return []
+
+    def cells(value: Callable[[LimitOfModule], object]) -> list[Part]:
+        return numbers("" if limit is None else value(limit) for limit in limits)
+
+    columns = [
+        Column(
+            "limit",
+            "TFLOP/s",
+            cells(lambda one: "" if one.tflops is None else f"{one.tflops:.1f}"),
+            need=need + 1,
+        )
+    ]
+    if report.peaks is not None:
+        shares = cells(lambda one: "" if one.of_peak is None else percent(one.of_peak))
+        saved = cells(lambda one: "" if one.headroom_ns is None else ms(one.headroom_ns))
+        columns += [
+            Column("limit", "of peak", shares, need=need),
+            Column("limit", "headroom", saved, full_head="headroom ms", need=need),
+        ]
+    return columns
+
+
+def _megabytes(memory: MemoryOfModule) -> str:
+    """What a module has in memory at the peak."""
+    held = memory.at_peak_bytes / 1e6
+    return f"{held:,.{0 if held >= 100 else 1}f}" if held >= 0.05 or not held else "0.0"
+
+
 def _calls(calls: float) -> str:
     return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
 
@@ -316,11 +361,36 @@ FIELDS = (
     "heaviest_node_line",
 )
 """The columns for programs (CSV and pandas), in order."""
+_OF_MEMORY = tuple(field.name for field in dataclass_fields(MemoryOfModule))
+_OF_WORK = (
+    "forward_flops",
+    "recompute_flops",
+    "flops",
+    "forward_bytes",
+    "recompute_bytes",
+    "bytes",
+)
+_OF_LIMIT = tuple(field.name for field in dataclass_fields(LimitOfModule))
+
+
+def fields_of(report: Report) -> tuple[str, ...]:
+    """``FIELDS``, and those that only some reports have."""
+    work = (*_OF_WORK, "unknown_share", *_OF_LIMIT) if _has_work(report) else ()
+    return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
+
+
+def _has_work(report: Report) -> bool:
+    return any(row.work is not None for row in report.modules)
 
 
 def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, ...]:
-    """The values of ``FIELDS`` for one row."""
+    """The values of ``fields_of(report)`` for one row."""
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)
     values = (getattr(row, field) for field in _OF_ROW)
-    return (*values, report.share(row), name, time, line.place if line else "")
+    memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
+    found = [*values, report.share(row), name, time, line.place if line else "", *memory]
+    if _has_work(report):
+        found += [getattr(row.work, field, None) for field in (*_OF_WORK, "unknown_share")]
+        found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
+    return tuple(found)

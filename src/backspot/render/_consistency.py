@@ -13,7 +13,15 @@ from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import UNSTEADY, ReplayedStep, Report, Row, Saving
+from backspot.results.report import (
+    UNSTEADY,
+    Peaks,
+    ReplayedStep,
+    Report,
+    Row,
+    Saving,
+    WorkOfModule,
+)
 
 __all__ = ["contradiction"]
 
@@ -65,6 +73,11 @@ def _contradictions(report: Report) -> Iterator[str]:
             yield f"device {device.device} has a time below 0 or beyond 63 bits"
     yield from _twice("device", report.devices, lambda device: device.device)
     yield from _of_phases(report)
+    yield from _of_memory(report)
+    if report.peaks is not None:
+        yield from _of_peaks(report.peaks)
+    if report.mfu is not None and not 0 <= report.mfu < _LIMIT:
+        yield "its mfu is below 0 or no number"
     for kernel in report.fused:
         what = f"the fused kernel {_named(kernel.name)}"
         yield from _impossible(kernel, what)
@@ -103,6 +116,10 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
     for saving in (row.saves, row.total_saves):
         if saving is not None:
             yield from _of_range(saving, f"what {what} saves")
+    if row.work is not None:
+        yield from _of_work(row.work, f"the work of {what}")
+    if row.memory is not None:
+        yield from _impossible(row.memory, f"the memory of {what}")
     if not row.members:
         yield f"{what} has no members"
     # No part is more than its whole, but medians of parts can sum to more than that of the whole.
@@ -153,6 +170,37 @@ def _of_passes(report: Report) -> Iterator[str]:
             yield f"the parts of pass {index} do not sum to its duration_ns"
     if report.passes and _summed(report.passes, "wall_ns") != report.recorded_wall_ns:
         yield "its passes do not sum to its wall_ns_by_step"
+
+
+def _of_work(work: WorkOfModule, what: str) -> Iterator[str]:
+    if not 0 <= work.unknown_share <= 1:  # nor is NaN
+        yield f"unknown_share of {what} is not from 0 to 1"
+    amounts = (value for value in astuple(work) if isinstance(value, int))
+    by_type = (*work.flops_by_type.values(), *work.forward_flops_by_type.values())
+    if any(not 0 <= amount < _LIMIT for amount in (*amounts, *by_type)):
+        yield f"{what} has a number below 0 or beyond 63 bits"
+
+
+def _of_peaks(peaks: Peaks) -> Iterator[str]:
+    if not all(0 <= peak < _LIMIT for peak in (peaks.gbps, *peaks.tflops.values())):
+        yield "its peaks have a number below 0 or beyond 63 bits"
+
+
+def _of_memory(report: Report) -> Iterator[str]:
+    for one in report.memory:
+        what = f"the memory of {one.name}"
+        yield from _impossible(one, what, but="device")
+        if _summed(one.live, "bytes") != one.peak_bytes:
+            yield f"what is live in {what} does not sum to its peak_bytes"
+        if one.peak_step >= report.steps:
+            yield f"{what} has its peak in step {one.peak_step}, of {report.steps}"
+        line = one.timeline
+        columns = (line.ns, line.allocated_bytes, *line.bytes_by_path)
+        if len(line.paths) != len(line.bytes_by_path) or len(set(map(len, columns))) > 1:
+            yield f"the columns of {what} over time have different lengths"
+        if any(not -_LIMIT <= value < _LIMIT for column in columns for value in column):
+            yield f"{what} over time holds a number beyond 63 bits"
+    yield from _twice("device in memory", report.memory, lambda one: one.device)
 
 
 def _of_phases(report: Report) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from backspot.formatting import counted, duration, percent
+from backspot.formatting import counted, duration, percent, size
 from backspot.render.view import (
     DEFAULT_VIEW,
     LEAST_UNSTEADY,
@@ -45,6 +45,7 @@ __all__ = [
     "answer",
     "answered",
     "cost_of",
+    "cost_of_place",
     "coverage",
     "explained",
     "kept_phases",
@@ -592,6 +593,9 @@ _CLEARLY_LESS = 0.9
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
+    if finding.held_bytes is not None:
+        share = percent(_of_memory(report, finding.held_bytes))
+        return size(finding.held_bytes), f"{share} of the peak"
     whole = report.whole_ns
     step = "backward" if report.per == "pass" else "step"
     share = percent(finding.wall_ns / whole if whole else 0.0)
@@ -601,6 +605,16 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     if finding.saves is not None and finding.saves.ns < _CLEARLY_LESS * finding.wall_ns:
         saves = f" ({duration(finding.saves.ns)} less without it)"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
+
+
+def cost_of_place(place: Place) -> str:
+    """What a finding costs in one place: a time, or memory."""
+    return duration(place.wall_ns) if place.held_bytes is None else size(place.held_bytes)
+
+
+def _of_memory(report: Report, held: int) -> float:
+    peak = report.memory[0].peak_bytes if report.memory else 0
+    return held / peak if peak else 0.0
 
 
 def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from backspot.comparison.changes import Comparison
 from backspot.formatting import counted, visible
@@ -17,6 +18,7 @@ from backspot.render._comparison import (
     sides,
     step_columns,
 )
+from backspot.render._memory import memory_sentences
 from backspot.render._sentences import (
     HEADING,
     Part,
@@ -52,10 +54,17 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     view = view or View(top=_TOP)
     chosen = select(report, view)
     facts = "; ".join([*setting(report), f"times in ms per {report.per}"])
-    lines = [f"**{_sentence(answer(report, view))}**", "", f"{facts[0].upper()}{facts[1:]}.", ""]
+    lines = [
+        f"**{_sentence(answer(report, replace(view, order=None)))}**",
+        "",
+        f"{facts[0].upper()}{facts[1:]}.",
+        "",
+    ]
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Time in a {report.per}: {goes}."), ""]
+    for text in memory_sentences(report):
+        lines += [_text(f"{text[0].upper()}{text[1:]}."), ""]
     for meaning in explained(report):
         lines += [_text(meaning), ""]
     if warnings := remedies(report):

@@ -18,6 +18,7 @@ from backspot.render._comparison import (
     recordings,
     step_columns,
 )
+from backspot.render._memory import memory_sentences
 from backspot.render._sentences import (
     KINDS,
     answer,
@@ -53,7 +54,7 @@ def report_html(report: Report) -> str:
     parts = [
         f'<p class="said">{sentence(answer(report))}</p>',
         _line_of_answer(report),
-        facts_list(setting(report)),
+        facts_list([*setting(report), *memory_sentences(report)]),
         warnings_list(remedies(report)),
         phases_bar(report),
     ]

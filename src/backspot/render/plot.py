@@ -1,16 +1,17 @@
-"""The most expensive modules as a bar chart."""
+"""The most expensive modules as a bar chart, and the way to the other plots."""
 
 from __future__ import annotations
 
-from dataclasses import astuple
-from typing import TYPE_CHECKING
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, get_args
 
 from backspot.errors import MissingDependencyError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.render._sentences import KINDS
 from backspot.render._terminal import keep_end
+from backspot.render.plot_limits import plot_memory, plot_roofline
 from backspot.render.view import View, only_nodes, operators_by, select
-from backspot.results.report import By, Report, Row, Sort, time_of
+from backspot.results.report import By, PlotKind, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
 if TYPE_CHECKING:
@@ -36,14 +37,24 @@ _TITLES: dict[Sort, str] = {
 
 
 def plot(
-    report: Report, *, top: int, depth: int | None, sort: Sort, by: By, ax: Axes | None
+    report: Report,
+    *,
+    kind: PlotKind,
+    top: int,
+    depth: int | None,
+    sort: Sort,
+    by: By,
+    ax: Axes | None,
 ) -> Axes:
-    """Draw the modules' times per step; the arguments are those of ``Report.plot``.
+    """Draw a report; the arguments are those of ``Report.plot``.
 
     Raises:
         MissingDependencyError: If matplotlib is not installed.
-        UsageError: If ``ax`` is not matplotlib axes.
+        UsageError: If ``ax`` is not matplotlib axes, or what ``kind`` needs was not recorded.
     """
+    if kind not in get_args(PlotKind):
+        names = ", ".join(get_args(PlotKind))
+        raise UsageError(f"plot({quoted(kind)}): choose one of {names}")
     if ax is not None and not hasattr(ax, "barh"):
         raise UsageError(f"ax={quoted(ax)}: give matplotlib axes, or None for a new figure")
     try:
@@ -52,39 +63,65 @@ def plot(
         raise MissingDependencyError(
             "plot() needs matplotlib: pip install 'backspot[plot]'"
         ) from error
-    chosen = select(report, View(top, depth, sort, by))
-    labelled = not only_nodes(report)
-    names, times = _modules(chosen.shown, sort) if labelled else _nodes(report, sort, top)
+    if kind == "modules":
+        bars = _bars(report, View(top, depth, sort, by))
+        size = 8, 1.2 + 0.28 * max(1, len(bars.names))
+    else:
+        size = 8, 4.5
     if ax is None:
-        height = 1.2 + 0.28 * max(1, len(names))
-        _, ax = plt.subplots(figsize=(8, height), layout="constrained")
+        _, ax = plt.subplots(figsize=size, layout="constrained")
+    if kind == "memory":
+        plot_memory(report, ax)
+    elif kind == "roofline":
+        plot_roofline(report, ax)
+    else:
+        _draw(bars, ax)
+        ax.set_xlabel(f"{_TITLES[sort]}, ms per {report.per}")
+    return ax
+
+
+@dataclass(frozen=True, slots=True)
+class _Bars:
+    """What to draw: times in nanoseconds, and what they are spent on as far as that is known."""
+
+    names: list[str]
+    times: list[int]
+    kinds: dict[str, list[int]]
+
+
+def _bars(report: Report, view: View) -> _Bars:
+    chosen = select(report, view)
+    if only_nodes(report):
+        return _Bars(*_nodes(report, view.sort, view.top), {})
+    kinds = _kinds(report, chosen.shown) if view.sort == "wall" else {}
+    return _Bars(*_modules(chosen.shown, view.sort), kinds)
+
+
+def _draw(bars: _Bars, ax: Axes) -> None:
     scale = 1e6
-    places = range(len(names))
-    kinds = _kinds(report, chosen.shown) if sort == "wall" and labelled else {}
-    left = [0.0] * len(names)
-    for kind, spent in kinds.items():
+    places = range(len(bars.names))
+    left = [0.0] * len(bars.names)
+    for kind, spent in bars.kinds.items():
         widths = [ns / scale for ns in spent]
         ax.barh(places, widths, left=left, color=_COLOURS[kind], label=KINDS[kind])
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    if kinds:
+    if bars.kinds:
         ax.legend(frameon=False, loc="lower right")
     else:
-        ax.barh(places, [ns / scale for ns in times], color=_PLAIN)
+        ax.barh(places, [ns / scale for ns in bars.times], color=_PLAIN)
     # A dollar sign would start a formula.
-    shown = [keep_end(visible(name), _LONGEST).replace("$", r"\$") for name in names]
+    shown = [keep_end(visible(name), _LONGEST).replace("$", r"\$") for name in bars.names]
     ax.set_yticks(places, labels=shown)
     ax.invert_yaxis()
-    ax.set_xlabel(f"{_TITLES[sort]}, ms per {report.per}")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
-    return ax
 
 
 def _modules(rows: tuple[Row, ...], sort: Sort) -> tuple[list[str], list[int]]:
     return [row.label for row in rows], [time_of(row, sort) for row in rows]
 
 
-def _nodes(report: Report, sort: Sort, top: int) -> tuple[list[str], list[int]]:
+def _nodes(report: Report, sort: Sort, top: int | None) -> tuple[list[str], list[int]]:
     ranked = operators_by(report, sort)[:top]
     return [short_node_name(one.name) for one in ranked], [time_of(one, sort) for one in ranked]
 

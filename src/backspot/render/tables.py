@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from backspot.comparison.changes import Comparison
 from backspot.errors import MissingDependencyError
 from backspot.formatting import visible
-from backspot.render._columns import FIELDS, record
+from backspot.render._columns import fields_of, record
 from backspot.render._comparison import FIELDS as CHANGE_FIELDS
 from backspot.render.formats import Format
 from backspot.render.view import View
@@ -33,7 +33,7 @@ def to_csv(report: Report, view: View | None = None) -> bytes:
     as escapes.
     """
     rows = report.modules if view is None else view.rows(report)
-    return _csv(FIELDS, (record(report, row) for row in rows))
+    return _csv(fields_of(report), (record(report, row) for row in rows))
 
 
 def comparison_to_csv(comparison: Comparison, view: View | None = None) -> bytes:
@@ -91,11 +91,12 @@ def to_frame(report: Report) -> pd.DataFrame:
             "to_pandas() needs pandas: pip install 'backspot[pandas]'"
         ) from error
     records = [record(report, row) for row in report.modules]
-    columns = zip(*records, strict=True) if records else [()] * len(FIELDS)
+    fields = fields_of(report)
+    columns = zip(*records, strict=True) if records else [()] * len(fields)
     frame: pd.DataFrame = pd.DataFrame(
         {
             name: pd.Series(values, dtype=None if _is_plain(values) else object)
-            for name, values in zip(FIELDS, columns, strict=True)
+            for name, values in zip(fields, columns, strict=True)
         }
     )
     return frame

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -29,6 +30,7 @@ from backspot.render._comparison import (
     recordings,
     step_columns,
 )
+from backspot.render._memory import limit_facts, memory_facts
 from backspot.render._sentences import (
     Part,
     answer,
@@ -91,13 +93,17 @@ def render_text(
     """
     width = _width(width)
     chosen = select(report, view)
-    lines = [_sentence(answer(report, view), width)]
-    row = answered(report, view)
+    by_time = replace(view, order=None)
+    lines = [_sentence(answer(report, by_time), width)]
+    row = answered(report, by_time)
     if row is not None:
         lines += _line_of_answer(row, view.sort, width)
     lines += fact_lines([*setting(report), f"times in ms per {report.per}"], width)
     if phases := phase_facts(report):
         lines += fact_lines([f"{report.per}: {phases[0]}", *phases[1:]], width)
+    for facts in (*memory_facts(report), limit_facts(report)):
+        if facts:
+            lines += fact_lines(facts, width)
     lines += map(Text, explained(report))
     lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
     lines.append(Text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from backspot.results.report import (
     UNSTEADY,
@@ -50,6 +50,7 @@ class View:
         sort: the time to rank by.
         by: what makes a row: a module, a class, or a pattern of repeated layers.
         match: patterns of the module paths to keep.
+        order: another thing than a time to rank by; then ``sort`` is the time that is shown first.
     """
 
     top: int | None = 15
@@ -57,10 +58,13 @@ class View:
     sort: Sort = "wall"
     by: By = "path"
     match: Sequence[str] | None = None
+    order: Literal["memory", "headroom"] | None = None
 
     def ranked(self, report: Report) -> tuple[Row, ...]:
         """Return all rows, the most expensive first."""
-        return report.top(depth=self.depth, sort=self.sort, by=self.by, match=self.match)
+        return report.top(
+            depth=self.depth, sort=self.order or self.sort, by=self.by, match=self.match
+        )
 
     def rows(self, report: Report) -> tuple[Row, ...]:
         """The ranked rows, with at most ``top`` modules; rows without an owner are all kept."""
@@ -103,14 +107,21 @@ def select(report: Report, view: View) -> Selection:
     # Without rows this costs nothing, and it checks the view.
     replace(report, modules=()).top(view.top, depth=view.depth, sort=view.sort, by=view.by)
     ranked = view.ranked(report)
-    modules = [row for row in ranked if row.is_module and costs_anything(row)]
+    modules = [row for row in ranked if row.is_module and _is_worth_a_line(row, view)]
     limit = len(modules) if view.top is None else view.top
     return Selection(
         shown=tuple(modules[:limit]),
         hidden=tuple(modules[limit:]),
-        idle=sum(row.members for row in ranked if row.is_module and not costs_anything(row)),
+        idle=sum(
+            row.members for row in ranked if row.is_module and not _is_worth_a_line(row, view)
+        ),
         unowned=unowned_rows(report, ranked),
     )
+
+
+def _is_worth_a_line(row: Row, view: View) -> bool:
+    holds = view.order == "memory" and row.memory is not None and row.memory.at_peak_bytes > 0
+    return holds or costs_anything(row)
 
 
 def is_unsteady(row: Row) -> bool:

@@ -9,6 +9,9 @@ has one entry a recorded step, and ``recorded_*`` are sums over all of them.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels and source
   lines; passes, devices and phases.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy.
+- ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
+- ``limits.py``: how far modules are from what the device can do.
+- ``work.py``: floating point operations and bytes of each module.
 - ``job.py``: ``JobReport``, many ranks of one job.
 - ``savings.py``: what a step would save, as ``Row``, ``Finding`` and ``Report.what_if`` have it.
 - ``subtrees.py``: ``Subtree``, a module with the modules inside it.

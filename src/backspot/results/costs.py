@@ -12,8 +12,10 @@ from typing import Literal, Protocol
 
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
+from backspot.results.memory import MemoryOfModule
 from backspot.results.public import public
 from backspot.results.savings import Saving
+from backspot.results.work import WorkOfModule
 
 __all__ = [
     "Coverage",
@@ -24,6 +26,7 @@ __all__ = [
     "LineCost",
     "NodeCost",
     "OperatorCost",
+    "Order",
     "Pass",
     "Phase",
     "PhaseName",
@@ -37,6 +40,8 @@ __all__ = [
 
 Sort = Literal["wall", "gpu", "cpu", "saves"]
 """What rows are ranked by: a time, or what a step would save without them."""
+Order = Literal["wall", "gpu", "cpu", "saves", "memory", "headroom"]
+"""The same, or what rows have in memory, or how much faster the device could run them."""
 
 
 @public
@@ -255,6 +260,10 @@ class Row:
         total_saves: What a step would take less if the backward of this module and of all modules
             inside it were free. Savings do not add up: work that hides behind two modules shows
             only if both are free.
+        memory: What the module has in memory, ``None`` unless the trace was recorded with
+            ``profile_memory=True``.
+        work: How much work the module does, ``None`` unless the trace was recorded with
+            ``record_shapes=True``.
 
     Example:
         >>> row = report.modules[0]
@@ -291,6 +300,8 @@ class Row:
     lines: tuple[LineCost, ...] = ()
     saves: Saving | None = None
     total_saves: Saving | None = None
+    memory: MemoryOfModule | None = None
+    work: WorkOfModule | None = None
 
     @property
     def is_exchange(self) -> bool:
@@ -402,6 +413,26 @@ class Row:
     def total_saves_ns(self) -> int | None:
         """As ``saves_ns``, for this module and all modules inside it."""
         return None if self.total_saves is None else self.total_saves.ns
+
+    @property
+    def flops(self) -> int | None:
+        """Floating point operations of the backward, ``None`` where they are not known."""
+        return None if self.work is None else self.work.flops
+
+    @property
+    def forward_flops(self) -> int | None:
+        """Floating point operations of the forward, ``None`` where they are not known."""
+        return None if self.work is None else self.work.forward_flops
+
+    @property
+    def recompute_flops(self) -> int | None:
+        """Operations of forward work that runs again, ``None`` where they are not known."""
+        return None if self.work is None else self.work.recompute_flops
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes that the backward moves at least, ``None`` where they are not known."""
+        return None if self.work is None else self.work.bytes
 
 
 def half_spread(by_step: Sequence[int]) -> int:

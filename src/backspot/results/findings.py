@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backspot.formatting import visible
+from backspot.formatting import size, visible
 from backspot.results.public import public
 from backspot.results.savings import Saving
 
@@ -21,12 +21,14 @@ class Place:
 
     Attributes:
         path: Path of the module, as in its row; a name in parentheses for time that no module owns;
-            or a phase of the step, ``(optimizer)`` or ``(data)``.
+            or a phase of the step, ``(optimizer)`` or ``(data)``; or ``(allocator)`` for memory
+            that no module has.
         class_name: Class of the module, ``""`` if the place is not a module.
         count: Number of occurrences in a typical step. The finding says of what: nodes, kernels or
             calls.
         wall_ns: Clock time that it takes there, in nanoseconds of a typical step.
         line: Line of forward source code, ``file:line``, or ``""`` if it is not known.
+        held_bytes: What it has in memory there, ``None`` if the finding is not about memory.
     """
 
     path: str
@@ -34,6 +36,7 @@ class Place:
     count: int
     wall_ns: int
     line: str = ""
+    held_bytes: int | None = None
 
     @property
     def label(self) -> str:
@@ -63,6 +66,8 @@ class Finding:
         saves: What a step would take less if the work of the cause were free: its nodes with the
             device work that they launch, its device work alone, or its waits, as the section of
             the rule says; at most ``wall_ns``. ``None`` where that is not known.
+        held_bytes: What the cause has in memory, ``None`` if the finding is about time. A finding
+            about memory has no ``wall_ns``.
 
     Example:
         >>> finding = report.findings[1]
@@ -84,10 +89,12 @@ class Finding:
     kernels: tuple[str, ...] = ()
     link: str = ""
     saves: Saving | None = None
+    held_bytes: int | None = None
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""
-        return f"<Finding {self.rule}{where}: {self.wall_ns / 1e6:.3f} ms>"
+        cost = f"{self.wall_ns / 1e6:.3f} ms" if self.held_bytes is None else size(self.held_bytes)
+        return f"<Finding {self.rule}{where}: {cost}>"
 
     @property
     def path(self) -> str:

@@ -9,7 +9,9 @@ from functools import lru_cache
 from typing import Protocol
 
 from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds
+from backspot.results.memory import MemoryOfModule, summed_memory
 from backspot.results.savings import Saving
+from backspot.results.work import summed_work
 
 __all__ = [
     "add_totals",
@@ -80,6 +82,8 @@ def fold(
             members=1,
             saves=_saves(known.get(path), len(members), inside.get(path, 0)),
             total_saves=known[path].total_saves if path in known else None,
+            memory=known[path].memory if path in known else None,
+            has_all=len(members) == inside.get(path, 0),
         )
         for path, members in groups.items()
     ]
@@ -151,6 +155,8 @@ def _merge(
     members: int,
     saves: Saving | None = None,
     total_saves: Saving | None = None,
+    memory: MemoryOfModule | None = None,
+    has_all: bool = False,
 ) -> Row:
     # A total includes the modules inside, so only the outermost rows of the group are added.
     parents = parents_of(rows)
@@ -191,6 +197,10 @@ def _merge(
         forward_ns_by_step=_added(row.forward_ns_by_step for row in rows),
         saves=saves,
         total_saves=total_saves,
+        memory=summed_memory(
+            [row.memory for row in rows], [row.memory for row in outer], memory, has_all=has_all
+        ),
+        work=summed_work((row.work, row.gpu_ns or row.cpu_ns) for row in rows),
     )
 
 

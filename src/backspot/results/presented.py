@@ -42,7 +42,7 @@ class Forms(Protocol):
         """Return a data frame with one row per module."""
 
     def draw(self, report: Result, /, **options: Any) -> Axes:
-        """Draw a bar chart of the most expensive modules. Takes the options of ``Report.plot``."""
+        """Draw a plot into axes. Takes the options of ``Report.plot``."""
 
 
 class Labelling(Protocol):

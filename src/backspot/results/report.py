@@ -26,6 +26,7 @@ from backspot.results.costs import (
     LineCost,
     NodeCost,
     OperatorCost,
+    Order,
     Pass,
     Phase,
     PhaseName,
@@ -47,11 +48,14 @@ from backspot.results.grouping import (
     ranked_rows,
 )
 from backspot.results.job import JobReport
+from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.matching import is_pattern, patterns_of
+from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.presented import Presented
 from backspot.results.public import public
 from backspot.results.savings import Predictor, ReplayedStep, Saving, WhatIf
 from backspot.results.subtrees import Subtree, near_names, subtree_of
+from backspot.results.work import WorkOfModule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,13 +72,21 @@ __all__ = [
     "FusedPart",
     "KernelCost",
     "LabelSource",
+    "LimitOfModule",
     "LineCost",
+    "MemoryOfDevice",
+    "MemoryOfModule",
+    "MemoryShare",
+    "MemoryTimeline",
     "NodeCost",
     "OperatorCost",
+    "Order",
     "Pass",
+    "Peaks",
     "Phase",
     "PhaseName",
     "Place",
+    "PlotKind",
     "ReplayedStep",
     "Report",
     "Row",
@@ -84,6 +96,7 @@ __all__ = [
     "Subtree",
     "WallKinds",
     "WhatIf",
+    "WorkOfModule",
     "add_totals",
     "changed",
     "fold",
@@ -99,6 +112,8 @@ SCHEMA = "backspot.report/2"
 """Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
 
 By = Literal["path", "class", "pattern"]
+PlotKind = Literal["modules", "memory", "roofline"]
+"""What ``Report.plot`` draws."""
 LabelSource = Literal["backspot", "lightning", "python", "none"]
 StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 
@@ -158,6 +173,13 @@ class Report(Presented, _Predicted):
         not_replayed: Why the recording cannot be replayed, in one sentence; ``""`` if it can.
         rules_looked: Number of rules that could judge the trace; 0 for a trace that is cut short.
         rules_unable: Number of rules that could not, because the trace has no device work.
+        memory: Memory of each device, the one with the highest peak first and the host last. Empty
+            unless the trace was recorded with ``profile_memory=True``.
+        peaks: What the device can do at best, ``None`` unless the trace was recorded with
+            ``record_shapes=True`` on a device that is known.
+        mfu: Model FLOPs utilisation: share (0 to 1) of a step's clock time that its operations
+            would take at the peak, without forward work that runs again. ``None`` where it is not
+            known.
         schema: Version of the JSON form.
 
     Example:
@@ -199,6 +221,9 @@ class Report(Presented, _Predicted):
     not_replayed: str = ""
     rules_looked: int = 0
     rules_unable: int = 0
+    memory: tuple[MemoryOfDevice, ...] = ()
+    peaks: Peaks | None = None
+    mfu: float | None = None
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -282,12 +307,33 @@ class Report(Presented, _Predicted):
             whole = time_of(self, sort)
         return time_of(row, sort) / whole if whole else 0.0
 
+    def limit(self, row: Row) -> LimitOfModule | None:
+        """Return how fast the backward of a row runs, and how far it is from the device's limit.
+
+        Args:
+            row: A row of this report, from ``modules`` or ``top()``.
+
+        Returns:
+            The limit; ``None`` if the work of the row is not known, or takes no device time.
+
+        Raises:
+            UsageError: If ``row`` is not a row.
+
+        Example:
+            >>> limit = report.limit(report["blocks.0.mlp.fc1"].row)
+            >>> f"{limit.tflops:.0f} TFLOP/s, {limit.of_peak:.0%} of {report.peaks.device}"
+            '464 TFLOP/s, 47% of NVIDIA H200'
+        """
+        if not isinstance(row, Row):
+            raise UsageError(f"limit({quoted(row)}): give a row; report.modules has them")
+        return limit_of(row, self.peaks)
+
     def top(
         self,
         n: int | None = None,
         *,
         depth: int | None = None,
-        sort: Sort = "wall",
+        sort: Order = "wall",
         by: By = "path",
         match: str | Sequence[str] | None = None,
     ) -> tuple[Row, ...]:
@@ -299,7 +345,9 @@ class Report(Presented, _Predicted):
                 Only modules that were called count, so ``model.layers.3`` is at depth 2 if
                 ``layers`` is a ``ModuleList``. ``None`` (default) keeps every module.
             sort: Time to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``; or ``"saves"``,
-                what a step would take less without the row. Rows with unknown savings come last.
+                what a step would take less without the row; ``"memory"``, what the row has in
+                memory at the peak; or ``"headroom"``, the device time that it would save at the
+                reachable part of the peak. Rows for which this is not known come last.
             by: ``"path"`` (default) returns one row per module; ``"class"`` one row per class;
                 ``"pattern"`` one row per repeated layer: modules of one class whose paths differ
                 only in numbers, ``blocks.*.mlp.fc1``.
@@ -327,7 +375,7 @@ class Report(Presented, _Predicted):
             )
         if not _is_count(depth):
             raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
-        _check("sort", sort, get_args(Sort))
+        _check("sort", sort, get_args(Order))
         _check("by", by, get_args(By))
         rows: Sequence[Row] = self.modules
         patterns = None
@@ -340,8 +388,17 @@ class Report(Presented, _Predicted):
             rows = group(rows, lambda row: row.class_name or row.name)
         elif by == "pattern":
             rows = group(rows, pattern_of(rows))
-        ranked = sorted(rows, key=lambda row: (-time_of(row, sort), -row.wall_ns, row.path))
+        ranked = sorted(rows, key=lambda row: (-self._weight(row, sort), -row.wall_ns, row.path))
         return tuple(ranked[:n])
+
+    def _weight(self, row: Row, order: Order) -> int:
+        if order == "memory":
+            return -1 if row.memory is None else row.memory.at_peak_bytes
+        if order == "headroom":
+            limit = limit_of(row, self.peaks)
+            known = limit is not None and limit.headroom_ns is not None
+            return limit.headroom_ns if known else -1  # type: ignore[union-attr, return-value]
+        return time_of(row, order)
 
     def __getitem__(self, path: str) -> Subtree:
         """Return the module at ``path`` with the modules inside it.
@@ -526,29 +583,34 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 30))
+            ('patch_drop', (78, 43))
         """
         return presented.forms().as_frame(self)
 
     def plot(
         self,
-        top: int = 15,
+        kind: PlotKind = "modules",
         *,
+        top: int = 15,
         depth: int | None = None,
         sort: Sort = "wall",
         by: By = "path",
         ax: Axes | None = None,
     ) -> Axes:
-        """Draw the most expensive modules as bars, in milliseconds of a typical step.
-
-        Bars of wall time are divided by what the time is spent on. Without module labels, the bars
-        are autograd nodes.
+        """Draw the most expensive modules, memory over time, or the roofline.
 
         Args:
+            kind: ``"modules"`` (default) draws the most expensive modules as bars, in milliseconds
+                of a typical step. Bars of wall time are divided by what the time is spent on.
+                Without module labels, the bars are autograd nodes. ``"memory"`` draws what is
+                allocated on the first device of ``memory`` over the recorded steps, by module.
+                ``"roofline"`` draws the achieved TFLOP/s of modules over their operations per
+                byte, below what the device can do. Repeated layers are one there.
             top: Maximum number of bars. Default: 15.
             depth: As in ``top()``. Default: ``None``.
             sort: Time to draw and to rank by, as in ``top()``. Default: ``"wall"``.
-            by: As in ``top()``. Default: ``"path"``.
+            by: As in ``top()``. Default: ``"path"``. ``top``, ``depth``, ``sort`` and ``by`` are
+                for ``"modules"``.
             ax: Matplotlib axes to draw into. ``None`` (default) makes a figure.
 
         Returns:
@@ -556,14 +618,17 @@ class Report(Presented, _Predicted):
 
         Raises:
             MissingDependencyError: If matplotlib is not installed.
-            UsageError: If ``top()`` refuses the arguments, or ``ax`` is not axes.
+            UsageError: If ``top()`` refuses the arguments, ``ax`` is not axes, or what ``kind``
+                needs was not recorded.
 
         Example:
             >>> ax = report.plot(top=5, depth=2)
             >>> ax.get_xlabel()
             'wall time in the backward, ms per step'
         """
-        return presented.forms().draw(self, top=top, depth=depth, sort=sort, by=by, ax=ax)
+        return presented.forms().draw(
+            self, kind=kind, top=top, depth=depth, sort=sort, by=by, ax=ax
+        )
 
 
 def changed(

@@ -27,18 +27,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from itertools import pairwise
-
-import msgspec
 
 from backspot.errors import NotATraceError
 from backspot.trace import compiled, source_lines
 from backspot.trace.brackets import Brackets, Shape, with_numbers
 from backspot.trace.columns import Columns
-from backspot.trace.json_events import Event, decode_events, gather
-from backspot.trace.metadata import TableFinder, find_events
+from backspot.trace.json_events import (
+    Event,
+    convert_event,
+    convert_in_detail,
+    decode_events,
+    decode_in_detail,
+    gather,
+)
+from backspot.trace.metadata import TableFinder, device_names, find_events, has_details
 
 __all__ = ["ChromeDecoder", "first_between"]
 
@@ -57,6 +62,8 @@ _LONG = 1 << 20
 """Bytes without a visible boundary between two events, after which brackets are counted."""
 _MOST_EVENT = 1 << 24
 """Bytes of one event: a longer one is skipped and counted as malformed."""
+_MOST_HEAD = 1 << 20
+"""Bytes before the events that are searched for what is recorded."""
 _MOST_LENIENT = 1 << 22
 """Bytes for the lenient level: Python's own objects take some dozen times the size of the text."""
 _BEYOND_USE = 100_000
@@ -78,6 +85,7 @@ class ChromeDecoder:
     Args:
         read: returns the next bytes, at most as many as asked for; ``b""`` at the end.
         source: what is read, for messages.
+        head: the text before the events, if what is read begins behind it.
 
     Attributes:
         columns: the values of the events.
@@ -87,8 +95,10 @@ class ChromeDecoder:
         truncated: whether the text ends before the list of events does.
     """
 
-    def __init__(self, read: Callable[[int], bytes], source: str) -> None:
+    def __init__(self, read: Callable[[int], bytes], source: str, head: bytes = b"") -> None:
         self._read = read
+        self._head = head
+        self._in_detail = bool(head) and has_details(head)
         self._source = source
         self._tables = (
             TableFinder(source_lines.KEY, source_lines.MOST_BYTES),
@@ -106,7 +116,7 @@ class ChromeDecoder:
         Raises:
             NotATraceError: If the text is no trace at all.
         """
-        state, text = self._events(find_events(self._read, self._source, self._look))
+        state, text = self._events(self._begin())
         self.truncated = state is _List.OPEN
         if state is _List.CLOSED:
             self._look(text)
@@ -129,7 +139,7 @@ class ChromeDecoder:
         Raises:
             NotATraceError: If the text is no trace at all.
         """
-        rest = find_events(self._read, self._source, self._look) if first else b""
+        rest = self._begin() if first else b""
         while block := self._next(len(rest)):
             buffer = rest + block
             cut = _last_between(buffer, len(rest))
@@ -152,6 +162,17 @@ class ChromeDecoder:
         self.columns.extend(columns)
         self.seen += seen
         self.impossible += impossible
+
+    def _begin(self) -> bytes:
+        """Read the text before the events, and return what was read behind it."""
+        rest = find_events(self._read, self._source, self._look_before)
+        self._in_detail = has_details(self._head)
+        self.columns.device_names = device_names(self._head)
+        return rest
+
+    def _look_before(self, text: bytes) -> None:
+        self._look(text)
+        self._head += text[: max(0, _MOST_HEAD - len(self._head))]
 
     # The list of events ------------------------------------------------------------------------
     #
@@ -309,7 +330,8 @@ class ChromeDecoder:
 
     def _decoded(self, text: bytes) -> bool:
         try:
-            events = decode_events(b"[" + text + b"]")
+            decode = decode_in_detail if self._in_detail else decode_events
+            events = decode(b"[" + text + b"]")
         except _BAD:
             return False
         self._take(events)
@@ -327,15 +349,16 @@ class ChromeDecoder:
         return True
 
     def _converted(self, raw: list[object]) -> list[Event]:
-        events = []
+        events: list[Event] = []
+        convert = convert_in_detail if self._in_detail else convert_event
         for item in raw:
             try:
-                events.append(msgspec.convert(item, Event, strict=False))
+                events.append(convert(item))
             except (*_BAD, SystemError):  # msgspec before 0.22, for an integer beyond a float
                 self._leave_out()
         return events
 
-    def _take(self, events: list[Event]) -> None:
+    def _take(self, events: Sequence[Event]) -> None:
         self.seen += len(events)
         self.impossible += gather(events, self.columns)
 

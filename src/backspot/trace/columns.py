@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from backspot.trace.compiled import CompiledTable
-from backspot.trace.events import Category, Events, Flows, Ints
+from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
 
-__all__ = ["LONGEST_NS", "Columns", "Index", "integers"]
+__all__ = ["LONGEST_NS", "NO_INPUTS", "Columns", "Index", "integers"]
 
 LONGEST_NS = 30 * 24 * 3600 * 10**9
 """Nanoseconds, thirty days: longer than any recording, and so longer than any event."""
@@ -21,6 +22,8 @@ _MOST_NS = 1 << 60
 """Nanoseconds that all events may last together, 36 years of threads. Then any sum of times that
 counts an event a few times fits 64 bits."""
 _MOST_NUMBER = 1 << 62
+NO_INPUTS = (b"",) * 4
+"""The texts of an event without recorded inputs."""
 _MARKS = (PROFILER_STEP, NEXT_BATCH)
 _TOGETHER = 1 << 17
 """Rows per chunk: keeping many small arrays would fragment the heap."""
@@ -30,6 +33,7 @@ _NARROW: dict[str, Any] = {
     "name": np.int32,
     "thread": np.int32,
     "group": np.int32,
+    "signature": np.int32,
 }
 
 
@@ -50,8 +54,10 @@ class Columns:
         names: the number of each name.
         threads: the number of each (process, thread).
         groups: the number of each process group.
+        signatures: the number of each operator's inputs, by the texts of ``Signature`` as bytes.
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
+        device_names: as in ``Events``.
         unknown: the events that were left out because their category is unknown.
     """
 
@@ -67,22 +73,27 @@ class Columns:
         "device",
         "size",
         "group",
+        "signature",
     )
     FLOWS = ("identity", "forward", "thread", "time")
+    MEMORY = ("time", "thread", "address", "size", "allocated", "reserved", "device")
 
     def __init__(self) -> None:
         self.names = Index()
         self.threads = Index()
         self.groups = Index()
+        self.signatures = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
+        self.device_names: dict[int, str] = {}
         self.compiled = CompiledTable()
         self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
+        self._memory: dict[str, list[Ints]] = {field: [] for field in self.MEMORY}
         self._chunks, self._loose_rows = 0, 0  # pieces that are chunks, rows in those that are not
         # Apart from ``threads``: the order of threads must not depend on where pieces end.
-        self._flow_threads = Index()
+        self._other_threads = Index()
         self._identities = Index()
 
     def add(self, *columns: Ints) -> None:
@@ -114,11 +125,26 @@ class Columns:
         columns = (
             list(map(self._identities.__getitem__, identities)),
             forward,
-            list(map(self._flow_threads.__getitem__, threads)),
+            self._threads_apart(threads),
             times,
         )
         for gathered, column in zip(self._flows.values(), columns, strict=True):
             gathered.append(np.array(column, np.int64))
+
+    def add_memory(self, threads: Sequence[tuple[object, object]], *columns: Ints) -> None:
+        """Add blocks of memory that came or went.
+
+        Args:
+            threads: (process, thread) of each, as the trace names them.
+            columns: the other columns of ``MEMORY``, in this order.
+        """
+        time, *others = columns
+        added = (time, np.array(self._threads_apart(threads), np.int64), *others)
+        for gathered, column in zip(self._memory.values(), added, strict=True):
+            gathered.append(column)
+
+    def _threads_apart(self, threads: Sequence[tuple[object, object]]) -> list[int]:
+        return list(map(self._other_threads.__getitem__, threads))
 
     def __len__(self) -> int:
         return sum(map(len, self._pieces["start"]))
@@ -135,18 +161,29 @@ class Columns:
             (other._pieces, "thread", _numbers(self.threads, other.threads)),
             # The last is what -1 finds: no group.
             (other._pieces, "group", np.append(_numbers(self.groups, other.groups), -1)),
+            (
+                other._pieces,
+                "signature",
+                np.append(_numbers(self.signatures, other.signatures), -1),
+            ),
             (other._flows, "identity", _numbers(self._identities, other._identities)),
-            (other._flows, "thread", _numbers(self._flow_threads, other._flow_threads)),
+            (other._flows, "thread", _numbers(self._other_threads, other._other_threads)),
+            (other._memory, "thread", _numbers(self._other_threads, other._other_threads)),
         ):
             columns[field] = [numbers[piece] for piece in columns[field]]
-        for mine, theirs in ((self._pieces, other._pieces), (self._flows, other._flows)):
+        for mine, theirs in (
+            (self._pieces, other._pieces),
+            (self._flows, other._flows),
+            (self._memory, other._memory),
+        ):
             for field, gathered in mine.items():
                 gathered += theirs[field]
         self._chunks, self._loose_rows = len(self._pieces["start"]), 0
 
     def compact(self) -> None:
         """Join all pieces into one."""
-        for gathered in (*self._pieces.values(), *self._flows.values()):
+        every = (self._pieces, self._flows, self._memory)
+        for gathered in chain.from_iterable(columns.values() for columns in every):
             gathered[:] = [_joined(gathered)]
         self._chunks, self._loose_rows = 1, 0
 
@@ -213,6 +250,7 @@ class Columns:
         origin = int(arrays["start"].min()) if len(arrays["start"]) else 0
         arrays["start"] -= origin
         flows = self._arrows(origin)
+        allocations = self._allocations(origin)
         return Events(
             **arrays,
             names=tuple(self.names),
@@ -229,6 +267,9 @@ class Columns:
             origin_ns=origin,
             truncated=truncated,
             lines=self.lines,
+            signatures=self._signatures(),
+            allocations=allocations,
+            device_names=self.device_names,
             compiled=self.compiled,
         )
 
@@ -241,8 +282,24 @@ class Columns:
         ends, starts = ends[at >= 0], starts[at[at >= 0]]
         matched = identity[starts] == identity[ends]
         start, end = starts[matched], ends[matched]
-        thread = _numbers(self.threads, self._flow_threads)
+        thread = _numbers(self.threads, self._other_threads)
         return Flows(thread[place[start]], thread[place[end]], time[end] - origin)
+
+    def _signatures(self) -> tuple[Signature, ...]:
+        if not self.signatures.keys() - {NO_INPUTS}:
+            return ()
+        decoded = ((text.decode("utf-8", "replace") for text in key) for key in self.signatures)
+        return tuple(Signature(*texts) for texts in decoded)
+
+    def _allocations(self, origin: int) -> Allocations:
+        """Sort by time: Kineto writes one thread after the other."""
+        columns = {field: _joined(gathered) for field, gathered in self._memory.items()}
+        if len(columns["time"]):
+            columns["time"] -= origin
+            columns["thread"] = _numbers(self.threads, self._other_threads)[columns["thread"]]
+            order = np.argsort(columns["time"], kind="stable")
+            columns = {field: column[order] for field, column in columns.items()}
+        return Allocations(**columns)
 
 
 def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:

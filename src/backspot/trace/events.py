@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from backspot.trace.compiled import CompiledTable
 from backspot.trace.labels import Label, parse_label
 from backspot.trace.source_lines import LineTable
 
-__all__ = ["CATEGORIES", "Category", "Events", "Flows", "Ints", "Mask"]
+__all__ = ["CATEGORIES", "Allocations", "Category", "Events", "Flows", "Ints", "Mask", "Signature"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -63,11 +63,65 @@ class Flows:
     backward_time: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """What the allocators reported with ``profile_memory=True``: each block that came or went.
+
+    All are arrays of equal length, in the order of time.
+
+    Attributes:
+        time: nanoseconds, on the clock of ``Events.start``.
+        thread: index into ``Events.threads``.
+        address: where the block is, on its device.
+        size: bytes of the block, negative where it is freed.
+        allocated: bytes that the allocator has given out after this. On the host, PyTorch counts
+            only while it records.
+        reserved: bytes that the allocator has from the device; 0 on the host.
+        device: index of the device, -1 for the host.
+    """
+
+    time: Ints
+    thread: Ints
+    address: Ints
+    size: Ints
+    allocated: Ints
+    reserved: Ints
+    device: Ints
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.time)
+
+    def where(self, keep: Mask) -> Allocations:
+        """Return those for which ``keep`` is true."""
+        return Allocations(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+
+def _no_allocations() -> Allocations:
+    return Allocations(*(np.empty(0, np.int64) for _ in fields(Allocations)))
+
+
+class Signature(NamedTuple):
+    """The inputs of an operator, with ``record_shapes=True``, as JSON lists with an entry an input.
+
+    Attributes:
+        shapes: the sizes of each tensor.
+        types: the type of each tensor's elements, as C++ names it, or ``Scalar`` and the like.
+        strides: the strides of each tensor; ``""`` where they are not recorded.
+        values: the values of the inputs that are not tensors, as text.
+    """
+
+    shapes: str
+    types: str
+    strides: str
+    values: str
+
+
 @dataclass(frozen=True)
 class Events:
     """A trace as columns: arrays of equal length with one entry for each event, in trace order.
 
-    ``category``, ``name``, ``thread`` and ``group`` have fewer than 64 bits.
+    ``category``, ``name``, ``thread``, ``group`` and ``signature`` have fewer than 64 bits.
 
     Attributes:
         start: nanoseconds from the trace's first event.
@@ -84,9 +138,11 @@ class Events:
             for a kernel, its thread blocks for each multiprocessor, in thousandths; -1 where the
             trace does not have it.
         group: for the call of a collective, index into ``groups``; -1 for none.
+        signature: for an operator, index into ``signatures``; -1 for none.
         names: each distinct name once.
         threads: (process, thread) as the trace names them.
         groups: the process groups by name.
+        signatures: each distinct signature once; empty without ``record_shapes=True``.
         flows: the arrows from forward to backward.
         logical_threads: for each of autograd's thread numbers that a live profile knows, the index
             into ``threads``.
@@ -95,6 +151,8 @@ class Events:
         origin_ns: the trace's own time at which ``start`` is 0.
         truncated: whether the trace is cut short.
         lines: the lines of source that made the nodes, as far as they were recorded.
+        allocations: the blocks of memory; none without ``profile_memory=True``.
+        device_names: the names of the devices by index, as far as the trace has them.
         compiled: the launch sites of compiled graphs, as far as they were recorded.
     """
 
@@ -109,6 +167,7 @@ class Events:
     device: Ints
     size: Ints
     group: Ints
+    signature: Ints
     names: Sequence[str]
     threads: Sequence[tuple[object, object]]
     groups: Sequence[str]
@@ -119,6 +178,9 @@ class Events:
     origin_ns: int = 0
     truncated: bool = False
     lines: LineTable = field(default_factory=LineTable)
+    signatures: Sequence[Signature] = ()
+    allocations: Allocations = field(default_factory=_no_allocations)
+    device_names: dict[int, str] = field(default_factory=dict)
     compiled: CompiledTable = field(default_factory=CompiledTable)
 
     @cached_property

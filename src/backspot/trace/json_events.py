@@ -6,32 +6,52 @@ runs in C: a line of Python for each event would cost more than decoding it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from backspot.trace.columns import LONGEST_NS, Columns, integers
-from backspot.trace.events import CATEGORIES, Category, Ints
+from backspot.trace.columns import LONGEST_NS, NO_INPUTS, Columns, integers
+from backspot.trace.events import CATEGORIES, Category, Ints, Signature
 from backspot.trace.names import (
+    ADDRESS,
+    BLOCK_BYTES,
     BLOCKS_PER_MULTIPROCESSOR,
     COLLECTIVE_CALL,
     COMPLETE,
+    CONCRETE_INPUTS,
+    DEVICE_ID,
+    DEVICE_TYPE,
     ELEMENT_TYPE,
     FLOW_FINISH,
     FLOW_START,
     FORWARD_BACKWARD,
     FORWARD_THREAD,
+    INPUT_DIMS,
+    INPUT_STRIDES,
+    INPUT_TYPES,
+    INSTANT,
+    MEMORY,
     MESSAGE_ELEMENTS,
     MODULE_CALL,
     PROCESS_GROUP,
     SEQUENCE_NUMBER,
+    TOTAL_ALLOCATED,
+    TOTAL_RESERVED,
     item_size,
 )
 
-__all__ = ["Event", "decode_events", "gather"]
+__all__ = [
+    "Event",
+    "convert_event",
+    "convert_in_detail",
+    "decode_events",
+    "decode_in_detail",
+    "gather",
+]
 
 _NAN = float("nan")
 
@@ -68,6 +88,53 @@ class Event(msgspec.Struct, gc=False):
 decode_events = msgspec.json.Decoder(list[Event]).decode
 """Decode a JSON list of events; raises ``msgspec.DecodeError`` if the text is anything else."""
 
+_NO_TEXT = msgspec.Raw()
+
+
+class _DetailedArgs(_Args, gc=False, frozen=True):
+    shapes: msgspec.Raw = msgspec.field(name=INPUT_DIMS, default=_NO_TEXT)
+    types: msgspec.Raw = msgspec.field(name=INPUT_TYPES, default=_NO_TEXT)
+    strides: msgspec.Raw = msgspec.field(name=INPUT_STRIDES, default=_NO_TEXT)
+    values: msgspec.Raw = msgspec.field(name=CONCRETE_INPUTS, default=_NO_TEXT)
+    address: int | None = msgspec.field(name=ADDRESS, default=-1)
+    block: int | None = msgspec.field(name=BLOCK_BYTES, default=0)
+    allocated: int | None = msgspec.field(name=TOTAL_ALLOCATED, default=-1)
+    reserved: int | None = msgspec.field(name=TOTAL_RESERVED, default=-1)
+    device_type: int | None = msgspec.field(name=DEVICE_TYPE, default=0)
+    device_id: int | None = msgspec.field(name=DEVICE_ID, default=-1)
+
+
+_NO_DETAILS = _DetailedArgs()
+
+
+class _DetailedEvent(Event, gc=False):
+    """An event of a trace with memory or shapes, which takes longer to decode."""
+
+    args: _DetailedArgs | None = _NO_DETAILS
+
+
+decode_in_detail = msgspec.json.Decoder(list[_DetailedEvent]).decode
+"""As ``decode_events``, with what the allocators reported and with the inputs of operators."""
+
+
+def convert_event(item: object) -> Event:
+    """Make an event of what Python's decoder has made of one."""
+    return msgspec.convert(item, Event, strict=False)
+
+
+def convert_in_detail(item: object) -> Event:
+    """As ``convert_event``, with the details that ``decode_in_detail`` adds."""
+    args = item.get("args") if isinstance(item, dict) else None
+    if isinstance(args, dict):
+        texts = {
+            key: msgspec.Raw(json.dumps(args[key]).encode())
+            for key in (INPUT_DIMS, INPUT_TYPES, INPUT_STRIDES, CONCRETE_INPUTS)
+            if key in args
+        }
+        item = {**item, "args": args | texts}  # type: ignore[dict-item]
+    return msgspec.convert(item, _DetailedEvent, strict=False)
+
+
 _LATEST = 2.9e15
 """Microseconds, in the year 2061."""
 _EARLIEST = -1.0e12
@@ -78,23 +145,29 @@ _MOST_DEVICES = 128
 """PyTorch numbers the devices of a process in a signed byte."""
 _MOST_BYTES = 1 << 44
 """Bytes of one copy or collective, 16 TiB: more than any device holds."""
+_MOST_BLOCK = 1 << 44
+"""Bytes of one block of memory, as much."""
 
 _PH, _CAT, _NAME = attrgetter("ph"), attrgetter("cat"), attrgetter("name")
 _PID, _TID, _ID = attrgetter("pid"), attrgetter("tid"), attrgetter("id")
 _TS, _DUR, _ARGS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
 _OF_ARGS = {field: attrgetter(field) for field in _Args.__struct_fields__}
+_OF_DETAILS = {field: attrgetter(field) for field in _DetailedArgs.__struct_fields__}
 _NUMBERS = ("sequence", "forward_thread", "correlation", "device", "bytes")
 _CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
 
 
-def gather(events: list[Event], columns: Columns) -> int:
+def gather(events: Sequence[Event], columns: Columns) -> int:
     """Put the values of events into columns.
 
     Returns:
         The number of events that were left out because their times are impossible.
     """
     phases = list(map(_PH, events))
+    in_detail = bool(events) and type(events[0]) is _DetailedEvent
     if phases.count(COMPLETE) < len(phases):
+        if in_detail:
+            _gather_memory([e for e in events if e.ph == INSTANT and e.name == MEMORY], columns)
         _gather_flows(
             [
                 event
@@ -123,7 +196,7 @@ def gather(events: list[Event], columns: Columns) -> int:
         return impossible
     args = list(map(_ARGS, kept))
     if None in args:
-        args = [_NO_ARGS if arg is None else arg for arg in args]
+        args = [_NO_DETAILS if arg is None else arg for arg in args]
     numbers = {field: integers(_OF_ARGS[field], args) for field in _NUMBERS}
     count = len(kept)
     names = np.fromiter(map(columns.names.__getitem__, map(_NAME, kept)), np.int64, count)
@@ -142,6 +215,7 @@ def gather(events: list[Event], columns: Columns) -> int:
         _devices(numbers["device"], category, kept),
         size,
         group,
+        _signatures(args, columns) if in_detail else np.full(count, -1, np.int64),
     )
     return impossible
 
@@ -156,6 +230,45 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
             [(flow.pid, flow.tid) for flow in flows],
             _nanoseconds(start),
         )
+
+
+def _gather_memory(events: list[Event], columns: Columns) -> None:
+    start = _floats(_TS, events)
+    events, (start,) = _chosen(_possible(start, np.zeros(len(start))), events, start)
+    args = [event.args or _NO_DETAILS for event in events]
+    size = _signed(map(_OF_DETAILS["block"], args))
+    allocated = integers(_OF_DETAILS["allocated"], args)
+    known = (size != 0) & (allocated >= 0)
+    if not known.any():
+        return
+    allocated = allocated[known]
+    address, reserved, kind, device = (
+        integers(_OF_DETAILS[field], args)[known]
+        for field in ("address", "reserved", "device_type", "device_id")
+    )
+    device = np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1))
+    threads = [
+        (event.pid, event.tid) for event, kept in zip(events, known.tolist(), strict=True) if kept
+    ]
+    columns.add_memory(
+        threads, _nanoseconds(start[known]), address, size[known], allocated, reserved, device
+    )
+
+
+def _signed(values: Iterable[int | None]) -> Ints:
+    """Return sizes of blocks, which may be negative; 0 for ``None`` and what is out of range."""
+    return np.array(
+        [value if value and -_MOST_BLOCK < value < _MOST_BLOCK else 0 for value in values], np.int64
+    )
+
+
+def _signatures(args: Sequence[_Args], columns: Columns) -> Ints:
+    """Return ``Events.signature``. The inputs are numbered as they are written, not parsed."""
+    texts = (map(bytes, map(_OF_DETAILS[field], args)) for field in Signature._fields)
+    numbers = map(columns.signatures.__getitem__, zip(*texts, strict=True))
+    found = np.fromiter(numbers, np.int64, len(args))
+    found[found == columns.signatures.get(NO_INPUTS, -1)] = -1
+    return found
 
 
 def _chosen(

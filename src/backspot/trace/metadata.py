@@ -10,14 +10,21 @@ import re
 from collections.abc import Callable
 
 from backspot.errors import NotATraceError
-from backspot.trace.names import TRACE_EVENTS
+from backspot.trace.names import (
+    DEVICE_PROPERTIES,
+    HAS_MEMORY,
+    HAS_SHAPES,
+    OWN_HEAD,
+    TRACE_EVENTS,
+)
 
-__all__ = ["TableFinder", "find_events"]
+__all__ = ["TableFinder", "device_names", "find_events", "has_details"]
 
 _PIECE = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
 _HEAD_BEGUN = re.compile(TRACE_EVENTS + rb"\s*(?:(:)\s*)?\Z")
+_DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,3})\s*,\s*"name"\s*:\s*"([^"\\]*)"')
 _REPORT = b'"backspot.report/'
 _OVERLAP = 64
 """Bytes of the previous piece that are searched again: more than any of these words has."""
@@ -95,6 +102,22 @@ def _first(read: Callable[[int], bytes], source: str, seen: Callable[[bytes], ob
             return stripped
         text = read(_PIECE)
     raise NotATraceError(f"{source} is empty: export the trace again")
+
+
+def has_details(head: bytes) -> bool:
+    """Whether memory or shapes may be recorded, by the text before the events.
+
+    Tools that save a trace again may leave out what Kineto writes there.
+    """
+    return HAS_MEMORY in head or HAS_SHAPES in head or OWN_HEAD not in head
+
+
+def device_names(head: bytes) -> dict[int, str]:
+    """Return the names of the devices by index, from the text before the events."""
+    properties = head.partition(DEVICE_PROPERTIES)[2]
+    return {
+        int(found[1]): found[2].decode("utf-8", "replace") for found in _DEVICE.finditer(properties)
+    }
 
 
 class TableFinder:

@@ -15,8 +15,12 @@ import re
 
 TRACE_EVENTS = b'"traceEvents"'
 """The key of the list of events."""
-COMPLETE, FLOW_START, FLOW_FINISH = "X", "s", "f"
-"""The phases (``ph``) of an event with a duration and of the two ends of an arrow."""
+DEVICE_PROPERTIES = b'"deviceProperties"'
+"""The key of the list of devices: for each its index, its name and more."""
+COMPLETE, FLOW_START, FLOW_FINISH, INSTANT = "X", "s", "f", "i"
+"""The phases (``ph``) of an event with a duration, of the two ends of an arrow, and of a moment."""
+OWN_HEAD, HAS_MEMORY, HAS_SHAPES = b'"schemaVersion"', b'"profile_memory"', b'"record_shapes"'
+"""Keys before the events: Kineto writes the first always, the others where it recorded them."""
 SEQUENCE_NUMBER = "Sequence number"
 """Argument: autograd's sequence number of an operator or a node."""
 FORWARD_THREAD = "Fwd thread id"
@@ -27,6 +31,17 @@ PROCESS_GROUP = "Process Group Description"
 """Argument: the name of the process group that a collective runs in."""
 MESSAGE_ELEMENTS, ELEMENT_TYPE = "In msg nelems", "dtype"
 """Arguments: how many elements a rank puts into a collective, and of which type."""
+MEMORY = "[memory]"
+"""The event of an allocator that allocates or frees a block, with the arguments that follow."""
+ADDRESS, BLOCK_BYTES = "Addr", "Bytes"
+"""Arguments: where the block is, and its size, which is negative where it is freed."""
+TOTAL_ALLOCATED, TOTAL_RESERVED = "Total Allocated", "Total Reserved"
+"""Arguments: the bytes that the allocator has given out then, and those it has from the device."""
+DEVICE_TYPE, DEVICE_ID = "Device Type", "Device Id"
+"""Arguments: ``c10::DeviceType``, which is 0 for the CPU, and the index of the device."""
+INPUT_DIMS, INPUT_TYPES = "Input Dims", "Input type"
+INPUT_STRIDES, CONCRETE_INPUTS = "Input Strides", "Concrete Inputs"
+"""Arguments of operators with ``record_shapes=True``: a list each, with an entry an input."""
 
 # Categories (``cat``): Kineto's ActivityType.cpp, and what older versions and ROCm builds write --
 
@@ -48,6 +63,8 @@ RUNTIME_CATEGORIES = (
 KERNEL_CATEGORIES = ("kernel", "Kernel")
 MEMCPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
 MEMSET_CATEGORIES = ("gpu_memset", "Memset")
+INSTANTS = "cpu_instant_event"
+"""The category of what has no duration: among others, of what the allocators report."""
 FORWARD_BACKWARD = "fwdbwd"
 """The category of the arrows from a forward operator to its backward node."""
 OTHER_CATEGORIES = frozenset(
@@ -55,7 +72,7 @@ OTHER_CATEGORIES = frozenset(
         "",
         "Trace",
         "collective_comm",
-        "cpu_instant_event",
+        INSTANTS,
         "cuda_event",
         "cuda_profiler_range",
         "cuda_sync",
@@ -379,6 +396,7 @@ _WITHOUT_TENSOR_CORES = re.compile(
     r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
     r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
 )
+_TF32 = re.compile(r"tf32|xf32|TF32|XF32|s1688|s161616")
 _DOUBLE = re.compile(r"dgemm|<double")
 FILL_FUNCTOR = "FillFunctor"
 """Part of the name of the kernel that fills a tensor: ATen's ``FillKernel.cu``."""
@@ -415,6 +433,11 @@ def is_layout_conversion(name: str) -> bool:
 def is_without_tensor_cores(name: str) -> bool:
     """Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
     return _WITHOUT_TENSOR_CORES.search(name) is not None
+
+
+def is_tf32(name: str) -> bool:
+    """Whether a product or convolution of fp32 runs on tensor cores, rounded to tf32 or xf32."""
+    return _TF32.search(name) is not None
 
 
 def is_double(name: str) -> bool:

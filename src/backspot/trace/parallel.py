@@ -24,6 +24,7 @@ import numpy as np
 
 from backspot.trace.chrome import ChromeDecoder, first_between
 from backspot.trace.columns import Columns
+from backspot.trace.metadata import find_events
 from backspot.trace.stream import Progress
 
 __all__ = ["decode_in_parts", "keep_freed", "main", "paying_jobs"]
@@ -167,10 +168,18 @@ def _decode(path: Path, begin: int, end: int, progress: Progress | None = None) 
                 progress(size * file.tell() // end, size)
             return data
 
-        decoder = ChromeDecoder(read, str(path))
+        decoder = ChromeDecoder(read, str(path), b"" if begin == 0 else _head(path))
         if not decoder.run_part(first=begin == 0, last=end == size):
             raise ValueError("the stretch is not sound")
         return decoder
+
+
+def _head(path: Path) -> bytes:
+    """Return the text before the events of a plain file."""
+    found: list[bytes] = []
+    with path.open("rb", buffering=0) as file:
+        find_events(file.read, str(path), found.append)
+    return b"".join(found)
 
 
 def _stretches(path: Path, size: int, jobs: int) -> list[tuple[int, int]]:

@@ -7,8 +7,10 @@ the objects that it is given.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +24,9 @@ from backspot.trace.columns import Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Events, Ints
 from backspot.trace.names import (
     COLLECTIVE_CALL,
+    INSTANTS,
     MEMCPY,
+    MEMORY,
     MEMSET,
     MODULE_CALL,
     PROCESS_GROUP,
@@ -60,6 +64,7 @@ def read_profiler(profiler: Any) -> Events:
             "locate(prof): the profile has no CPU activity, so it cannot show a backward; "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
+    _gather_memory(results, columns)
     columns.lines = (
         source_lines.find_lines(_recorded(results, source_lines.live_tables, source_lines.KEY))
         or source_lines.LineTable()
@@ -169,6 +174,7 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
         np.where(category <= Category.RUNTIME, -1, np.array(device, np.int64)),
         np.full(len(events), -1, np.int64),
         np.array([_group(event, columns) for event in events], np.int64),
+        _signatures(events, of_operators, columns),
     )
     return bool(of_operators.any())
 
@@ -198,6 +204,60 @@ def _group(event: Any, columns: Columns) -> int:
     return columns.groups[name.strip('"')] if name else -1
 
 
+def _signatures(events: list[Any], of_operators: np.ndarray, columns: Columns) -> Ints:
+    """Return ``Events.signature``; before torch 2.13 an event has no strides."""
+    found = np.full(len(events), -1, np.int64)
+    for index in np.flatnonzero(of_operators).tolist():
+        event = events[index]
+        types = event.dtypes()
+        if types:
+            structured = hasattr(event, "structured_input_shapes")
+            shapes = event.structured_input_shapes() if structured else event.shapes()
+            strides = json.dumps(event.structured_input_strides()) if structured else ""
+            values = [str(value) if value is not None else "" for value in event.concrete_inputs()]
+            texts = (json.dumps(shapes), json.dumps(types), strides, json.dumps(values))
+            found[index] = columns.signatures[tuple(text.encode() for text in texts)]
+    return found
+
+
+def _gather_memory(results: Any, columns: Columns) -> None:
+    """Put the blocks of memory into columns. Only the tree of events has their addresses."""
+    events = results.events()
+    has_type = hasattr(type(events[0]), "activity_type")
+    instants = [e for e in events if e.activity_type() == INSTANTS] if has_type else events
+    memory = [event for event in instants if event.name() == MEMORY]
+    if not memory:
+        return
+    threads = {event.start_thread_id(): event.device_resource_id() for event in memory}
+    places = {resource: (device, resource) for device, resource in columns.threads}
+    blocks = []
+    waiting = list(results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag.name == "Allocation":
+            blocks.append((event.start_time_ns, event.start_tid, event.extra_fields))
+    blocks.sort(key=itemgetter(0))
+    resources = [threads.get(thread, thread) for _, thread, _ in blocks]
+    time, address, size, allocated, reserved = np.array(
+        [
+            (start, block.ptr or 0, block.alloc_size, block.total_allocated, block.total_reserved)
+            for start, _, block in blocks
+        ],
+        np.int64,
+    ).T
+    device = [-1 if b.device.type == "cpu" else b.device.index or 0 for _, _, b in blocks]
+    columns.add_memory(
+        [places.get(resource, (-1, resource)) for resource in resources],
+        time,
+        address,
+        size,
+        allocated,
+        reserved,
+        np.array(device, np.int64),
+    )
+
+
 def _recorded(results: Any, tables: WeakKeyDictionary[Any, str], key: str) -> bytes:
     """Return a table that the live half recorded for this profile, under its key."""
     try:
@@ -210,6 +270,8 @@ def _recorded(results: Any, tables: WeakKeyDictionary[Any, str], key: str) -> by
 def _guess(event: Any) -> Category | None:
     """Infer a category from device and name: before torch 2.12 an event has no type."""
     name = event.name()
+    if name == MEMORY:
+        return None
     if event.device_type().name == "CPU":
         if is_runtime_call(name):
             return Category.RUNTIME

@@ -19,6 +19,7 @@ this order:
 7. ``partial`` finds the passes and steps that were recorded in part, and returns the events without
    them. The pipeline attributes these again.
 
+``allocations`` matches blocks of memory with their ends, and finds who allocated them.
 ``tracks`` turns ownership into nested spans for the labelled copy of a trace. ``transforms``
 recognises ``torch.func``, under which no labels are written; a caveat says so.
 

@@ -305,6 +305,11 @@ def _between(events: Events, ownership: Ownership, begin: int, end: int) -> Even
         correlation=events.correlation[kept],
         device=events.device[kept],
         size=events.size[kept],
+        group=events.group[kept],
+        signature=events.signature[kept],
+        allocations=events.allocations.where(
+            (events.allocations.time >= begin) & (events.allocations.time < end)
+        ),
     )
 
 

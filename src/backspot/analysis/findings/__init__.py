@@ -13,6 +13,8 @@ The files, from the bottom up:
 - ``observations.py``: masks that several rules share.
 - ``registry.py``: the decorator ``rule``, and the list of the rules.
 - ``rules/``: one rule a file. The chapter on how to write one is in ``rules/__init__.py``.
+- ``memory_evidence.py`` and ``memory_rules/``: the same for what is in memory. ``find_in_memory``
+  asks these rules if memory was recorded.
 
 Terms: a *mask* has one truth value for each span or for each piece of device work. A *place* is a
 module, or a part of the step that no module owns. A *fallback rule* runs after the others and is
@@ -26,11 +28,22 @@ from dataclasses import dataclass, replace
 
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.registry import Found, all_rules
+from backspot.analysis.findings.memory_evidence import MemoryEvidence
+from backspot.analysis.findings.registry import Found, all_rules, rules_about_memory
 from backspot.results.costs import Row, line_of
 from backspot.results.findings import Finding, Place
 
-__all__ = ["LEAST_SHARE", "Evidence", "Found", "Judged", "all_rules", "find_all"]
+__all__ = [
+    "LEAST_SHARE",
+    "Evidence",
+    "Found",
+    "Judged",
+    "MemoryEvidence",
+    "all_rules",
+    "find_all",
+    "find_in_memory",
+    "rules_about_memory",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,16 @@ def find_all(evidence: Evidence) -> Judged:
         len(able),
         len(all_rules()) - len(able),
     )
+
+
+def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:
+    """Ask every rule about memory; return the findings, those that hold the most first."""
+    found = [
+        replace(finding, rule=rule.name)
+        for rule in rules_about_memory()
+        if (finding := rule.find(evidence)) is not None
+    ]
+    return tuple(sorted(found, key=lambda one: (-(one.held_bytes or 0), one.rule)))
 
 
 def _with_lines(finding: Finding, rows: Mapping[str, Row]) -> Finding:

@@ -8,14 +8,26 @@ from typing import TypeAlias
 
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.registry import Registry
 from backspot.results.findings import Finding
 from backspot.results.savings import Saving
 
-__all__ = ["Found", "Rule", "all_rules", "fallback_rule", "finding", "rule"]
+__all__ = [
+    "Found",
+    "MemoryRule",
+    "Rule",
+    "all_rules",
+    "fallback_rule",
+    "finding",
+    "memory_rule",
+    "rule",
+    "rules_about_memory",
+]
 
 Look: TypeAlias = Callable[[Evidence], Finding | None]
 LookAfter: TypeAlias = Callable[[Evidence, Sequence[Finding]], Finding | None]
+LookInMemory: TypeAlias = Callable[[MemoryEvidence], Finding | None]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,7 +64,22 @@ class Rule:
     fallback: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRule:
+    """A registered rule about memory.
+
+    Attributes:
+        name: the rule's section in ``docs/findings.md``.
+        find: return the finding, or ``None`` where the rule finds nothing.
+    """
+
+    name: str
+    find: LookInMemory
+    fallback: bool = False
+
+
 _rules: Registry[Rule] = Registry("backspot.analysis.findings.rules")
+_memory_rules: Registry[MemoryRule] = Registry("backspot.analysis.findings.memory_rules")
 
 
 def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
@@ -91,9 +118,31 @@ def fallback_rule(name: str) -> Callable[[LookAfter], LookAfter]:
     return register
 
 
+def memory_rule(name: str) -> Callable[[LookInMemory], LookInMemory]:
+    """Register the decorated function as a rule about memory.
+
+    Args:
+        name: as for ``rule``.
+
+    Raises:
+        ValueError: as for ``rule``.
+    """
+
+    def register(find: LookInMemory) -> LookInMemory:
+        _memory_rules.add(MemoryRule(name, find), find.__module__)
+        return find
+
+    return register
+
+
 def all_rules() -> tuple[Rule, ...]:
     """Return every rule, sorted by name, with the fallback rules last."""
     return _rules.entries
+
+
+def rules_about_memory() -> tuple[MemoryRule, ...]:
+    """Return every rule about memory, sorted by name."""
+    return _memory_rules.entries
 
 
 def finding(

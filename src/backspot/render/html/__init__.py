@@ -4,8 +4,9 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
 
 1. ``_fragments.py`` writes the HTML that needs no script: answer, warnings, phases, findings and
    tables. Notebooks use it too.
-2. ``_page_data.py`` writes the report as JSON for the script, within a limit of size.
-3. ``to_html`` puts both into ``template.html``, with ``report.css``, ``explorer.html`` and the
+2. ``_plots.py`` draws memory over time and the roofline, with ``plots.css``, if they are recorded.
+3. ``_page_data.py`` writes the report as JSON for the script, within a limit of size.
+4. ``to_html`` puts all into ``template.html``, with ``report.css``, ``explorer.html`` and the
    scripts, joined in the order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js``
    (the module tree), ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the
    page). With a script, the *explorer* (tree, filter, table, details) replaces the static table.
@@ -25,6 +26,7 @@ from string import Template
 
 from backspot._version import __version__
 from backspot.formatting import counted, visible
+from backspot.render._memory import memory_sentences
 from backspot.render._sentences import (
     Part,
     answer,
@@ -47,6 +49,7 @@ from backspot.render.html._fragments import (
 )
 from backspot.render.html._job import job_to_html
 from backspot.render.html._page_data import page_data
+from backspot.render.html._plots import plots
 from backspot.render.view import View, only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
@@ -68,21 +71,22 @@ def to_html(report: Report) -> bytes:
     script = "\n".join(asset(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     plain = only_nodes(report)
-    said = answer(report)
+    said, drawn = answer(report), plots(report)
     table, notes = _operators(report) if plain else _modules(report)
     page = Template(asset("template.html")).substitute(
         version=__version__,
         per=report.per,
         title=shown(_title(said)),
         trace=shown(report.trace),
-        style=asset("report.css"),
+        style="\n".join(map(asset, ("report.css", "plots.css") if drawn else ("report.css",))),
         script=script,
         script_hash=f"sha256-{digest}",
         answer=sentence(said),
-        setting=facts_list(setting(report)),
+        setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
         findings=findings_list(report, shown_first=_FINDINGS),
+        plots=drawn,
         heading="Autograd nodes" if plain else "Modules",
         explorer="" if plain else asset("explorer.html"),
         table=table,

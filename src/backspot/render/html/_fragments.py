@@ -19,6 +19,7 @@ from backspot.render._sentences import (
     KINDS,
     Part,
     cost_of,
+    cost_of_place,
     explained,
     kept_phases,
     made_by,
@@ -139,8 +140,7 @@ def _finding(report: Report, finding: Finding) -> str:
     places, more = worth(finding, 3)
     named = "".join(
         f'<li><code data-path="{shown(place.path)}">{shown(place.label)}</code> '
-        f'<span class="muted">{shown(place.line)} {duration(place.wall_ns)}'
-        "</span></li>"
+        f'<span class="muted">{shown(place.line)} {cost_of_place(place)}</span></li>'
         for place in places
     )
     named += f'<li class="muted">{more}</li>' if more else ""

@@ -1,0 +1,279 @@
+"""Is the device's limit true? Layers of known work against a clock of their own, and operations.
+
+    python -m benchmarks.accuracy.limit_truth
+
+(a) A model that is nothing but large products of matrices, copies or layer norms: achieved TFLOP/s
+and GB/s of the backward, its share of the peak and what bounds it, against the same backward timed
+with CUDA events without a profiler, and the operations and bytes that follow from its sizes. Within
+5%. The MFU of a step of products, against the same clock.
+
+(b) Models of timm: the operations of all modules against ``torch.utils.flop_counter``. Equal.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import (
+    Budget,
+    choose,
+    command_line,
+    parse,
+    print_table,
+    record_trace,
+    script,
+    write_results,
+)
+
+_NEAR = 0.05
+_LAYERS = ("bf16_product", "fp16_product", "tf32_product", "copy", "layer_norm", "gelu")
+_TIMM = (
+    "resnet18",
+    "resnet50",
+    "resnext50_32x4d",
+    "regnety_004",
+    "efficientnet_b0",
+    "mobilenetv3_small_100",
+    "mobilevit_s",
+    "convnext_atto",
+    "convnextv2_atto",
+    "densenet121",
+    "dla34",
+    "hrnet_w18_small",
+    "vgg11",
+    "inception_v3",
+    "vit_tiny_patch16_224",
+    "deit3_small_patch16_224",
+    "swin_tiny_patch4_window7_224",
+    "mixer_s32_224",
+    "pvt_v2_b0",
+    "maxvit_nano_rw_256",
+    "coat_tiny",
+    "crossvit_tiny_240",
+    "edgenext_xx_small",
+    "xcit_nano_12_p16_224",
+)
+_SMALL = ("layer_norm", "resnet18")
+
+
+@dataclass
+class _Layer:
+    """A model of one kind of layer.
+
+    Attributes:
+        model: the layers.
+        batch: its input.
+        flops: operations of the backward.
+        moved: bytes that the backward moves at least.
+        bound: which limit decides.
+    """
+
+    model: Any
+    batch: Any
+    flops: int
+    moved: int
+    bound: str
+
+
+def _layer(name: str, device: str, small: bool) -> _Layer:
+    import torch
+    from torch import nn
+
+    if name.endswith("_product"):
+        size, count = (32, 2) if small else (8192, 4)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}[name[:4]]
+        layers = nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(count)))
+        model = layers.to(device, dtype)
+        batch = torch.randn(size, size, device=device, dtype=dtype, requires_grad=True)
+        moved = 2 * count * 3 * size * size * dtype.itemsize
+        return _Layer(model, batch, 2 * count * 2 * size**3, moved, "compute")
+    shape = (4, 64) if small else (65536, 4096)
+    batch = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+    amount = batch.numel()
+    if name == "layer_norm":
+        norm = nn.LayerNorm(shape[1], device=device, dtype=torch.bfloat16)
+        return _Layer(nn.Sequential(norm), batch, 0, 3 * 2 * amount, "memory")
+    if name == "gelu":
+        return _Layer(nn.Sequential(nn.GELU()), batch, 0, 3 * 2 * amount, "memory")
+
+    class Widen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.float()
+
+    return _Layer(nn.Sequential(Widen()), batch, 0, (4 + 2) * amount, "memory")
+
+
+def _backward_ms(layer: _Layer, device: str, rounds: int) -> tuple[float, float]:
+    """Return the median times of a backward and of a step, by CUDA events on a GPU."""
+    import time
+
+    import torch
+
+    gradient = torch.ones_like(layer.model(layer.batch))
+    backward, whole = [], []
+    for _ in range(rounds):
+        layer.model.zero_grad()
+        layer.batch.grad = None
+        if device == "cuda":
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            marks[0].record()
+            result = layer.model(layer.batch)
+            marks[1].record()
+            result.backward(gradient)
+            marks[2].record()
+            torch.cuda.synchronize()
+            backward.append(marks[1].elapsed_time(marks[2]))
+            whole.append(marks[0].elapsed_time(marks[2]))
+        else:
+            times = [time.perf_counter()]
+            result = layer.model(layer.batch)
+            times.append(time.perf_counter())
+            result.backward(gradient)
+            times.append(time.perf_counter())
+            backward.append(1e3 * (times[2] - times[1]))
+            whole.append(1e3 * (times[2] - times[0]))
+    return statistics.median(backward), statistics.median(whole)
+
+
+def _limit(name: str, device: str, small: bool, path: Path) -> dict[str, Any]:
+    """(a): one layer, as the report has it and as the clock has it."""
+    import torch
+
+    import backspot
+
+    torch.backends.cuda.matmul.allow_tf32 = name.startswith("tf32")
+    layer = _layer(name, device, small)
+    gradient = torch.ones_like(layer.model(layer.batch))
+
+    def step() -> None:
+        layer.model.zero_grad()
+        layer.batch.grad = None
+        layer.model(layer.batch).backward(gradient)
+
+    real_ms, step_ms = _backward_ms(layer, device, rounds=2 if small else 12)
+    with backspot.instrument(layer.model, markers=False):
+        record_trace(step, device, path, steps=2 if small else 6, warmup=2, record_shapes=True)
+    report = backspot.locate(path)
+    row = next(row for row in report.top(depth=0) if row.is_module)
+    limit = report.limit(row)
+    found: dict[str, Any] = {
+        "device": report.peaks.device if report.peaks else "",
+        "flops": [row.work.flops, layer.flops],
+        "bytes": [row.work.bytes, layer.moved],
+        "gpu_ms": [row.gpu_ns / 1e6, real_ms],
+        "unknown_share": row.work.unknown_share,
+        "expected_bound": layer.bound,
+    }
+    if limit is not None:
+        found |= {
+            "tflops": [limit.tflops, layer.flops / real_ms / 1e9],
+            "gbps": [limit.gbps, layer.moved / real_ms / 1e6],
+            "of_peak": limit.of_peak,
+            "bound": limit.bound,
+            "headroom_ms": None if limit.headroom_ns is None else limit.headroom_ns / 1e6,
+        }
+        kind = name[:4]
+        if report.mfu is not None and report.peaks and kind in report.peaks.tflops:
+            step_flops = 1.5 * layer.flops
+            peak = report.peaks.tflops[kind]
+            found["mfu"] = [report.mfu, step_flops / step_ms / 1e9 / peak]
+    return found
+
+
+def _operations(name: str, device: str, path: Path) -> dict[str, int]:
+    """(b): the operations of a step of a timm model."""
+    import timm
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import backspot
+
+    model = timm.create_model(name, num_classes=10).to(device).train()
+    batch = torch.randn(2, *model.default_cfg["input_size"], device=device)
+
+    def step() -> None:
+        model.zero_grad()
+        model(batch).float().square().mean().backward()
+
+    with backspot.instrument(model, markers=False):
+        record_trace(step, device, path, steps=1, warmup=1, record_shapes=True)
+    kinds = ("forward_flops", "recompute_flops", "flops")
+    report = backspot.locate(path)
+    ours = sum(getattr(row.work, kind) or 0 for row in report.modules if row.work for kind in kinds)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return {"ours": ours, "counted": counter.get_total_flops()}
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, print and write."""
+    parser = command_line(__doc__, out="limit_truth.json", seconds=300)
+    arguments = parse(parser, argv)
+    device = arguments.device
+    names = choose(arguments, dict.fromkeys((*_LAYERS, *_TIMM), ""), _SMALL)
+    budget = Budget(arguments.seconds)
+    layers: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        for name in names:
+            if not budget.left:
+                break
+            if name in _LAYERS:
+                layers[name] = _limit(name, device, arguments.small, path)
+            else:
+                models[name] = _operations(name, device, path)
+    _print(layers, models)
+    write_results(arguments, {"layers": layers, "models": models})
+    judged = not arguments.small and device == "cuda"
+    if any(one["ours"] != one["counted"] for one in models.values()):
+        return 1
+    if judged and any(map(_is_wrong, layers.values())):
+        return 1
+    return 3 if len(layers) + len(models) < len(names) else 0
+
+
+def _is_wrong(found: dict[str, Any]) -> bool:
+    pairs = (found["gpu_ms"], *([found["mfu"]] if "mfu" in found else []))
+    wrong = any(abs(ours - real) > _NEAR * real for ours, real in pairs)
+    wrong |= (found["flops"][0] or 0) != found["flops"][1]
+    wrong |= abs((found["bytes"][0] or 0) - found["bytes"][1]) > _NEAR * found["bytes"][1]
+    return wrong or found.get("bound") not in (found["expected_bound"], None)
+
+
+def _print(layers: dict[str, Any], models: dict[str, Any]) -> None:
+    def pair(two: Any) -> str:
+        return "" if two is None else f"{two[0]:.4g} / {two[1]:.4g}"
+
+    print("ours / real")
+    head = ("layer", "ms", "TFLOP/s", "GB/s", "of peak", "bound", "MFU")
+    rows = [
+        (
+            name,
+            pair(one["gpu_ms"]),
+            pair(one.get("tflops") if one["flops"][1] else None),
+            pair(one.get("gbps")),
+            one.get("of_peak") or "",
+            one.get("bound") or "",
+            pair(one.get("mfu")),
+        )
+        for name, one in layers.items()
+    ]
+    print_table(head, rows)
+    wrong = {name: one for name, one in models.items() if one["ours"] != one["counted"]}
+    print(
+        f"{len(models) - len(wrong)} of {len(models)} models have the operations that are counted"
+    )
+    for name, one in wrong.items():
+        print(f"{name}: {one['ours']:,}, counted {one['counted']:,}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

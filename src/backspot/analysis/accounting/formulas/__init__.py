@@ -1,0 +1,21 @@
+"""How much work an operator does, from the shapes of its inputs: one family of formulas a file.
+
+A formula is a function of ``Inputs`` under ``@flops`` or ``@moved`` with the names of operators::
+
+    @flops("aten::mm")
+    def mm(inputs: Inputs) -> int:
+        (rows, inner), (_, columns) = inputs.shapes[:2]
+        return 2 * rows * inner * columns
+
+``flops`` counts floating point operations by the definitions of ``torch.utils.flop_counter``: those
+of products and convolutions, two for each multiplication and addition, without bias and softmax.
+``moved`` counts the bytes that an operator must read and write at least: each element of an input
+once, even if it is broadcast, and each element of an output.
+
+A formula raises ``Unknown`` if the recorded inputs do not say enough. What has no formula is
+unknown, and never counts as nothing.
+
+- ``registry.py``: the decorators, ``Inputs``, and ``work_of``.
+- ``products.py``, ``convolutions.py``, ``attention.py``: floating point operations.
+- ``traffic.py``: bytes.
+"""

@@ -1,0 +1,199 @@
+"""The bytes that an operator reads and writes at least.
+
+Each distinct element of an input is read once, and each element of an output written once. Caches
+can make real traffic smaller, if what one operator writes is read by the next before it leaves; bad
+access patterns make it larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from backspot.analysis.accounting.formulas.convolutions import output_sizes
+from backspot.analysis.accounting.formulas.registry import Inputs, Unknown, moved
+
+__all__: list[str] = []
+
+
+def _like(inputs: Inputs, *places: int) -> int:
+    """The bytes of outputs that are like some inputs."""
+    return sum(prod(inputs.shape(at)) * inputs.element(at) for at in places)
+
+
+def _wanted(inputs: Inputs, at: int, outputs: Sequence[int]) -> int:
+    """The bytes of those outputs that a mask of truth values asks for."""
+    mask = inputs.value(at)
+    if not isinstance(mask, list) or len(mask) != len(outputs):
+        raise Unknown
+    return sum(size for kept, size in zip(mask, outputs, strict=True) if kept)
+
+
+# Pointwise ---------------------------------------------------------------------------------------
+
+_POINTWISE = """
+    abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min cos
+    div elu elu_backward eq erf exp floor gelu gelu_backward ge glu_backward gt hardsigmoid
+    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward isnan le
+    leaky_relu leaky_relu_backward lerp log log1p logical_and logical_not logical_or logit lt
+    masked_fill maximum minimum mish mish_backward mul ne neg pow reciprocal relu relu6 round
+    rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward
+    sqrt square sub tanh tanh_backward threshold_backward where
+"""
+_IN_PLACE = """
+    add addcdiv addcmul clamp div hardswish hardtanh leaky_relu lerp masked_fill mul neg pow
+    reciprocal relu rsqrt sigmoid silu sqrt sub tanh
+"""
+
+
+@moved(*(f"aten::{name}" for name in _POINTWISE.split()))
+def pointwise(inputs: Inputs) -> int:
+    """An output with the sizes that the inputs have together, of the widest type among them."""
+    widest = max((inputs.element(at) for at in inputs.tensors), default=0)
+    return inputs.read_all() + prod(inputs.broadcast()) * widest
+
+
+@moved(*(f"aten::{name}_" for name in _IN_PLACE.split()))
+def in_place(inputs: Inputs) -> int:
+    """The first input is written, too."""
+    return inputs.read_all() + _like(inputs, 0)
+
+
+@moved("aten::copy_")
+def copy(inputs: Inputs) -> int:
+    """Destination, source, and more."""
+    return _like(inputs, 0) + inputs.read(1)
+
+
+@moved("aten::fill_", "aten::zero_")
+def fill(inputs: Inputs) -> int:
+    """Nothing is read."""
+    return _like(inputs, 0)
+
+
+@moved("aten::native_dropout")
+def dropout(inputs: Inputs) -> int:
+    """An output, and a mask of one byte an element."""
+    return inputs.read(0) + _like(inputs, 0) + prod(inputs.shape(0))
+
+
+@moved("aten::native_dropout_backward")
+def dropout_backward(inputs: Inputs) -> int:
+    """The gradient of the output, and the mask."""
+    return inputs.read(0) + inputs.read(1) + _like(inputs, 0)
+
+
+# Products ----------------------------------------------------------------------------------------
+
+
+@moved("aten::mm", "aten::bmm")
+def product(inputs: Inputs) -> int:
+    """Two factors."""
+    first, second = inputs.shape(0), inputs.shape(1)
+    result = [*first[:-1], second[-1]]
+    return inputs.read(0) + inputs.read(1) + prod(result) * inputs.element(0)
+
+
+@moved("aten::addmm", "aten::baddbmm")
+def added_product(inputs: Inputs) -> int:
+    """What the product is added to, then two factors."""
+    first, second = inputs.shape(1), inputs.shape(2)
+    result = [*first[:-1], second[-1]]
+    return inputs.read_all() + prod(result) * inputs.element(1)
+
+
+@moved("aten::convolution")
+def convolution(inputs: Inputs) -> int:
+    """Input, weight, bias, stride, padding, dilation, transposed, and more."""
+    image, weight = inputs.shape(0), inputs.shape(1)
+    if len(image) != len(weight) or inputs.value(6):
+        raise Unknown
+    stride, padding, dilation = (inputs.value(at) for at in (3, 4, 5))
+    result = output_sizes(image, weight, stride, padding, dilation)
+    return inputs.read_all() + prod(result) * inputs.element(0)
+
+
+@moved("aten::convolution_backward")
+def convolution_backward(inputs: Inputs) -> int:
+    """The gradients of the output, the input, the weight, …; the last says which are computed."""
+    channels = inputs.shape(0)[1] * inputs.element(0)
+    outputs = (_like(inputs, 1), _like(inputs, 2), channels)
+    return inputs.read_all() + _wanted(inputs, 10, outputs)
+
+
+@moved(
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_cudnn_attention",
+)
+def attention(inputs: Inputs) -> int:
+    """An output like the query, with the width of the value."""
+    query, value = inputs.shape(0), inputs.shape(2)
+    result = prod(query[:-1]) * value[-1] * inputs.element(0)
+    return sum(map(inputs.read, range(3))) + result
+
+
+@moved(
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+)
+def attention_backward(inputs: Inputs) -> int:
+    """The gradients of query, key and value."""
+    return inputs.read_all() + _like(inputs, 1, 2, 3)
+
+
+# Norms, softmax and sums -------------------------------------------------------------------------
+
+
+@moved("aten::native_layer_norm", "aten::_softmax", "aten::_log_softmax", "aten::native_group_norm")
+def normalized(inputs: Inputs) -> int:
+    """An output like the input; the statistics are few."""
+    return inputs.read_all() + _like(inputs, 0)
+
+
+@moved("aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::miopen_batch_norm")
+def batch_norm(inputs: Inputs) -> int:
+    """In training the input is read twice: for its statistics, and to apply them."""
+    return inputs.read_all() + inputs.read(0) + _like(inputs, 0)
+
+
+@moved("aten::native_layer_norm_backward")
+def layer_norm_backward(inputs: Inputs) -> int:
+    """The gradient of the output, the input, sizes, mean, deviation, weight, bias, mask."""
+    weight = _like(inputs, 5) if 5 in inputs.tensors else 0
+    return inputs.read_all() + _wanted(inputs, 7, (_like(inputs, 1), weight, weight))
+
+
+@moved("aten::cudnn_batch_norm_backward", "aten::native_batch_norm_backward")
+def batch_norm_backward(inputs: Inputs) -> int:
+    """The gradient of the output and the input are read twice: for sums, and to apply these."""
+    return inputs.read_all() + inputs.read(0) + inputs.read(1) + _like(inputs, 0)
+
+
+@moved("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
+def softmax_backward(inputs: Inputs) -> int:
+    """The gradient of the output, and the output."""
+    return inputs.read_all() + _like(inputs, 0)
+
+
+@moved("aten::sum", "aten::mean")
+def reduced(inputs: Inputs) -> int:
+    """The input, and what is left of it; without dimensions, one number."""
+    shape = inputs.shape(0)
+    try:
+        value = inputs.value(1)
+    except Unknown:
+        value = None
+    dims = {dim % len(shape) for dim in value} if isinstance(value, list) and shape else set()
+    kept = prod(size for at, size in enumerate(shape) if at not in dims) if dims else 1
+    return inputs.read(0) + kept * inputs.element(0)
+
+
+@moved("aten::embedding")
+def embedding(inputs: Inputs) -> int:
+    """A table and indices: the rows that are looked up are read, and written."""
+    rows = prod(inputs.shape(1)) * inputs.shape(0)[-1] * inputs.element(0)
+    return inputs.read(1) + 2 * rows

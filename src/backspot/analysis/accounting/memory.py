@@ -1,0 +1,413 @@
+"""What is in memory: the peak of each device, and what each module keeps for its backward.
+
+Everything follows from the order in which blocks come and go, with a few sorts and sums. The sizes
+that an allocator reports are those of its blocks, so the shares of a peak sum to the allocator's
+own figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from backspot.analysis.attribution.allocations import Blocks, find_blocks
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.timeline import NOTHING, distinct, numbered, take
+from backspot.results.grouping import numberless, parents_of
+from backspot.results.memory import (
+    BEFORE,
+    HOST,
+    OPTIMIZER,
+    UNACCOUNTED,
+    MemoryKind,
+    MemoryOfDevice,
+    MemoryOfModule,
+    MemoryShare,
+    MemoryTimeline,
+)
+from backspot.trace import Events
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Kinds", "Memory", "find_memory"]
+
+_FAR = np.iinfo(np.int64).max
+_KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
+_MOST = float(1 << 61)
+"""Bytes that all blocks of a recording may have together."""
+_MOMENTS = 200
+_PLOTTED = 8
+_LEAST_PLOTTED = 0.005
+"""What has a smaller share of the peak is added to all others in a timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What each block is for. Masks with one entry a block; each block has one of them, or none.
+
+    Attributes:
+        activation: allocated in forward, and live when the next backward pass begins.
+        recomputed: allocated by forward code that runs again.
+        gradient: allocated by a node, and live after the pass.
+        backward: allocated by a node, and freed within the pass.
+        forward: allocated by a module's call, and freed before the next pass.
+        optimizer: allocated by an optimizer.
+        run: for an activation the pass that it is kept for, for what nodes allocate their own.
+    """
+
+    activation: Mask
+    recomputed: Mask
+    gradient: Mask
+    backward: Mask
+    forward: Mask
+    optimizer: Mask
+    run: Ints
+
+    @property
+    def of_block(self) -> Ints:
+        """Return the index of each block's kind in ``MemoryKind``."""
+        found = np.full(len(self.run), _KINDS.index("other"))
+        for number, kind in enumerate(_KINDS):
+            if hasattr(self, kind):
+                found[getattr(self, kind)] = number
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a trace.
+
+    Attributes:
+        devices: each device, those that hold the most first, and the host last.
+        of_owner: the memory of each owner of work.
+        blocks: the blocks.
+        kinds: what they are for.
+        allocated: what is allocated on its device after each entry of ``Events.allocations``.
+    """
+
+    devices: tuple[MemoryOfDevice, ...]
+    of_owner: tuple[MemoryOfModule, ...]
+    blocks: Blocks
+    kinds: Kinds
+    allocated: Ints
+
+
+def find_memory(events: Events, ownership: Ownership) -> Memory | None:
+    """Find what is in memory; ``None`` if the trace was recorded without ``profile_memory=True``.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+    """
+    size = np.abs(events.allocations.size)
+    if not len(size) or size.sum(dtype=np.float64) > _MOST:  # else sums would not fit 64 bits
+        return None
+    return _Accountant(events, ownership).memory()
+
+
+class _Accountant:
+    def __init__(self, events: Events, ownership: Ownership) -> None:
+        self.o, self.reported = ownership, events.allocations
+        self.passes, self.spans = ownership.passes, ownership.spans
+        self.blocks = find_blocks(events, ownership)
+        self.allocated = self._allocated()
+        self.until = take(
+            self.reported.time, np.where(self._stays, NOTHING, self.blocks.went), _FAR
+        )
+        self.kinds = self._kinds()
+        self.parent = self._parents()
+
+    def _allocated(self) -> Ints:
+        """Return what is allocated after each entry: on the host, of the recorded blocks alone.
+
+        PyTorch counts the host's memory only while it records. A block of an earlier recording
+        that was freed since would count for ever.
+        """
+        blocks, entries = self.blocks, len(self.reported)
+        mine = (blocks.device == HOST) & (blocks.came >= 0)
+        change = np.zeros(entries + 1, np.int64)
+        np.add.at(change, blocks.came[mine], blocks.size[mine])
+        np.subtract.at(change, blocks.went[mine], blocks.size[mine])
+        return np.where(
+            self.reported.device == HOST, np.cumsum(change[:-1]), self.reported.allocated
+        )
+
+    @property
+    def _stays(self) -> Mask:
+        stays: Mask = self.blocks.went == len(self.reported)
+        return stays
+
+    def _kinds(self) -> Kinds:
+        blocks, passes = self.blocks, self.passes
+        since = take(self.reported.time, blocks.came)
+        recorded = blocks.came >= 0
+        own_run = take(passes.of_span, blocks.span)
+        in_pass = own_run >= 0
+        node = take(self.spans.is_node, blocks.span, False)
+        coming = np.searchsorted(passes.start, since, side="right")
+        starts = np.append(passes.start, _FAR)[coming]
+        outside = recorded & ~in_pass & ~blocks.by_optimizer
+        kept = outside & (self.until > starts)
+        survives = self.until > np.append(passes.end, _FAR)[own_run]
+        return Kinds(
+            activation=kept,
+            recomputed=in_pass & ~node,
+            gradient=in_pass & node & survives,
+            backward=in_pass & node & ~survives,
+            forward=outside & ~kept & (blocks.span >= 0),
+            optimizer=recorded & blocks.by_optimizer,
+            run=np.where(kept, coming, own_run),
+        )
+
+    def _parents(self) -> Ints:
+        """Return the owner around each owner, ``NOTHING`` for none."""
+        owners = self.o.owners
+        place = {module.path: owner for owner, module in owners.each_module()}
+        around = parents_of(module for _, module in owners.each_module() if not module.is_region)
+        parent = np.full(len(owners), NOTHING, np.int64)
+        for owner, module in owners.each_module():
+            outer = around.get(module.path)
+            if outer is not None:
+                parent[owner] = place[outer]
+        return parent
+
+    def _around(self, chosen: Ints) -> Iterator[tuple[Ints, Ints]]:
+        """Yield these blocks with their owners, then those with an owner around that, and so on."""
+        owner = self.blocks.owner[chosen]
+        while len(chosen):
+            yield chosen, owner
+            owner = self.parent[owner]
+            inside = owner >= 0
+            chosen, owner = chosen[inside], owner[inside]
+
+    # Modules -------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """Account for all devices and all owners."""
+        numbers = distinct(self.reported.device)
+        devices = sorted(
+            map(self._device, numbers), key=lambda one: (one.device == HOST, -one.peak_bytes)
+        )
+        counted = [one for one in devices if one.device != HOST] or devices
+        of_owner = self._of_owners(counted)
+        return Memory(tuple(devices), of_owner, self.blocks, self.kinds, self.allocated)
+
+    def _of_owners(self, devices: list[MemoryOfDevice]) -> tuple[MemoryOfModule, ...]:
+        owners, blocks = len(self.o.owners), self.blocks
+        recorded = (blocks.came >= 0) & ~self.kinds.optimizer
+        recorded &= np.isin(blocks.device, [one.device for one in devices])
+        begun = self._first_nodes()
+        own_kept, kept, frees = (
+            np.zeros((owners, len(self.passes.start)), np.int64) for _ in range(3)
+        )
+        of_each = np.flatnonzero(recorded & self.kinds.activation)
+        np.add.at(own_kept, (blocks.owner[of_each], self.kinds.run[of_each]), blocks.size[of_each])
+        for chosen, owner in self._around(of_each):
+            run = self.kinds.run[chosen]
+            np.add.at(kept, (owner, run), blocks.size[chosen])
+            # What is freed before the module's own backward is not for its backward.
+            needed = self.until[chosen] >= begun[owner, run]
+            np.add.at(frees, (owner[needed], run[needed]), blocks.size[chosen][needed])
+        at_peak, total_at_peak, peak, total_peak = (np.zeros(owners, np.int64) for _ in range(4))
+        for device in devices:
+            mine = np.flatnonzero(recorded & (blocks.device == device.device))
+            _, first = self._peak_of(device.device)
+            live = mine[blocks.live_at(first)[mine]]
+            np.add.at(at_peak, blocks.owner[live], blocks.size[live])
+            peak += self._own_peaks([(mine, blocks.owner[mine])])
+            total_peak += self._own_peaks(list(self._around(mine)))
+            for chosen, owner in self._around(live):
+                np.add.at(total_at_peak, owner, blocks.size[chosen])
+        columns = (
+            self._typical(own_kept),
+            at_peak,
+            peak,
+            self._typical(kept),
+            total_at_peak,
+            total_peak,
+            self._typical(frees),
+        )
+        return tuple(
+            MemoryOfModule(*each)
+            for each in zip(*(column.tolist() for column in columns), strict=True)
+        )
+
+    def _first_nodes(self) -> Ints:
+        """Return when each owner's backward begins in each pass, with all that is inside it."""
+        begun = np.full((len(self.o.owners), len(self.passes.start)), _FAR)
+        nodes = np.flatnonzero(self.spans.is_node & (self.passes.of_span >= 0))
+        owner, run, start = (
+            column[nodes] for column in (self.o.owner, self.passes.of_span, self.spans.start)
+        )
+        while len(owner):
+            np.minimum.at(begun, (owner, run), start)
+            owner = self.parent[owner]
+            inside = owner >= 0
+            owner, run, start = owner[inside], run[inside], start[inside]
+        return begun
+
+    def _own_peaks(self, parts: list[tuple[Ints, Ints]]) -> Ints:
+        """Return the most that each owner has at one moment, from its blocks."""
+        chosen = np.concatenate([np.empty(0, np.int64), *(part for part, _ in parts)])
+        owner = np.concatenate([np.empty(0, np.int64), *(owner for _, owner in parts)])
+        peaks = np.zeros(len(self.o.owners), np.int64)
+        if len(chosen):
+            blocks = self.blocks
+            owner = np.concatenate([owner, owner])
+            at = np.concatenate([blocks.came[chosen], blocks.went[chosen]])
+            change = np.concatenate([blocks.size[chosen], -blocks.size[chosen]])
+            order = np.lexsort((at, owner))
+            owner = owner[order]
+            # Each owner's changes sum to 0, so the next owner begins at 0.
+            held = np.cumsum(change[order])
+            first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
+            peaks[owner[first]] = np.maximum.reduceat(held, first)
+        return peaks
+
+    def _typical(self, by_pass: Ints) -> Ints:
+        """Return the median over the steps that have any, of the most that a pass of a step has."""
+        by_step = np.zeros((len(by_pass), self.o.steps.count), np.int64)
+        np.maximum.at(by_step.T, self.o.steps.of_pass, by_pass.T)
+        ordered, present = np.sort(by_step, axis=1), np.count_nonzero(by_step, axis=1)
+        middle = np.minimum(by_step.shape[1] - present + (present - 1) // 2, by_step.shape[1] - 1)
+        found: Ints = np.take_along_axis(ordered, np.maximum(middle, 0)[:, None], axis=1)[:, 0]
+        return found
+
+    # Devices -------------------------------------------------------------------------------------
+
+    def _peak_of(self, device: int) -> tuple[Ints, int]:
+        """Return the entries of a device, and the one at which its peak is reached first."""
+        mine = np.flatnonzero(self.reported.device == device)
+        return mine, int(mine[np.argmax(self.allocated[mine])])
+
+    def _device(self, device: int) -> MemoryOfDevice:
+        reported, blocks = self.reported, self.blocks
+        mine, at = self._peak_of(device)
+        before = 0
+        if device != HOST:
+            before = max(0, int(self.allocated[mine[0]] - reported.size[mine[0]]))
+        at_ns, peak = int(reported.time[at]), int(self.allocated[at])
+        old = (blocks.device == device) & (blocks.came < 0)
+        still = before - int(blocks.size[old & (blocks.went <= at)].sum()) if before else 0
+        live = np.flatnonzero((blocks.device == device) & (blocks.came >= 0) & blocks.live_at(at))
+        shares = self._shares(live)
+        if still > 0:
+            shares.append(MemoryShare(BEFORE, "", "before", still, 0))
+        left = peak - sum(share.bytes for share in shares)
+        if left:
+            shares.append(MemoryShare(UNACCOUNTED, "", "other", left, 0))
+        shares.sort(key=lambda share: (-share.bytes, share.path, share.kind))
+        run = min(int(np.searchsorted(self.passes.end, at_ns)), len(self.passes.end) - 1)
+        path, phase = self._place(at)
+        return MemoryOfDevice(
+            device=device,
+            peak_bytes=peak,
+            peak_ns=at_ns,
+            peak_path=path,
+            peak_phase=phase,
+            peak_step=int(self.o.steps.of_pass[run]),
+            before_bytes=before,
+            reserved_bytes=max(0, int(reported.reserved[mine].max())),
+            reserved_at_peak_bytes=max(0, int(reported.reserved[at])),
+            live=tuple(shares),
+            least_by_step=self._least_by_step(mine, before),
+            timeline=self._timeline(device, mine, at, before),
+        )
+
+    def _shares(self, live: Ints) -> list[MemoryShare]:
+        kinds = len(_KINDS)
+        kind = self.kinds.of_block[live]
+        keys, which = numbered(self.blocks.owner[live] * kinds + kind)
+        bytes_of = np.zeros(len(keys), np.int64)
+        np.add.at(bytes_of, which, self.blocks.size[live])
+        count = np.bincount(which, minlength=len(keys))
+        found: dict[tuple[str, str, MemoryKind], tuple[int, int]] = {}
+        for key, size, blocks in zip(keys.tolist(), bytes_of.tolist(), count.tolist(), strict=True):
+            path, class_name = self._named(key // kinds, _KINDS[key % kinds])
+            place = path, class_name, _KINDS[key % kinds]
+            sums = found.get(place, (0, 0))
+            found[place] = sums[0] + size, sums[1] + blocks
+        return [MemoryShare(*place, *sums) for place, sums in found.items()]
+
+    def _named(self, owner: int, kind: MemoryKind) -> tuple[str, str]:
+        """Return the path and the class of an owner."""
+        if kind == "optimizer":
+            return OPTIMIZER, ""
+        module = self.o.owners.module(owner)
+        return self.o.owners.path(owner), module.class_name if module else ""
+
+    def _place(
+        self, entry: int
+    ) -> tuple[str, Literal["forward", "backward", "optimizer", "other"]]:
+        """Return who makes an entry, and what it works for."""
+        block = int(np.flatnonzero((self.blocks.came == entry) | (self.blocks.went == entry))[0])
+        kind = _KINDS[int(self.kinds.of_block[block])]
+        path, _ = self._named(int(self.blocks.owner[block]), kind)
+        if kind == "optimizer":
+            return path, "optimizer"
+        if kind in ("recomputed", "gradient", "backward"):
+            return path, "backward"
+        return path, "forward" if self.blocks.span[block] >= 0 else "other"
+
+    def _least_by_step(self, mine: Ints, before: int) -> tuple[int, ...]:
+        last = np.flatnonzero(
+            np.append(self.o.steps.of_pass[1:] != self.o.steps.of_pass[:-1], True)
+        )
+        begins = np.searchsorted(self.reported.time[mine], self.passes.start[last])
+        held = np.append(before, self.allocated[mine])
+        least = np.minimum.reduceat(held, begins)
+        return tuple(least[:-1].tolist())
+
+    def _timeline(self, device: int, mine: Ints, at: int, before: int) -> MemoryTimeline:
+        """Return the highest moment of each of many equal parts of the recording."""
+        reported, blocks = self.reported, self.blocks
+        time, allocated = reported.time[mine], self.allocated[mine]
+        width = max(1, -(-int(time[-1] - time[0] + 1) // _MOMENTS))
+        order = np.lexsort((-allocated, (time - time[0]) // width))
+        part = ((time - time[0]) // width)[order]
+        chosen = np.sort(mine[order[np.append(True, part[1:] != part[:-1])]])
+        recorded = (blocks.device == device) & (blocks.came >= 0)
+        live = np.flatnonzero(recorded & blocks.live_at(at))
+        names, of_owner = self._repeated()
+        layers = of_owner[blocks.owner]
+        at_peak = np.zeros(len(names), np.int64)
+        np.add.at(at_peak, layers[live], blocks.size[live])
+        ranked = np.argsort(-at_peak, kind="stable")[:_PLOTTED]
+        ranked = ranked[at_peak[ranked] > _LEAST_PLOTTED * self.allocated[at]]
+        held = [
+            self._held(np.flatnonzero(recorded & (layers == number)), chosen)
+            for number in ranked.tolist()
+        ]
+        known = (blocks.device == device) & (blocks.came < 0) & (device != HOST)
+        old = self._held(np.flatnonzero(known), chosen)
+        kept = before - int(blocks.size[known].sum())
+        return MemoryTimeline(
+            paths=(BEFORE, *(names[number] for number in ranked.tolist())),
+            ns=tuple(reported.time[chosen].tolist()),
+            allocated_bytes=tuple(self.allocated[chosen].tolist()),
+            bytes_by_path=tuple(tuple(each.tolist()) for each in (old + kept, *held)),
+        )
+
+    def _repeated(self) -> tuple[list[str], Ints]:
+        """Return the name of each owner, repeated layers as one, and the name that each has."""
+        alike: dict[tuple[str, str], list[int]] = {}
+        for owner in range(len(self.o.owners)):
+            path, class_name = self._named(owner, "other")
+            alike.setdefault((numberless(path), class_name), []).append(owner)
+        names, of_owner = [], np.zeros(len(self.o.owners), np.int64)
+        for number, ((pattern, _), owners) in enumerate(alike.items()):
+            names.append(pattern if len(owners) > 1 else self.o.owners.path(owners[0]))
+            of_owner[owners] = number
+        return names, of_owner
+
+    def _held(self, some: Ints, at: Ints) -> Ints:
+        """Return the bytes of some blocks that are live after each of these entries."""
+        blocks = self.blocks
+        held = np.zeros(len(at), np.int64)
+        for edge, sign in ((blocks.came, 1), (blocks.went, -1)):
+            order = some[np.argsort(edge[some], kind="stable")]
+            summed = np.append(0, np.cumsum(blocks.size[order]))
+            held += sign * summed[np.searchsorted(edge[order], at, side="right")]
+        return held

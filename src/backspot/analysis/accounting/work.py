@@ -1,0 +1,267 @@
+"""How much work each module does: floating point operations and bytes, from recorded shapes.
+
+An operator may call others, and both may have a formula: the outermost one counts. What no formula
+covers is unknown. Its share is that of the device's time, or without a device of the host's time in
+the owner's nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.accounting.formulas.registry import (
+    Formula,
+    Inputs,
+    Unknown,
+    bytes_formulas,
+    flops_formulas,
+)
+from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.timeline import NOTHING, first_started, grouped, take
+from backspot.analysis.typical import typical
+from backspot.results.work import WorkOfModule
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints, Mask, Signature
+from backspot.trace.names import is_tf32
+
+__all__ = ["find_work"]
+
+
+_MOST = float(1 << 61)
+_SAVING = ("aten::detach", "detach")
+"""What the hooks of ``torch.utils.checkpoint`` call for each tensor that is saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The outermost operators with a formula.
+
+    Attributes:
+        index: the events.
+        amount: what the formula counts for each, ``NOTHING`` where it cannot.
+    """
+
+    index: Ints
+    amount: Ints
+
+
+def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] | None:
+    """Return the work of each owner; ``None`` if the inputs of operators were not recorded.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+    """
+    if not len(events.signatures):
+        return None
+    flops, moved = (_counted(events, formulas) for formulas in (flops_formulas(), bytes_formulas()))
+    by_flops, by_bytes = (_by_owner(events, ownership, one) for one in (flops, moved))
+    share = _unknown_share(events, ownership, flops, moved)
+    backward, forward = _by_type(events, ownership, flops)
+    return tuple(
+        WorkOfModule(*operations, *sizes, *types, unknown)
+        for operations, sizes, types, unknown in zip(
+            by_flops, by_bytes, zip(backward, forward, strict=True), share, strict=True
+        )
+    )
+
+
+def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
+    has_one = events.names_where(formulas.__contains__)
+    index = events.chosen(has_one, Category.OPERATOR)
+    outermost = [
+        mine[
+            first_started(events.start[mine], events.end[mine], mine).at(events.start[mine]) == mine
+        ]
+        for _, mine in grouped(events.thread, index)
+    ]
+    index = np.sort(np.concatenate([index[:0], *outermost]))
+    index = index[_ran(events, index)]
+    pairs, which = np.unique(
+        np.stack([events.name[index], events.signature[index]]), axis=1, return_inverse=True
+    )
+    amounts = [
+        _amount(formulas[events.names[name]], events, signature)
+        for name, signature in pairs.T.tolist()
+    ]
+    amount = np.array(amounts, np.int64)[which.reshape(-1)]
+    if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
+        amount[:] = NOTHING
+    return _Counted(index, amount)
+
+
+def _ran(events: Events, index: Ints) -> Mask:
+    """Whether each of these operators did its work.
+
+    Activation checkpointing stops the forward that runs again when it has what it needs, which is
+    within an operator that has saved its inputs and not begun. Such an operator calls nothing but
+    what saves inputs, and launches nothing, while others with the same inputs do.
+    """
+    called = np.zeros(len(index), np.int64)
+    does = events.names_where(lambda name: name not in _SAVING)
+    on_host = events.chosen(does, Category.OPERATOR, Category.RUNTIME)
+    mine = dict(grouped(events.thread[index]))
+    for thread, others in grouped(events.thread, on_host):
+        here = mine.get(thread)
+        if here is not None:
+            starts = np.sort(events.start[others])
+            begin, end = events.start[index[here]], events.end[index[here]]
+            called[here] = np.searchsorted(starts, end) - np.searchsorted(starts, begin, "right")
+    _, alike = np.unique(
+        np.stack([events.name[index], events.signature[index]]), axis=1, return_inverse=True
+    )
+    alike = alike.reshape(-1)
+    most = np.zeros(int(alike.max(initial=-1)) + 1, np.int64)
+    np.maximum.at(most, alike, called)
+    ran: Mask = (called > 0) | (most[alike] <= 0)
+    return ran
+
+
+def _amount(formula: Formula, events: Events, signature: int) -> int:
+    if signature < 0:
+        return NOTHING
+    try:
+        amount = formula(Inputs.of(events.signatures[signature]))
+    except (Unknown, TypeError, ValueError, IndexError, ArithmeticError, AttributeError):
+        return NOTHING  # the trace may hold anything
+    return amount if 0 <= amount < 1 << 53 else NOTHING
+
+
+def _by_owner(
+    events: Events, ownership: Ownership, counted: _Counted
+) -> list[tuple[int | None, int | None, int | None]]:
+    """Return what each owner does in forward, when it runs again, and in backward."""
+    spans, steps, owners = ownership.spans, ownership.steps, len(ownership.owners)
+    known = counted.amount >= 0
+    index, amount = counted.index[known], counted.amount[known]
+    span = spans.of(events, index)
+    owner = take(ownership.owner, span, Special.OUTSIDE)
+    run = take(ownership.passes.of_span, span)
+    node = take(spans.is_node, span, False)
+    # A forward belongs to the pass that comes next.
+    coming = np.searchsorted(ownership.passes.start, events.start[index], side="right")
+    step = np.append(steps.of_pass, NOTHING)[np.where(run >= 0, run, coming)]
+    parts: tuple[Mask, ...] = (run < 0, (run >= 0) & ~node, (run >= 0) & node)
+    columns: list[list[int | None]] = []
+    for chosen in parts:
+        chosen = chosen & (step >= 0)
+        sums = np.zeros((owners, steps.count), np.int64)
+        np.add.at(sums, (owner[chosen], step[chosen]), amount[chosen])
+        some = np.count_nonzero(sums, axis=1) > 0
+        columns.append(
+            [
+                value if has else None
+                for value, has in zip(typical(sums).tolist(), some.tolist(), strict=True)
+            ]
+        )
+    return list(zip(*columns, strict=True))
+
+
+def _by_type(
+    events: Events, ownership: Ownership, flops: _Counted
+) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+    """Return the operations of each owner by type: of the backward, and of the forward."""
+    names = [_type_of(one) for one in events.signatures]
+    kinds = sorted({*names, _TF32})
+    kind = np.array([kinds.index(name) for name in names], np.int64)[events.signature[flops.index]]
+    on_tensor_cores = (kind == kinds.index("fp32")) if "fp32" in kinds else kind < 0
+    on_tensor_cores &= _launches(events, ownership, flops.index, is_tf32)
+    kind[on_tensor_cores] = kinds.index(_TF32)
+    found: tuple[list[dict[str, int]], ...] = tuple(
+        [{} for _ in range(len(ownership.owners))] for _ in range(2)
+    )
+    for number in np.unique(kind).tolist():
+        mine = kind == number
+        part = _Counted(flops.index[mine], flops.amount[mine])
+        for owner, (first, again, back) in enumerate(_by_owner(events, ownership, part)):
+            for where, count in zip(found, ((again or 0) + (back or 0), first or 0), strict=True):
+                if count:
+                    where[owner][kinds[number]] = count
+    return found[0], found[1]
+
+
+_TF32 = "tf32"
+_TYPES = {
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "float": "fp32",
+    "double": "fp64",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+    "c10::Float8_e4m3fnuz": "fp8",
+    "c10::Float8_e5m2fnuz": "fp8",
+}
+
+
+def _type_of(signature: Signature) -> str:
+    """Return the type of the last tensor of two or three: of a factor, not of what is added."""
+    try:
+        inputs = Inputs.of(signature)
+    except Unknown:
+        return "other"
+    place = inputs.tensors[1:2] or inputs.tensors[:1]
+    return _TYPES.get(inputs.types[place[0]], "other") if place else "other"
+
+
+def _launches(
+    events: Events, ownership: Ownership, index: Ints, matches: Callable[[str], bool]
+) -> Mask:
+    """Whether each of these operators launched device work with a name that matches."""
+    work = ownership.work
+    good = events.names_where(matches)
+    chosen = np.flatnonzero(good[work.name] & (work.launch >= 0))
+    place = np.full(len(events.start), NOTHING, np.int64)
+    place[index] = np.arange(len(index))
+    found = np.zeros(len(index), bool)
+    mine = dict(grouped(events.thread[index]))
+    for thread, here in grouped(work.thread, chosen):
+        if thread in mine:
+            of = index[mine[thread]]
+            line = first_started(events.start[of], events.end[of], of)
+            around = line.at(work.launch[here])
+            found[place[around[around >= 0]]] = True
+    return found
+
+
+def _unknown_share(
+    events: Events, ownership: Ownership, flops: _Counted, moved: _Counted
+) -> list[float]:
+    """Return the share of each owner's time in backward that no formula covers."""
+    index = np.concatenate([one.index[one.amount >= 0] for one in (flops, moved)])
+    covers = {
+        thread: first_started(events.start[mine], events.end[mine], mine)
+        for thread, mine in grouped(events.thread, index)
+    }
+    work, spans, owners = ownership.work, ownership.spans, len(ownership.owners)
+    whole, known = np.zeros(owners), np.zeros(owners)
+    in_pass = ownership.passes.of_span >= 0
+    launched = np.flatnonzero(take(in_pass, work.span, False))
+    if len(launched):
+        length = work.end[launched] - work.start[launched]
+        np.add.at(whole, ownership.work_owner[launched], length)
+        for thread, mine in grouped(work.thread, launched):
+            if thread in covers:
+                covered = covers[thread].at(work.launch[mine]) >= 0
+                of = mine[covered]
+                np.add.at(known, ownership.work_owner[of], work.end[of] - work.start[of])
+    else:
+        for thread, (mine, nesting) in spans.nesting.items():
+            line = nesting.timeline
+            cover = covers.get(thread)
+            if not len(line.edges):
+                continue
+            cut = line if cover is None else line.cut(np.unique(cover.edges))
+            span = take(mine, cut.values[:-1])
+            length = np.where(take(in_pass, span, False), np.diff(cut.edges), 0)
+            owner = take(ownership.owner, span, 0)
+            np.add.at(whole, owner, length)
+            if cover is not None:
+                inside = cover.at(cut.edges[:-1]) >= 0
+                np.add.at(known, owner[inside], length[inside])
+    return [
+        1.0 - some / all_ if all_ else 0.0
+        for some, all_ in zip(known.tolist(), whole.tolist(), strict=True)
+    ]

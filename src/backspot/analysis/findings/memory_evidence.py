@@ -1,0 +1,164 @@
+"""What the rules about memory look at: the blocks of the device that holds the most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from backspot.analysis.accounting.memory import Memory
+from backspot.analysis.attribution.allocations import Blocks
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.timeline import first_started, grouped, take
+from backspot.formatting import percent
+from backspot.results.findings import Finding, Place
+from backspot.results.memory import ALLOCATOR, MemoryOfDevice
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["LEAST_HELD", "MemoryEvidence"]
+
+LEAST_HELD = 0.05
+"""The share of the peak that a finding about memory holds at least."""
+
+
+@dataclass(frozen=True)
+class MemoryEvidence:
+    """What every rule about memory is a function of. Masks have one entry a block.
+
+    Attributes:
+        events: the trace.
+        ownership: its owners.
+        memory: its blocks, and the memory of its devices.
+    """
+
+    events: Events
+    ownership: Ownership
+    memory: Memory
+
+    @property
+    def device(self) -> MemoryOfDevice:
+        """The device that holds the most."""
+        return self.memory.devices[0]
+
+    @property
+    def blocks(self) -> Blocks:
+        """The blocks of all devices."""
+        return self.memory.blocks
+
+    @property
+    def least(self) -> int:
+        """The bytes that a finding holds at least."""
+        return int(LEAST_HELD * self.device.peak_bytes)
+
+    @cached_property
+    def mine(self) -> Mask:
+        """Whether each block is on the device, and was allocated during the recording."""
+        found: Mask = (self.blocks.device == self.device.device) & (self.blocks.came >= 0)
+        return found
+
+    @cached_property
+    def kept(self) -> Mask:
+        """Whether each block is kept from forward to backward."""
+        return self.mine & self.memory.kinds.activation
+
+    @cached_property
+    def _at_peak(self) -> Mask:
+        entries = np.flatnonzero(self.events.allocations.device == self.device.device)
+        highest = entries[np.argmax(self.memory.allocated[entries])]
+        return self.mine & self.blocks.live_at(int(highest))
+
+    def at_peak(self, chosen: Mask) -> Mask:
+        """Whether each of some blocks is live at the peak."""
+        return chosen & self._at_peak
+
+    def held_at_peak(self, chosen: Mask) -> int:
+        """Return what some blocks hold at the peak."""
+        return int(self.blocks.size[self.at_peak(chosen)].sum())
+
+    def allocated_in(self, *operators: str) -> Mask:
+        """Whether each block was allocated while one of these operators ran."""
+        events, blocks = self.events, self.blocks
+        known = frozenset(operators)
+        index = events.chosen(events.names_where(known.__contains__), Category.OPERATOR)
+        ran = np.zeros(len(blocks.size), bool)
+        time = take(events.allocations.time, blocks.came)
+        thread = take(events.allocations.thread, blocks.came)
+        asked = dict(grouped(thread))
+        for number, mine in grouped(events.thread, index):
+            here = asked.get(number, mine[:0])
+            line = first_started(events.start[mine], events.end[mine], mine)
+            ran[here] = line.at(time[here]) >= 0
+        return ran & self.mine
+
+    def allocated_by_node(self, *nodes: str) -> Mask:
+        """Whether each block was allocated by an autograd node with one of these names."""
+        spans = self.ownership.spans
+        wanted = np.array([name in nodes for name in (*spans.node_names, "")], bool)
+        found: Mask = take(wanted[spans.node], self.blocks.span, False) & self.mine
+        return found
+
+    def step_of(self, entries: Ints) -> Ints:
+        """Return how many steps have begun their last backward pass before each entry."""
+        steps, passes = self.ownership.steps, self.ownership.passes
+        last = np.append(steps.of_pass[1:] != steps.of_pass[:-1], True)
+        times = take(self.events.allocations.time, entries)
+        return np.searchsorted(passes.start[last], times, side="right")
+
+    def share(self, held: int) -> str:
+        """Return bytes as a share of the peak."""
+        return percent(held / self.device.peak_bytes if self.device.peak_bytes else 0.0)
+
+    def finding(
+        self,
+        chosen: Mask,
+        held: int,
+        *,
+        title: str,
+        seen: str,
+        remedy: str,
+        link: str,
+        times: int = 1,
+    ) -> Finding:
+        """Return a finding whose places are the owners of some blocks, by what these hold.
+
+        Args:
+            chosen: the blocks; none if the memory is in no block.
+            held: what they hold together.
+            title: as the other texts, a field of ``Finding``. ``find_in_memory`` fills in the rule.
+            seen: as ``title``.
+            remedy: as ``title``.
+            link: as ``title``.
+            times: how many times the cause is in ``chosen``, if ``held`` counts it once.
+        """
+        owners = self.ownership.owners
+        size, count = np.zeros(len(owners), np.int64), np.zeros(len(owners), np.int64)
+        np.add.at(size, self.blocks.owner[chosen], self.blocks.size[chosen])
+        np.add.at(count, self.blocks.owner[chosen], 1)
+        ranked = [at for at in np.argsort(-size, kind="stable").tolist() if size[at]]
+        places = []
+        for owner in ranked:
+            module = owners.module(owner)
+            class_name = module.class_name if module else ""
+            path = owners.path(owner)
+            places.append(
+                Place(
+                    path,
+                    class_name,
+                    int(count[owner]) // times,
+                    0,
+                    held_bytes=int(size[owner]) // times,
+                )
+            )
+        return Finding(
+            rule="",
+            title=title,
+            seen=seen,
+            remedy=remedy,
+            wall_ns=0,
+            places=tuple(places) or (Place(ALLOCATOR, "", 0, 0, held_bytes=held),),
+            steps=self.ownership.steps.count,
+            link=link,
+            held_bytes=held,
+        )

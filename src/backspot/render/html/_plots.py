@@ -1,0 +1,188 @@
+"""Plots for the page, as SVG that needs no script: memory over time, and the roofline.
+
+Each band and each point can be reached by the keyboard. What it is appears above the plot while it
+has the focus or the pointer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from backspot.formatting import duration, size
+from backspot.render._memory import layers_over_time, shown_devices
+from backspot.render._roofline import Roofline, roofline
+from backspot.render.html._fragments import shown
+from backspot.results.memory import MemoryOfDevice
+from backspot.results.report import Report
+
+__all__ = ["plots"]
+
+_WIDTH, _HEIGHT = 960, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 34, 44
+_NUMBERED = 8
+_MOST_POINTS = 200
+
+
+def plots(report: Report) -> str:
+    """The plots of what was recorded; nothing if neither memory nor work was."""
+    found = [_memory(report, one) for one in shown_devices(report)]
+    lines = roofline(report)
+    if lines is not None:
+        found.append(_roofline(lines))
+    return "".join(found)
+
+
+# Memory over time --------------------------------------------------------------------------------
+
+
+def _memory(report: Report, one: MemoryOfDevice) -> str:
+    line = one.timeline
+    begin, end = line.ns[0], max(line.ns[-1], line.ns[0] + 1)
+    highest = max(*line.allocated_bytes, 1)
+    step = _round_step(highest / 4)
+
+    def x(ns: int) -> float:
+        return _LEFT + (ns - begin) / (end - begin) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(held: float) -> float:
+        return _HEIGHT - _BOTTOM - held / highest * (_HEIGHT - _TOP - _BOTTOM)
+
+    marks = [(y(tick * step), size(int(tick * step))) for tick in range(int(highest // step) + 1)]
+    parts = [_across(at, text) for at, text in marks]
+    spaced = [begin + (end - begin) * tick // 4 for tick in range(5)]
+    parts += [_below(x(ns), duration(ns - begin)) for ns in spaced]
+    floor = [0] * len(line.ns)
+    legend = []
+    at_peak = line.ns.index(one.peak_ns) if one.peak_ns in line.ns else 0
+    for number, (name, held) in enumerate(layers_over_time(report, line)):
+        top = [low + more for low, more in zip(floor, held, strict=True)]
+        up = [f"{x(ns):.1f},{y(of):.1f}" for ns, of in zip(line.ns, top, strict=True)]
+        down = [f"{x(ns):.1f},{y(of):.1f}" for ns, of in zip(line.ns, floor, strict=True)]
+        text = f"{name}: {size(held[at_peak])} at the peak, {size(max(held))} at most"
+        band = f'<polygon class="c{number}" points="{" ".join([*up, *reversed(down)])}"/>'
+        parts.append(_reachable(text, band))
+        legend.append(
+            f'<li><i class="c{number}" aria-hidden="true"></i>{shown(name)} '
+            f"<b>{size(held[at_peak])}</b></li>"
+        )
+        floor = top
+    peak = f"peak {size(one.peak_bytes)}"
+    anchor = "end" if x(one.peak_ns) > _WIDTH / 2 else "start"
+    shift = -9 if anchor == "end" else 9
+    parts.append(
+        f'<circle class="peak" cx="{x(one.peak_ns):.1f}" cy="{y(one.peak_bytes):.1f}" r="5"/>'
+        f'<text class="strong" x="{x(one.peak_ns) + shift:.1f}" '
+        f'y="{y(one.peak_bytes) + 4:.1f}" text-anchor="{anchor}">{peak}</text>'
+    )
+    label = f"Memory of {one.name} over the recorded steps, {peak}"
+    return _figure(
+        f"Memory of {one.name}",
+        "allocated over the recorded steps, by the module that allocated it",
+        label,
+        parts,
+        f'<ul class="legend" aria-label="At the peak">{"".join(legend)}</ul>',
+    )
+
+
+def _round_step(about: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, at least ``about``."""
+    power = 10.0 ** math.floor(math.log10(max(about, 1.0)))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= about)
+
+
+# Roofline ----------------------------------------------------------------------------------------
+
+
+def _roofline(lines: Roofline) -> str:
+    points, peaks = lines.points[:_MOST_POINTS], lines.peaks
+    highest = max([*lines.roofs.values(), *(point.tflops for point in points)])
+    low, high = _decades(min(point.tflops for point in points), highest)
+    ridges = [1e3 * peak / peaks.gbps for peak in lines.roofs.values()]
+    intensities = [point.intensity for point in points]
+    least, most = _decades(min(*intensities, *ridges), 3 * max(*intensities, *ridges))
+
+    def x(intensity: float) -> float:
+        return _LEFT + (math.log10(intensity) - least) / (most - least) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(tflops: float) -> float:
+        part = (math.log10(tflops) - low) / (high - low)
+        return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = [_across(y(10.0**power), _power(power)) for power in range(low, high + 1)]
+    parts += [_below(x(10.0**power), _power(power)) for power in range(least, most + 1)]
+    begin = max(10.0**least, 1e3 * 10.0**low / peaks.gbps)
+    for number, (kind, peak) in enumerate(lines.roofs.items()):
+        ridge = 1e3 * peak / peaks.gbps
+        corners = [(begin, begin * peaks.gbps / 1e3), (ridge, peak), (10.0**most, peak)]
+        drawn = " ".join(f"{x(at):.1f},{y(of):.1f}" for at, of in corners)
+        parts.append(f'<polyline class="roof r{number}" points="{drawn}"/>')
+        parts.append(
+            f'<text x="{_WIDTH - _RIGHT - 4}" y="{y(peak) - 6:.1f}" text-anchor="end">'
+            f"{peak:,.0f} TFLOP/s {shown(kind)}</text>"
+        )
+    parts.append(
+        f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">FLOP per byte</text>'
+    )
+    largest = max(point.row.gpu_ns for point in points)
+    for number, point in reversed(list(enumerate(points, 1))):
+        radius = 4 + 9 * math.sqrt(point.row.gpu_ns / largest)
+        at, of = x(point.intensity), y(point.tflops)
+        drawn = f'<circle class="point" cx="{at:.1f}" cy="{of:.1f}" r="{radius:.1f}"/>'
+        if number <= _NUMBERED:
+            drawn += f'<text class="number" x="{at:.1f}" y="{of + 4:.1f}">{number}</text>'
+        parts.append(_reachable(f"{point.name}: {point.said}", drawn))
+    items = "".join(
+        f"<li><b>{number}</b> <code>{shown(point.name)}</code> {shown(point.said)}, "
+        f"{duration(point.row.gpu_ns)}</li>"
+        for number, point in enumerate(points[:_NUMBERED], 1)
+    )
+    return _figure(
+        "Roofline of the backward",
+        f"TFLOP/s over FLOP per byte; {peaks.gbps:,.0f} GB/s; larger points take more GPU time; "
+        "modules without products of matrices have no point",
+        f"Roofline of {peaks.device}: {len(points)} points",
+        parts,
+        f'<ol class="points">{items}</ol>',
+    )
+
+
+def _decades(least: float, most: float) -> tuple[int, int]:
+    """Return the powers of ten around two numbers above 0."""
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    return low, max(high, low + 1)
+
+
+def _power(power: int) -> str:
+    return f"{10.0**power:,.{max(0, -power)}f}"
+
+
+# Parts -------------------------------------------------------------------------------------------
+
+
+def _figure(title: str, about: str, label: str, parts: Sequence[str], below: str) -> str:
+    return (
+        f'<section class="plot"><h2>{shown(title)} <span class="muted">{shown(about)}</span></h2>'
+        f'<div class="plot-box"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="group" '
+        f'aria-label="{shown(label)}">{"".join(parts)}</svg></div>{below}</section>'
+    )
+
+
+def _reachable(text: str, drawn: str) -> str:
+    said = shown(text)
+    return (
+        f'<g class="reach" tabindex="0" role="img" aria-label="{said}">{drawn}'
+        f'<text class="said" x="{_LEFT}" y="20" aria-hidden="true">{said}</text></g>'
+    )
+
+
+def _across(y: float, text: str) -> str:
+    return (
+        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    )
+
+
+def _below(x: float, text: str) -> str:
+    anchor = "end" if x > _WIDTH - 2 * _RIGHT else "middle"
+    return f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 19}" text-anchor="{anchor}">{text}</text>'

@@ -1,0 +1,168 @@
+"""How far modules are from what the device can do, and the peaks that this is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from backspot.results.costs import Row
+from backspot.results.public import public
+
+__all__ = [
+    "REACHABLE_COMPUTE",
+    "REACHABLE_MEMORY",
+    "LimitOfModule",
+    "Peaks",
+    "limit_of",
+    "share_of_peak",
+]
+
+REACHABLE_COMPUTE, REACHABLE_MEMORY = 0.7, 0.85
+"""The shares of the peaks that headroom is measured against: large products of matrices and large
+copies reach about as much."""
+
+
+_MOST_UNKNOWN = 0.5
+"""With a larger share of unknown work, what is known says nothing about a module."""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a device can do at best, without sparsity.
+
+    Attributes:
+        device: Name of the device, as the trace has it.
+        tflops: Peak for each type of number, in 10¹² floating point operations per second:
+            ``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp64`` and ``fp8``, as far as they are known.
+            ``tf32`` and smaller types are those of tensor cores.
+        gbps: Peak of the memory's bandwidth, in 10⁹ bytes per second.
+        source: Where the numbers are from.
+    """
+
+    device: str
+    tflops: dict[str, float]
+    gbps: float
+    source: str
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class LimitOfModule:
+    """How fast the backward of a module runs on its device, and what that is of the peak.
+
+    Forward work that runs again counts as backward. All numbers are of a typical step, over the
+    device time of the module, without the modules inside it.
+
+    Attributes:
+        tflops: Achieved 10¹² floating point operations per second, ``None`` where the operations
+            are not known.
+        gbps: Achieved 10⁹ bytes per second, of those that must be moved at least; ``None`` where
+            these are not known.
+        intensity: Operations per byte, ``None`` where one of them is not known.
+        of_peak: Share of what the device can do at best: the time that the work would take at the
+            peak of its type or of the bandwidth, whichever is longer, over the time that it takes.
+            More than 1 is possible where caches save traffic. ``None`` without peaks, and where no
+            formula covers most of the module's time.
+        bound: ``compute`` or ``memory``, whichever peak would take longer; ``launch`` if the
+            device idles for most of the module's clock time. ``None`` as ``of_peak``.
+        headroom_ns: Device time in nanoseconds that would be saved at the reachable part of the
+            peak: 70% of the operations, 85% of the bandwidth. Work of unknown size counts as it is.
+            ``None`` as ``of_peak``.
+    """
+
+    tflops: float | None
+    gbps: float | None
+    intensity: float | None
+    of_peak: float | None
+    bound: Literal["compute", "memory", "launch"] | None
+    headroom_ns: int | None
+
+
+def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
+    """Return how fast the backward of a row runs; ``None`` without known work or device time.
+
+    Args:
+        row: a row with its work.
+        peaks: the peaks of the device; ``None`` if they are not known.
+    """
+    work = row.work
+    if work is None or not row.gpu_ns:
+        return None
+    operations = _together(work.flops, work.recompute_flops)
+    moved = _together(work.bytes, work.recompute_bytes)
+    if operations is None and moved is None:
+        return None
+    known_ns = row.gpu_ns * (1 - work.unknown_share)
+    tflops = None if operations is None else operations / row.gpu_ns / 1e3
+    gbps = None if moved is None else moved / row.gpu_ns
+    intensity = operations / moved if operations is not None and moved else None
+    computing = None if peaks is None else _computing_ns(work.flops_by_type, peaks)
+    if (
+        peaks is None
+        or computing is None
+        or moved is None
+        or not known_ns
+        or work.unknown_share > _MOST_UNKNOWN
+    ):
+        return LimitOfModule(tflops, gbps, intensity, None, None, None)
+    moving = moved / peaks.gbps if peaks.gbps else 0.0
+    reachable = max(computing / REACHABLE_COMPUTE, moving / REACHABLE_MEMORY)
+    return LimitOfModule(
+        tflops=tflops,
+        gbps=gbps,
+        intensity=intensity,
+        of_peak=max(computing, moving) / known_ns,
+        bound=_bound(row, computing, moving),
+        headroom_ns=min(max(0, round(known_ns - reachable)), row.gpu_ns),
+    )
+
+
+def share_of_peak(rows: Sequence[Row], peaks: Peaks | None, step_ns: int) -> float | None:
+    """Return the model FLOPs utilisation of a step: its share of what the device could compute.
+
+    Forward work that runs again does not count, as it is no work of the model.
+
+    Args:
+        rows: all rows.
+        peaks: the peaks of the device.
+        step_ns: the clock time of a step without the profiler, as far as that is known.
+
+    Returns:
+        The share; ``None`` if a part of the work has no known peak, or no work is known.
+    """
+    if peaks is None or not step_ns:
+        return None
+    whole = 0.0
+    for row in rows:
+        if row.work is not None:
+            again = (row.work.recompute_flops or 0) / (
+                _together(row.work.flops, row.work.recompute_flops) or 1
+            )
+            parts = [_computing_ns(row.work.forward_flops_by_type, peaks)]
+            backward = _computing_ns(row.work.flops_by_type, peaks)
+            parts.append(None if backward is None else backward * (1 - again))
+            for part in parts:
+                if part is None:
+                    return None
+                whole += part
+    return whole / step_ns if whole else None
+
+
+def _computing_ns(by_type: Mapping[str, int], peaks: Peaks) -> float | None:
+    """Return how long operations take at the peaks; ``None`` if the peak of a type is not known."""
+    if any(kind not in peaks.tflops for kind in by_type):
+        return None
+    return sum(count / peaks.tflops[kind] / 1e3 for kind, count in by_type.items())
+
+
+def _bound(row: Row, computing: float, moving: float) -> Literal["compute", "memory", "launch"]:
+    on = row.wall_on
+    if 2 * (on.host_ns + on.queued_ns + on.sync_ns) > row.wall_ns:
+        return "launch"
+    return "compute" if computing >= moving else "memory"
+
+
+def _together(first: int | None, second: int | None) -> int | None:
+    return None if first is None and second is None else (first or 0) + (second or 0)

@@ -1,0 +1,159 @@
+"""Floating point operations of modules, against ``torch.utils.flop_counter``, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+import backspot
+from backspot.analysis.accounting.work import find_work
+from backspot.analysis.attribution.ownership import attribute
+from backspot.trace import read_events
+
+Step = Callable[[], torch.Tensor]
+
+
+class Attention(torch.nn.Module):
+    """Attention by the fused operator, or written out."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        self.qkv, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.fused:
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Biased(torch.nn.Module):
+    """``baddbmm``, and a product of vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3, 16, 24))
+        self.bias = torch.nn.Parameter(torch.randn(3, 1, 24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class Checkpointed(torch.nn.Module):
+    """A block that runs again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 32))
+        self.head = torch.nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(checkpoint(self.block, x, use_reentrant=False))
+
+
+def convolutions() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(4, 8, 3, stride=2, padding=1),
+        torch.nn.Conv2d(8, 8, 3, groups=4, dilation=2, padding=2, bias=False),
+        torch.nn.ConvTranspose2d(8, 6, 3, stride=2, output_padding=1),
+        torch.nn.Conv2d(6, 2, (1, 3)),
+    )
+
+
+CASES: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
+    "linear": (
+        lambda: torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)),
+        (5, 32),
+    ),
+    "convolutions": (convolutions, (2, 4, 17, 19)),
+    "convolution in one dimension": (lambda: torch.nn.Conv1d(4, 6, 5, padding=2), (3, 4, 21)),
+    "fused attention": (lambda: Attention(fused=True), (2, 10, 32)),
+    "attention written out": (lambda: Attention(fused=False), (2, 10, 32)),
+    "baddbmm": (Biased, (3, 7, 16)),
+    "checkpointed": (Checkpointed, (6, 32)),
+    "lstm": (lambda: torch.nn.LSTM(16, 24, batch_first=True), (2, 5, 16)),
+}
+
+
+def step_of(model: torch.nn.Module, shape: tuple[int, ...]) -> Step:
+    batch = torch.randn(shape, requires_grad=True)
+
+    def step() -> torch.Tensor:
+        result = model(batch)
+        loss = (result[0] if isinstance(result, tuple) else result).square().mean()
+        loss.backward()
+        return loss
+
+    return step
+
+
+def recorded(model: torch.nn.Module, step: Step, path: Path) -> Path:
+    step()
+    with backspot.instrument(model), torch.profiler.profile(record_shapes=True) as prof:
+        step()
+    prof.export_chrome_trace(str(path))
+    return path
+
+
+def counted(step: Step) -> int:
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_operations_are_those_that_pytorch_counts(name: str, tmp_path: Path) -> None:
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    if name == "fused attention" and on_cpu not in flop_registry:
+        pytest.skip("this PyTorch does not count attention on a CPU")
+    make, shape = CASES[name]
+    model = make()
+    step = step_of(model, shape)
+    events = read_events(recorded(model, step, tmp_path / "t.json"))
+    found = find_work(events, attribute(events))
+    assert found is not None
+    assert sum(
+        (one.forward_flops or 0) + (one.recompute_flops or 0) + (one.flops or 0) for one in found
+    ) == counted(step)
+
+
+def test_each_module_has_its_own_and_what_has_no_formula_is_unknown(tmp_path: Path) -> None:
+    model = Checkpointed()
+    step = step_of(model, (6, 32))
+    report = backspot.locate(recorded(model, step, tmp_path / "t.json"))
+    first, second, head = (report[p].row for p in ("block.0", "block.1", "head"))
+    one = 2 * 6 * 32 * 64
+    assert (first.forward_flops, first.recompute_flops, first.flops) == (one, one, 2 * one)
+    # Checkpointing stops when the last layer has saved its inputs again, so it does not run.
+    assert (second.forward_flops, second.recompute_flops, second.flops) == (one, None, 2 * one)
+    assert (head.forward_flops, head.recompute_flops) == (2 * 6 * 32 * 8, None)
+    assert report[""].row.flops is None  # the root has no product of its own
+    assert 0 <= first.work.unknown_share <= 1
+
+
+def test_what_the_profiler_has_in_memory_gives_the_same() -> None:
+    model = Checkpointed()
+    step = step_of(model, (6, 32))
+    step()
+    with backspot.instrument(model), torch.profiler.profile(record_shapes=True) as prof:
+        step()
+    assert backspot.locate(prof)["block.0"].row.flops == 4 * 6 * 32 * 64
+
+
+def test_a_report_without_shapes_has_no_work_in_any_form(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    step = step_of(model, (2, 4))
+    report = backspot.profile(step, model, steps=1, warmup=1, unprofiled=0)
+    assert report[""].row.work is None
+    assert b'"work"' not in report.save(tmp_path / "r.json").read_bytes()
+    again = backspot.profile(step, model, steps=1, warmup=1, unprofiled=0, shapes=True)
+    assert again[""].row.forward_flops == 2 * 2 * 4 * 4
+    assert backspot.Report.load(again.save(tmp_path / "s.json")) == again

@@ -1,0 +1,160 @@
+"""``profile(memory=True)`` and ``backspot run --memory``, against counts of our own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import backspot
+
+BATCH, WIDTH = 64, 128
+FLOAT = 4
+
+
+class Net(torch.nn.Module):
+    """Two blocks, of which the second may be checkpointed."""
+
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.first = self.block()
+        self.second = self.block()
+        self.checkpointed = checkpointed
+
+    @staticmethod
+    def block() -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.checkpointed:
+            return checkpoint(self.second, x, use_reentrant=False)
+        return self.second(x)
+
+
+def training(model: torch.nn.Module, rows: int = BATCH) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(rows, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def profiled(model: torch.nn.Module, **others: Any) -> backspot.Report:
+    return backspot.profile(
+        training(model), model, steps=1, warmup=1, unprofiled=0, memory=True, **others
+    )
+
+
+def test_modules_keep_the_tensors_that_autograd_saves() -> None:
+    report = profiled(Net())
+    (device,) = report.memory
+    assert device.name == "CPU"
+    inner, outer = BATCH * 4 * WIDTH * FLOAT, BATCH * WIDTH * FLOAT
+    kept = {row.path: row.memory.kept_bytes for row in report.modules if row.is_module}
+    assert kept["first.0"] == kept["first.1"] == kept["second.0"] == kept["second.1"] == inner
+    assert kept["first.2"] == kept["second.2"] == outer
+    first = report["first"].row.memory
+    # The output of the first block is what the second saves.
+    assert first.total_kept_bytes == 2 * inner + outer
+    assert first.checkpoint_frees_bytes == 2 * inner
+
+
+def test_gradients_of_parameters_survive_the_backward() -> None:
+    model = Net()
+    report = profiled(model)
+    of_kind = report.memory[0].kinds
+    assert sum(share.bytes for share in report.memory[0].live) == report.memory[0].peak_bytes
+    assert 0 < of_kind["gradient"] <= sum(p.nbytes for p in model.parameters())
+
+
+def test_checkpointing_frees_what_was_predicted() -> None:
+    plain = profiled(Net())["second"].row.memory
+    again = profiled(Net(checkpointed=True))["second"].row.memory
+    assert plain.checkpoint_frees_bytes > 0
+    assert plain.total_kept_bytes - again.total_kept_bytes == plain.checkpoint_frees_bytes
+
+
+def test_what_is_live_at_the_peak_are_the_tensors_that_the_backward_still_needs() -> None:
+    """When the second GELU's output has its gradient, both blocks and the weights' are live."""
+    rows = 3 * BATCH
+    model = Net()
+    step = training(model, rows)
+    report = backspot.profile(step, model, steps=1, warmup=1, unprofiled=0, memory=True)
+    inner, outer = rows * 4 * WIDTH * FLOAT, rows * WIDTH * FLOAT
+    live = {
+        (share.path, share.kind): share.bytes
+        for share in report.memory[0].live
+        if share.path != "(outside model)" and share.kind != "before"
+    }
+    weights = sum(part.nbytes for part in model.second[2].parameters())
+    assert live == {
+        ("first.0", "activation"): inner,
+        ("first.1", "activation"): inner,
+        ("first.2", "activation"): outer,
+        ("second.0", "activation"): inner,
+        ("second.1", "activation"): inner,
+        ("second.2", "backward"): inner,
+        ("second.2", "gradient"): weights,
+    }
+
+
+def test_times_come_from_steps_without_memory(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    report = profiled(Net(), trace=path)
+    assert report.memory
+    assert "[memory]" not in path.read_text()
+    assert backspot.locate(path).memory == ()
+
+
+def test_a_live_profile_with_memory_needs_no_export() -> None:
+    model = Net()
+    step = training(model)
+    step()
+    with backspot.instrument(model), torch.profiler.profile(profile_memory=True) as prof:
+        step()
+    live = backspot.locate(prof)
+    assert live["first.0"].row.memory.kept_bytes == BATCH * 4 * WIDTH * FLOAT
+
+
+def test_memory_is_a_truth_value() -> None:
+    with pytest.raises(backspot.UsageError, match="memory='yes': give True or False"):
+        backspot.profile(lambda: None, Net(), memory="yes")  # type: ignore[arg-type]
+
+
+SCRIPT = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range({steps}):
+    optimizer.zero_grad()
+    model(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "has_memory"), [(13, True), (10, False)])
+def test_a_script_gets_its_memory_from_further_steps(
+    steps: int, has_memory: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(steps=steps))
+    command = [sys.executable, "-m", "backspot", "run", "--memory", "--warmup", "2", "--steps", "3"]
+    subprocess.run([*command, "-o", "out", str(script)], cwd=tmp_path, check=True)
+    report = backspot.Report.load(tmp_path / "out" / "report.json")
+    assert bool(report.memory) is has_memory
+    assert report.steps == 3
+    if has_memory:
+        assert report["1"].row.memory is not None
