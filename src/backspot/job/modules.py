@@ -25,7 +25,9 @@ __all__ = ["PARTS", "Claim", "Table", "find_spreads"]
 
 PARTS: tuple[Part, ...] = get_args(Part)
 _ON_GPU = [part.endswith("_gpu") for part in PARTS]
-_ON_HOST = [part.endswith("_host") for part in PARTS]
+_ON_HOST = [place for place, part in enumerate(PARTS) if part.endswith("_host")]
+_HIDDEN = ("forward_hidden", "backward_hidden")
+"""What collectives hide of the parts on the host, in their order."""
 
 
 class Table:
@@ -62,14 +64,16 @@ class Table:
         self.taken = np.zeros_like(self.times)
         self.has = np.zeros((len(ranks), len(self.modules)), bool)
         for row, (rank, summary) in enumerate(ranks.items()):
-            for module in summary.modules:
-                if module.is_module:
-                    parts = np.array([getattr(module, part) for part in PARTS])[:, at[rank]]
-                    hidden = np.array([module.forward_hidden, module.backward_hidden])[:, at[rank]]
-                    index = place[module.path]
-                    self.times[row, index] = self.taken[row, index] = parts
-                    self.taken[row, index, _ON_HOST] += hidden
-                    self.has[row, index] = True
+            mine = [module for module in summary.modules if module.is_module]
+            if not mine:
+                continue
+            index = [place[module.path] for module in mine]
+            parts = np.array([[getattr(one, part) for part in (*PARTS, *_HIDDEN)] for one in mine])
+            parts = parts[:, :, at[rank]]
+            self.times[row, index] = self.taken[row, index] = parts[:, : len(PARTS)]
+            for part, hidden in zip(_ON_HOST, range(len(PARTS), parts.shape[1]), strict=True):
+                self.taken[row, index, part] += parts[:, hidden]
+            self.has[row, index] = True
         self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
         self.by_step = np.zeros((len(self.modules), steps), np.int64)
         for here, rows in _groups(self.has):
