@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 FLOORS = (
     ("errors", "_version"),
     ("formatting",),
-    ("paths", "progress"),
+    ("paths", "progress", "registry"),
     ("results", "trace"),
     ("comparison", "analysis.timeline", "analysis.typical"),
     ("analysis.attribution",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,16 +13,12 @@ from hypothesis import strategies as st
 from backspot.errors import UsageError
 from backspot.job.answer import answer
 from backspot.job.others import Others
-from backspot.job.summary import ModuleTimes, PhaseTimes, Summary, from_json
+from backspot.job.summary import PhaseTimes, Summary
 from backspot.render.job import render_job
 from backspot.results.job import JobReport
+from support.summaries import many, recorded
 
-RANKS = Path(__file__).parents[1] / "data" / "ranks"
 SLOW = "model.layers.2.mlp.down_proj"
-
-
-def recorded(name: str) -> list[Summary]:
-    return [from_json((RANKS / f"{name}.rank{rank}.json").read_bytes()) for rank in (0, 1)]
 
 
 def job_of(name: str) -> JobReport:
@@ -82,13 +77,13 @@ def test_another_host_clock_changes_nothing_but_the_offset() -> None:
 
 
 def test_the_order_of_the_ranks_changes_nothing() -> None:
-    ranks = _many(6)
+    ranks = many(6)
     shuffled = random.Random(0).sample(ranks, len(ranks))
     assert answer(shuffled) == answer(ranks)
 
 
 def test_a_slow_module_is_found_among_many_ranks() -> None:
-    ranks = _many(6)
+    ranks = many(6)
     ranks[4] = _slower(ranks[4], SLOW, 8_000_000)
     (finding,) = answer(ranks).findings
     assert (finding.rank, finding.path, finding.kind) == (4, SLOW, "gpu")
@@ -96,7 +91,7 @@ def test_a_slow_module_is_found_among_many_ranks() -> None:
 
 def test_a_rank_that_waits_hides_the_same_work_of_its_host() -> None:
     """Of two even ranks that the host holds up, the later one does so in full view."""
-    late, waits = _many(2)
+    late, waits = many(2)
     work, rest = (2_400_000,) * late.steps, (100_000,) * late.steps
     for hides in (True, False):
         job = answer(
@@ -114,8 +109,24 @@ def test_a_rank_that_waits_hides_the_same_work_of_its_host() -> None:
         assert hides or {one.rank for one in job.findings} == {0}
 
 
+def test_what_a_rank_hides_does_not_pass_for_noise() -> None:
+    """A rank with a slow kernel has waited elsewhere, and hidden some of its host's work there."""
+    slow, usual = many(2)
+    chance = random.Random(0)
+    for module in slow.modules:
+        part = chance.choice([0, 0, 1])
+        for way in ("forward", "backward"):
+            times = np.array(getattr(module, f"{way}_host"))
+            both = {f"{way}_host": part * times, f"{way}_hidden": (1 - part) * times}
+            parts = {name: tuple(some.tolist()) for name, some in both.items()}
+            slow = _replaced(slow, module.path, **parts)
+    slow = _slower(slow, SLOW, 8_000_000)
+    (finding,) = answer([slow, usual]).findings
+    assert (finding.rank, finding.path, finding.kind) == (0, SLOW, "gpu")
+
+
 def test_each_of_two_slow_ranks_is_named() -> None:
-    ranks = _many(6)
+    ranks = many(6)
     for rank in (1, 4):
         ranks[rank] = _slower(ranks[rank], SLOW, 8_000_000)
     assert {(one.rank, one.path) for one in answer(ranks).findings} == {(1, SLOW), (4, SLOW)}
@@ -123,7 +134,7 @@ def test_each_of_two_slow_ranks_is_named() -> None:
 
 def test_transfers_that_hold_up_all_ranks_are_no_rank_s_fault() -> None:
     ranks = []
-    for one in _many(4):
+    for one in many(4):
         (group,) = one.groups
         start = tuple(end - 2_000_000 for end in group.end)
         group = msgspec.structs.replace(group, start=start)
@@ -151,7 +162,7 @@ def test_each_rank_is_compared_with_the_median_of_the_others(values: list[list[i
 
 
 def test_a_gpu_whose_kernels_all_take_longer_is_found() -> None:
-    ranks = _many(6)
+    ranks = many(6)
     modules = tuple(
         msgspec.structs.replace(
             module, forward_gpu=tuple(round(1.2 * time) for time in module.forward_gpu)
@@ -164,7 +175,7 @@ def test_a_gpu_whose_kernels_all_take_longer_is_found() -> None:
 
 
 def test_a_rank_that_waits_for_its_data_is_found() -> None:
-    ranks = _many(6)
+    ranks = many(6)
     late = PhaseTimes("data", (9_000_000, 8_000_000, 9_500_000))
     ranks[5] = msgspec.structs.replace(ranks[5], phases=(late, *ranks[5].phases))
     (finding,) = answer(ranks).findings
@@ -217,32 +228,6 @@ def test_names_from_a_trace_cannot_control_the_terminal() -> None:
     modules = tuple(evil if module is slow else module for module in other.modules)
     other = msgspec.structs.replace(other, modules=modules, source="\x1b]0;", host="\x1b[1m")
     assert "\x1b" not in render_job(answer([first, other]))
-
-
-def _many(count: int) -> list[Summary]:
-    """Even ranks with a little noise."""
-    first = recorded("fsdp_even")[0]
-    return [
-        msgspec.structs.replace(
-            first,
-            rank=rank,
-            world_size=count,
-            source=f"rank{rank}",
-            modules=tuple(_noisy(module, random.Random(rank)) for module in first.modules),
-            groups=tuple(
-                msgspec.structs.replace(group, ranks=tuple(range(count))) for group in first.groups
-            ),
-        )
-        for rank in range(count)
-    ]
-
-
-def _noisy(module: ModuleTimes, chance: random.Random) -> ModuleTimes:
-    parts = {
-        part: tuple(round(time * chance.uniform(0.99, 1.01)) for time in getattr(module, part))
-        for part in ("forward_gpu", "forward_host", "backward_gpu", "backward_host")
-    }
-    return msgspec.structs.replace(module, **parts)
 
 
 def _slower(summary: Summary, path: str, by: int) -> Summary:

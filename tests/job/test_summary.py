@@ -11,6 +11,7 @@ from backspot.errors import NotATraceError
 from backspot.job.identity import identify
 from backspot.job.reduce import summarize
 from backspot.job.summary import (
+    Call,
     Group,
     ModuleTimes,
     PhaseTimes,
@@ -114,21 +115,30 @@ def test_a_summary_of_a_thousand_modules_has_less_than_300_kilobytes() -> None:
         begin=times(),
         end=times(),
         exposed=times(),
+        stalled=times(),
         phases=(PhaseTimes("forward", times()),),
         modules=modules,
         groups=(
             Group(
-                "data", (), ("all_reduce",), (0,) * len(many), (1,) * len(many), many, many, many
+                name="data",
+                ranks=(),
+                calls=(Call("all_reduce", "gradients", "", 1 << 25),),
+                call=(0,) * len(many),
+                step=(1,) * len(many),
+                launch=many,
+                start=many,
+                end=many,
+                exposed=tuple(chance.randrange(1_000_000) for _ in many),
             ),
         ),
     )
     assert len(to_bytes(summary)) <= 300_000
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"schema": "backspot.rank/2"}', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"schema": "backspot.rank/1"}', b"\xff"])
 def test_what_is_no_summary_is_refused(data: bytes) -> None:
     for read in (from_bytes, from_json):
-        with pytest.raises(NotATraceError, match=r"backspot\.rank/1"):
+        with pytest.raises(NotATraceError, match=r"backspot\.rank/2"):
             read(data)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backspot.job.align import align
 from backspot.job.matching import match_collectives
-from backspot.job.summary import Group, Summary
+from backspot.job.summary import Call, Group, Summary
 from backspot.job.waiting import find_waits
 
 STEP = 50_000_000
@@ -57,18 +57,20 @@ class Job:
             begin=tuple(STEP * step for step in range(3)),
             end=tuple(STEP * (step + 1) for step in range(3)),
             exposed=(0, 0, 0),
+            stalled=(0, 0, 0),
             phases=(),
             modules=(),
             groups=(
                 Group(
                     name="data",
                     ranks=tuple(range(len(self.entries))),
-                    kinds=known,
-                    kind=tuple(known.index(said[k]) for k in every),
+                    calls=tuple(map(Call, known)),
+                    call=tuple(known.index(said[k]) for k in every),
                     step=tuple(k // EACH for k in every),
                     launch=tuple(start),
                     start=tuple(start),
                     end=tuple(end),
+                    exposed=(0,) * len(end),
                 ),
             ),
         )
@@ -164,9 +166,9 @@ def test_point_to_point_transfers_do_not_disturb_the_collectives() -> None:
     usual = ["all_reduce"] * 3 * EACH
     sends = ["send_recv" if k % EACH == 3 else kind for k, kind in enumerate(usual)]
     matching = match_collectives({0: job.summary(0, kinds=sends), 1: job.summary(1, kinds=sends)})
-    assert set(matching.groups[0].kind) == {"all_reduce"}
+    assert {call.kind for call in matching.groups[0].call} == {"all_reduce"}
     assert len(matching.groups[0].step) == 3 * (EACH - 1)
-    alone = _replaced(job.summary(1), kinds=("send_recv",))
+    alone = _replaced(job.summary(1), calls=(Call("send_recv"),))
     assert match_collectives({0: alone, 1: alone}).groups == ()
 
 
@@ -203,8 +205,8 @@ def test_whoever_leaves_a_broadcast_early_did_not_wait_for_the_last() -> None:
     root, other = job.summary(0, kinds=kinds), job.summary(1, kinds=kinds)
     (group,) = root.groups
     early = [
-        start + 1_000 if group.kinds[kind] == "broadcast" else end
-        for start, end, kind in zip(group.start, group.end, group.kind, strict=True)
+        start + 1_000 if group.calls[call].kind == "broadcast" else end
+        for start, end, call in zip(group.start, group.end, group.call, strict=True)
     ]
     changed = _replaced(root, end=tuple(early))
     matched = match_collectives({0: changed, 1: other}).groups
@@ -217,7 +219,7 @@ def _even(ranks: int) -> Job:
     return Job([0, 7_000_000, -3_000][:ranks], [0.0] * ranks, entries)
 
 
-def _replaced(summary: Summary, **changed: tuple[int, ...]) -> Summary:
+def _replaced(summary: Summary, **changed: tuple[object, ...]) -> Summary:
     (group,) = summary.groups
     group = msgspec.structs.replace(group, **changed)
     return msgspec.structs.replace(summary, groups=(group,))

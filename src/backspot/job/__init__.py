@@ -12,7 +12,10 @@ The order in which the files work::
     align.py      one clock for all ranks
     waiting.py    how long each rank waits in each collective, and how long the transfer takes
     others.py     the median of the other ranks, for each rank
-    answer.py     the slow rank of each step, the modules that differ, and what follows from it
+    scatter.py    whether a time is longer on one rank, beyond the noise
+    modules.py    the modules over the ranks, and those that take longer on one of them
+    findings/     what makes the job slow: one rule a file
+    answer.py     all of that for the summaries of a job
     remote.py     traces on other machines, by ``fsspec``
     gather.py     all of this for the traces of a job, one process for each
 
@@ -26,4 +29,7 @@ Terms:
 - *offset* and *drift*: add the offset to the time of a rank's clock to get the job's time. The
   offset grows by the drift, in nanoseconds for each second.
 - *own time*: a step's time on a rank without its waits.
+- *exposed*: a collective runs and nothing else does. *Stalled*: the same of a transfer between two
+  ranks, as between the stages of a pipeline.
+- *peers*: the ranks that have a module. A rank is compared with its peers.
 """

@@ -95,7 +95,7 @@ def align(groups: Sequence[Matched], ranks: Sequence[int]) -> dict[int, RankCloc
 
 
 def _synchronous(group: Matched) -> Ints:
-    return np.flatnonzero([kind not in ROOTED for kind in group.kind])
+    return np.flatnonzero([call.kind not in ROOTED for call in group.call])
 
 
 def _fit(own: Ints, job: Ints, before: float) -> RankClock:
@@ -146,7 +146,7 @@ def aligned(group: Matched, clocks: Mapping[int, RankClock]) -> tuple[Ints, Ints
         np.array(
             [clocks[rank].to_job(times[row]) for row, rank in zip(rows, ranks, strict=True)],
             np.int64,
-        ).reshape(len(rows), len(group.kind))
+        ).reshape(len(rows), len(group.call))
         for times in (group.start, group.end)
     )
     return start, end, ranks

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.formatting import counted
-from backspot.job.summary import Group, Summary
+from backspot.job.summary import Call, Group, Summary
 from backspot.trace.events import Ints
+from backspot.trace.names import POINT_TO_POINT
 
 __all__ = ["Matched", "Matching", "common_steps", "match_collectives"]
-
-_POINT_TO_POINT = "send_recv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +32,21 @@ class Matched:
         name: the process group, ``""`` if the traces do not say so.
         ranks: the ranks of the rows, ascending.
         absent: the ranks of the group without a summary.
-        kind: the kind of each collective.
+        call: what each collective is.
         step: the step of each collective, an index into the common steps.
         start: when it begins to run, in nanoseconds of each rank's own clock.
         end: when it has ended.
+        exposed: clock time in nanoseconds in which it runs alone and launched work waits.
     """
 
     name: str
     ranks: tuple[int, ...]
     absent: tuple[int, ...]
-    kind: tuple[str, ...]
+    call: tuple[Call, ...]
     step: Ints
     start: Ints
     end: Ints
+    exposed: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +110,18 @@ def _match(
 ) -> tuple[Matched, list[int]]:
     """Match one group; also return the numbers of the steps in which that fails."""
     columns: dict[int, list[int]] = {rank: [] for rank in groups}
-    kinds: list[str] = []
+    calls: list[Call] = []
     step_of: list[int] = []
     lost = []
     at = {rank: _by_step(group, summaries[rank]) for rank, group in groups.items()}
     for index, number in enumerate(steps):
         here = {rank: at[rank].get(number, []) for rank in groups}
         said = {
-            rank: [groups[rank].kinds[groups[rank].kind[one]] for one in mine]
+            rank: [groups[rank].calls[groups[rank].call[one]] for one in mine]
             for rank, mine in here.items()
         }
-        shared = _shared(list(said.values()), index == 0, index == len(steps) - 1)
+        kinds = [[call.kind for call in some] for some in said.values()]
+        shared = _shared(kinds, index == 0, index == len(steps) - 1)
         if shared is None:
             lost.append(number)
             continue
@@ -127,27 +129,28 @@ def _match(
         for rank, mine in here.items():
             columns[rank] += mine[len(mine) - count :] if from_end else mine[:count]
         any_rank = next(iter(said.values()))
-        kinds += any_rank[len(any_rank) - count :] if from_end else any_rank[:count]
+        calls += any_rank[len(any_rank) - count :] if from_end else any_rank[:count]
         step_of += [index] * count
     rows = sorted(groups)
     own = [(summaries[rank].origin_ns, groups[rank], columns[rank]) for rank in rows]
     start = _matrix([(origin, group.start, chosen) for origin, group, chosen in own])
     end = _matrix([(origin, group.end, chosen) for origin, group, chosen in own])
+    exposed = _matrix([(0, group.exposed, chosen) for _, group, chosen in own])
     absent = tuple(rank for rank in ranks if rank not in groups)
     step = np.array(step_of, np.int64)
-    return Matched(name, tuple(rows), absent, tuple(kinds), step, start, end), lost
+    return Matched(name, tuple(rows), absent, tuple(calls), step, start, end, exposed), lost
 
 
 def _matrix(rows: Sequence[tuple[int, Sequence[int], list[int]]]) -> Ints:
-    """Return times of each rank's own clock: of each row its origin, its times, and which count."""
+    """Return times by rank: of each row what to add, its times, and which of them count."""
     return np.array([np.array(times, np.int64)[at] + origin for origin, times, at in rows])
 
 
 def _by_step(group: Group, summary: Summary) -> dict[int, list[int]]:
     """Return the collectives of each step, by the step's number."""
     found: dict[int, list[int]] = {}
-    for index, (step, kind) in enumerate(zip(group.step, group.kind, strict=True)):
-        if group.kinds[kind] != _POINT_TO_POINT:
+    for index, (step, call) in enumerate(zip(group.step, group.call, strict=True)):
+        if group.calls[call].kind != POINT_TO_POINT:
             found.setdefault(summary.step_numbers[step], []).append(index)
     return found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,13 +16,12 @@ from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged
+from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
 from backspot.job.identity import Identity, identify
-from backspot.job.summary import Group, ModuleTimes, PhaseTimes, Summary
+from backspot.job.summary import Call, Group, ModuleTimes, PhaseTimes, Summary
 from backspot.pipeline import read_whole
-from backspot.trace import Category, Events
-from backspot.trace.events import Ints
-from backspot.trace.names import PROFILER_STEP
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
 
 __all__ = ["reduce_trace", "summarize"]
 
@@ -55,7 +55,12 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         else (ownership.windows.start, ownership.windows.end)
     )
     phases = find_phases(events, ownership, clock, windows) if windows else ()
-    exposed, modules = _modules(ownership, clock, begin, end)
+    transfers, operators = _transfers(events, ownership), _operators(events, clock)
+    work = _work_of_host(ownership, clock)
+    hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
+    line = _cut(ownership, clock, begin, end, merged(transfers.edges, operators.edges, hidden))
+    alone = (line.holder < 0) | line.exposed
+    stalled = alone & (transfers.over(line.at) >= 0) & (operators.over(line.at) < 0)
     return Summary(
         source=events.source,
         rank=identity.rank,
@@ -71,18 +76,19 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
             for phase in phases
             if phase.name != "unsteady"
         ),
-        exposed=exposed,
-        modules=modules,
-        groups=_groups(events, ownership, identity),
+        exposed=line.by_step(line.exposed),
+        stalled=line.by_step(stalled),
+        modules=_modules(ownership, line, work),
+        groups=_groups(events, ownership, identity, _exposed(ownership, line)),
         warnings=events.warnings,
     )
 
 
 def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
     """Return the profiler's numbers of the steps; without marks, the steps are counted."""
-    marks = events.named(Category.ANNOTATION, PROFILER_STEP)
+    marks = events.named(Category.ANNOTATION, names.PROFILER_STEP)
     said = {
-        start: events.names[name].removeprefix(PROFILER_STEP)
+        start: events.names[name].removeprefix(names.PROFILER_STEP)
         for start, name in zip(
             events.start[marks].tolist(), events.name[marks].tolist(), strict=True
         )
@@ -93,105 +99,179 @@ def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
     return tuple(range(ownership.steps.count))
 
 
-def _modules(
-    ownership: Ownership, clock: Clock, begin: Ints, end: Ints
-) -> tuple[tuple[int, ...], tuple[ModuleTimes, ...]]:
-    """Return the clock time of collectives and of each owner in each step, by the rows' rule."""
-    work, owners = ownership.work, ownership.owners
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The clock of the steps in pieces; arrays with one entry each.
+
+    Attributes:
+        at: when the piece begins.
+        length: nanoseconds.
+        step: the step.
+        holder: who holds the clock, as in ``Clock``; ``NOTHING`` for none.
+        kind: a ``WallKind``.
+        steps: number of steps.
+        payers: who pays for each moment.
+    """
+
+    at: Ints
+    length: Ints
+    step: Ints
+    holder: Ints
+    kind: Ints
+    steps: int
+    payers: Payers
+
+    @property
+    def exposed(self) -> Mask:
+        """Whether communication runs and nothing else does."""
+        found: Mask = (self.holder >= 0) & (self.kind == WallKind.COMMUNICATION)
+        return found
+
+    def by_step(self, chosen: Mask) -> tuple[int, ...]:
+        """Return the time of some pieces in each step."""
+        found = np.zeros(self.steps, np.int64)
+        np.add.at(found, self.step[chosen], self.length[chosen])
+        return tuple(found.tolist())
+
+
+def _cut(ownership: Ownership, clock: Clock, begin: Ints, end: Ints, more: Ints) -> _Line:
+    """Cut the clock into pieces that each belong to one step and have one holder.
+
+    Args:
+        ownership: the owners.
+        clock: the clock.
+        begin: when each step begins.
+        end: when each step ends.
+        more: other times at which to cut.
+    """
     steps = first_started(begin, end, np.arange(len(begin)))
-    whole = clock.whole
-    if not len(whole.edges) or not len(steps.edges):
-        return (0,) * len(begin), ()
     host = Shares.one_each(ownership.owner, ownership.line)
     payers = Payers(ownership, host, ownership.work_shares, Special.ENGINE)
-    line = whole.cut(merged(steps.edges, payers.edges))
+    line = clock.whole.cut(merged(steps.edges, payers.edges, more))
     kinds = clock.kinds(line, next(iter(clock.devices), NOTHING)).values[:-1]
-    at, held, length = line.edges[:-1], line.values[:-1], np.diff(line.edges)
+    at, holder, length = line.edges[:-1], line.values[:-1], np.diff(line.edges)
     step = steps.over(at)
-    inside = (step >= 0) & (held >= 0)
-    running = inside & (kinds == WallKind.COMMUNICATION)
-    exposed = np.zeros(len(begin), np.int64)
-    np.add.at(exposed, step[running], length[running])
-    mine = inside & ~running
-    kind = np.where(kinds == WallKind.GPU, _GPU, _HOST)
-    found = _Pieces(at[mine], step[mine], held[mine], length[mine], kind[mine])
-    if running.any():
-        waiting = Timeline(line.edges, np.append(np.where(running, step, NOTHING), NOTHING))
-        found = found.joined(_hidden(ownership, clock, waiting))
-    run = np.concatenate([ownership.passes.of_span, work.run])[found.held]
-    payer = payers.of_holders(found.held, found.at)
-    place, share, length = payers.shares.split(payer, found.length)
-    owner = payers.shares.owner[share]
-    step, part = found.step[place], (found.kind + 3 * (run >= 0))[place]
+    inside = step >= 0
+    return _Line(
+        at[inside],
+        length[inside],
+        step[inside],
+        holder[inside],
+        kinds[inside],
+        len(begin),
+        payers,
+    )
+
+
+def _work_of_host(ownership: Ownership, clock: Clock) -> Timeline:
+    """Return what the host executes, without calls in which it waits for the device."""
+    calls = ownership.waits
+    blocked = first_started(calls.start, calls.end, np.zeros(len(calls.start), np.int64))
+    edges = merged(clock.host.edges, blocked.edges)
+    held = clock.host.over(edges)
+    # Holders behind the spans are exchanges with other ranks.
+    works = (held < len(ownership.spans.start)) & (blocked.over(edges) < 0)
+    return Timeline(edges, np.where(works, held, NOTHING))
+
+
+def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
+    """Return whether each holder is a collective."""
+    work = holder - len(ownership.spans.start)
+    found: Mask = take(ownership.work.tier, np.maximum(work, NOTHING)) == Tier.COMMUNICATION
+    return found
+
+
+def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleTimes, ...]:
+    """Return the time of each owner in each step, by the rows' rule.
+
+    A rank that waits for another one hides the work of its host behind the collective.
+
+    Args:
+        ownership: the owners.
+        line: the clock.
+        work: what the host executes.
+    """
+    owners, payers = ownership.owners, line.payers
+    held = np.where(line.exposed, work.over(line.at), line.holder)
+    kind = np.where(line.kind == WallKind.GPU, _GPU, np.where(line.exposed, _HIDDEN, _HOST))
+    mine = held >= 0
+    at, step, length = line.at[mine], line.step[mine], line.length[mine]
+    held, kind = held[mine], kind[mine]
+    run = np.concatenate([ownership.passes.of_span, ownership.work.run])[held]
+    part = kind + 3 * (run >= 0)
+    place, share, length = payers.shares.split(payers.of_holders(held, at), length)
+    owner, step, part = payers.shares.owner[share], step[place], part[place]
     owned = owner >= 0
     by_step = summed_by_step(
         owner[owned] * _PARTS + part[owned],
         step[owned],
         length[owned],
         len(owners) * _PARTS,
-        len(begin),
+        line.steps,
     )
-    of_owner = by_step.reshape(len(owners), _PARTS, len(begin))
+    of_owner = by_step.reshape(len(owners), _PARTS, line.steps)
     is_module = owners.is_module
-    modules = []
+    found = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
         module = owners.module(index)
         parts = (tuple(part) for part in of_owner[index].tolist())
         class_name = module.class_name if module else ""
-        modules.append(ModuleTimes(owners.path(index), class_name, bool(is_module[index]), *parts))
-    return tuple(exposed.tolist()), tuple(modules)
+        found.append(ModuleTimes(owners.path(index), class_name, bool(is_module[index]), *parts))
+    return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Pieces of the clock: arrays with one entry a piece.
-
-    Attributes:
-        at: when the piece begins, in nanoseconds.
-        step: the step that it lies in.
-        held: its holder.
-        length: nanoseconds.
-        kind: ``_GPU``, ``_HOST`` or ``_HIDDEN``.
-    """
-
-    at: Ints
-    step: Ints
-    held: Ints
-    length: Ints
-    kind: Ints
-
-    def joined(self, other: _Pieces) -> _Pieces:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return _Pieces(*(np.concatenate(pair) for pair in pairs))
+def _exposed(ownership: Ownership, line: _Line) -> Ints:
+    """Return for each piece of device work how long it runs alone while launched work waits."""
+    work = ownership.work
+    item = line.holder[line.exposed] - len(ownership.spans.start)
+    begin, length = line.at[line.exposed], line.length[line.exposed]
+    others = np.flatnonzero((work.tier != Tier.COMMUNICATION) & (work.device >= 0))
+    following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
+    queued = np.append(work.queued[others], np.iinfo(np.int64).max)[following]
+    queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
+    found = np.zeros(len(work.start), np.int64)
+    np.add.at(found, item, np.clip(begin + length - queued, 0, length))
+    return found
 
 
-def _hidden(ownership: Ownership, clock: Clock, waiting: Timeline) -> _Pieces:
-    """Return what the host executes while its device runs a collective and nothing else.
-
-    A rank that waits for another one hides its own work in this way. Calls in which the host waits
-    for the device are no work.
-
-    Args:
-        ownership: the trace with its owners.
-        clock: its clock.
-        waiting: the step of each moment at which a collective holds the clock.
-    """
-    calls = ownership.waits
-    blocked = first_started(calls.start, calls.end, np.zeros(len(calls.start), np.int64))
-    edges = merged(waiting.edges, clock.host.edges, blocked.edges)
-    at, length = edges[:-1], np.diff(edges)
-    step, held = waiting.over(at), clock.host.over(at)
-    # Holders behind the spans are exchanges with other ranks.
-    works = (step >= 0) & (held >= 0) & (held < len(ownership.spans.start))
-    works &= blocked.over(at) < 0
-    kind = np.full(np.count_nonzero(works), _HIDDEN)
-    return _Pieces(at[works], step[works], held[works], length[works], kind)
+def _transfers(events: Events, ownership: Ownership) -> Timeline:
+    """Return when a transfer between two ranks is under way, on a device or on the host."""
+    work, communication = ownership.work, ownership.communication
+    kinds = np.array([_is_transfer(name) for name in communication.names], bool)
+    device = take(kinds, communication.collective, False)
+    on_host = events.names_where(
+        lambda name: name.startswith(names.HOST_COLLECTIVES) and _is_transfer(name)
+    )
+    host = events.chosen(on_host, Category.OPERATOR, Category.ANNOTATION)
+    start = np.concatenate([work.start[device], events.start[host]])
+    end = np.concatenate([work.end[device], events.end[host]])
+    return first_started(start, end, np.arange(len(start)))
 
 
-def _groups(events: Events, ownership: Ownership, identity: Identity) -> tuple[Group, ...]:
+def _is_transfer(name: str) -> bool:
+    return names.collective_in(name) == names.POINT_TO_POINT
+
+
+def _operators(events: Events, clock: Clock) -> Timeline:
+    """Return when the host executes an operator, other than collectives; never with a device."""
+    collective = events.name_mask(*names.LAUNCHES_OF_COLLECTIVES, *names.HOST_COLLECTIVES)
+    chosen = events.chosen(~collective, Category.OPERATOR)
+    chosen = chosen[:0] if clock.devices else chosen
+    return first_started(events.start[chosen], events.end[chosen], chosen)
+
+
+def _groups(
+    events: Events, ownership: Ownership, identity: Identity, exposed: Ints
+) -> tuple[Group, ...]:
     """Return the collectives by process group.
 
     A collective without a launch record belongs to what ran before the recording.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        identity: which rank it is of.
+        exposed: for each piece of device work, how long it runs alone while launched work waits.
     """
     work, steps = ownership.work, ownership.steps
     host = host_steps(events, ownership)
@@ -204,23 +284,45 @@ def _groups(events: Events, ownership: Ownership, identity: Identity) -> tuple[G
     order = np.argsort(work.launch[mine], kind="stable")
     mine, step = mine[order], step[order]
     communication = ownership.communication
-    collective, group = communication.collective[mine], communication.group[mine]
+    group = communication.group[mine]
+    calls = _calls(events, ownership, mine)
     found = []
     for number in distinct(group):
         at = np.flatnonzero(group == number)
-        known = distinct(collective[at])
+        known = list(dict.fromkeys(calls[one] for one in at.tolist()))
+        number_of = {call: index for index, call in enumerate(known)}
         name = events.groups[number] if number >= 0 else ""
         found.append(
             Group(
                 name=name,
                 ranks=identity.ranks_of(name),
-                # Behind the kind may follow the process group.
-                kinds=tuple(communication.names[kind].partition(" ")[0] for kind in known),
-                kind=tuple(np.searchsorted(known, collective[at]).tolist()),
+                calls=tuple(known),
+                call=tuple(number_of[calls[one]] for one in at.tolist()),
                 step=tuple(step[at].tolist()),
                 launch=tuple(work.launch[mine[at]].tolist()),
                 start=tuple(work.start[mine[at]].tolist()),
                 end=tuple(work.end[mine[at]].tolist()),
+                exposed=tuple(exposed[mine[at]].tolist()),
             )
         )
     return tuple(found)
+
+
+def _calls(events: Events, ownership: Ownership, mine: Ints) -> list[Call]:
+    """Return what these collectives are."""
+    communication = ownership.communication
+    # Behind the kind may follow the process group.
+    kinds = [name.partition(" ")[0] for name in communication.names]
+    found = []
+    for at in mine.tolist():
+        kind, size = kinds[communication.collective[at]], int(communication.bytes[at])
+        if communication.of_parameters[at]:
+            mark = communication.gather[at]
+            module = names.gathered_module(events.names[mark]) if mark >= 0 else None
+            found.append(Call(kind, "parameters", module or "", size))
+        else:
+            purpose: Literal["", "gradients"] = (
+                "gradients" if communication.of_gradients[at] else ""
+            )
+            found.append(Call(kind, purpose, "", size))
+    return found

@@ -15,6 +15,7 @@ from backspot.results.report import StepUnit
 
 __all__ = [
     "SCHEMA",
+    "Call",
     "Group",
     "ModuleTimes",
     "PhaseTimes",
@@ -25,7 +26,7 @@ __all__ = [
     "to_json",
 ]
 
-SCHEMA = "backspot.rank/1"
+SCHEMA = "backspot.rank/2"
 """Version of a saved summary."""
 _MOST_BYTES = 1 << 28
 """What a summary may unpack to: far more than 10,000 modules in 100 steps take."""
@@ -73,6 +74,22 @@ class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
     backward_hidden: tuple[int, ...]
 
 
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """What a collective is, which most steps repeat.
+
+    Attributes:
+        kind: as ``torch.distributed`` calls it: ``all_reduce``.
+        purpose: what it moves: ``gradients``, ``parameters`` that are sharded, or ``""``.
+        module: the module whose parameters it gathers, ``""`` if the trace does not say so.
+        bytes: what each rank puts in, -1 if the trace does not say so.
+    """
+
+    kind: str
+    purpose: Literal["", "gradients", "parameters"] = ""
+    module: str = ""
+    bytes: int = -1
+
+
 class Group(msgspec.Struct, frozen=True):
     """The collectives of one process group on one rank, in the order of their launch.
 
@@ -81,22 +98,24 @@ class Group(msgspec.Struct, frozen=True):
     Attributes:
         name: the process group, ``""`` if the trace does not say so.
         ranks: its ranks, empty if the trace does not say so.
-        kinds: the distinct kinds, as ``torch.distributed`` calls them: ``all_reduce``.
-        kind: index into ``kinds``.
+        calls: what they are, each once.
+        call: index into ``calls``.
         step: index of the step that launches it.
         launch: when the host launches it.
         start: when it begins to run on this rank.
         end: when it has ended on this rank.
+        exposed: clock time in nanoseconds in which it runs alone and launched work waits.
     """
 
     name: str
     ranks: tuple[int, ...]
-    kinds: tuple[str, ...]
-    kind: tuple[int, ...]
+    calls: tuple[Call, ...]
+    call: tuple[int, ...]
     step: tuple[int, ...]
     launch: tuple[int, ...]
     start: tuple[int, ...]
     end: tuple[int, ...]
+    exposed: tuple[int, ...]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,13 +132,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         begin: when each step begins on the clock, in nanoseconds.
         end: when each step ends.
         exposed: clock time of each step that collectives hold: they run, and nothing else does.
+        stalled: clock time of each step in which a transfer between two ranks, as between the
+            stages of a pipeline, is under way and nothing is computed.
         phases: the phases in the order of a step.
         modules: the modules and other owners.
         groups: the process groups.
         warnings: what is wrong with the trace.
     """
 
-    schema: Literal["backspot.rank/1"] = "backspot.rank/1"
+    schema: Literal["backspot.rank/2"] = "backspot.rank/2"
     source: str
     rank: int | None
     world_size: int
@@ -130,6 +151,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     begin: tuple[int, ...]
     end: tuple[int, ...]
     exposed: tuple[int, ...]
+    stalled: tuple[int, ...]
     phases: tuple[PhaseTimes, ...]
     modules: tuple[ModuleTimes, ...]
     groups: tuple[Group, ...]

@@ -67,8 +67,8 @@ def find_waits(
         if len(ranks) < 2:
             continue
         entered = np.broadcast_to(start.max(axis=0), start.shape).copy()
-        for column, kind in enumerate(group.kind):
-            if kind in ROOTED:
+        for column, call in enumerate(group.call):
+            if call.kind in ROOTED:
                 # Who has left before a rank entered did not wait for that rank.
                 entries = np.sort(start[:, column])
                 before = np.searchsorted(entries, end[:, column], side="right") - 1

@@ -42,6 +42,8 @@ class RankCost:
         host: Name of its host, ``""`` if it is not known.
         step_ns: Clock time of the step.
         exposed_ns: Clock time in which collectives run and nothing else does.
+        stalled_ns: Clock time in which it waits for another stage of a pipeline, or transfers to
+            it, and computes nothing.
         wait_ns: Time in collectives before the last rank enters; can overlap with computing.
         transfer_ns: Time in collectives after that.
         late_ns: How much later than the median of the other ranks it enters collectives; negative
@@ -56,6 +58,7 @@ class RankCost:
     host: str
     step_ns: int
     exposed_ns: int
+    stalled_ns: int
     wait_ns: int
     transfer_ns: int
     late_ns: int
@@ -172,8 +175,8 @@ class JobFinding:
     """A cause that makes the job slower, with times in nanoseconds.
 
     Attributes:
-        rule: ``slow-module``, ``slow-gpu``, ``slow-data`` or ``exposed-transfer``.
-        kind: ``host``, ``gpu``, ``data`` or ``transfer``: what takes longer.
+        rule: The rule that found the cause: its name in ``docs/ranks.md``.
+        kind: ``host``, ``gpu``, ``data``, ``transfer`` or ``pipeline``: what takes longer.
         rank: The rank, ``None`` if the cause lies on all ranks.
         path: The module, ``""`` if the cause lies in none.
         title: What is wrong, in a few words.
@@ -183,7 +186,7 @@ class JobFinding:
     """
 
     rule: str
-    kind: Literal["host", "gpu", "data", "transfer"]
+    kind: Literal["host", "gpu", "data", "transfer", "pipeline"]
     rank: int | None
     path: str
     title: str

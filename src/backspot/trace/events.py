@@ -134,8 +134,9 @@ class Events:
             operators, at least 1 on nodes, -1 for none.
         correlation: the number that device work shares with the call that launched it; -1 for none.
         device: index of the device, -1 on the host.
-        size: the bytes of a copy or memset; for a kernel, its thread blocks for each
-            multiprocessor, in thousandths; -1 where the trace does not have it.
+        size: the bytes of a copy or memset; for the call of a collective, what the rank puts in;
+            for a kernel, its thread blocks for each multiprocessor, in thousandths; -1 where the
+            trace does not have it.
         group: for the call of a collective, index into ``groups``; -1 for none.
         signature: for an operator, index into ``signatures``; -1 for none.
         names: each distinct name once.

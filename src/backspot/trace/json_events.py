@@ -25,6 +25,7 @@ from backspot.trace.names import (
     CONCRETE_INPUTS,
     DEVICE_ID,
     DEVICE_TYPE,
+    ELEMENT_TYPE,
     FLOW_FINISH,
     FLOW_START,
     FORWARD_BACKWARD,
@@ -34,11 +35,13 @@ from backspot.trace.names import (
     INPUT_TYPES,
     INSTANT,
     MEMORY,
+    MESSAGE_ELEMENTS,
     MODULE_CALL,
     PROCESS_GROUP,
     SEQUENCE_NUMBER,
     TOTAL_ALLOCATED,
     TOTAL_RESERVED,
+    item_size,
 )
 
 __all__ = [
@@ -61,6 +64,8 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     bytes: int | None = -1
     blocks: float | None = msgspec.field(name=BLOCKS_PER_MULTIPROCESSOR, default=_NAN)
     group: str | None = msgspec.field(name=PROCESS_GROUP, default=None)
+    elements: int | None = msgspec.field(name=MESSAGE_ELEMENTS, default=None)
+    dtype: str | None = msgspec.field(name=ELEMENT_TYPE, default=None)
 
 
 _NO_ARGS = _Args()
@@ -139,7 +144,7 @@ _MOST_BLOCKS = 1e12
 _MOST_DEVICES = 128
 """PyTorch numbers the devices of a process in a signed byte."""
 _MOST_BYTES = 1 << 44
-"""Bytes of one copy, 16 TiB: more than any device holds."""
+"""Bytes of one copy or collective, 16 TiB: more than any device holds."""
 _MOST_BLOCK = 1 << 44
 """Bytes of one block of memory, as much."""
 
@@ -196,6 +201,8 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
     count = len(kept)
     names = np.fromiter(map(columns.names.__getitem__, map(_NAME, kept)), np.int64, count)
     threads = zip(map(_PID, kept), map(_TID, kept), strict=True)
+    size = _sizes(_floats(_OF_ARGS["blocks"], args), numbers["bytes"])
+    group = _describe_collectives(names, category, args, columns, size)
     columns.add(
         _nanoseconds(start),
         _nanoseconds(duration),
@@ -206,8 +213,8 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
         numbers["forward_thread"],
         numbers["correlation"],
         _devices(numbers["device"], category, kept),
-        _sizes(_floats(_OF_ARGS["blocks"], args), numbers["bytes"]),
-        _groups(names, category, args, columns),
+        size,
+        group,
         _signatures(args, columns) if in_detail else np.full(count, -1, np.int64),
     )
     return impossible
@@ -309,13 +316,20 @@ def _devices(device: Ints, category: Ints, events: list[Event]) -> Ints:
     return device
 
 
-def _groups(names: Ints, category: Ints, args: Sequence[_Args], columns: Columns) -> Ints:
-    """Return ``Events.group``. Calls of collectives are few: no other event is looked at."""
+def _describe_collectives(
+    names: Ints, category: Ints, args: Sequence[_Args], columns: Columns, size: Ints
+) -> Ints:
+    """Return ``Events.group``, and write the bytes of each collective into ``size``.
+
+    Calls of collectives are few: no other event is looked at.
+    """
     group = np.full(len(names), -1, np.int64)
     calls = (names == columns.names.get(COLLECTIVE_CALL, -1)) & (category == Category.OPERATOR)
     for index in np.flatnonzero(calls).tolist():
-        name = args[index].group
-        group[index] = -1 if name is None else columns.groups[name]
+        of_call = args[index]
+        group[index] = -1 if of_call.group is None else columns.groups[of_call.group]
+        moved = (of_call.elements or 0) * item_size(of_call.dtype or "")
+        size[index] = moved if 0 < moved <= _MOST_BYTES else -1
     return group
 
 

@@ -29,6 +29,8 @@ BLOCKS_PER_MULTIPROCESSOR = "blocks per SM"
 """Argument: the thread blocks of a kernel for each multiprocessor."""
 PROCESS_GROUP = "Process Group Description"
 """Argument: the name of the process group that a collective runs in."""
+MESSAGE_ELEMENTS, ELEMENT_TYPE = "In msg nelems", "dtype"
+"""Arguments: how many elements a rank puts into a collective, and of which type."""
 MEMORY = "[memory]"
 """The event of an allocator that allocates or frees a block, with the arguments that follow."""
 ADDRESS, BLOCK_BYTES = "Addr", "Bytes"
@@ -128,6 +130,7 @@ _COPY_MARK = re.compile(rf"{_ACTION}batch_to_device$")
 # "FSDP::": all that ``torch.distributed.fsdp.fully_shard`` does.
 _FORWARD_MARK = re.compile(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}training_step$")
 _SHARDING_MARK = re.compile(r"FSDP::|FullyShardedDataParallel\.")
+_GATHER_MARK = re.compile(r"FSDP::all_gather(?: \((.+)\))?$")
 _OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}(zero_grad|configure_gradient_clipping)$")
 
 
@@ -149,6 +152,15 @@ def is_forward_mark(name: str) -> bool:
 def is_sharding_mark(name: str) -> bool:
     """Whether FSDP, in either version, marks its own work with this."""
     return _SHARDING_MARK.match(name) is not None
+
+
+def gathered_module(name: str) -> str | None:
+    """Return the module whose parameters FSDP2 gathers under this mark; ``None`` for other marks.
+
+    It is ``""`` for the root, and where the mark names no module.
+    """
+    found = _GATHER_MARK.match(name)
+    return None if found is None else found[1] or ""
 
 
 def is_optimizer_mark(name: str) -> bool:
@@ -261,6 +273,8 @@ COLLECTIVE_CALL = "record_param_comms"
 """The operator around the launch of any collective; its arguments describe the collective."""
 HOST_COLLECTIVES = ("gloo:", "mpi:")
 """A collective that threads of the host execute, from its start until all ranks have taken part."""
+POINT_TO_POINT = "send_recv"
+"""The transfer between two ranks, which is no collective."""
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",
@@ -271,9 +285,24 @@ _COLLECTIVES = {
     "scatter": "scatter",
     "gather": "gather",
     "barrier": "barrier",
-    "send": "send_recv",
-    "recv": "send_recv",
+    "send": POINT_TO_POINT,
+    "recv": POINT_TO_POINT,
 }
+
+
+_ITEM_SIZES = {
+    1: "Byte Char Bool QInt8 QUInt8 Float8_e5m2 Float8_e4m3fn Float8_e5m2fnuz Float8_e4m3fnuz",
+    2: "Half BFloat16 Short UInt16",
+    4: "Float Int UInt32",
+    8: "Double Long UInt64 ComplexFloat",
+    16: "ComplexDouble",
+}
+_BYTES_OF = {name: size for size, names in _ITEM_SIZES.items() for name in names.split()}
+
+
+def item_size(dtype: str) -> int:
+    """Return the bytes of one element of a type as c10 calls it, 0 if the type is unknown."""
+    return _BYTES_OF.get(dtype, 0)
 
 
 def collective_in(name: str) -> str:

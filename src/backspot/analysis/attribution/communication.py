@@ -29,6 +29,9 @@ class Communication:
         of_gradients: whether the work reduces gradients over the ranks.
         of_parameters: whether the work gathers parameters that are sharded over the ranks.
         group: index into ``Events.groups``: the process group, ``NOTHING`` where none is known.
+        bytes: what the rank puts in, -1 where that is not known.
+        gather: index into ``Events.names``: FSDP2's mark around a gather of parameters, ``NOTHING``
+            for none.
         names: the collectives, as ``torch.distributed`` calls them, with the process group if the
             recording has several.
     """
@@ -37,6 +40,8 @@ class Communication:
     of_gradients: Mask
     of_parameters: Mask
     group: Ints
+    bytes: Ints
+    gather: Ints
     names: Sequence[str]
 
 
@@ -50,16 +55,23 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     """
     mine = np.flatnonzero(work.tier == Tier.COMMUNICATION)
     known, which = _collectives(events, work, mine)
-    shown, group, groups = known, _groups(events, work, mine), len(events.groups)
+    calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
+    call = _around(events, work, mine, calls)
+    shown, group, groups = known, take(events.group, call), len(events.groups)
     if groups > 1:
         pairs, which = np.unique(which * (groups + 1) + group + 1, return_inverse=True)
         known = [known[one] for one in (pairs // (groups + 1)).tolist()]
         labels = ["", *(f" [{name}]" for name in events.groups)]
         shown = [f"{a}{labels[b]}" for a, b in zip(known, pairs % (groups + 1), strict=True)]
-    collective = np.full(len(work.start), NOTHING, np.int64)
-    collective[mine] = which
-    group_of = np.full(len(work.start), NOTHING, np.int64)
-    group_of[mine] = group
+    gathering = events.names_where(lambda name: names.gathered_module(name) is not None)
+    gather = _around(events, work, mine, events.chosen(gathering, Category.ANNOTATION))
+
+    def of_work(values: Ints) -> Ints:
+        found = np.full(len(work.start), NOTHING, np.int64)
+        found[mine] = values
+        return found
+
+    collective = of_work(which)
     accumulates = np.array([names.is_accumulate_grad(name) for name in spans.node_names], bool)
     node = take(spans.node, work.span)
     by_sharding = np.zeros(len(work.start), bool)
@@ -74,7 +86,9 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
         collective=collective,
         of_gradients=reduces & (by_sharding | by_engine | take(accumulates, node, False)),
         of_parameters=gathers & by_sharding,
-        group=group_of,
+        group=of_work(group),
+        bytes=of_work(take(events.size, call)),
+        gather=of_work(take(events.name, gather)),
         names=shown,
     )
 
@@ -94,12 +108,6 @@ def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence
     ]
     known = sorted(set(found))
     return known, np.array([known.index(one) for one in found], np.int64)
-
-
-def _groups(events: Events, work: DeviceWork, mine: Ints) -> Ints:
-    """Return the process group of each of these pieces of work, ``NOTHING`` where none is known."""
-    calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
-    return take(events.group, _around(events, work, mine, calls))
 
 
 def _around(events: Events, work: DeviceWork, mine: Ints, marks: Ints) -> Ints:

@@ -1,21 +1,15 @@
-"""What a rule is, and how the rules are found.
-
-The decorators follow the idiom of ``torch.utils.flop_counter.register_flop_formula``: a module of
-``rules`` registers its function when it is imported, and ``all_rules`` imports every module there.
-"""
+"""What a rule is, and how the modules of ``rules`` register theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import TypeAlias
 
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
+from backspot.registry import Registry
 from backspot.results.findings import Finding
 from backspot.results.savings import Saving
 
@@ -30,9 +24,6 @@ __all__ = [
     "rule",
     "rules_about_memory",
 ]
-
-_RULES = "backspot.analysis.findings.rules"
-_MEMORY_RULES = "backspot.analysis.findings.memory_rules"
 
 Look: TypeAlias = Callable[[Evidence], Finding | None]
 LookAfter: TypeAlias = Callable[[Evidence, Sequence[Finding]], Finding | None]
@@ -84,10 +75,11 @@ class MemoryRule:
 
     name: str
     find: LookInMemory
+    fallback: bool = False
 
 
-_registered: dict[str, Rule] = {}
-_registered_in_memory: dict[str, MemoryRule] = {}
+_rules: Registry[Rule] = Registry("backspot.analysis.findings.rules")
+_memory_rules: Registry[MemoryRule] = Registry("backspot.analysis.findings.memory_rules")
 
 
 def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
@@ -103,7 +95,7 @@ def rule(name: str, *, needs_gpu: bool = False) -> Callable[[Look], Look]:
     """
 
     def register(find: Look) -> Look:
-        _register(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
+        _rules.add(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
         return find
 
     return register
@@ -120,7 +112,7 @@ def fallback_rule(name: str) -> Callable[[LookAfter], LookAfter]:
     """
 
     def register(find: LookAfter) -> LookAfter:
-        _register(Rule(name, find, fallback=True), find.__module__)
+        _rules.add(Rule(name, find, fallback=True), find.__module__)
         return find
 
     return register
@@ -137,47 +129,20 @@ def memory_rule(name: str) -> Callable[[LookInMemory], LookInMemory]:
     """
 
     def register(find: LookInMemory) -> LookInMemory:
-        _check_name(name, find.__module__)
-        _registered_in_memory[name] = MemoryRule(name, find)
+        _memory_rules.add(MemoryRule(name, find), find.__module__)
         return find
 
     return register
 
 
-def _register(new: Rule, module: str) -> None:
-    _check_name(new.name, module)
-    _registered[new.name] = new
-
-
-def _check_name(name: str, module: str) -> None:
-    expected = module.rpartition(".")[2].replace("_", "-")
-    if name != expected:
-        raise ValueError(f"rule {name!r} in {module}: its name must be {expected!r}")
-    if name in _registered or name in _registered_in_memory:
-        raise ValueError(f"rule {name!r} in {module}: a rule of this name exists already")
-
-
-@cache
 def all_rules() -> tuple[Rule, ...]:
-    """Return every rule, sorted by name, with the fallback rules last.
-
-    The first call imports the modules of ``rules``. They are listed through the package's own
-    import path, so this works from a source tree, an installed wheel or a zip file.
-    """
-    _import_all(_RULES)
-    return tuple(sorted(_registered.values(), key=lambda rule: (rule.fallback, rule.name)))
+    """Return every rule, sorted by name, with the fallback rules last."""
+    return _rules.entries
 
 
-@cache
 def rules_about_memory() -> tuple[MemoryRule, ...]:
     """Return every rule about memory, sorted by name."""
-    _import_all(_MEMORY_RULES)
-    return tuple(_registered_in_memory[name] for name in sorted(_registered_in_memory))
-
-
-def _import_all(folder: str) -> None:
-    for module in iter_modules(import_module(folder).__path__, f"{folder}."):
-        import_module(module.name)
+    return _memory_rules.entries
 
 
 def finding(

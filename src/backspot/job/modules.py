@@ -1,0 +1,176 @@
+"""The modules over the ranks: the time of each one on each rank, and where it takes longer.
+
+A module's time on a rank is compared with the median of its times on the other ranks that have the
+module. The stages of a pipeline have different modules: a module of one rank alone is compared with
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from backspot.analysis.typical import typical
+from backspot.job.others import Others
+from backspot.job.scatter import is_clear, least, shift_of
+from backspot.job.summary import ModuleTimes, Summary
+from backspot.results.job import ModuleSpread, Part
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["PARTS", "Claim", "Table", "find_spreads"]
+
+PARTS: tuple[Part, ...] = get_args(Part)
+_ON_GPU = [part.endswith("_gpu") for part in PARTS]
+_ON_HOST = [part.endswith("_host") for part in PARTS]
+
+
+class Table:
+    """The times of all modules on all ranks, in the steps that all ranks have.
+
+    Args:
+        ranks: the summary of each rank.
+        at: for each rank, where its summary has these steps.
+
+    Attributes:
+        ranks: the ranks, ascending.
+        modules: the modules that any rank has, by path.
+        times: clock time in nanoseconds, by rank, module, part and step.
+        taken: the same, with what the host executes while collectives hide it.
+        peers: modules that the same ranks have, two or more, and the rows of these ranks.
+        has_gpu: whether kernels of any module run on a GPU.
+    """
+
+    def __init__(self, ranks: Mapping[int, Summary], at: Mapping[int, Sequence[int]]) -> None:
+        self.ranks = tuple(ranks)
+        known = {
+            module.path: module
+            for summary in ranks.values()
+            for module in summary.modules
+            if module.is_module
+        }
+        self.modules: tuple[ModuleTimes, ...] = tuple(known[path] for path in sorted(known))
+        place = {module.path: index for index, module in enumerate(self.modules)}
+        steps = len(next(iter(at.values())))
+        self.times = np.zeros((len(ranks), len(self.modules), len(PARTS), steps), np.int64)
+        self.taken = np.zeros_like(self.times)
+        has = np.zeros((len(ranks), len(self.modules)), bool)
+        for row, (rank, summary) in enumerate(ranks.items()):
+            for module in summary.modules:
+                if module.is_module:
+                    parts = np.array([getattr(module, part) for part in PARTS])[:, at[rank]]
+                    hidden = np.array([module.forward_hidden, module.backward_hidden])[:, at[rank]]
+                    index = place[module.path]
+                    self.times[row, index] = self.taken[row, index] = parts
+                    self.taken[row, index, _ON_HOST] += hidden
+                    has[row, index] = True
+        self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
+        self.peers = _peers(has)
+        self._others = [Others(self.taken[rows][:, here]) for here, rows in self.peers]
+
+    def others(self, rank: int) -> Ints:
+        """Return the median over the other ranks, by module, part and step.
+
+        The host of a rank that waits works beside the collective, and holds up nothing. This time
+        counts here: the rank that they wait for does the same work, and holds up its device.
+
+        For modules that no other rank has, this is the rank's own time: nothing is compared.
+        """
+        row = self.ranks.index(rank)
+        found: Ints = self.times[row].copy()
+        for (here, rows), others in zip(self.peers, self._others, strict=True):
+            if row in rows:
+                found[here] = others.of(self.taken[row, here])
+        return found
+
+    def longer(self, rank: int) -> Ints:
+        """Return by how much a rank exceeds the median of the others, by module, part and step."""
+        found: Ints = self.times[self.ranks.index(rank)] - self.others(rank)
+        return found
+
+
+def _peers(has: Mask) -> list[tuple[Ints, Ints]]:
+    """Return the modules by which ranks have them: the modules, and the rows of the ranks."""
+    sets, which = np.unique(has, axis=1, return_inverse=True)
+    found = [
+        (np.flatnonzero(which.ravel() == number), np.flatnonzero(sets[:, number]))
+        for number in range(sets.shape[1])
+    ]
+    return [(here, rows) for here, rows in found if len(rows) > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A module that takes longer on a rank beyond the noise, in nanoseconds of a typical step.
+
+    Attributes:
+        rank: the rank.
+        module: the module.
+        part: the part in which it takes longer most.
+        usual_ns: the median over the other ranks.
+        taken_ns: the time on this rank.
+    """
+
+    rank: int
+    module: ModuleTimes
+    part: Part
+    usual_ns: int
+    taken_ns: int
+
+
+def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], list[Claim]]:
+    """Compare each module on each rank with the other ranks.
+
+    Args:
+        table: the times.
+        step_ns: clock time of a step.
+
+    Returns:
+        Each module with its worst rank, most expensive first; and what takes longer for certain.
+    """
+    total = typical(table.taken.sum(axis=2))  # by rank and module
+    held = typical(table.times.sum(axis=2))
+    usual = np.array([typical(table.others(rank).sum(axis=1)) for rank in table.ranks])
+    gaps = held - usual
+    worst = gaps.argmax(axis=0)
+    middle, worth = np.zeros(total.shape[1], np.int64), np.full(total.shape[1], np.inf)
+    for here, rows in table.peers:
+        times = total[rows][:, here]
+        middle[here] = np.median(times, axis=0)
+        worth[here] = least(times, total.size, step_ns)
+    spreads, claims = [], []
+    for row, rank in enumerate(table.ranks):
+        gap, large = gaps[row], gaps[row] >= worth
+        chosen = np.flatnonzero((gap > 0) & (large | (worst == row))).tolist()
+        if not chosen:
+            continue
+        before, after = table.others(rank), table.times[row]
+        was, now = before.sum(axis=1), after.sum(axis=1)
+        # What the modules have in common is seen where neither side leaves out what is hidden.
+        shift = shift_of(was, table.taken[row].sum(axis=1)) if large.any() else None
+        for index in chosen:
+            module = table.modules[index]
+            part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]
+            clear = bool(large[index]) and is_clear(
+                was[index], now[index], shift, float(worth[index])
+            )
+            if clear:
+                taken = int(held[row, index])
+                claims.append(Claim(rank, module, part, int(usual[row, index]), taken))
+            if worst[index] == row:
+                spreads.append(
+                    ModuleSpread(
+                        path=module.path,
+                        class_name=module.class_name,
+                        median_ns=int(middle[index]),
+                        worst_ns=int(total[row, index]),
+                        worst_rank=rank,
+                        part=part,
+                        cost_ns=int(gap[index]),
+                        clear=clear,
+                        ns_by_rank=tuple(total[:, index].tolist()),
+                    )
+                )
+    return tuple(sorted(spreads, key=lambda one: (-one.cost_ns, one.path))), claims

@@ -1,0 +1,92 @@
+"""Whether a time is longer on one rank than on the others, beyond the noise.
+
+Ranks differ from each other for no reason, as recordings do: one process has a busier host, and
+kernels that run beside a waiting collective take longer. So a difference is claimed by the rules of
+``comparison/noise.py``: it exceeds what all modules of that rank have in common, the scatter of the
+modules, the uncertainty of the steps and their range.
+
+Of few ranks, the scatter over the ranks is not known, and a difference counts from 2% of the step.
+Of eight or more, it is known: 1.4826 times the median absolute deviation, which a few slow ranks do
+not change (Rousseeuw and Croux 1993). The largest of n normal deviations is about sqrt(2 ln n)
+(Donoho and Johnstone 1994). A difference counts beyond that, with one chance in twenty for all
+comparisons together, and from 0.5% of the step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from backspot.analysis.typical import typical, typical_value
+from backspot.comparison.noise import Limits, Shift, Times, common_shift, interval
+from backspot.trace.events import Ints
+
+__all__ = ["MANY", "MATTERS", "is_clear", "least", "reach", "shift_of"]
+
+MANY = 8
+"""Ranks from which the scatter over them is known."""
+_NORMAL = 1.4826
+"""Standard deviation of normal noise in median absolute deviations."""
+_CHANCE = 0.05
+"""Chance that noise alone exceeds the reach in any of the comparisons."""
+MATTERS, _MATTERS_OF_MANY = 0.02, 0.005
+"""Share of the step from which a difference is worth a claim, of few ranks and of many."""
+
+
+def reach(values: np.ndarray, comparisons: int) -> np.ndarray | None:
+    """Return how far noise alone takes a rank from the others.
+
+    Args:
+        values: one entry a rank along the first axis.
+        comparisons: how many comparisons are made in all.
+
+    Returns:
+        The reach, without the first axis; ``None`` of fewer than eight ranks.
+    """
+    if len(values) < MANY:
+        return None
+    scatter = _NORMAL * np.median(np.abs(values - np.median(values, axis=0)), axis=0)
+    found: np.ndarray = scatter * math.sqrt(2 * math.log(max(comparisons, 1) / _CHANCE))
+    return found
+
+
+def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
+    """Return from which difference on a rank is worth a claim, in nanoseconds.
+
+    Args:
+        values: typical times, with one entry a rank along the first axis.
+        comparisons: how many comparisons are made in all.
+        step_ns: clock time of a step.
+    """
+    noise = reach(values, comparisons)
+    if noise is None:
+        return np.full(values.shape[1:], MATTERS * step_ns)
+    found: np.ndarray = np.maximum(noise, _MATTERS_OF_MANY * step_ns)
+    return found
+
+
+def shift_of(was: Ints, now: Ints) -> Shift | None:
+    """Return what all modules have in common.
+
+    Args:
+        was: the times of the other ranks, by module and step.
+        now: those of the rank.
+    """
+    before, after = typical(was), typical(now)
+    pairs = zip(before.tolist(), after.tolist(), strict=True)
+    return common_shift(pairs, (float(before.sum()), float(after.sum())))
+
+
+def is_clear(was: Ints, now: Ints, shift: Shift | None, least: float) -> bool:
+    """Return whether times are longer beyond the noise.
+
+    Args:
+        was: the times of the other ranks by step.
+        now: those of the rank.
+        shift: what all modules of the rank have in common; ``None`` if that is not known.
+        least: nanoseconds that the difference has to exceed.
+    """
+    before, after = (Times(typical_value(some), some.tolist()) for some in (was, now))
+    change = interval(before, after, shift, Limits(least=least))
+    return change is not None and change.clear and after.typical > before.typical

@@ -1,0 +1,175 @@
+"""Each rule over ranks finds its planted cause, and is silent where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backspot.job.answer import answer
+from backspot.job.findings import all_rules, rules
+from backspot.job.summary import Call, Group, ModuleTimes, Summary
+from backspot.results.job import JobFinding
+from support.summaries import many
+
+DOCS = Path(__file__).parents[2] / "docs" / "ranks.md"
+SLOW = "model.layers.2.mlp.down_proj"
+STEP = 55_000_000
+
+
+def test_every_file_in_rules_is_a_rule_with_a_row_in_the_documentation() -> None:
+    files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
+    names = {rule.name for rule in all_rules()}
+    assert {name.replace("-", "_") for name in names} == files
+    rows = DOCS.read_text().partition("## Findings")[2].splitlines()
+    assert {row.split("`")[1] for row in rows if row.startswith("| `")} == names
+
+
+def exchanges(count: int, size: int, exposed: int, *, late: int = 300_000) -> Group:
+    """A process group whose steps have reductions of gradients at regular intervals."""
+    call = Call("all_reduce", "gradients", "", size)
+    start = [step * STEP + 5_000_000 + late * k for step in range(3) for k in range(count)]
+    return group_of([call], [0] * len(start), start, 60_000, exposed)
+
+
+def gathers(*, back_to_back: bool) -> Group:
+    """A process group whose steps gather the parameters of ten modules, 600 µs each."""
+    calls = [Call("all_gather", "parameters", f"layers.{k}", 1 << 24) for k in range(10)]
+    every = 600_000 if back_to_back else 2_000_000
+    start = [step * STEP + 5_000_000 + every * k for step in range(3) for k in range(10)]
+    return group_of(calls, list(range(10)) * 3, start, 600_000, 500_000)
+
+
+def group_of(
+    calls: Sequence[Call], call: Sequence[int], start: Sequence[int], length: int, exposed: int
+) -> Group:
+    return Group(
+        name="default_pg",
+        ranks=(0, 1, 2, 3),
+        calls=tuple(calls),
+        call=tuple(call),
+        step=tuple(one // STEP for one in start),
+        launch=tuple(start),
+        start=tuple(start),
+        end=tuple(one + length for one in start),
+        exposed=(exposed,) * len(start),
+    )
+
+
+def findings(group: Group) -> tuple[JobFinding, ...]:
+    return answer([msgspec.structs.replace(one, groups=(group,)) for one in many(4)]).findings
+
+
+def test_small_buckets_that_nothing_hides_are_found() -> None:
+    (finding,) = findings(exchanges(100, 100_000, 30_000))
+    assert (finding.rule, finding.rank, finding.cost_ns) == ("small-buckets", None, 3_000_000)
+    assert "100 exchanges" in finding.seen
+    assert "bucket_cap_mb" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        exchanges(100, 100_000, 0),
+        exchanges(100, 25_000_000, 30_000),
+        exchanges(100, -1, 30_000),
+        exchanges(5, 100_000, 400_000),
+    ],
+    ids=["hidden", "large", "of unknown size", "few"],
+)
+def test_no_other_exchange_is_taken_for_a_small_bucket(group: Group) -> None:
+    assert not findings(group)
+
+
+def test_a_gather_that_could_have_begun_earlier_is_found_with_its_module() -> None:
+    (finding,) = findings(gathers(back_to_back=False))
+    # All but the first one of each step.
+    assert (finding.rule, finding.rank, finding.cost_ns) == ("late-gather", None, 9 * 500_000)
+    assert finding.path == "layers.1"
+    assert "9 modules" in finding.seen
+    assert "prefetch" in finding.remedy
+
+
+def test_gathers_that_follow_each_other_are_not_late() -> None:
+    assert not findings(gathers(back_to_back=True))
+
+
+def stages(stalled: Sequence[int]) -> list[Summary]:
+    """One rank for each time that a stage stalls; no module is on two of them."""
+    return [
+        msgspec.structs.replace(
+            one,
+            groups=(),
+            stalled=(time,) * 3,
+            modules=tuple(
+                msgspec.structs.replace(module, path=f"stages.{rank}.{module.path}")
+                for module in one.modules
+            ),
+        )
+        for rank, (one, time) in enumerate(zip(many(len(stalled)), stalled, strict=True))
+    ]
+
+
+def test_bubbles_of_a_pipeline_with_equal_stages_are_found() -> None:
+    (finding,) = answer(stages([15_000_000, 14_000_000, 15_000_000])).findings
+    assert (finding.rule, finding.kind, finding.rank) == ("pipeline-bubble", "pipeline", None)
+    assert finding.cost_ns == 15_000_000
+    assert "microbatches" in finding.remedy
+
+
+def test_the_longest_stage_of_a_pipeline_is_named() -> None:
+    (finding,) = answer(stages([25_000_000, 4_000_000, 24_000_000])).findings
+    assert (finding.rule, finding.rank) == ("pipeline-bubble", 1)
+    assert "Move layers" in finding.remedy
+
+
+def test_a_pipeline_with_short_bubbles_is_fine_and_its_stages_are_not_compared() -> None:
+    job = answer(stages([3_000_000, 2_000_000, 3_000_000]))
+    assert not job.findings
+    assert not job.modules
+
+
+def test_a_stage_that_waits_for_another_one_does_not_wait_for_its_data() -> None:
+    ranks = stages([0, 4_000_000])
+    phases = msgspec.structs.replace(ranks[1].phases[0], name="data", by_step=(3_500_000,) * 3)
+    assert not answer([ranks[0], msgspec.structs.replace(ranks[1], phases=(phases,))]).findings
+
+
+def more(ranks: list[Summary], by: Callable[[int], Sequence[int]]) -> list[Summary]:
+    """Add nanoseconds by step to the forward kernels of one module, on each rank."""
+
+    def changed(module: ModuleTimes, rank: int) -> ModuleTimes:
+        if module.path != SLOW:
+            return module
+        times = zip(module.forward_gpu, by(rank), strict=True)
+        return msgspec.structs.replace(module, forward_gpu=tuple(map(sum, times)))
+
+    return [
+        msgspec.structs.replace(one, modules=tuple(changed(module, rank) for module in one.modules))
+        for rank, one in enumerate(ranks)
+    ]
+
+
+def test_of_many_ranks_their_scatter_decides_and_not_a_share_of_the_step() -> None:
+    def one_of(count: int) -> tuple[JobFinding, ...]:
+        return answer(more(many(count), lambda rank: (700_000 * (rank == 3),) * 3)).findings
+
+    assert not one_of(4)  # 0.95% of the step
+    (finding,) = one_of(16)
+    assert (finding.rule, finding.rank, finding.path) == ("slow-module", 3, SLOW)
+
+
+def test_unequal_work_on_many_ranks_is_no_single_rank_s_fault() -> None:
+    (finding,) = answer(more(many(16), lambda rank: (400_000 * rank,) * 3)).findings
+    assert (finding.rule, finding.rank, finding.path) == ("unequal-work", None, SLOW)
+    assert finding.cost_ns == pytest.approx(7.5 * 400_000, rel=0.1)
+
+
+def test_an_expert_that_is_busy_on_another_rank_in_each_step_is_found() -> None:
+    def busy(rank: int) -> tuple[int, ...]:
+        return tuple(5_000_000 * (rank == 3 * step + 1) for step in range(3))
+
+    (finding,) = answer(more(many(16), busy)).findings
+    assert (finding.rule, finding.rank, finding.path) == ("unequal-work", None, SLOW)

@@ -1,0 +1,44 @@
+"""Summaries of ranks: recorded ones, and many that are made of one of these."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from backspot.job.summary import ModuleTimes, Summary, from_json
+
+__all__ = ["many", "recorded"]
+
+RANKS = Path(__file__).parents[1] / "data" / "ranks"
+
+
+def recorded(name: str) -> list[Summary]:
+    return [from_json((RANKS / f"{name}.rank{rank}.json").read_bytes()) for rank in (0, 1)]
+
+
+def many(count: int) -> list[Summary]:
+    """Even ranks with a little noise."""
+    first = recorded("fsdp_even")[0]
+    return [
+        msgspec.structs.replace(
+            first,
+            rank=rank,
+            world_size=count,
+            source=f"rank{rank}",
+            modules=tuple(_noisy(module, random.Random(rank)) for module in first.modules),
+            groups=tuple(
+                msgspec.structs.replace(group, ranks=tuple(range(count))) for group in first.groups
+            ),
+        )
+        for rank in range(count)
+    ]
+
+
+def _noisy(module: ModuleTimes, chance: random.Random) -> ModuleTimes:
+    parts = {
+        part: tuple(round(time * chance.uniform(0.99, 1.01)) for time in getattr(module, part))
+        for part in ("forward_gpu", "forward_host", "backward_gpu", "backward_host")
+    }
+    return msgspec.structs.replace(module, **parts)
