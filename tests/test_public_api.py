@@ -60,6 +60,7 @@ NEEDS_RETURNS = {
     "Comparison.slower_than",
     "JobReport.save",
     "Report.__getitem__",
+    "JobReport.load",
     "Report.limit",
     "Report.load",
     "Report.plot",

@@ -125,10 +125,32 @@ def test_the_longest_stage_of_a_pipeline_is_named() -> None:
     assert "Move layers" in finding.remedy
 
 
-def test_a_pipeline_with_short_bubbles_is_fine_and_its_stages_are_not_compared() -> None:
+def test_a_pipeline_with_short_bubbles_is_fine_and_its_stages_are_not_compared(
+    tmp_path: Path,
+) -> None:
     job = answer(stages([3_000_000, 2_000_000, 3_000_000]))
     assert not job.findings
-    assert not job.modules
+    assert {module.cost_ns for module in job.modules} == {0}
+    assert "stalls between the stages of a pipeline: rank 0 3.0 ms (4.1%)" in str(job)
+    page = job.save(tmp_path / "job.html").read_text("utf-8")
+    assert "stalls between the stages of a pipeline: rank 0 3.0 ms" in page
+
+
+def test_stages_with_equal_paths_are_compared_only_if_they_exchange_gradients() -> None:
+    ranks = [msgspec.structs.replace(one, stalled=(1_000_000,) * 3) for one in many(4)]
+    ranks = more(ranks, lambda rank: (10_000_000 * (rank == 1),) * 3)
+    assert {one.rule for one in answer(ranks).findings} == {"slow-module"}
+    stages = [
+        msgspec.structs.replace(
+            one,
+            groups=tuple(
+                msgspec.structs.replace(group, name=f"stage {rank}", ranks=(rank,))
+                for group in one.groups
+            ),
+        )
+        for rank, one in enumerate(ranks)
+    ]
+    assert not answer(stages).findings
 
 
 def test_a_stage_that_waits_for_another_one_does_not_wait_for_its_data() -> None:

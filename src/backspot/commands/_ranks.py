@@ -1,4 +1,4 @@
-"""Says which rank a trace is of, and that the traces of other ranks lie beside it."""
+"""Says which rank a trace is of, and that there are traces of other ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,24 @@ from pathlib import Path
 
 from backspot.commands._console import note
 from backspot.job.identity import RANK_IN_NAME, identify
+from backspot.trace.read import traces_in
 
-__all__ = ["mention_ranks"]
+__all__ = ["is_job", "mention_ranks"]
 
 _NAMED = 3
+
+
+def is_job(source: str) -> bool:
+    """Return whether a source is a folder with the traces of several ranks."""
+    if source == "-" or not Path(source).is_dir():
+        return False
+    known: set[int | None] = set()
+    with suppress(OSError):  # reading it reports the error
+        for trace in traces_in(Path(source)):
+            known.add(identify(trace).rank)
+            if len(known - {None}) > 1:
+                return True
+    return False
 
 
 def mention_ranks(trace: str, shown: Collection[str]) -> None:

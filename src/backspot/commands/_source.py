@@ -52,8 +52,11 @@ def read(
     return report
 
 
-def is_report(source: str) -> bool:
-    """Whether a file is a saved report, by its first and last bytes: a trace may be huge."""
+def is_report(source: str, family: str = "backspot.report") -> bool:
+    """Whether a file is a saved report of a family of schemas.
+
+    Its first and last bytes decide: a trace may be huge.
+    """
     path = Path(source)
     if source == "-" or not path.is_file():
         return False
@@ -64,4 +67,4 @@ def is_report(source: str) -> bool:
             end = file.read()
     except OSError:  # reading it reports the error
         return False
-    return b'"traceEvents"' not in start and b'"backspot.report/' in start + end
+    return b'"traceEvents"' not in start and f'"{family}/'.encode() in start + end

@@ -1,6 +1,8 @@
 """Compare two traces or saved reports: what got slower, and what is only noise.
 
 BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
+Two folders with the traces of several ranks are compared as jobs, and so are
+two answers of ranks that were saved as .json.
 With --fail-above, the exit code is 8 if the step or its backward got slower by
 more than PERCENT and by more than the noise. That needs several steps on both
 sides.
@@ -21,6 +23,7 @@ from backspot.commands._console import count
 from backspot.commands._output import add_format, print_result
 
 if TYPE_CHECKING:
+    from backspot.results.job import JobReport
     from backspot.results.report import Report
 
 EXIT_CODES = (3, 4, 5, 8)
@@ -77,11 +80,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(source: str) -> tuple[Report, str]:
+def _read(source: str) -> tuple[Report | JobReport, str]:
     """The report, and the path of what it was read from."""
+    from backspot.commands._ranks import is_job
     from backspot.commands._source import is_report, read
+    from backspot.job.gather import ranks
+    from backspot.results.job import JobReport
     from backspot.results.report import Report
 
+    if is_report(source, "backspot.job"):
+        return JobReport.load(source), source
+    if is_job(source):
+        return ranks(source), source
     if is_report(source):
         return Report.load(source), source
     report = read(source)

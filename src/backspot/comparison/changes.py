@@ -41,7 +41,7 @@ class Move:
 SCHEMA = "backspot.comparison/2"
 """Version of the JSON form."""
 
-ChangeKind = Literal["step", "phase", "whole", "module", "node", "unowned"]
+ChangeKind = Literal["step", "phase", "whole", "modules", "module", "node", "unowned", "rank"]
 Time = Literal["wall", "gpu"]
 Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
 
@@ -82,7 +82,8 @@ class Change:
 
     Attributes:
         kind: ``step``, ``phase``, ``whole`` (the whole backward), ``module``, ``node`` (an autograd
-            node by name, if modules have no labels) or ``unowned`` (time that no module owns).
+            node by name, if modules have no labels) or ``unowned`` (time that no module owns); of
+            jobs, also ``modules`` (all modules, forward and backward) and ``rank``.
         path: Path of the module after, or before if it is gone; the name of a phase or a node;
             ``""`` for a root.
         before_path: Path of the module before. Differs from ``path`` if the module moved; ``None``
@@ -140,7 +141,11 @@ class Change:
     @property
     def title(self) -> str:
         """The name as it reads in a sentence, such as ``the step``."""
-        titles = {"whole": "the whole backward", "step": "the step"}
+        titles = {
+            "whole": "the whole backward",
+            "modules": "all modules",
+            "step": "the step",
+        }
         return titles.get(self.kind, self.name)
 
     @property
@@ -180,15 +185,18 @@ class Comparison(Presented):
     Attributes:
         step: Change of the whole step.
         phases: Changes of the phases of the step, in their order. They sum to the change of the
-            step. Empty if a report has no phases.
-        whole: Change of the whole backward.
+            step. Empty if a report has no phases. Of jobs: the typical rank's own time,
+            communication that nothing hides, and waits and transfers, which can overlap with these.
+        whole: Change of the whole backward. Of jobs: of all modules, forward and backward.
         changes: Changes of the parts of the backward: first those beyond the noise, then the
-            others, the largest first. They sum to the change of the whole.
+            others, the largest first. They sum to the change of the whole. Of jobs: of the modules
+            on the typical rank, forward and backward.
         by: ``module``, or ``node`` if a side has no module labels.
         moves: Renamings that explain why modules have other paths.
         before: The first recording.
         after: The second recording.
         notes: What to know before trusting the numbers.
+        ranks: Of jobs: changes of each rank's own time, in the order of ``changes``.
         schema: Version of the JSON form.
 
     Example:
@@ -211,6 +219,7 @@ class Comparison(Presented):
     before: Side
     after: Side
     notes: tuple[str, ...]
+    ranks: tuple[Change, ...] = ()
     schema: str = SCHEMA
 
     def __repr__(self) -> str:

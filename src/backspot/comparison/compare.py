@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 from backspot.comparison.align import aligned
@@ -13,33 +12,27 @@ from backspot.comparison.changes import (
     Comparison,
     Move,
     Side,
-    Time,
-    Verdict,
 )
-from backspot.comparison.noise import Interval, Limits, Shift, Times, common_shift, interval
+from backspot.comparison.jobs import compare_jobs
+from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
+from backspot.comparison.noise import Times
 from backspot.errors import UsageError
 from backspot.formatting import quoted
-from backspot.results.report import UNSTEADY, PhaseName, Report, Row
+from backspot.results.job import JobReport
+from backspot.results.report import PhaseName, Report, Row
 
 __all__ = ["compare"]
 
 
-_SHARE, _LEAST = 0.02, 0.005
-"""Shares of a module's clock time and of the backward below which no change is claimed."""
-_GPU_SHARE, _GPU_LEAST = 0.05, 0.001
-"""The same of GPU times."""
-_HELD_UP_SHARE, _HELD_UP_LEAST = 0.1, 0.05
-"""The same of clock times where both reports have GPU times."""
 _LEAST_PHASE = 0.01
 """Share of the step below which a phase's change is not claimed."""
-_ALIKE = 0.05
-"""Common change of all modules from which a note says so."""
-
 LEFT_OUT = "(rows left out)"
 NO_NODE = "(no autograd node)"
 
 
-def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", "")) -> Comparison:
+def compare(
+    before: Report | JobReport, after: Report | JobReport, *, names: tuple[str, str] = ("", "")
+) -> Comparison:
     """Compare two reports: the step, its phases, and the backward module by module.
 
     Modules are matched by path. A module that moved or was renamed is recognised if the match is
@@ -58,9 +51,13 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
     and a note says so. What differs between two processes in one module only, such as another
     algorithm of a convolution, cannot be told apart from a change of the code.
 
+    Two jobs of many ranks (``ranks``) are compared by their typical rank: the median over the
+    ranks of each module's time, forward and backward together, and of the waits. ``ranks`` of the
+    comparison has each rank's own time. All of these are clock times.
+
     Args:
-        before: The first report.
-        after: The second report.
+        before: The first report, or the first job.
+        after: The second one, of the same kind.
         names: Names of the two, such as ``("main", "branch")``. Without a name (default), a
             recording is named by what was read.
 
@@ -68,7 +65,8 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
         The comparison, with times in milliseconds per step.
 
     Raises:
-        UsageError: If ``before`` or ``after`` is not a report, or ``names`` is not two strings.
+        UsageError: If ``before`` or ``after`` is not a report, only one of them is of a job, or
+            ``names`` is not two strings.
 
     Example:
         >>> before = backspot.locate("main.trace.json.gz")
@@ -77,7 +75,7 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
         The step got slower by 20%: 31.7 ms before, 38.2 ms after, per step; ...
     """
     for report in (before, after):
-        if not isinstance(report, Report):
+        if not isinstance(report, (Report, JobReport)):
             raise UsageError(
                 f"compare takes two reports, not {type(report).__name__}: backspot.locate(trace) "
                 "or backspot.Report.load(path) gives one"
@@ -88,10 +86,17 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
         or not all(isinstance(name, str) for name in names)
     ):
         raise UsageError(f"names={quoted(names)}: give two texts, what to call before and after")
+    if isinstance(before, JobReport) and isinstance(after, JobReport):
+        return compare_jobs(before, after, names)
+    if isinstance(before, JobReport) or isinstance(after, JobReport):
+        raise UsageError(
+            "one is a job of many ranks and the other is a report of one: compare two jobs, or the "
+            "same rank of both"
+        )
     by: Literal["module", "node"] = (
         "module" if _names_modules(before) and _names_modules(after) else "node"
     )
-    noise = _Noise(_Cost.of(before), _Cost.of(after), by_gpu=before.has_gpu and after.has_gpu)
+    noise = Noise(Cost.of(before), Cost.of(after), by_gpu=before.has_gpu and after.has_gpu)
     moves: tuple[Move, ...] = ()
     unlike: tuple[str, ...] = ()
     if by == "node":
@@ -99,16 +104,16 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
     else:
         pairs, moves = _pairs(before, after)
         shared = [(was, now) for was, now in pairs if was and now]
-        noise = noise.with_shifts(shared)
+        noise = noise.with_shifts([(Cost.of(was), Cost.of(now)) for was, now in shared])
         changes = [_of_module(was, now, noise) for was, now in pairs]
         changes += _unowned(before, after, noise)
         if not shared:
             unlike = (_UNLIKE,)
-    changes.sort(key=_rank)
+    changes.sort(key=by_size)
     return Comparison(
         step=_step(before, after, noise),
         phases=tuple(_phases(before, after, noise)),
-        whole=_of_whole("whole", "", noise.before.wall, noise.after.wall, noise),
+        whole=of_whole("whole", "", noise.before.wall, noise.after.wall, noise),
         changes=tuple(changes),
         by=by,
         moves=moves,
@@ -118,142 +123,18 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("", ""))
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """What one thing takes in the backward, in clock time and in device time."""
-
-    wall: Times
-    gpu: Times
-
-    @classmethod
-    def of(cls, cost: Report | Row) -> _Cost:
-        """Return what a report or a row has."""
-        return cls(
-            Times(cost.wall_ns, cost.wall_ns_by_step), Times(cost.gpu_ns, cost.gpu_ns_by_step)
-        )
-
-    @property
-    def is_something(self) -> bool:
-        """Whether there is any time, in any step."""
-        return any(times.typical or any(times.by_step) for times in (self.wall, self.gpu))
-
-    def to(self, time: Time) -> Times:
-        """Return one of the two."""
-        return self.wall if time == "wall" else self.gpu
-
-    @classmethod
-    def nothing(cls, steps: int) -> _Cost:
-        """Return what takes no time in any step."""
-        return cls(Times(0, (0,) * steps), Times(0, (0,) * steps))
-
-    def without(self, rows: Sequence[Row]) -> _Cost:
-        """Return what the rows leave over of a whole."""
-
-        def rest(whole: Times, parts: Sequence[Times]) -> Times:
-            return Times(
-                whole.typical - sum(part.typical for part in parts),
-                tuple(
-                    time - sum(part.by_step[step] for part in parts)
-                    for step, time in enumerate(whole.by_step)
-                ),
-            )
-
-        costs = [_Cost.of(row) for row in rows]
-        return _Cost(
-            rest(self.wall, [cost.wall for cost in costs]),
-            rest(self.gpu, [cost.gpu for cost in costs]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Noise:
-    """What decides whether a change is more than noise.
-
-    Attributes:
-        before: The whole backward before.
-        after: The whole backward after.
-        by_gpu: Whether both reports have device work.
-        wall: What all modules have in common in clock time.
-        gpu: What all modules have in common in device time.
-    """
-
-    before: _Cost
-    after: _Cost
-    by_gpu: bool
-    wall: Shift | None = None
-    gpu: Shift | None = None
-
-    def with_shifts(self, shared: Sequence[tuple[Row, Row]]) -> _Noise:
-        """Return the same with what modules of both reports have in common."""
-        wall = common_shift(
-            ((was.wall_ns, now.wall_ns) for was, now in shared),
-            (self.before.wall.typical, self.after.wall.typical),
-        )
-        gpu = common_shift(
-            ((was.gpu_ns, now.gpu_ns) for was, now in shared),
-            (self.before.gpu.typical, self.after.gpu.typical),
-        )
-        return replace(self, wall=wall, gpu=gpu)
-
-    def of_part(self, was: _Cost, now: _Cost, *, held_up: bool) -> tuple[Time, Interval | None]:
-        """Return the time by which a part of the backward is judged, and the interval.
-
-        Args:
-            was: Its cost before.
-            now: Its cost after.
-            held_up: Whether a host that holds it up counts too, if the device does the same work.
-        """
-        if not self.by_gpu:
-            return "wall", self._interval("wall", was, now, _SHARE, _LEAST)
-        by_gpu = self._interval("gpu", was, now, _GPU_SHARE, _GPU_LEAST)
-        if held_up and not (by_gpu and by_gpu.clear):
-            by_wall = self._interval("wall", was, now, _HELD_UP_SHARE, _HELD_UP_LEAST)
-            if by_wall and by_wall.clear:
-                return "wall", by_wall
-        return "gpu", by_gpu
-
-    def _interval(
-        self, time: Time, was: _Cost, now: _Cost, share: float, least: float
-    ) -> Interval | None:
-        whole = max(self.before.to(time).typical, self.after.to(time).typical)
-        shift = self.wall if time == "wall" else self.gpu
-        return interval(was.to(time), now.to(time), shift, Limits(share=share, least=least * whole))
-
-    def common(self) -> Iterator[str]:
-        """Yield a note if all modules changed alike."""
-        if self.by_gpu and (seen := _alike(self.gpu)):
-            yield f"All modules alike are {seen} in GPU time: {_EVERYTHING}"
-        elif seen := _alike(self.wall):
-            if self.by_gpu:
-                yield f"All modules alike are {seen}, but not in GPU time: the host or its load."
-            else:
-                yield f"All modules alike are {seen}: {_EVERYTHING}"
-
-
-_EVERYTHING = "the machine (its load or clock), or everything (batch size, precision)."
 _UNLIKE = "The two reports share no module: they are of different models."
-
-
-def _alike(shift: Shift | None) -> str:
-    if shift is None or abs(shift.common) < max(_ALIKE, shift.scatter):
-        return ""
-    return f"about {abs(shift.percent):.0f}% {'slower' if shift.common > 0 else 'faster'}"
-
-
-def _rank(change: Change) -> tuple[bool, float, float, float, str]:
-    _, after, by = change.judged_ms
-    return not change.claimed, -abs(by), -after, -abs(change.change_ms), change.path
 
 
 # The step ----------------------------------------------------------------------------------------
 
 
-def _step(before: Report, after: Report, noise: _Noise) -> Change:
+def _step(before: Report, after: Report, noise: Noise) -> Change:
     was, now = (Times(report.step_ns, report.step_ns_by_step) for report in (before, after))
-    return _of_whole("step", "", was, now, noise)
+    return of_whole("step", "", was, now, noise)
 
 
-def _phases(before: Report, after: Report, noise: _Noise) -> Iterator[Change]:
+def _phases(before: Report, after: Report, noise: Noise) -> Iterator[Change]:
     """Yield the change of each phase, if both reports have phases."""
     if not before.phases or not after.phases:
         return
@@ -266,20 +147,7 @@ def _phases(before: Report, after: Report, noise: _Noise) -> Iterator[Change]:
         if name in old or name in new:
             was = old.get(name, Times(0, (0,) * before.steps))
             now = new.get(name, Times(0, (0,) * after.steps))
-            yield _of_whole("phase", name, was, now, noise, least)
-
-
-def _of_whole(
-    kind: ChangeKind, name: str, was: Times, now: Times, noise: _Noise, least: float = 0.0
-) -> Change:
-    """Return the change of the step, of a phase, or of the whole backward."""
-    found = interval(was, now, noise.wall, Limits.of_whole(least))
-    none = Times(0, ())
-    made = _build(kind, name, name, "", (_Cost(was, none), _Cost(now, none)), ("wall", found))
-    if kind == "whole" and noise.by_gpu:
-        before, after = (cost.gpu.typical / 1e6 for cost in (noise.before, noise.after))
-        made = replace(made, before_gpu_ms=before, after_gpu_ms=after)
-    return made
+            yield of_whole("phase", name, was, now, noise, least)
 
 
 # The backward ------------------------------------------------------------------------------------
@@ -297,12 +165,12 @@ def _pairs(
     return pairs, moves
 
 
-def _of_module(was: Row | None, now: Row | None, noise: _Noise) -> Change:
+def _of_module(was: Row | None, now: Row | None, noise: Noise) -> Change:
     known = next(row for row in (now, was) if row is not None)
-    start = _Cost.of(was) if was else _Cost.nothing(len(noise.before.wall.by_step))
-    end = _Cost.of(now) if now else _Cost.nothing(len(noise.after.wall.by_step))
+    start = Cost.of(was) if was else Cost.nothing(len(noise.before.wall.by_step))
+    end = Cost.of(now) if now else Cost.nothing(len(noise.after.wall.by_step))
     judged = noise.of_part(start, end, held_up=True)
-    return _build(
+    return build(
         "module",
         known.path,
         was.path if was else None,
@@ -314,20 +182,20 @@ def _of_module(was: Row | None, now: Row | None, noise: _Noise) -> Change:
     )
 
 
-def _unowned(before: Report, after: Report, noise: _Noise) -> Iterator[Change]:
+def _unowned(before: Report, after: Report, noise: Noise) -> Iterator[Change]:
     """Yield the change of what no module owns, by name."""
-    sides: list[dict[str, _Cost]] = []
+    sides: list[dict[str, Cost]] = []
     for report, whole in ((before, noise.before), (after, noise.after)):
-        costs = {row.path: _Cost.of(row) for row in report.modules if not row.is_module}
+        costs = {row.path: Cost.of(row) for row in report.modules if not row.is_module}
         rest = whole.without(report.modules)
         if rest.is_something:
             costs[LEFT_OUT] = rest
         sides.append(costs)
     for name in sorted({*sides[0], *sides[1]}):
-        start = sides[0].get(name, _Cost.nothing(before.steps))
-        end = sides[1].get(name, _Cost.nothing(after.steps))
+        start = sides[0].get(name, Cost.nothing(before.steps))
+        end = sides[1].get(name, Cost.nothing(after.steps))
         judged = noise.of_part(start, end, held_up=False)
-        yield _build("unowned", name, name, "", (start, end), judged, by_gpu=noise.by_gpu)
+        yield build("unowned", name, name, "", (start, end), judged, by_gpu=noise.by_gpu)
 
 
 def _by_path(*reports: Report) -> list[dict[str, Row]]:
@@ -350,75 +218,11 @@ def _by_node(before: Report, after: Report) -> Iterator[Change]:
         if rest:
             times[NO_NODE] = times.get(NO_NODE, 0) + rest
     for name in sorted({*sides[0], *sides[1]}):
-        start, end = (_Cost(Times(times.get(name, 0), ()), Times(0, ())) for times in sides)
+        start, end = (Cost(Times(times.get(name, 0), ()), Times(0, ())) for times in sides)
         kind: ChangeKind = "unowned" if name == NO_NODE else "node"
         before_name = name if name in sides[0] or name == NO_NODE else None
         gone = name not in sides[1] and name != NO_NODE
-        yield _build(kind, name, before_name, "", (start, end), ("wall", None), gone=gone)
-
-
-def _build(
-    kind: ChangeKind,
-    path: str,
-    before_path: str | None,
-    class_name: str,
-    costs: tuple[_Cost, _Cost],
-    judged: tuple[Time, Interval | None],
-    *,
-    by_gpu: bool = False,
-    gone: bool = False,
-) -> Change:
-    """Return the change from the first of the costs to the second."""
-    was, now = costs
-    time, noise = judged
-    start, end = was.wall.typical, now.wall.typical
-    change = now.to(time).typical - was.to(time).typical
-    return Change(
-        kind=kind,
-        path=path,
-        before_path=before_path,
-        class_name=class_name,
-        before_ms=start / 1e6,
-        after_ms=end / 1e6,
-        change_ms=end / 1e6 - start / 1e6,
-        percent=(end - start) / start * 100 if start else None,
-        before_gpu_ms=was.gpu.typical / 1e6 if by_gpu else None,
-        after_gpu_ms=now.gpu.typical / 1e6 if by_gpu else None,
-        judged_by=time,
-        low_ms=None if noise is None else noise.low / 1e6,
-        high_ms=None if noise is None else noise.high / 1e6,
-        verdict=_verdict(kind, before_path, path, change, noise, gone=gone),
-        before_ns_by_step=() if before_path is None else tuple(was.wall.by_step),
-        after_ns_by_step=() if gone else tuple(now.wall.by_step),
-    )
-
-
-def _verdict(
-    kind: ChangeKind,
-    before_path: str | None,
-    path: str,
-    change: float,
-    noise: Interval | None,
-    *,
-    gone: bool,
-) -> Verdict:
-    if before_path is None:
-        return "new"
-    if gone:
-        return "gone"
-    if (kind, path) in _LEFT_OVER:
-        return "within the noise"
-    if noise is not None and noise.clear:
-        return "slower" if change > 0 else "faster"
-    if before_path != path:
-        return "moved"
-    if noise is not None:
-        return "undecided" if noise.doubtful else "within the noise"
-    return "undecided" if change else "within the noise"
-
-
-_LEFT_OVER = (("unowned", UNSTEADY), ("phase", "unsteady"))
-"""What is no time of its own."""
+        yield build(kind, name, before_name, "", (start, end), ("wall", None), gone=gone)
 
 
 def _names_modules(report: Report) -> bool:

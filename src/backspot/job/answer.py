@@ -221,19 +221,24 @@ def _rank_cost(
 ) -> RankCost:
     wait, transfer = sums.get(rank, (np.zeros(len(at), np.int64),) * 2)
     clock = clocks.get(rank)
+    exposed, stalled = np.array(summary.exposed)[at], np.array(summary.stalled)[at]
     return RankCost(
         rank=rank,
         source=summary.source,
         host=summary.host,
         step_ns=typical_value(length),
-        exposed_ns=typical_value(np.array(summary.exposed)[at]),
-        stalled_ns=typical_value(np.array(summary.stalled)[at]),
+        exposed_ns=typical_value(exposed),
+        stalled_ns=typical_value(stalled),
         wait_ns=typical_value(wait),
         transfer_ns=typical_value(transfer),
         late_ns=round(median(late[rank])) if rank in late else 0,
         offset_ns=clock.offset_ns if clock else None,
         drift_ppm=clock.drift * 1e6 if clock else 0.0,
         uncertainty_ns=math.ceil(clock.uncertainty_ns) if clock else 0,
+        step_ns_by_step=tuple(length.tolist()),
+        own_ns_by_step=tuple((length - exposed).tolist()),
+        wait_ns_by_step=tuple(wait.tolist()),
+        transfer_ns_by_step=tuple(transfer.tolist()),
     )
 
 

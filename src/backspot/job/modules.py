@@ -1,8 +1,9 @@
 """The modules over the ranks: the time of each one on each rank, and where it takes longer.
 
 A module's time on a rank is compared with the median of its times on the other ranks that have the
-module. The stages of a pipeline have different modules: a module of one rank alone is compared with
-none.
+module. The stages of a pipeline have different modules, even if these have the same paths: ranks
+that transfer to each other are compared if they exchange gradients. A module of one rank alone is
+compared with none.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Table:
         modules: the modules that any rank has, by path.
         times: clock time in nanoseconds, by rank, module, part and step.
         taken: the same, with what the host executes while collectives hide it.
+        has: whether a rank has a module, by rank and module.
+        by_step: ``taken`` by module and step, all parts together: median of the ranks that have the
+            module.
         peers: modules that the same ranks have, two or more, and the rows of these ranks.
         has_gpu: whether kernels of any module run on a GPU.
     """
@@ -56,7 +60,7 @@ class Table:
         steps = len(next(iter(at.values())))
         self.times = np.zeros((len(ranks), len(self.modules), len(PARTS), steps), np.int64)
         self.taken = np.zeros_like(self.times)
-        has = np.zeros((len(ranks), len(self.modules)), bool)
+        self.has = np.zeros((len(ranks), len(self.modules)), bool)
         for row, (rank, summary) in enumerate(ranks.items()):
             for module in summary.modules:
                 if module.is_module:
@@ -65,9 +69,17 @@ class Table:
                     index = place[module.path]
                     self.times[row, index] = self.taken[row, index] = parts
                     self.taken[row, index, _ON_HOST] += hidden
-                    has[row, index] = True
+                    self.has[row, index] = True
         self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
-        self.peers = _peers(has)
+        self.by_step = np.zeros((len(self.modules), steps), np.int64)
+        for here, rows in _groups(self.has):
+            self.by_step[here] = np.median(self.taken[rows][:, here].sum(axis=2), axis=0)
+        self.peers = [
+            (here, rows)
+            for stage in _stages(ranks)
+            for here, rows in _groups(self.has & stage[:, None])
+            if len(rows) > 1
+        ]
         self._others = [Others(self.taken[rows][:, here]) for here, rows in self.peers]
 
     def others(self, rank: int) -> Ints:
@@ -91,14 +103,30 @@ class Table:
         return found
 
 
-def _peers(has: Mask) -> list[tuple[Ints, Ints]]:
+def _groups(has: Mask) -> list[tuple[Ints, Ints]]:
     """Return the modules by which ranks have them: the modules, and the rows of the ranks."""
     sets, which = np.unique(has, axis=1, return_inverse=True)
-    found = [
+    return [
         (np.flatnonzero(which.ravel() == number), np.flatnonzero(sets[:, number]))
         for number in range(sets.shape[1])
     ]
-    return [(here, rows) for here, rows in found if len(rows) > 1]
+
+
+def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
+    """Return the ranks of each stage of a pipeline; all ranks if there is none.
+
+    Of two ranks that exchange gradients, both have the same modules.
+    """
+    if not any(any(one.stalled) for one in ranks.values()):
+        return [np.ones(len(ranks), bool)]
+    stage = list(range(len(ranks)))
+    first: dict[tuple[str, tuple[int, ...]], int] = {}
+    for row, summary in enumerate(ranks.values()):
+        for group in summary.groups:
+            if any(call.purpose == "gradients" for call in group.calls):
+                before, now = stage[first.setdefault((group.name, group.ranks), row)], stage[row]
+                stage = [before if one == now else one for one in stage]
+    return [np.array(stage) == one for one in dict.fromkeys(stage)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +162,8 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
     held = typical(table.times.sum(axis=2))
     usual = np.array([typical(table.others(rank).sum(axis=1)) for rank in table.ranks])
     gaps = held - usual
-    worst = gaps.argmax(axis=0)
-    middle, worth = np.zeros(total.shape[1], np.int64), np.full(total.shape[1], np.inf)
+    worst = np.where(table.has, gaps, np.iinfo(np.int64).min).argmax(axis=0)
+    middle, worth = total.max(axis=0), np.full(total.shape[1], np.inf)
     for here, rows in table.peers:
         times = total[rows][:, here]
         middle[here] = np.median(times, axis=0)
@@ -143,7 +171,7 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
     spreads, claims = [], []
     for row, rank in enumerate(table.ranks):
         gap, large = gaps[row], gaps[row] >= worth
-        chosen = np.flatnonzero((gap > 0) & (large | (worst == row))).tolist()
+        chosen = np.flatnonzero(large | (worst == row)).tolist()
         if not chosen:
             continue
         before, after = table.others(rank), table.times[row]
@@ -168,9 +196,10 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
                         worst_ns=int(total[row, index]),
                         worst_rank=rank,
                         part=part,
-                        cost_ns=int(gap[index]),
+                        cost_ns=max(int(gap[index]), 0),
                         clear=clear,
                         ns_by_rank=tuple(total[:, index].tolist()),
+                        ns_by_step=tuple(table.by_step[index].tolist()),
                     )
                 )
     return tuple(sorted(spreads, key=lambda one: (-one.cost_ns, one.path))), claims

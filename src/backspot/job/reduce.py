@@ -76,7 +76,7 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
             for phase in phases
             if phase.name != "unsteady"
         ),
-        exposed=line.by_step(line.exposed),
+        exposed=line.by_step(line.exposed | stalled),
         stalled=line.by_step(stalled),
         modules=_modules(ownership, line, work),
         groups=_groups(events, ownership, identity, _exposed(ownership, line)),

@@ -131,9 +131,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         step_numbers: the profiler's numbers of the steps; without these, 0, 1, 2, …
         begin: when each step begins on the clock, in nanoseconds.
         end: when each step ends.
-        exposed: clock time of each step that collectives hold: they run, and nothing else does.
-        stalled: clock time of each step in which a transfer between two ranks, as between the
-            stages of a pipeline, is under way and nothing is computed.
+        exposed: clock time of each step in which ranks communicate and nothing else goes on.
+        stalled: the part of ``exposed`` in which a transfer between two ranks is under way, as
+            between the stages of a pipeline.
         phases: the phases in the order of a step.
         modules: the modules and other owners.
         groups: the process groups.

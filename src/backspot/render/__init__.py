@@ -32,7 +32,7 @@ from __future__ import annotations
 import os
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backspot.comparison.changes import Comparison
 from backspot.errors import UsageError
@@ -47,6 +47,8 @@ from backspot.results.report import Report, Subtree
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+Saved = TypeVar("Saved", Report, JobReport)
 
 __all__ = [
     "as_frame",
@@ -136,11 +138,11 @@ def write(
     return Path(path)
 
 
-def read(path: str | os.PathLike[str]) -> Report:
-    """Read a report that was saved as JSON."""
+def read(path: str | os.PathLike[str], kind: type[Saved]) -> Saved:
+    """Read a report of one kind that was saved as JSON."""
     from backspot.render.json import load
 
-    return load(path)
+    return load(path, kind)
 
 
 def as_frame(report: Report) -> pd.DataFrame:

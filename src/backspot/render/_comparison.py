@@ -17,6 +17,7 @@ __all__ = [
     "comparison_answer",
     "left_out",
     "of_step",
+    "rank_columns",
     "recordings",
     "sides",
     "step_columns",
@@ -24,6 +25,7 @@ __all__ = [
 
 _MINUS = "\N{MINUS SIGN}"
 _MOVES = 5  # how many are named
+_RANKS = 8  # how many are shown
 _LEAST = 0.005  # share of the step from which a phase is shown
 
 FIELDS = (
@@ -179,8 +181,18 @@ def _worth(comparison: Comparison) -> list[Change]:
 def step_columns(comparison: Comparison) -> list[Column]:
     """The table of the step: its phases, and the step itself in the last row. In clock time."""
     rows = of_step(comparison)
+    head = "typical rank" if comparison.ranks else "phase"
     names: list[Part] = [("text", change.title) for change in rows]
-    return [Column("name", "phase", names, least=18, left=True, style="cyan"), *_times(rows)]
+    return [Column("name", head, names, least=18, left=True, style="cyan"), *_times(rows)]
+
+
+def rank_columns(comparison: Comparison) -> tuple[Sequence[Change], list[Column]]:
+    """The ranks of jobs whose own time changed beyond the noise, or most, and their table."""
+    claimed = [change for change in comparison.ranks if change.claimed]
+    rows = (claimed or comparison.ranks)[:_RANKS]
+    names: list[Part] = [("text", change.title) for change in rows]
+    name = Column("name", "own time of", names, least=18, left=True, style="cyan")
+    return rows, [name, *_times(rows)]
 
 
 def change_columns(
@@ -203,7 +215,7 @@ def change_columns(
     name = Column(
         "name",
         comparison.by,
-        [*names, ("text", "the whole backward")],
+        [*names, ("text", comparison.whole.title)],
         least=18,
         left=True,
         cut_start=comparison.by == "module",  # the end of a path identifies it

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
-from backspot.formatting import counted, duration, visible
+from backspot.formatting import counted, duration, percent, visible
 from backspot.results.job import JobReport, ModuleSpread, SlowestRank
 
-__all__ = ["render_job"]
+__all__ = ["render_job", "stalls"]
 
 _WIDTH = 80
 _ROWS = 10
@@ -37,7 +38,7 @@ def render_job(job: JobReport, top: int = _ROWS) -> str:
         lines += _wrapped(f"{finding.seen} {finding.remedy}", "  ")
     lines += _waits(job, top)
     lines += _slowest(job.slowest[:top])
-    lines += _modules(job.modules[:top])
+    lines += _modules([one for one in job.modules if one.cost_ns][:top])
     for lost in job.lost:
         lines += ["", *_wrapped(f"not read: {visible(lost.source)}: {visible(lost.reason)}")]
     for warning in job.warnings:
@@ -59,8 +60,10 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _waits(job: JobReport, top: int) -> list[str]:
+    bubbles = stalls(job, top)
+    lines = ["", *_wrapped(bubbles)] if bubbles else []
     ranked = sorted(job.ranks, key=lambda one: (-one.wait_ns, one.rank))
-    lines = ["", "waits in collectives, most first (they can overlap with computing)"]
+    lines += ["", "waits in collectives, most first (they can overlap with computing)"]
     lines.append(
         f"{'rank':>6} {'wait':>10} {'transfer':>10} {'enters later by':>16} {'clock ±':>9}"
     )
@@ -84,6 +87,19 @@ def _waits(job: JobReport, top: int) -> list[str]:
     return lines
 
 
+def stalls(job: JobReport, top: int = _ROWS) -> str:
+    """Say how long the stages of a pipeline stall; ``""`` if there is none."""
+    stalled = [one for one in job.ranks if one.stalled_ns]
+    if not stalled:
+        return ""
+    said = ", ".join(
+        f"rank {one.rank} {duration(one.stalled_ns)} ({percent(one.stalled_ns / one.step_ns)})"
+        for one in stalled[:top]
+    )
+    more = f" and {counted(len(stalled) - top, 'rank')} more" if len(stalled) > top else ""
+    return f"stalls between the stages of a pipeline: {said}{more}"
+
+
 def _slowest(steps: tuple[SlowestRank, ...]) -> list[str]:
     if not steps:
         return []
@@ -99,7 +115,7 @@ def _slowest(steps: tuple[SlowestRank, ...]) -> list[str]:
     return lines
 
 
-def _modules(modules: tuple[ModuleSpread, ...]) -> list[str]:
+def _modules(modules: Sequence[ModuleSpread]) -> list[str]:
     if not modules:
         return []
     lines = ["", "modules over the ranks, by what the difference costs at most"]

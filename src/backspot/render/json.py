@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,12 +24,14 @@ from backspot.render._consistency import contradiction
 from backspot.render.formats import Format
 from backspot.render.view import View
 from backspot.results import report as results
+from backspot.results.job import SCHEMA as JOB_SCHEMA
 from backspot.results.job import JobReport
 from backspot.results.report import SCHEMA, Report
 
 __all__ = ["FORMATS", "comparison_to_json", "job_to_json", "load", "schema", "to_json"]
 
-_FAMILY, _, _VERSION = SCHEMA.partition("/")
+Saved = TypeVar("Saved", Report, JobReport)
+_SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
 _AGAIN = "make it again from the trace"
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
@@ -96,8 +98,8 @@ class _Head(msgspec.Struct):
     schema: str = ""
 
 
-def load(path: str | os.PathLike[str]) -> Report:
-    """Read a report that ``to_json`` wrote.
+def load(path: str | os.PathLike[str], kind: type[Saved]) -> Saved:
+    """Read a report that ``to_json`` wrote, or a job's that ``job_to_json`` wrote.
 
     Raises:
         SourceNotFoundError: If the file does not exist or cannot be read.
@@ -105,7 +107,7 @@ def load(path: str | os.PathLike[str]) -> Report:
             schema.
         UsageError: If ``path`` is not a path.
     """
-    shown = visible(path_text(path, "Report.load"))
+    shown = visible(path_text(path, f"{kind.__name__}.load"))
     if not shown:
         raise SourceNotFoundError("the path is empty: name a saved report")
     try:
@@ -115,7 +117,7 @@ def load(path: str | os.PathLike[str]) -> Report:
     except OSError as error:
         raise SourceNotFoundError(f"{shown} cannot be read: {error.strerror}") from error
     try:
-        return _decoded(data, shown)
+        return _decoded(data, kind, shown)
     except msgspec.ValidationError as error:
         raise NotATraceError(
             f"{shown} is not a complete Backspot report: {visible(str(error))}"
@@ -130,7 +132,7 @@ def load(path: str | os.PathLike[str]) -> Report:
         raise NotATraceError(f"{shown} is not JSON, or is broken: {visible(str(error))}") from None
 
 
-def _decoded(data: bytes, shown: str) -> Report:
+def _decoded(data: bytes, kind: type[Saved], shown: str) -> Saved:
     try:
         head = msgspec.json.decode(data, type=_Head)
     except msgspec.ValidationError:
@@ -138,31 +140,33 @@ def _decoded(data: bytes, shown: str) -> Report:
     except msgspec.DecodeError:
         # msgspec refuses half a surrogate pair; Python's reader accepts it.
         plain = json.loads(data)
-        _check_schema(plain.get("schema", "") if isinstance(plain, dict) else "", shown)
-        return _checked(msgspec.convert(plain, Report), shown)
-    _check_schema(head.schema, shown)
-    return _checked(msgspec.json.decode(data, type=Report), shown)
+        _check_schema(plain.get("schema", "") if isinstance(plain, dict) else "", kind, shown)
+        return _checked(msgspec.convert(plain, kind), shown)
+    _check_schema(head.schema, kind, shown)
+    return _checked(msgspec.json.decode(data, type=kind), shown)
 
 
-def _check_schema(found: object, shown: str) -> None:
-    if found == SCHEMA:
+def _check_schema(found: object, kind: type, shown: str) -> None:
+    known = _SCHEMAS[kind]
+    if found == known:
         return
     family, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
-    if family == _FAMILY and version.isdecimal():
-        newer = int(version) > int(_VERSION)
+    own_family, _, own_version = known.partition("/")
+    if family == own_family and version.isdecimal():
+        newer = int(version) > int(own_version)
         age, remedy = ("a newer", "pip install -U backspot") if newer else ("an older", _AGAIN)
         raise NotATraceError(
-            f"{shown} was written by {age} Backspot (schema {found}; this one reads {SCHEMA}): "
+            f"{shown} was written by {age} Backspot (schema {found}; this one reads {known}): "
             f"{remedy}"
         )
     raise NotATraceError(
-        f"{shown} is not a report that Backspot saved (its schema is not {SCHEMA}); "
+        f"{shown} is not a report that Backspot saved (its schema is not {known}); "
         "backspot.locate reads traces"
     )
 
 
-def _checked(report: Report, shown: str) -> Report:
-    if what := contradiction(report):
+def _checked(report: Saved, shown: str) -> Saved:
+    if isinstance(report, Report) and (what := contradiction(report)):
         raise NotATraceError(f"{shown} contradicts itself: {what}; save it again")
     return report
 

@@ -14,6 +14,7 @@ from backspot.render._comparison import (
     comparison_answer,
     left_out,
     of_step,
+    rank_columns,
     sides,
     step_columns,
 )
@@ -96,6 +97,7 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
         *_step_table(comparison),
+        *_rank_table(comparison),
         *_table(columns, bold_verdicts=claimed),
         "",
         *(_sentence(parts) for parts in left_out(comparison, shown)),
@@ -109,6 +111,12 @@ def _step_table(comparison: Comparison) -> list[str]:
     if not rows:
         return []
     return [*_table(step_columns(comparison), [row.claimed for row in rows]), ""]
+
+
+def _rank_table(comparison: Comparison) -> list[str]:
+    """The ranks, of jobs."""
+    rows, columns = rank_columns(comparison)
+    return [*_table(columns, [row.claimed for row in rows]), ""] if rows else []
 
 
 FORMATS = (

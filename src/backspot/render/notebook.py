@@ -14,6 +14,7 @@ from backspot.render._comparison import (
     change_columns,
     comparison_answer,
     of_step,
+    rank_columns,
     recordings,
     step_columns,
 )
@@ -84,12 +85,14 @@ def comparison_html(comparison: Comparison) -> str:
     """A comparison for a cell of a notebook: the answer, and the largest changes."""
     changes, columns = change_columns(comparison, _ROWS)
     phases = of_step(comparison)
+    ranks, of_ranks = rank_columns(comparison)
     return _whole(
         [
             f'<p class="said">{sentence(comparison_answer(comparison))}</p>',
             facts_list(recordings(comparison)),
             warnings_list(comparison.notes),
             _change_table(phases, step_columns(comparison)) if phases else "",
+            _change_table(ranks, of_ranks) if ranks else "",
             _change_table([*changes, comparison.whole], columns),
         ]
     )

@@ -26,6 +26,7 @@ from backspot.render._comparison import (
     comparison_answer,
     left_out,
     of_step,
+    rank_columns,
     recordings,
     step_columns,
 )
@@ -178,6 +179,10 @@ def render_comparison(
     if phases := of_step(comparison):
         styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
         lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
+    ranks, of_ranks = rank_columns(comparison)
+    if ranks:
+        styles = [_VERDICTS.get(rank.verdict, "") for rank in ranks]
+        lines += [Text(), *lay_out(of_ranks, width, styles)]
     lines.append(Text())
     lines += lay_out(columns, width, [_VERDICTS.get(verdict, "") for verdict in verdicts])
     for parts in left_out(comparison, shown):

@@ -16,6 +16,7 @@ from backspot.results.presented import Presented
 from backspot.results.public import public
 
 __all__ = [
+    "SCHEMA",
     "GroupCost",
     "JobFinding",
     "JobReport",
@@ -27,6 +28,8 @@ __all__ = [
     "SlowestRank",
 ]
 
+SCHEMA = "backspot.job/1"
+"""Version of the JSON form."""
 Part = Literal["forward_gpu", "forward_host", "backward_gpu", "backward_host"]
 """A part of a module's clock time: its kernels, or its host holding up the device."""
 
@@ -41,9 +44,9 @@ class RankCost:
         source: Name of its trace.
         host: Name of its host, ``""`` if it is not known.
         step_ns: Clock time of the step.
-        exposed_ns: Clock time in which collectives run and nothing else does.
-        stalled_ns: Clock time in which it waits for another stage of a pipeline, or transfers to
-            it, and computes nothing.
+        exposed_ns: Clock time in which it communicates and does nothing else.
+        stalled_ns: The part of ``exposed_ns`` in which a transfer between two ranks is under way,
+            as between the stages of a pipeline.
         wait_ns: Time in collectives before the last rank enters; can overlap with computing.
         transfer_ns: Time in collectives after that.
         late_ns: How much later than the median of the other ranks it enters collectives; negative
@@ -51,6 +54,10 @@ class RankCost:
         offset_ns: What to add to its clock for the job's; ``None`` if that is not known.
         drift_ppm: By how much the offset grows, in microseconds for each second.
         uncertainty_ns: Standard deviation of its times on the job's clock.
+        step_ns_by_step: Clock time of each step.
+        own_ns_by_step: Clock time of each step without ``exposed_ns``.
+        wait_ns_by_step: Waits in each step.
+        transfer_ns_by_step: Transfers in each step.
     """
 
     rank: int
@@ -65,6 +72,16 @@ class RankCost:
     offset_ns: int | None
     drift_ppm: float
     uncertainty_ns: int
+    step_ns_by_step: tuple[int, ...]
+    own_ns_by_step: tuple[int, ...]
+    wait_ns_by_step: tuple[int, ...]
+    transfer_ns_by_step: tuple[int, ...]
+
+    @property
+    def exposed_ns_by_step(self) -> tuple[int, ...]:
+        """Clock time of each step in which it communicates and does nothing else."""
+        times = zip(self.step_ns_by_step, self.own_ns_by_step, strict=True)
+        return tuple(step - own for step, own in times)
 
 
 @public
@@ -136,7 +153,9 @@ class ModuleSpread:
         cost_ns: By how much its clock time on the worst rank exceeds the median of its times on the
             others. The job can lose at most this.
         clear: Whether the difference is beyond the noise.
-        ns_by_rank: Its time on each rank, in the order of ``JobReport.ranks``.
+        ns_by_rank: Its time on each rank, in the order of ``JobReport.ranks``; 0 on a rank that
+            does not have it.
+        ns_by_step: Its time in each step, median of the ranks that have it.
     """
 
     path: str
@@ -148,6 +167,7 @@ class ModuleSpread:
     cost_ns: int
     clear: bool
     ns_by_rank: tuple[int, ...]
+    ns_by_step: tuple[int, ...]
 
 
 @public
@@ -225,7 +245,8 @@ class JobReport(Presented):
         groups: Waits by process group.
         lane_step: Number of the step that ``lanes`` shows, which takes about the typical time.
         lanes: The ranks in that step, as far as their clocks are aligned.
-        modules: Modules by what their spread over the ranks costs at most, most first.
+        modules: Modules by what their spread over the ranks costs at most, most first. A module of
+            one rank alone is compared with none, and costs 0.
         findings: Causes, most expensive first.
         lost: Traces that could not be used.
         warnings: What to know before trusting the numbers.
@@ -249,7 +270,7 @@ class JobReport(Presented):
     findings: tuple[JobFinding, ...]
     lost: tuple[LostRank, ...]
     warnings: tuple[str, ...]
-    schema: str = "backspot.job/1"
+    schema: str = SCHEMA
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the answer in the format that the suffix of ``path`` names.
@@ -272,6 +293,28 @@ class JobReport(Presented):
             PosixPath('job.html')
         """
         return presented.forms().write(self, path, force=force)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> JobReport:
+        """Read a job's report that ``save`` wrote as JSON.
+
+        Args:
+            path: The ``.json`` file.
+
+        Returns:
+            A report equal to the one that was saved.
+
+        Raises:
+            SourceNotFoundError: If the file is missing or cannot be read.
+            NotATraceError: If the file is not a job's report, or has another schema.
+            UsageError: If ``path`` is not a path.
+
+        Example:
+            >>> backspot.JobReport.load(job.save("job.json", force=True)) == job
+            True
+        """
+        job: JobReport = presented.forms().read(path, cls)
+        return job
 
     def __repr__(self) -> str:
         return (

@@ -35,8 +35,8 @@ class Forms(Protocol):
     ) -> Path:
         """Write a file in the format that its suffix names, and return its path."""
 
-    def read(self, path: str | os.PathLike[str], /) -> Result:
-        """Return the report that was saved as JSON."""
+    def read(self, path: str | os.PathLike[str], kind: type, /) -> Result:
+        """Return the report of this kind that was saved as JSON."""
 
     def as_frame(self, report: Result, /) -> pd.DataFrame:
         """Return a data frame with one row per module."""

@@ -567,7 +567,7 @@ class Report(Presented, _Predicted):
             >>> backspot.Report.load(report.save("report.json")) == report
             True
         """
-        report: Report = presented.forms().read(path)
+        report: Report = presented.forms().read(path, cls)
         return report
 
     def to_pandas(self) -> pd.DataFrame:

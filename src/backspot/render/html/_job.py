@@ -11,6 +11,7 @@ from statistics import median_low
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
 from backspot.render.html._fragments import asset, facts_list, shown, warnings_list
+from backspot.render.job import stalls
 from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost, RankLane
 
 __all__ = ["job_to_html"]
@@ -36,6 +37,7 @@ def job_to_html(job: JobReport) -> bytes:
     facts = [
         f"{counted(len(job.ranks), 'rank')} of {job.world_size:,}",
         f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}",
+        *filter(None, [stalls(job)]),
     ]
     warnings = [*job.warnings, *(f"not read: {one.source}: {one.reason}" for one in job.lost)]
     page = f"""<!doctype html>
@@ -168,15 +170,16 @@ def _lane(lane: RankLane, whole: int) -> str:
 
 
 def _heat(job: JobReport, chosen: Sequence[int]) -> str:
-    if not job.modules:
+    modules = [one for one in job.modules if one.cost_ns]
+    if not modules:
         return ""
     others = _others(job, chosen)
-    most = max(job.modules[0].cost_ns, 1)
+    most = modules[0].cost_ns
     heads = "".join(f'<th scope="col" class="n">{job.ranks[at].rank}</th>' for at in chosen)
     if others:
         heads += '<th scope="col" class="n">others</th>'
-    rows = "".join(_row(one, job.ranks, chosen, others, most) for one in job.modules[:_ROWS])
-    rest = len(job.modules) - _ROWS
+    rows = "".join(_row(one, job.ranks, chosen, others, most) for one in modules[:_ROWS])
+    rest = len(modules) - _ROWS
     notes = [f"{counted(rest, 'more module')} in the JSON form."] if rest > 0 else []
     if others:
         notes.append(f"others: the median of {counted(len(others), 'rank')}.")
