@@ -57,7 +57,7 @@ def _case(name: str, device: str, small: bool, seconds: float, folder: Path) -> 
     budget = Budget(seconds)
     step()
     with backspot.instrument(build.model):
-        for number in range(2 if small else 12):
+        for number in range(2 if small else 8):
             for variant, options in _VARIANTS.items():
                 path = folder / f"{variant}.json"
                 with profiling(device, **options) as prof:

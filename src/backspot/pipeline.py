@@ -380,11 +380,13 @@ def _with_peaks(
     report: Report, events: Events, ownership: Ownership, given_peaks: _Given
 ) -> Report:
     """Add what the device can do, if all device work is on devices of one name."""
-    used = {events.device_names.get(device, "") for device in set(ownership.work.device.tolist())}
+    devices = set(ownership.work.device.tolist())
+    used = {events.device_names.get(device, "") for device in devices}
     peaks = peaks_of(next(iter(used)), *given_peaks) if len(used) == 1 else None
     replayed = report.replayed_step.ns if report.replayed_step else 0
     step_ns = report.unprofiled_step_ns or replayed or report.step_ns
-    return changed(report, peaks=peaks, mfu=share_of_peak(report.modules, peaks, step_ns))
+    mfu = share_of_peak(report.modules, peaks, step_ns, len(devices))
+    return changed(report, peaks=peaks, mfu=mfu)
 
 
 def _with_savings(

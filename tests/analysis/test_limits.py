@@ -20,7 +20,7 @@ from backspot.analysis.accounting.formulas.registry import (
     flops_formulas,
 )
 from backspot.analysis.accounting.peaks import peaks_of
-from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
+from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY, share_of_peak
 from backspot.trace.events import Signature
 from tests.support.synthetic import Trace
 
@@ -219,6 +219,15 @@ def test_consumer_cards_have_the_rates_of_their_papers(
     assert tflops["fp32"] == tflops["tf32"] == pytest.approx(fp32, abs=0.06)
     assert tflops["bf16"] == tflops["fp16"] == pytest.approx(bf16, abs=0.06)
     assert tflops.get("fp8") == (None if fp8 is None else pytest.approx(fp8, abs=0.2))
+
+
+def test_devices_that_share_the_work_share_its_utilisation() -> None:
+    report = backspot.locate(DATA / "vit.trace.json.gz")
+    alone, shared = (
+        share_of_peak(report.modules, report.peaks, report.step_ns, devices) for devices in (1, 2)
+    )
+    assert alone is not None
+    assert shared == pytest.approx(alone / 2)
 
 
 GARBAGE: tuple[object, ...] = (

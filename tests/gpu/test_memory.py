@@ -84,7 +84,6 @@ def test_operations_are_those_that_pytorch_counts(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         step()
     assert ours == counter.get_total_flops()
-    assert report.peaks is not None
 
 
 # Causes of full memory ---------------------------------------------------------------------------
@@ -157,8 +156,9 @@ def test_tensors_that_are_held_over_steps() -> None:
 
 
 def test_gradients_that_are_filled_with_zeros() -> None:
-    model = wide()
-    batch = torch.randn(64, 256, device=DEVICE)
+    # The workspaces of cuBLAS are in the peak, too.
+    model = nn.Sequential(nn.Linear(2048, 8192), nn.Linear(8192, 2048))
+    batch = torch.randn(64, 2048, device=DEVICE)
     loss = lambda: model(batch).square().mean()  # noqa: E731
     assert "gradients-kept" in found(model, loss, set_to_none=False)
     assert "gradients-kept" not in found(model, loss)
@@ -186,5 +186,7 @@ def test_profile_records_memory_and_shapes_in_steps_of_their_own() -> None:
     assert report.peaks is not None
     assert report.mfu is not None
     assert 0 < report.mfu < 1
+    assert report.gpu_ns > 0
+    assert any(row.work.flops for row in report.modules if row.work)
     limits = [report.limit(row) for row in report.modules if row.is_module]
     assert any(one is not None and one.tflops for one in limits)

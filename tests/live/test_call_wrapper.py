@@ -35,8 +35,8 @@ class Block(nn.Module):
         return self.fc(x).tanh()
 
 
-def net():
-    return nn.Sequential(Block(), Block())
+def net(block=Block):
+    return nn.Sequential(block(), block())
 
 
 def step(model):
@@ -249,6 +249,23 @@ class Around(nn.Module):
         return self.inner(self.inner(x))
 
 
+def test_the_call_of_all_modules_stays_where_a_model_has_such_a_class(record):
+    inner = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
+    model = nn.Sequential(Through(), nn.Tanh(), inner)
+    with backspot.instrument(model):
+        recording = record(lambda: (step(model)(), nn.Module.__call__ is CALL or 1 / 0))
+        assert hooks_on(model) == []
+    assert left_in_torch() == []
+    assert recording.forward() == [
+        "forward: (Sequential)",
+        "forward: 0 (Through)",
+        "forward: 0.fc (Linear)",
+        "forward: 1 (Tanh)",
+        "forward: 2 (Sequential)",
+        "forward: 2.0 (Linear)",
+    ]
+
+
 @pytest.mark.parametrize("kind", [Own, Through])
 @pytest.mark.parametrize("markers", [True, False])
 def test_a_class_with_a_call_of_its_own_has_labels(kind, markers, record):
@@ -459,6 +476,13 @@ def test_owners_are_the_same_without_markers(hooks):
 # Compiled regions --------------------------------------------------------------------------------
 
 
+class PassedOn(Block):
+    """A layer as those of transformers."""
+
+    def __call__(self, x):
+        return super().__call__(x)
+
+
 # Before torch 2.15, Dynamo makes frames of their own of what a compiled container calls.
 METHOD = "method" if hasattr(torch.autograd.graph, "node_creation_hook") else "whole"
 
@@ -466,12 +490,13 @@ METHOD = "method" if hasattr(torch.autograd.graph, "node_creation_hook") else "w
 @pytest.mark.slow
 @pytest.mark.parametrize("how", slow_except(["whole"], sorted({"whole", METHOD, "blocks"})))
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, record):
+@pytest.mark.parametrize("block", [Block, PassedOn])
+def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, block, record):
     pytest.importorskip("torch._dynamo")
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
-    model, counter = net(), CompileCounterWithBackend("aot_eager")
+    model, counter = net(block), CompileCounterWithBackend("aot_eager")
     options = {"backend": counter, "fullgraph": True}
     x = torch.randn(3, 4)
     expected = model(x)

@@ -139,6 +139,30 @@ def test_each_module_has_its_own_and_what_has_no_formula_is_unknown(tmp_path: Pa
     assert 0 <= first.work.unknown_share <= 1
 
 
+def test_products_have_the_type_that_autocast_casts_to(tmp_path: Path) -> None:
+    class Direct(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(32, 16))
+            self.bias = torch.nn.Parameter(torch.randn(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.addmm(self.bias, x, self.weight)
+
+    model = Direct()
+    batch = torch.randn(8, 32)
+
+    def step() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(batch).float().square().mean()
+        loss.backward()
+        return loss
+
+    work = backspot.locate(recorded(model, step, tmp_path / "t.json"))[""].row.work
+    assert work.forward_flops_by_type == {"bf16": 2 * 8 * 32 * 16}
+    assert set(work.flops_by_type) == {"bf16"}
+
+
 def test_what_the_profiler_has_in_memory_gives_the_same() -> None:
     model = Checkpointed()
     step = step_of(model, (6, 32))

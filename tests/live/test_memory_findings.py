@@ -74,6 +74,23 @@ def test_attention_probabilities_are_found_and_those_of_a_loss_are_not() -> None
     kept = found(model, lambda: model(batch).square().mean())
     assert set(kept) == {"kept-softmax"}
     assert kept["kept-softmax"].held_bytes == 4 * 512 * 512 * 4
+    assert kept["kept-softmax"].remedy.startswith("Use torch.nn.functional.scaled_dot")
+
+
+def test_attention_that_pytorch_does_not_fuse_has_another_remedy() -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = torch.nn.Linear(16, 48)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.unsqueeze(1) for part in self.qkv(x).chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+    model = Attention()
+    batch = torch.randn(4, 512, 16)
+    finding = found(model, lambda: model(batch).square().mean())["kept-softmax"]
+    assert finding.remedy.startswith("The model calls scaled_dot_product_attention")
 
 
 def test_the_scores_of_a_large_vocabulary_are_found() -> None:

@@ -21,6 +21,8 @@ def hooks_on(model: nn.Module) -> list[str]:
     for path, module in model.named_modules():
         if _is_ours(type(module)):
             found.append(f"{path}: {type(module)}")
+        if type(module) is not nn.Module:  # while a profiler records, it has the wrapper
+            found += [f"{path}: {type(module)}.{name}" for name in _places(vars(type(module)))]
         found += [f"{path}.{name}" for name in _places(vars(module))]
     return found
 
@@ -38,7 +40,8 @@ def left_in_torch() -> list[str]:
         "copyreg",
     )
     holders = {name: import_module(name) for name in modules}
-    holders |= {str(held): held for held in (nn.Module, profile, torch.optim.Optimizer)}
+    classes = (nn.Module, torch.fx.GraphModule, profile, torch.optim.Optimizer)
+    holders |= {str(held): held for held in classes}
     return [f"{home}.{name}" for home, held in holders.items() for name in _places(vars(held))]
 
 

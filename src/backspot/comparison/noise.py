@@ -10,8 +10,10 @@ such recordings (``benchmarks/accuracy/compare_runs.py`` evaluates it):
   (Rousseeuw and Croux 1993): how much modules differ between recordings for no reason.
 - The *own change* of a time is what is left of its change without the common shift. A change is
   clear if the change and the own change both exceed the *reach* of the noise.
-- The reach of a module is 4 * sqrt(scatter^2 + uncertainty^2), where the uncertainty is that of the
-  median over its steps, from their median absolute deviation. It is at least the *range* of its
+- The reach of a module is 4 standard deviations: those of the scatter, which is one of logarithms,
+  and those of the median over its steps, from their median absolute deviation, added as squares. A
+  module is beyond the scatter if its times are a factor of exp(4 * scatter) apart. The reach is at
+  least the *range* of its
   steps, without the outermost eighth on each side, and at least a small share of the module and
   of the whole.
 - The backward, the step and its phases have one time each, and no others of their kind to compare
@@ -44,8 +46,6 @@ _FEWEST = 8
 """Modules from which a common shift is estimated."""
 _SHARE = 0.003
 """Share of the whole from which a module counts for the common shift."""
-_MOST_SCATTER = 0.2
-"""Beyond that, a module that appears out of nothing would not be noticed."""
 _APART = 3.0
 _FLOOR = 0.02
 _FLOOR_UNSHIFTED = 0.08
@@ -166,9 +166,9 @@ def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     reach = max(ranges * spans, least)
     alone = False
     if limits.alone is None:
-        scatter = min(shift.scatter, _MOST_SCATTER) * max(was, now) if shift else 0.0
-        uncertain = (scatter, _uncertainty(before.by_step), _uncertainty(after.by_step))
-        reach = max(reach, _DEVIATIONS * math.hypot(*uncertain))
+        scatter = -math.expm1(-_DEVIATIONS * shift.scatter) * max(was, now) if shift else 0.0
+        uncertain = (_uncertainty(times.by_step) for times in (before, after))
+        reach = max(reach, math.hypot(scatter, *(_DEVIATIONS * one for one in uncertain)))
     elif gap := _gap(before.by_step, after.by_step, _APART * luck):
         reach, alone = min(reach, max(least, abs(change) - gap)), True
     else:

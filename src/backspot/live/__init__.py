@@ -18,7 +18,9 @@ An instrumentation is set up and removed by:
 A module call that a profiler records goes through:
 
 1. ``call_wrapper.py``: the *wrapper* around ``torch.nn.Module.__call__``, installed while a
-   profiler records. Or ``hooks.py``: the *hooks* on the module, which ask first whether one does.
+   profiler records; ``class_calls.py`` puts it on the classes of modules, where compiled code
+   depends on that method. Or ``hooks.py``: the *hooks* on the module, which ask first whether a
+   profiler records.
 2. ``calls.py``: the running *calls* of each thread. A call opens the *range* of its forward label
    and ends the range when the call returns.
 3. ``intervals.py``: autograd numbers the nodes that a thread makes; the calls cut these sequence

@@ -12,6 +12,11 @@ Some modules have node hooks instead, as long as the wrapper is installed. A cla
 ``__call__`` of its own may never get to the wrapper. Around a module with full backward hooks
 PyTorch makes nodes after the forward hooks, and a trace does not show which kind of label those
 nodes are in.
+
+Where a layer calls ``super().__call__``, as those of transformers do, the guards of compiled code
+check ``torch.nn.Module.__call__``. If a model has such modules, the wrapper is put on the classes
+of the other modules instead, which guards do not check, and is taken off while Dynamo compiles.
+Such a module inside a compiled one has no hooks, as guards check those too.
 """
 
 from __future__ import annotations
@@ -27,8 +32,8 @@ import torch
 from backspot.live import torch_internals
 from backspot.live.calls import Call, Thread, calls_that_fail, wrapper_codes
 from backspot.live.calls import local as _local
+from backspot.live.class_calls import ClassCalls, passes_to_common, put_hook
 from backspot.live.copies import end_plain_copies, keep_copies_plain
-from backspot.live.hooks import Enter, Leave
 from backspot.live.markers import mark_inputs, mark_output
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
@@ -36,7 +41,6 @@ from backspot.live.torch_internals import (
     MODULE_CALL,
     REPLICATE,
     Place,
-    put_before,
     take_away,
 )
 
@@ -70,7 +74,8 @@ class ModuleReference(weakref.ref):  # type: ignore[type-arg]  # generic for typ
 
 
 def _forget(reference: Any) -> None:
-    call_wrapper.owners.pop(reference.module_id, None)
+    if call_wrapper is not None:  # as it is while the interpreter ends
+        call_wrapper.owners.pop(reference.module_id, None)
 
 
 class CallWrapper:
@@ -97,6 +102,7 @@ class CallWrapper:
         self._modules_before: set[str] = set()  # the names of the Python modules
         self._is_inside_another = False  # a tool had wrapped the wrapper when it was to be removed
         self._count = 0
+        self._class_calls: ClassCalls | None = None  # where ``torch.nn.Module`` has no wrapper
 
     def begin(self) -> None:
         """Label the modules of all instrumentations that want it: a profiler has started."""
@@ -108,10 +114,11 @@ class CallWrapper:
         if scope.hooks != "call":
             return
         installed = self._install()
-        common = MODULE_CALL.get()
+        classes = self._class_calls
+        inside = classes.inside(scope) if classes is not None else ()
         hooked = []
         for owner, module in scope.live_modules():
-            if installed and _is_wrapped(module, common):
+            if (installed and _is_wrapped(module, classes)) or id(module) in inside:
                 self.owners[id(module)] = owner
             else:
                 hooked.append((owner, module))
@@ -119,7 +126,8 @@ class CallWrapper:
             self._hooked.append(scope)
             keep_copies_plain(scope, ())
             for owner, module in hooked:
-                put_before(module, Enter(owner, Leave(owner)).__call__)
+                put = put_hook if classes is None else classes.hook
+                put(owner, module)
 
     def drop(self, scope: Scope) -> None:
         """Label the modules of an instrumentation no more."""
@@ -142,8 +150,13 @@ class CallWrapper:
         self.owners.clear()
         while self._hooked:
             self._take_hooks(self._hooked[-1])
-        if sessions.wraps_calls:
-            self._is_inside_another = MODULE_CALL.get() is not labelled_call
+        if self._class_calls is not None:
+            self._class_calls.end()
+            self._class_calls = None
+            self._replicate.undo()
+            self._references.clear()
+        elif sessions.wraps_calls:
+            self._is_inside_another = MODULE_CALL.get() not in (labelled_call, _original)
             if not self._is_inside_another:
                 MODULE_CALL.set(_original)
             self._replicate.undo()
@@ -171,7 +184,14 @@ class CallWrapper:
         sessions.wraps_calls = True
         sessions.make_room()
         self._replicate.do(self._replicating)
-        MODULE_CALL.set(labelled_call)
+        if all(
+            passes_to_common(module)
+            for scope in sessions.live_scopes()
+            for _, module in scope.live_modules()
+        ):
+            MODULE_CALL.set(labelled_call)
+        else:
+            self._class_calls = ClassCalls(labelled_call, labelled_compiled)
         return True
 
     def _replicating(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,12 +242,11 @@ class _Replaced:
         self._ours = None
 
 
-def _is_wrapped(module: torch.nn.Module, common: Any) -> bool:
-    """Return whether the wrapper can label a module, given the ``__call__`` of all modules."""
+def _is_wrapped(module: torch.nn.Module, classes: ClassCalls | None) -> bool:
+    """Have the wrapper label a module; return whether it can."""
     if torch_internals.wraps_in_backward_hooks(module):
         return False
-    # The class of a graph module has a ``__call__`` of its own, which calls that of its base.
-    return type(module).__call__ is common or isinstance(module, torch.fx.GraphModule)
+    return passes_to_common(module) if classes is None else classes.put(module)
 
 
 # What the wrapper calls. A global, as Dynamo would compile a region again whose guards found that
@@ -277,6 +296,7 @@ def _listed_call(
     kwargs: dict[str, Any],
     thread: Thread,
     owner: Owner,
+    original: Callable[..., Any] | None = None,
 ) -> Any:
     """Run a call that is listed in its thread, as a call with hooks is."""
     call = Call(owner, None, id(module))
@@ -287,7 +307,9 @@ def _listed_call(
                 number = thread.enter(call, module)
                 if marks:
                     mark_inputs(thread, owner, args, kwargs, number)
-        if call_wrapper.direct and module._compiled_call_impl is None:
+        if original is not None:
+            result = original(module, *args, **kwargs)
+        elif call_wrapper.direct and module._compiled_call_impl is None:
             result = module._call_impl(*args, **kwargs)
         else:
             result = _original(module, *args, **kwargs)
@@ -331,10 +353,25 @@ def _other_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     return _listed_call(module, args, kwargs, _local.thread, owner)
 
 
+def labelled_compiled(
+    self: torch.nn.Module, original: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Call what ``torch.compile(module)`` returned, where the wrapper is on classes."""
+    owner = None
+    with suppress(Exception):
+        if _innermost_transform() is None:
+            owner = call_wrapper.owners.get(id(torch_internals.compiled_module(self)))
+    if owner is None:
+        return original(self, *args, **kwargs)
+    return _listed_call(self, args, kwargs, _local.thread, owner, original)
+
+
 call_wrapper = CallWrapper()
 sessions.when_started = call_wrapper.begin
 sessions.when_ending = call_wrapper.end
 wrapper_codes.add(labelled_call.__code__)
 
 # Every frame that a call can open, but for those that node hooks open too.
-torch_internals.keep_from_dynamo(labelled_call, _listed_call, _other_call, _is_passed_on)
+torch_internals.keep_from_dynamo(
+    labelled_call, labelled_compiled, _listed_call, _other_call, _is_passed_on
+)

@@ -50,11 +50,14 @@ __all__ = [
     "compiled_class",
     "compiled_code",
     "compiled_module",
+    "compiled_modules",
+    "compiles_itself",
     "default_store",
     "emit",
     "exporting",
     "forward_hooks_of",
     "full_backward_flag",
+    "guards_check_hooks",
     "has_hooks",
     "hint_of",
     "ignore_torch_function",
@@ -86,6 +89,8 @@ __all__ = [
     "torch_function_mode_enabled",
     "unset_full_backward_flag",
     "version_of",
+    "watch_compilations",
+    "when_dynamo_loads",
     "when_inductor_loads",
     "without_backward_flag",
     "without_cuda_graphs",
@@ -422,6 +427,24 @@ def compiled_module(module: torch.nn.Module) -> torch.nn.Module | None:
     return module._modules.get(WRAPPED_CHILD["OptimizedModule"])
 
 
+def compiled_modules() -> list[torch.nn.Module]:
+    """Return the modules that ``torch.compile(module)`` was called with, as far as these live."""
+    cls = compiled_class()
+    found = [one for one in gc.get_referrers(cls) if type(one) is cls] if cls is not None else []
+    inner = [compiled_module(one) for one in found if "_modules" in vars(one)]
+    return [module for module in inner if module is not None]
+
+
+def compiles_itself(module: torch.nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+# Whether Dynamo's guards check the hooks of a module with a ``__call__`` of its own. Found on 2.15,
+# and not on 2.13 and before.
+guards_check_hooks = (*map(int, torch.__version__.split(".")[:2]),) >= (2, 14)
+
+
 def is_dynamos(module: torch.nn.Module) -> bool:
     """Return whether Dynamo made this module, as the graph of a region that it compiled.
 
@@ -626,14 +649,15 @@ def inductor_settings() -> InductorSettings | None:
 
 
 class _Watcher:
-    """A finder of modules that finds nothing, but hears of Inductor being loaded."""
+    """A finder of modules that finds nothing, but hears of one module being loaded."""
 
-    def __init__(self, loaded: Callable[[], None]) -> None:
+    def __init__(self, watched: str, loaded: Callable[[], None]) -> None:
+        self._watched = watched
         self._loaded = loaded
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Wrap the loader of Inductor's settings; ``None`` for all other modules."""
-        if name != _INDUCTOR_CONFIG:
+        """Wrap the loader of the watched module; ``None`` for all other modules."""
+        if name != self._watched:
             return None
         for finder in sys.meta_path:
             found = getattr(finder, "find_spec", None)
@@ -661,15 +685,63 @@ def when_inductor_loads(call: Callable[[], None]) -> Callable[[], None]:
     Returns:
         A function that takes this back.
     """
-    if _INDUCTOR_CONFIG in sys.modules:
+    return _when_loaded(_INDUCTOR_CONFIG, call)
+
+
+def _when_loaded(name: str, call: Callable[[], None]) -> Callable[[], None]:
+    """Call a function once a module is loaded; return a function that takes this back."""
+    if name in sys.modules:
         call()
         return _nothing
-    watcher = _Watcher(call)
+    watcher = _Watcher(name, call)
     sys.meta_path.insert(0, watcher)
 
     def stop() -> None:
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
+
+    return stop
+
+
+def when_dynamo_loads(call: Callable[[], None]) -> Callable[[], None]:
+    """Call a function once Dynamo is loaded, at once if it is.
+
+    Returns:
+        A function that takes this back.
+    """
+    return _when_loaded("torch._dynamo", call)
+
+
+# Public: ``torch._dynamo.on_compile_start`` registers with it, but nothing public takes that back.
+# Without it, code that is compiled while a profiler records may be compiled once more afterwards.
+_CALLBACKS = "torch._dynamo.callback"
+
+
+def watch_compilations(
+    begins: Callable[..., None], ended: Callable[..., None]
+) -> Callable[[], None]:
+    """Call functions before and after each compilation by Dynamo, once it is loaded.
+
+    Returns:
+        A function that takes this back.
+    """
+
+    def handler() -> Any:
+        return getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
+
+    def register() -> None:
+        with suppress(Exception):  # it can run within an import of the user's
+            handler().register_start_callback(begins)
+            handler().register_end_callback(ended)
+
+    stop_waiting = _when_loaded(_CALLBACKS, register)
+
+    def stop() -> None:
+        stop_waiting()
+        with suppress(Exception):  # not there, or ``torch.compiler.reset()`` has cleared all
+            handler().remove_start_callback(begins)
+        with suppress(Exception):
+            handler().remove_end_callback(ended)
 
     return stop
 

@@ -56,6 +56,7 @@ __all__ = [
     "savings",
     "searched",
     "setting",
+    "units",
     "worth",
 ]
 
@@ -322,6 +323,11 @@ _SOURCES = {
     "python": "modules by the profiler's nn.Module events",
     "none": "no module labels",
 }
+
+
+def units(report: Report) -> str:
+    """The units of a table."""
+    return f"times in ms per {report.per}" + (", memory in MB" if report.memory else "")
 
 
 def setting(report: Report) -> list[str]:

@@ -33,6 +33,7 @@ from backspot.render._sentences import (
     savings,
     searched,
     setting,
+    units,
     worth,
 )
 from backspot.render.formats import Format
@@ -53,7 +54,7 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     """
     view = view or View(top=_TOP)
     chosen = select(report, view)
-    facts = "; ".join([*setting(report), f"times in ms per {report.per}"])
+    facts = "; ".join([*setting(report), units(report)])
     lines = [
         f"**{_sentence(answer(report, replace(view, order=None)))}**",
         "",

@@ -42,6 +42,7 @@ from backspot.render._sentences import (
     remedies,
     savings,
     setting,
+    units,
 )
 from backspot.render._terminal import (
     fact_lines,
@@ -98,7 +99,7 @@ def render_text(
     row = answered(report, by_time)
     if row is not None:
         lines += _line_of_answer(row, view.sort, width)
-    lines += fact_lines([*setting(report), f"times in ms per {report.per}"], width)
+    lines += fact_lines([*setting(report), units(report)], width)
     if phases := phase_facts(report):
         lines += fact_lines([f"{report.per}: {phases[0]}", *phases[1:]], width)
     for facts in (*memory_facts(report), limit_facts(report)):

@@ -119,7 +119,9 @@ def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
     )
 
 
-def share_of_peak(rows: Sequence[Row], peaks: Peaks | None, step_ns: int) -> float | None:
+def share_of_peak(
+    rows: Sequence[Row], peaks: Peaks | None, step_ns: int, devices: int = 1
+) -> float | None:
     """Return the model FLOPs utilisation of a step: its share of what the device could compute.
 
     Forward work that runs again does not count, as it is no work of the model.
@@ -128,6 +130,7 @@ def share_of_peak(rows: Sequence[Row], peaks: Peaks | None, step_ns: int) -> flo
         rows: all rows.
         peaks: the peaks of the device.
         step_ns: the clock time of a step without the profiler, as far as that is known.
+        devices: how many devices share the work. Default: 1.
 
     Returns:
         The share; ``None`` if a part of the work has no known peak, or no work is known.
@@ -147,7 +150,7 @@ def share_of_peak(rows: Sequence[Row], peaks: Peaks | None, step_ns: int) -> flo
                 if part is None:
                     return None
                 whole += part
-    return whole / step_ns if whole else None
+    return whole / (step_ns * devices) if whole else None
 
 
 def _computing_ns(by_type: Mapping[str, int], peaks: Peaks) -> float | None:

@@ -178,8 +178,8 @@ class Report(Presented, _Predicted):
         peaks: What the device can do at best, ``None`` unless the trace was recorded with
             ``record_shapes=True`` on a device that is known.
         mfu: Model FLOPs utilisation: share (0 to 1) of a step's clock time that its operations
-            would take at the peak, without forward work that runs again. ``None`` where it is not
-            known.
+            would take at the peak of the devices that are used, without forward work that runs
+            again. ``None`` where it is not known.
         schema: Version of the JSON form.
 
     Example:

@@ -1,7 +1,8 @@
 """How much work each module does: floating point operations and bytes, from recorded shapes.
 
-An operator may call others, and both may have a formula: the outermost one counts. What no formula
-covers is unknown. Its share is that of the device's time, or without a device of the host's time in
+An operator may call others, and both may have a formula: the outermost one counts. If an operator
+calls itself, the inner call counts: autocast casts the inputs in between. What no formula covers is
+unknown. Its share is that of the device's time, or without a device of the host's time in
 the owner's nodes.
 """
 
@@ -72,6 +73,7 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
 def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
     has_one = events.names_where(formulas.__contains__)
     index = events.chosen(has_one, Category.OPERATOR)
+    index = index[~_call_themselves(events, index)]
     outermost = [
         mine[
             first_started(events.start[mine], events.end[mine], mine).at(events.start[mine]) == mine
@@ -91,6 +93,19 @@ def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
     if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
         amount[:] = NOTHING
     return _Counted(index, amount)
+
+
+def _call_themselves(events: Events, index: Ints) -> Mask:
+    """Whether each of these operators calls an operator of the same name."""
+    found = np.zeros(len(index), bool)
+    columns = (-events.end, events.start, events.name, events.thread)
+    order = np.lexsort([column[index] for column in columns])
+    of = index[order]
+    inside = events.start[of[1:]] < events.end[of[:-1]]
+    for column in (events.thread, events.name):
+        inside &= column[of[1:]] == column[of[:-1]]
+    found[order[:-1]] = inside
+    return found
 
 
 def _ran(events: Events, index: Ints) -> Mask:

@@ -1,0 +1,158 @@
+"""The wrapper around module calls, on the classes of modules instead of on ``torch.nn.Module``.
+
+The guards of compiled code check ``torch.nn.Module.__call__`` where a layer calls
+``super().__call__``. They do not check whether the class of a plain module has a ``__call__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from weakref import ref
+
+import torch
+
+from backspot.live import torch_internals
+from backspot.live.hooks import Enter, Leave
+from backspot.live.owner import Owner, Scope
+from backspot.live.torch_internals import MODULE_CALL, put_before, take_away
+
+__all__ = ["ClassCalls", "passes_to_common", "put_hook"]
+
+_CALL = "__call__"
+
+
+def passes_to_common(module: torch.nn.Module) -> bool:
+    """Return whether a call of the module is one of ``torch.nn.Module.__call__`` and no more."""
+    call: Any = type(module).__call__
+    # The class of a graph module has a ``__call__`` of its own, which calls that of its base.
+    return (
+        call is MODULE_CALL.get() or call in _wrappers or isinstance(module, torch.fx.GraphModule)
+    )
+
+
+_wrappers: set[Any] = set()
+
+
+def put_hook(owner: Owner, module: torch.nn.Module) -> None:
+    """Label calls of a module by a hook."""
+    put_before(module, Enter(owner, Leave(owner)).__call__)
+
+
+class ClassCalls:
+    """The classes that have the wrapper, from the start of a profiler until it stops.
+
+    Args:
+        wrapper: the wrapper around calls of modules.
+        compiled: called with an instance of ``torch.compile(module)``, the original call and the
+            arguments.
+    """
+
+    def __init__(
+        self,
+        wrapper: Callable[..., Any],
+        compiled: Callable[[torch.nn.Module, Callable[..., Any], Any, Any], Any],
+    ) -> None:
+        self._wrapper = wrapper
+        self._compiled = compiled
+        self._ended = False
+        self._calls: dict[type, tuple[Any, Callable[..., Any]]] = {}  # what was there, what is
+        self._hooked: list[tuple[Owner, ref[torch.nn.Module]]] = []
+        self._compilations = 0  # that are running
+        _wrappers.add(wrapper)
+        self._stop_loading = torch_internals.when_dynamo_loads(self._put_compiled)
+        self._stop_watching = torch_internals.watch_compilations(self._step_aside, self._step_back)
+
+    def put(self, module: torch.nn.Module) -> bool:
+        """Have calls of a module go through the wrapper, with those of its class.
+
+        Returns:
+            Whether its class can have the wrapper.
+        """
+        is_graph = isinstance(module, torch.fx.GraphModule)
+        cls = torch.fx.GraphModule if is_graph else type(module)
+        if cls is torch.nn.Module or not passes_to_common(module):
+            return False
+        self._put(cls, self._wrapper)
+        return True
+
+    def hook(self, owner: Owner, module: torch.nn.Module) -> None:
+        """Put a hook on a module that cannot have the wrapper; the caller takes it away."""
+        self._hooked.append((owner, ref(module)))
+        if not self._compilations:
+            put_hook(owner, module)
+
+    def end(self) -> None:
+        """Take the wrapper off; this can be repeated after an interrupt."""
+        self._ended = True
+        self._stop_watching()
+        self._stop_loading()
+        self._take()
+
+    def inside(self, scope: Scope) -> set[int]:
+        """Return the modules that may have no hooks, by ``id``, as guards check them.
+
+        These are the modules inside compiled ones that have a ``__call__`` of their own.
+        """
+        if not torch_internals.guards_check_hooks:
+            return set()
+        compiled = torch_internals.compiled_modules()
+        found = {id(part) for module in compiled for part in module.modules()}
+        for _, module in scope.live_modules():
+            if torch_internals.compiles_itself(module):
+                found |= {id(part) for part in module.modules() if part is not module}
+        return {
+            id(module)
+            for _, module in scope.live_modules()
+            if id(module) in found and not passes_to_common(module)
+        }
+
+    def _put(self, cls: type, call: Callable[..., Any]) -> None:
+        if cls not in self._calls:
+            self._calls[cls] = vars(cls).get(_CALL), call
+            if not self._compilations:
+                setattr(cls, _CALL, call)
+
+    def _take(self) -> None:
+        for cls, (before, call) in self._calls.items():
+            if vars(cls).get(_CALL) is not call:
+                continue
+            if before is None:
+                delattr(cls, _CALL)
+            else:
+                setattr(cls, _CALL, before)
+
+    def _put_compiled(self) -> None:
+        cls = torch_internals.compiled_class()
+        if cls is None:
+            return
+        original, compiled = getattr(cls, _CALL, MODULE_CALL.get()), self._compiled
+
+        def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return compiled(self, original, args, kwargs)
+
+        torch_internals.keep_from_dynamo(call)
+        self._put(cls, call)
+
+    def _step_aside(self, *_: object) -> None:
+        """Leave module calls to PyTorch: Dynamo is about to trace some."""
+        self._compilations += 1
+        with suppress(Exception):  # at worst the code is compiled once more
+            self._take()
+            # Where guards check hooks, the next profile needs what is compiled with them.
+            for _owner, reference in () if torch_internals.guards_check_hooks else self._hooked:
+                if (module := reference()) is not None:
+                    take_away(module, keep_after=True)  # the call can be running
+
+    def _step_back(self, *_: object) -> None:
+        self._compilations -= 1
+        if self._compilations > 0 or self._ended:
+            return
+        with suppress(Exception):  # at worst some calls have no label
+            for cls, (before, call) in self._calls.items():
+                if vars(cls).get(_CALL) is before:
+                    setattr(cls, _CALL, call)
+            for owner, reference in self._hooked:
+                if owner.scope.active and (module := reference()) is not None:
+                    put_hook(owner, module)
