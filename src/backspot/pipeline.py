@@ -49,7 +49,7 @@ from backspot.results.report import UNSTEADY, Report, Row, changed
 from backspot.results.savings import Saving
 from backspot.results.work import WorkOfModule
 from backspot.trace import Events, Progress, read_events
-from backspot.trace.profiler import LIVE, exported, is_profiler
+from backspot.trace.profiler import LIVE, Export, exported, is_profiler
 from backspot.trace.read import newest
 from backspot.trace.source import Source
 
@@ -187,7 +187,7 @@ def locate_export(
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
     Args:
-        profiler: a ``torch.profiler.profile`` that has stopped.
+        profiler: a ``torch.profiler.profile`` that has stopped, or its ``Export``.
         named: what the report calls the source.
         in_detail: a profiler that recorded memory or shapes in other steps of the same training.
             It is exported, too.
@@ -211,7 +211,7 @@ def locate_export(
     if in_detail is not None:
         with exported(in_detail) as path:
             more = read_events(path)
-    with exported(profiler) as path:
+    with profiler if isinstance(profiler, Export) else exported(profiler) as path:
         events = replace(read_events(path), source=named)
         ownership = _owned(events)
         if use is not None:

@@ -36,6 +36,7 @@ from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report, changed
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
+from backspot.trace.profiler import Export
 
 __all__ = ["profile"]
 
@@ -210,8 +211,10 @@ def profile(
         record(profiler, steps)
         transformed = torch_internals.PassedOver.calls > passed_over
         real += step_times(run, parts, unprofiled - len(real))
+        recorded: torch.profiler.profile | Export = profiler
         in_detail = None
         if memory or shapes:
+            recorded = Export(profiler)
             in_detail = torch.profiler.profile(
                 activities=activities(parts), profile_memory=memory, record_shapes=shapes
             )
@@ -222,7 +225,7 @@ def profile(
         if gathering:
             stack.enter_context(gathering)
         report = locate_export(
-            profiler,
+            recorded,
             named,
             in_detail=in_detail,
             warmed_up=warmup > 0,

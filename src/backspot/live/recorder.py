@@ -44,6 +44,7 @@ from backspot.pipeline import locate_export
 from backspot.results.report import Report
 from backspot.trace import Events
 from backspot.trace.names import PROFILER_STEP
+from backspot.trace.profiler import Export
 
 __all__ = ["GivenModels", "Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
 
@@ -99,7 +100,7 @@ class Recorded:
     """A recording that is complete.
 
     Attributes:
-        profiler: the profiler that recorded.
+        profiler: the profiler that recorded, or its export.
         first: the number of the first recorded step.
         count: how many steps were recorded.
         times_ns: the times of steps without the profiler, in nanoseconds.
@@ -108,7 +109,7 @@ class Recorded:
         in_detail: the profiler that recorded memory or shapes in the steps after these, if any.
     """
 
-    profiler: torch.profiler.profile
+    profiler: torch.profiler.profile | Export
     first: int
     count: int
     times_ns: tuple[int, ...]
@@ -325,10 +326,12 @@ class Recorder:
                 if self._recorded < wanted:
                     self._begin_mark()
                 elif self._plan.in_detail and self._timed_recording is None:
-                    self._timed_recording = self._so_far()
+                    timed = self._so_far()
                     synchronize(self._models.values())
                     self._recording_stack.close()
                     self._recorded = 0
+                    if timed is not None:
+                        self._timed_recording = replace(timed, profiler=Export(timed.profiler))
                     self._make_ready(memory=self._plan.memory, shapes=self._plan.shapes)
                 else:
                     self._finish()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +34,7 @@ from backspot.trace.names import (
     is_runtime_call,
 )
 
-__all__ = ["LIVE", "exported", "is_profiler", "read_profiler"]
+__all__ = ["LIVE", "Export", "exported", "is_profiler", "read_profiler"]
 
 LIVE = "the live profile"
 """The name of a live profiler as the source of a report."""
@@ -95,6 +95,30 @@ def exported(profiler: Any) -> Iterator[Path]:
                 "that it was exported to instead"
             ) from None
         yield path
+
+
+class Export:
+    """The one export of a profiler, made at once, before another profiler starts.
+
+    The work of devices is missing from an export that is made later: Kineto keeps it until the next
+    start only. The file is removed at the end of a ``with`` block, or with this object.
+
+    Args:
+        profiler: as for ``exported``.
+
+    Raises:
+        UsageError: As ``exported``.
+    """
+
+    def __init__(self, profiler: Any) -> None:
+        self._file = ExitStack()
+        self._path = self._file.enter_context(exported(profiler))
+
+    def __enter__(self) -> Path:
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def _results(profiler: Any) -> Any:
