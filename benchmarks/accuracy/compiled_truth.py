@@ -95,7 +95,8 @@ def _build(name: str, device: str, small: bool) -> tuple[Any, Callable[[Any], An
         return model, lambda called: functional.cross_entropy(called(images), labels), blocks
     import transformers as t
 
-    size = {"vocab_size": 1000} if small else {"vocab_size": 8000}
+    # A cache of keys would grow where a checkpointed block runs again.
+    size = {"vocab_size": 1000 if small else 8000, "use_cache": False}
     made = {
         "llama": lambda: t.LlamaForCausalLM(
             t.LlamaConfig(
@@ -180,7 +181,8 @@ def _plant(model: Any, blocks: list[Any], step: Callable[[], Any], seed: int) ->
         isinstance(m, torch.nn.Conv2d) for m in module.modules()
     )
     width = shapes[path][1 if channels_first else -1]
-    hidden = int(min(max(256, flops / (4 * _size(shapes[path]))), 32768)) // 64 * 64
+    # Four times the work of the whole forward: more than the host takes to start a compiled graph.
+    hidden = int(min(max(256, flops / _size(shapes[path])), 65536)) // 64 * 64
     device = next(model.parameters()).device
     if kind != "chain":
         for name, size in (("planted_in", (width, hidden)), ("planted_out", (hidden, width))):
