@@ -181,8 +181,8 @@ def _plant(model: Any, blocks: list[Any], step: Callable[[], Any], seed: int) ->
         isinstance(m, torch.nn.Conv2d) for m in module.modules()
     )
     width = shapes[path][1 if channels_first else -1]
-    # Four times the work of the whole forward: more than the host takes to start a compiled graph.
-    hidden = int(min(max(256, flops / _size(shapes[path])), 65536)) // 64 * 64
+    # Twice the work of the whole forward: more than the host takes to start a compiled graph.
+    hidden = int(min(max(256, flops / (2 * _size(shapes[path]))), 65536)) // 64 * 64
     device = next(model.parameters()).device
     if kind != "chain":
         for name, size in (("planted_in", (width, hidden)), ("planted_out", (hidden, width))):
