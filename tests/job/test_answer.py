@@ -174,9 +174,12 @@ def test_a_gpu_whose_kernels_all_take_longer_is_found() -> None:
     assert (finding.rule, finding.rank) == ("slow-gpu", 3)
 
 
-def test_a_rank_that_waits_for_its_data_is_found() -> None:
+@pytest.mark.parametrize(
+    "times", [(9_000_000, 8_000_000, 9_500_000), (40_100_000, 9_200_000, 13_800_000)]
+)
+def test_a_rank_that_waits_for_its_data_is_found(times: tuple[int, ...]) -> None:
     ranks = many(6)
-    late = PhaseTimes("data", (9_000_000, 8_000_000, 9_500_000))
+    late = PhaseTimes("data", times)
     ranks[5] = msgspec.structs.replace(ranks[5], phases=(late, *ranks[5].phases))
     (finding,) = answer(ranks).findings
     assert (finding.rule, finding.kind, finding.rank) == ("slow-data", "data", 5)

@@ -15,6 +15,7 @@ from typing import get_args
 import numpy as np
 
 from backspot.analysis.typical import typical
+from backspot.comparison.noise import Limits
 from backspot.job.others import Others
 from backspot.job.scatter import is_clear, least, shift_of
 from backspot.job.summary import ModuleTimes, Summary
@@ -185,9 +186,8 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
         for index in chosen:
             module = table.modules[index]
             part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]
-            clear = bool(large[index]) and is_clear(
-                was[index], now[index], shift, float(worth[index])
-            )
+            limits = Limits(least=float(worth[index]))
+            clear = bool(large[index]) and is_clear(was[index], now[index], shift, limits)
             if clear:
                 taken = int(held[row, index])
                 claims.append(Claim(rank, module, part, int(usual[row, index]), taken))

@@ -78,15 +78,15 @@ def shift_of(was: Ints, now: Ints) -> Shift | None:
     return common_shift(pairs, (float(before.sum()), float(after.sum())))
 
 
-def is_clear(was: Ints, now: Ints, shift: Shift | None, least: float) -> bool:
+def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
     """Return whether times are longer beyond the noise.
 
     Args:
         was: the times of the other ranks by step.
         now: those of the rank.
         shift: what all modules of the rank have in common; ``None`` if that is not known.
-        least: nanoseconds that the difference has to exceed.
+        limits: what the difference has to exceed.
     """
     before, after = (Times(typical_value(some), some.tolist()) for some in (was, now))
-    change = interval(before, after, shift, Limits(least=least))
+    change = interval(before, after, shift, limits)
     return change is not None and change.clear and after.typical > before.typical

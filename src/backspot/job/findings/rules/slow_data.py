@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from backspot.analysis.typical import typical, typical_value
+from backspot.comparison.noise import Limits
 from backspot.formatting import duration
 from backspot.job.findings.evidence import Evidence
 from backspot.job.findings.registry import rule
@@ -26,7 +27,7 @@ def find(evidence: Evidence) -> Iterator[JobFinding]:
     worth = float(least(typical(data), len(data), evidence.step_ns))
     for now, rank in zip(data, evidence.ranks, strict=True):
         was = others.of(now)
-        if is_clear(was, now, None, worth):
+        if is_clear(was, now, None, Limits.of_whole(worth)):
             usual, taken = typical_value(was), typical_value(now)
             yield JobFinding(
                 rule="",
