@@ -11,6 +11,10 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("architecture")  # one worker parses the files
+
 SOURCE = Path(__file__).parents[1] / "src"
 
 # From the ground up. A room imports rooms of lower floors only. "" is the package's root.

@@ -100,6 +100,7 @@ def test_a_table_of_many_modules_shows_a_few_and_counts_the_rest(tmp_path: Path)
     assert "2000 × blocks.* (Block)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

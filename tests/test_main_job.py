@@ -64,6 +64,7 @@ def alike(one: Report, other: Report) -> bool:
     return replace(one, trace="") == replace(other, trace="")
 
 
+@pytest.mark.slow
 def test_almost_all_of_the_backward_has_an_owner(profiled) -> None:
     report = profiled[2]
     assert report.coverage.cpu >= 0.99

@@ -51,6 +51,7 @@ except ImportError as error:
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_traces_are_still_read_after_that_error():
     code = f"""
 import backspot

@@ -32,6 +32,7 @@ class Late(torch.autograd.Function):
         return gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [0, 2])
 def test_after_a_warm_up_none_is_asked_for(warmup):
     Late.passes = 2 - warmup

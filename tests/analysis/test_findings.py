@@ -37,6 +37,8 @@ from support.h200 import WITH_BACKWARD, report_of
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
+pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
+
 DATA = Path(__file__).parents[1] / "data" / "findings"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expect.json").read_text())
 DOCS = Path(__file__).parents[2] / "docs" / "findings.md"
@@ -69,7 +71,7 @@ def test_what_was_planted_is_found_where_it_is_and_nothing_else(name):
     assert found[case["rule"]].path == case["path"]
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("name", slow_except(CLEAN[::4], CLEAN))
 def test_well_done_the_rule_is_silent(name):
     case = EXPECTED[name]
     found = [finding.rule for finding in report(name).findings]
@@ -94,6 +96,7 @@ def test_every_file_in_rules_is_a_rule_of_that_name():
     assert {rule.name.replace("-", "_") for rule in all_rules()} == files
 
 
+@pytest.mark.slow
 def test_the_example_of_a_rule_is_one_file_and_nothing_else(tmp_path):
     _, _, example = inspect.cleandoc(rules.__doc__ or "").partition("::\n\n")
     example = textwrap.dedent(example.partition("\n\n1. ")[0])

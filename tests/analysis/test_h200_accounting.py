@@ -29,6 +29,8 @@ from support.h200 import (
 )
 from support.sums import middle
 
+pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
+
 DISTRIBUTED = [name for name in WITH_BACKWARD if "communication" in expected(name)]
 SINGLE = [name for name in WITH_BACKWARD if len(expected(name)["counted"]["devices"]) == 1]
 # Work that runs again has its modules' rows and no nodes of its own.

@@ -22,6 +22,8 @@ from support.h200 import (
 )
 from support.sums import middle
 
+pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
+
 DISTRIBUTED = [name for name in WITH_BACKWARD if "communication" in expected(name)]
 LAYERS = tuple(f"layers.{index}" for index in range(4))
 

@@ -21,6 +21,8 @@ from support.h200 import (
 )
 from support.sums import assert_adds_up, middle, middle_count
 
+pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
+
 LABELLED = tuple(name for name in WITH_BACKWARD if expected(name)["source"] == "backspot")
 # Tiny models: the loss outside of the model is a larger part of so little device work.
 EXCHANGES = ("(gradient exchange)", "(parameter gather)", "(communication)")

@@ -105,6 +105,7 @@ def test_two_modules_save_at_least_as_much_as_one(reports, name):
     assert both.step_ns + both.saves_ns == report.replayed_step.ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_what_a_row_saves_is_within_its_range_and_that_of_all_modules_inside_is_its_total(
     reports, name

@@ -392,6 +392,7 @@ def test_a_full_disk_is_one_line(trace):
 # What it costs.
 
 
+@pytest.mark.slow
 def test_the_commands_import_neither_torch_nor_what_is_optional(trace):
     code = (
         "import sys; from backspot.commands import main; "

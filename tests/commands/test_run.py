@@ -163,6 +163,7 @@ def test_a_script_without_torch_runs_and_is_told_why_there_is_no_report(write, t
 # Reports -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start", [preloaded.python, pytest.param(lambda: [sys.executable], marks=pytest.mark.slow)]
 )

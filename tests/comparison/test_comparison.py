@@ -393,6 +393,7 @@ def test_a_trace_against_itself_claims_nothing():
     assert {change.verdict for change in (found.whole, *found.changes)} == {"within the noise"}
 
 
+@pytest.mark.slow
 def test_traces_without_labels_are_compared_by_node():
     found = compare(
         locate(DATA / "foreign" / "hta_recommender_control.json.gz"),

@@ -101,6 +101,7 @@ class Interrupted:
         return future
 
 
+@pytest.mark.slow
 def test_what_gives_no_two_ranks_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match="has no trace"):
         ranks(tmp_path / "traces" / "..")

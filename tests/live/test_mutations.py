@@ -15,6 +15,7 @@ def test_there_is_one_mutation_of_a_name():
     assert len(set(names)) == len(names) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_fits_the_code_and_its_tests_are_there(mutation):
     for file, old, new in mutation.edits:

@@ -105,6 +105,7 @@ def test_blocks_compiled_one_by_one_keep_their_labels(compiled, record):
     assert recording.forward()[0] == "forward: (Net)"
 
 
+@pytest.mark.slow
 def test_blocks_wrapped_by_compile_have_their_own_paths(compiled, record):
     model = net()
     model[1], _ = compiled(model[1])
@@ -206,6 +207,7 @@ def test_fake_tensors_are_passed_through(record):
             assert len(record(lambda: model(torch.randn(3, 4))).forward()) == 7
 
 
+@pytest.mark.slow
 def test_an_exported_program_holds_nothing_of_us():
     model = net()
     plain = str(torch.export.export(model, (torch.randn(3, 4),)).graph)

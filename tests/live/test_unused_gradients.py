@@ -60,6 +60,7 @@ def test_several_optimizers_together_hold_everything(split):
     assert "unused-gradient" not in findings(model, *optimizers, steps=1)
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_all_parameters_leaves_nothing_to_say():
     model = network()
     assert "unused-gradient" not in findings(model, sgd(model))

@@ -24,6 +24,8 @@ from support.h200 import WITH_BACKWARD, path_of, report_of
 from support.synthetic import Trace
 from support.tracks import added_of, assert_nested, exactly, padded, slices_of, text_of
 
+pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
+
 FOREIGN = Path(__file__).parents[1] / "data" / "foreign" / "hta_resnet.json.gz"
 
 

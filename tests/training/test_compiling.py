@@ -153,6 +153,7 @@ def test_a_compiled_model_can_be_instrumented_late_and_go_on_afterwards(kind):
         step(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_except(["parts"], ["parts in place", "parts"]))
 def test_a_compiled_part_owns_its_backward_under_its_own_path(kind):
     found = owners(check(KINDS[kind], step, warm_up=1))
@@ -216,6 +217,7 @@ def test_instrumented_first_and_compiled_then():
     assert "CompiledFunctionBackward" in owners(backspot.locate(profiler))[""]
 
 
+@pytest.mark.slow
 @records_regions
 def test_a_compiled_function_around_an_instrumented_model():
     model = Net()
