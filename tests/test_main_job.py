@@ -83,6 +83,7 @@ def test_the_gather_belongs_to_the_patch_dropout(profiled) -> None:
     assert {n.name: n.count for n in report["patch_drop"].row.nodes}["GatherBackward0"] == 1
 
 
+@pytest.mark.slow
 def test_a_live_profile_reads_like_its_export_before_and_after_it(profiled) -> None:
     profiler, path, before = profiled
     assert alike(before, backspot.locate(path))

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -288,6 +289,7 @@ def test_every_moment_has_the_owner_that_the_rule_says(case: Case) -> None:
     }
 
 
+@pytest.mark.slow
 @given(cases())
 def test_the_parts_sum_to_the_whole_exactly(case: Case) -> None:
     report = report_of(case.trace())

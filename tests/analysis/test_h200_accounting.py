@@ -132,7 +132,9 @@ def test_every_moment_has_the_owner_that_the_rule_says(name: str) -> None:
 # What counts as the backward's -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in WITH_BACKWARD if n not in DISTRIBUTED])
+@pytest.mark.parametrize(
+    "name", slow_except(QUICK, [n for n in WITH_BACKWARD if n not in DISTRIBUTED])
+)
 def test_device_time_is_that_of_the_work_launched_within_nodes(name: str) -> None:
     report, plain = report_of(name), plain_of(name)
     assert report.gpu_ns_by_step == by_step(name, plain.backward)

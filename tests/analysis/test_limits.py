@@ -160,6 +160,7 @@ def test_a_module_whose_work_is_mostly_unknown_gets_no_percentage() -> None:
     assert (limit.of_peak, limit.bound, limit.headroom_ns) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_a_user_may_give_the_peaks_of_a_device(tmp_path: Path) -> None:
     path = DATA / "vit.trace.json.gz"
     slow = backspot.locate(path, peak_tflops=500, peak_gbps=1000)

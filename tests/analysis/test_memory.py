@@ -212,6 +212,7 @@ def test_the_logits_and_their_gradient_fill_a_language_models_peak() -> None:
     assert layer.checkpoint_frees_bytes == 0
 
 
+@pytest.mark.slow
 def test_broken_memory_events_are_passed_over(tmp_path: Path) -> None:
     document = json.loads(gzip.decompress((DATA / "vit.trace.json.gz").read_bytes()))
     blocks = [event for event in document["traceEvents"] if event["name"] == "[memory]"]
@@ -253,6 +254,7 @@ def test_what_only_some_steps_leave_behind_is_no_growth(tmp_path: Path) -> None:
     assert "held-over-steps" not in rules_of(model.report(tmp_path))
 
 
+@pytest.mark.slow
 def test_reserved_memory_that_no_tensor_uses_is_found() -> None:
     llama = backspot.locate(DATA / "llama.trace.json.gz")
     assert rules_of(llama)["fragmentation"].held_bytes == 5_012_193_280 - 1_548_002_304

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,6 +225,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return trace
 
 
+@pytest.mark.slow
 @given(traces(), st.randoms(use_true_random=False))
 def test_the_phases_sum_to_the_steps_and_no_order_of_events_changes_them(
     trace: Trace, shuffle: random.Random

@@ -119,6 +119,7 @@ def test_what_a_row_saves_is_within_its_range_and_that_of_all_modules_inside_is_
         assert finding.saves is None or 0 <= finding.saves.ns <= finding.wall_ns
 
 
+@pytest.mark.slow
 def test_a_folded_row_saves_what_its_modules_save_together(reports):
     report = reports["vit_patch_drop"]
     folded = {row.path: row for row in report.top(depth=2)}
@@ -130,6 +131,7 @@ def test_a_folded_row_saves_what_its_modules_save_together(reports):
     assert {row.saves for row in report.top(by="class") if row.members > 1} == {None}
 
 
+@pytest.mark.slow
 def test_patterns_name_modules_and_inner_keys_count_more(reports):
     report = reports["vit_patch_drop"]
     each = report.what_if({f"blocks.{number}.attn": 0.0 for number in range(3)})

@@ -215,6 +215,7 @@ def test_every_change_of_two_recordings_turns_around_with_the_sides(one, other):
         assert seen(there, turn=False) == seen(back, turn=True)
 
 
+@pytest.mark.slow
 @given(recordings(), recordings())
 def test_the_parts_of_two_recordings_sum_to_the_wholes(one, other):
     found = compare(one, other)
@@ -344,6 +345,7 @@ def test_odd_names_are_harmless_in_every_form():
     }
 
 
+@pytest.mark.slow
 @given(reports(), reports())
 def test_any_two_reports_make_markdown_without_markup_of_theirs(one, other):
     text = comparison_to_markdown(compare(one, other)).decode()

@@ -40,6 +40,7 @@ def slower_modules(comparison):
     return {one.path for one in comparison.changes if one.verdict == "slower"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.4, 1, 3])
 def test_the_modules_that_got_slower_are_found_whatever_the_machine(factor, before, after):
     rows = tuple(times(row, factor) for row in before.modules)

@@ -69,6 +69,7 @@ def test_modules_within_their_share_pass_and_the_report_is_returned(suite):
     suite(body).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_modules_beyond_their_share_fail_with_the_report(suite):
     result = suite("backward_budget(*training(0, 20), share={'1*': 0.2, '0': 1}, **FEW)")
     result.assert_outcomes(failed=1)

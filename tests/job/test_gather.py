@@ -115,6 +115,7 @@ def test_what_gives_no_two_ranks_is_refused(folder: Path, tmp_path: Path) -> Non
         ranks(folder, 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_answer_as_text_and_as_json(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

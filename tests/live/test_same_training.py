@@ -205,6 +205,7 @@ def test_module_hooks_change_neither_loss_nor_gradients(case, graph_of, record):
     assert all(torch.equal(gradients[name], gradients2[name]) for name in gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.timm
 @pytest.mark.parametrize(
     "name",

@@ -215,6 +215,7 @@ def test_an_exported_program_holds_nothing_of_us():
         assert str(torch.export.export(model, (torch.randn(3, 4),)).graph) == plain
 
 
+@pytest.mark.slow
 def test_an_export_that_is_profiled_is_not_labelled(record):
     model = net()
     with backspot.instrument(model):

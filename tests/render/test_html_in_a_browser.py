@@ -356,6 +356,7 @@ def test_the_whole_backward_takes_what_the_answer_says_where_rows_sum_to_more(op
     assert max(box["x"] + box["width"] for box in ends) <= ends[0]["x"] + ends[0]["width"] + 1
 
 
+@pytest.mark.slow
 def test_of_very_many_steps_the_first_are_drawn_and_all_are_told(opened):
     slow = row("fc", wall=400_000_000, steps=200)
     slow = replace(slow, wall_ns_by_step=(*[1_990_000] * 199, 3_990_000))

@@ -10,6 +10,7 @@ from hypothesis import given
 
 import backspot
 from backspot.errors import MissingDependencyError, UsageError
+from support.choice import slow_except
 from support.sample_reports import (
     SAMPLES,
     diagnosed,
@@ -123,7 +124,7 @@ def test_a_plot_draws_the_first_modules_in_ms():
     assert axes.yaxis_inverted()
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.parametrize("name", slow_except(["diagnosed"], sorted(SAMPLES)))
 def test_every_kind_of_report_can_be_drawn_into_given_axes(name):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")

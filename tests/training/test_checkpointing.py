@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 
+from support.choice import slow_except  # noqa: E402
 from support.training import check, owners  # noqa: E402
 
 MODES = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
@@ -91,7 +92,7 @@ def without_checkpoints(found):
 
 
 @MODES
-@pytest.mark.parametrize("how", [each, nested, sequential])
+@pytest.mark.parametrize("how", slow_except([nested], [each, nested, sequential]))
 def test_nodes_belong_to_the_modules_that_they_belong_to_without_checkpoints(how, reentrant):
     expected = owners(check(lambda: Net(plain), step))
     report = check(lambda: Net(how(reentrant)), step)
@@ -204,7 +205,7 @@ class SlowInner(nn.Module):
 
 
 @MODES
-@pytest.mark.parametrize("slow_first", [True, False], ids=["before a module", "after a module"])
+@pytest.mark.parametrize("slow_first", slow_except([True], [True, False]))
 def test_slow_functional_code_that_runs_again_is_not_charged_to_a_module_beside_it(
     reentrant, slow_first
 ):

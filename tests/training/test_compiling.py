@@ -204,6 +204,7 @@ def test_blocks_go_on_sharing_what_was_compiled_for_one_of_them(late):
     assert all("CompiledFunctionBackward" in found[f"blocks.{i}"] for i in range(12))
 
 
+@pytest.mark.slow
 def test_instrumented_first_and_compiled_then():
     model = Net()
     with backspot.instrument(model), warnings.catch_warnings():

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
 from support import preloaded  # noqa: E402
+from support.choice import slow_except  # noqa: E402
 from support.leftovers import hooks_on  # noqa: E402
 from support.training import cpu_profile, owners  # noqa: E402
 
@@ -93,7 +94,9 @@ def names(report):
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("error", [BoomError, KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize(
+    "error", slow_except([BoomError], [BoomError, KeyboardInterrupt, torch.OutOfMemoryError])
+)
 def test_a_step_that_fails_within_a_profile_leaves_the_next_ones_right(where, error):
     model = Net()
     with backspot.instrument(model):

@@ -52,9 +52,7 @@ def test_these_are_ten_modules_with_a_call_each(vit) -> None:
     assert {(path, 0) for path in MODULES} <= set(_plants.find_calls(model, step))
 
 
-@pytest.mark.parametrize(
-    "path", slow_except(("patch_embed", "blocks.1.attn.proj", "head"), MODULES)
-)
+@pytest.mark.parametrize("path", slow_except(["blocks.1.attn.proj"], MODULES))
 def test_the_planted_module_comes_first(vit, path: str) -> None:
     model, step = vit
     step()

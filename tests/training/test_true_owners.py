@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from support.choice import slow_except  # noqa: E402
 from support.modules import Checkpointed, Custom  # noqa: E402
 from support.training import assert_true_owners, tells_creation  # noqa: E402
 
@@ -136,7 +137,7 @@ class Again(nn.Module):
 
 @needs_creation
 @pytest.mark.parametrize("inner", [True, False])
-@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("outer", slow_except([True], [True, False]))
 def test_what_a_backward_makes_is_told_from_what_checkpoints_run_again(outer, inner, tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), Again(outer, inner), nn.Linear(4, 1))
 

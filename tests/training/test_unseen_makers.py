@@ -73,6 +73,7 @@ def judge(networks, folder) -> Counter:
     return together
 
 
+@pytest.mark.slow
 def test_no_node_of_networks_with_scripted_functions_goes_to_another_module(tmp_path):
     judge((random_network(seed) for seed in range(120, 165)), tmp_path)
 
