@@ -190,12 +190,12 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
     begin = case.nodes[0][1]
     host_end = case.nodes[-1][2]
 
-    def host(moment: int) -> Payers:
+    def host(moment: int, *, prepares: bool = True) -> Payers:
         for (owner, start, end), launches in zip(case.nodes, case.launches, strict=True):
             if start <= moment < end:
                 for number, launch in enumerate(launches):
-                    # What the host does between two launches, it does for the second one.
-                    since = launches[number - 1].end if number else launch.start
+                    # Between two launches the host prepares the second one.
+                    since = launches[number - 1].end if number and prepares else launch.start
                     if since <= moment < launch.end:
                         shares = {"x": launch.of_x, "y": PARTS - launch.of_x}
                         return {f"{MODULES[owner]}.{p}": s for p, s in shares.items() if s}
@@ -212,7 +212,7 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
             return {lost: PARTS}
         if not begin <= kernel.launch < host_end:
             return {}
-        modules = host(kernel.launch)
+        modules = host(kernel.launch, prepares=False)
         if kernel.communication:
             return {"(communication)" if modules else "(gradient exchange)": PARTS}
         return modules or engine
