@@ -197,7 +197,7 @@ def test_too_few_steps_of_a_trainer_are_one_clear_line(tmp_path, capfd):
 # transformers ------------------------------------------------------------------------------------
 
 
-def hugging(tmp_path, callbacks, **options):
+def hugging(tmp_path, callbacks, *, use_cpu=True, **options):
     """Train a small model; the model and the trainer."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
@@ -214,12 +214,16 @@ def hugging(tmp_path, callbacks, **options):
         logging_steps=1,
         save_strategy="no",
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=use_cpu,
         **options,
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=callbacks)
     trainer.train()
     return model, trainer
+
+
+def losses(trainer):
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
 
 
 @needs("transformers", "accelerate", "tensorboard", "mlflow")
@@ -233,9 +237,6 @@ def test_transformers_gets_the_report_in_its_folder_and_its_loggers(tmp_path, mo
     _, plain = hugging(tmp_path / "plain", [], report_to=[])
     callback = BackspotCallback(warmup=1, steps=2)
     model, trainer = hugging(tmp_path, [callback], report_to=["tensorboard", "mlflow"])
-
-    def losses(one):
-        return [log["loss"] for log in one.state.log_history if "loss" in log]
 
     assert len(losses(plain)) == 10
     assert losses(trainer) == losses(plain)
@@ -256,6 +257,19 @@ def test_transformers_gets_the_report_in_its_folder_and_its_loggers(tmp_path, mo
     assert run.data.metrics["backspot/backward_ms"] == pytest.approx(report.wall_ms)
     stored = mlflow.artifacts.list_artifacts(run_id=run.info.run_id, artifact_path="backspot")
     assert {one.path for one in stored} == {f"backspot/{name}" for name in FILES}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs("transformers", "accelerate")
+def test_transformers_on_a_gpu_gets_the_same_losses_and_gpu_times(tmp_path):
+    from backspot.integrations.transformers import BackspotCallback
+
+    _, plain = hugging(tmp_path / "plain", [], use_cpu=False, report_to=[])
+    callback = BackspotCallback(warmup=1, steps=2)
+    _, trainer = hugging(tmp_path, [callback], use_cpu=False, report_to=[])
+    assert losses(trainer) == losses(plain)
+    assert backspot.Report.load(tmp_path / "backspot" / "report.json").gpu_ns
 
 
 # Both --------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ class MemoryRule:
     Attributes:
         name: the rule's section in ``docs/findings.md``.
         find: return the finding, or ``None`` where the rule finds nothing.
+        fallback: never; no rule about memory needs the findings of others.
     """
 
     name: str
