@@ -104,8 +104,10 @@ def _named_blocks(model: Any) -> Iterator[None]:
         name(open_modules[-1])
 
     hooks = []
+    model = getattr(model, "module", model)  # rows have no DistributedDataParallel in their paths
     for path, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(enters(path or "(model)")))
+        # Before the hooks of FSDP2, which gather the parameters.
+        hooks.append(module.register_forward_pre_hook(enters(path or "(model)"), prepend=True))
         hooks.append(module.register_forward_hook(leaves, always_call=True))
     try:
         yield

@@ -16,7 +16,7 @@ _NORMAL = 0.1
 """Share of the step that a pipeline with enough microbatches may lose."""
 _LONGER = 0.1
 """Share of its own time by which the longest stage takes longer than the typical one."""
-_STARVED = 0.5
+_STARVED = 0.7
 """Share of the time in which a stage does not wait, below which its kernels leave the GPU idle."""
 _EQUAL = "All stages have about the same work."
 
