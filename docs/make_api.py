@@ -112,7 +112,8 @@ INTEGRATIONS_HEAD = """\
 
 The callbacks are imported from `backspot.integrations.lightning` and
 `backspot.integrations.transformers`; `backward_budget` is a fixture of pytest.
-[integrations.md](integrations.md) says more.
+The guides say more: [Lightning](lightning.md),
+[Hugging Face](hugging-face.md), [a budget in CI](ci.md).
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
