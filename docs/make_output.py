@@ -55,8 +55,10 @@ def _output(command: str) -> str:
         case ["head", count]:
             lines = [*lines[: -int(count)], "…"]
         case ["grep", "-A", count, text]:
-            first = next(at for at, line in enumerate(lines) if text in line)
-            lines = lines[first : first + int(count) + 1]
+            found = [at for at, line in enumerate(lines) if text in line]
+            if not found:
+                raise SystemExit(f"{command}: no line with {text!r}")
+            lines = lines[found[0] :][: int(count) + 1]
     return "\n".join(lines) + "\n"
 
 
