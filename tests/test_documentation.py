@@ -190,7 +190,14 @@ def folder(tmp_path_factory) -> Path:
 ELSEWHERE = (
     *("backspot run", "backspot demo"),  # they train, and have tests of their own
     *("s3://", "tcp://", "jq "),  # need a network, or another program
-    *("before/ ", "model.layers", "lightning_logs", "--cache"),  # the same with other traces
+    *(
+        "before/ ",
+        "model.layers",
+        "lightning_logs",
+        "output/",
+        "backspot/trace",
+        "--cache",
+    ),  # the same with other traces
 )
 
 
