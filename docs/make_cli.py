@@ -15,7 +15,8 @@ from backspot.commands import _CODES, VERBS
 HEAD = """\
 # The command line
 
-Every command has the form `backspot VERB`. `backspot VERB --help` prints what this page says about it.
+Every command has the form `backspot VERB`. 
+`backspot VERB --help` prints what this page says about it.
 
 A trace is a file that `torch.profiler` exports. Record it inside `backspot.instrument(model)` to
 get labels, which name the modules. Every verb but `run` and `demo` works without torch.
