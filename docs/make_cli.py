@@ -15,7 +15,7 @@ from backspot.commands import _CODES, VERBS
 HEAD = """\
 # The command line
 
-Every command has the form `backspot VERB`. 
+Every command has the form `backspot VERB`.
 `backspot VERB --help` prints what this page says about it.
 
 A trace is a file that `torch.profiler` exports. Record it inside `backspot.instrument(model)` to
