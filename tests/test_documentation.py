@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -244,11 +243,11 @@ def test_what_is_written_for_the_tests_is_understood():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
-def test_the_code_on_a_page_runs(page, folder, monkeypatch):
+def test_the_code_on_a_page_runs(page, folder, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("matplotlib").use("agg")
     pytest.importorskip("pandas")
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(shutil.copytree(folder, tmp_path / "user"))
     names = names_of_a_user(torch)
     if page.name == "memory-and-limits.md":
         shutil.copy(DATA / "memory" / "vit.trace.json.gz", "trace.json.gz")
@@ -260,8 +259,7 @@ def test_the_code_on_a_page_runs(page, folder, monkeypatch):
             if importlib.util.find_spec(package) is None:
                 pytest.skip(f"needs {package}")
         for path in re.findall(r'(?:trace=|save\(|_trace\()"([^"]+)"', code):
-            with suppress(FileNotFoundError):
-                Path(path).unlink()
+            Path(path).unlink(missing_ok=True)
         exec(compiled, names)
 
 
