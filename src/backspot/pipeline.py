@@ -145,7 +145,7 @@ def locate(
     events = read_events(path, progress=progress, jobs=jobs)
     ownership = _owned(events)
     report = _report(events, ownership, depth, given_peaks=given)
-    write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+    write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
     return report
 
 
@@ -218,7 +218,7 @@ def locate_export(
             use(path, *_whole(events, ownership))
         report = _report(events, ownership, depth, warmed_up, real_steps, more, given_peaks)
         if trace is not None:
-            write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+            write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
         return report
 
 
@@ -255,7 +255,7 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
         )
-    write_labelled(source, events, find_tracks(events, ownership), path, force=force)
+    write_labelled(source, events, find_tracks(events, ownership), report, path, force=force)
     return Path(path)
 
 
