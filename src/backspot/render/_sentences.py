@@ -47,6 +47,7 @@ __all__ = [
     "cost_of",
     "cost_of_place",
     "coverage",
+    "elsewhere",
     "explained",
     "kept_phases",
     "made_by",
@@ -56,6 +57,7 @@ __all__ = [
     "savings",
     "searched",
     "setting",
+    "shares_time_with",
     "units",
     "worth",
 ]
@@ -576,6 +578,63 @@ def explained(report: Report) -> list[str]:
                 f"{name[0].upper()}{name[1:]} ({share} of the {report.per}): {meaning}."
             )
     return sentences
+
+
+def elsewhere(report: Report) -> list[Part]:
+    """What takes more time than the answer and is no module: a phase, or a cause in many modules.
+
+    Empty if there is no such thing.
+    """
+    row = answered(report)
+    least = row.wall_ns if row else 0
+    phases = [one for one in report.phases if one.name in _MEANINGS and one.name != "unsteady"]
+    phase = max(phases, key=lambda phase: phase.wall_ns, default=None)
+    finding = max(report.findings, key=lambda finding: finding.wall_ns, default=None)
+    than = "any module"
+    if phase and phase.wall_ns > max(_LONG * report.step_ns, least):
+        backward = sum(one.wall_ns for one in report.phases if one.name == "backward")
+        if phase.wall_ns > backward:
+            than = "the whole backward"
+        said, time, share = phase_text(report, phase)
+        of = f"{share} of the {report.per}"
+    elif finding and finding.wall_ns > least and _is_spread(finding):
+        said = finding.title
+        time, of = cost_of(report, finding)
+    else:
+        return []
+    return [
+        ("text", f"More than {than}: "),
+        ("number", said),
+        ("text", ", "),
+        ("number", time),
+        ("text", f", {of}."),
+    ]
+
+
+def _is_spread(finding: Finding) -> bool:
+    """Whether no single place has most of what a finding costs."""
+    return finding.places[0].wall_ns < _MOSTLY * finding.wall_ns
+
+
+def shares_time_with(report: Report, finding: Finding) -> list[Finding]:
+    """The findings listed before this one that count some of the same time.
+
+    That is certain where both have a place that takes less than both say, and to be expected where
+    they name the same nodes or kernels there.
+    """
+    walls = {row.path: row.wall_ns for row in report.modules}
+    mine = {place.path: place.wall_ns for place in finding.places}
+    found = []
+    for other in report.findings[: report.findings.index(finding)]:
+        alike = set(finding.nodes) & set(other.nodes) or set(finding.kernels) & set(other.kernels)
+        for place in other.places:
+            if place.path not in mine or not place.wall_ns or not mine[place.path]:
+                continue
+            more = mine[place.path] + place.wall_ns > walls.get(place.path, place.wall_ns)
+            if alike or more:
+                found.append(other)
+                break
+    return found
 
 
 def searched(report: Report) -> str:

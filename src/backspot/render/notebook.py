@@ -22,7 +22,6 @@ from backspot.render._memory import memory_sentences
 from backspot.render._sentences import (
     KINDS,
     answer,
-    answered,
     coverage,
     remedies,
     savings,
@@ -32,7 +31,8 @@ from backspot.render.html import asset
 from backspot.render.html._fragments import (
     facts_list,
     findings_list,
-    line_shown,
+    lead,
+    line_of_answer,
     module_table,
     operator_table,
     phases_bar,
@@ -40,7 +40,7 @@ from backspot.render.html._fragments import (
     shown,
     warnings_list,
 )
-from backspot.render.view import View, heaviest_line, only_nodes, select
+from backspot.render.view import View, only_nodes, select
 from backspot.results.report import Report
 
 __all__ = ["comparison_html", "report_html"]
@@ -53,7 +53,8 @@ def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     parts = [
         f'<p class="said">{sentence(answer(report))}</p>',
-        _line_of_answer(report),
+        line_of_answer(report),
+        lead(report),
         facts_list([*setting(report), *memory_sentences(report)]),
         warnings_list(remedies(report)),
         phases_bar(report),
@@ -69,16 +70,6 @@ def report_html(report: Report) -> str:
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
         parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
     return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
-
-
-def _line_of_answer(report: Report) -> str:
-    """Below the answer, the source line that made its node."""
-    row = answered(report)
-    line = None if row is None else heaviest_line(row, "wall")
-    if line is None:
-        return ""
-    source = f' <code class="muted">{shown(line.text)}</code>' if line.text else ""
-    return f"<p>← {line_shown(line)}{source}</p>"
 
 
 def comparison_html(comparison: Comparison) -> str:

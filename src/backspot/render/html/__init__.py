@@ -40,6 +40,8 @@ from backspot.render.html._fragments import (
     asset,
     facts_list,
     findings_list,
+    lead,
+    line_of_answer,
     module_table,
     operator_table,
     phases_bar,
@@ -72,6 +74,7 @@ def to_html(report: Report) -> bytes:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     plain = only_nodes(report)
     said, drawn = answer(report), plots(report)
+    first, rest = _divided(said)
     table, notes = _operators(report) if plain else _modules(report)
     page = Template(asset("template.html")).substitute(
         version=__version__,
@@ -81,7 +84,10 @@ def to_html(report: Report) -> bytes:
         style="\n".join(map(asset, ("report.css", "plots.css") if drawn else ("report.css",))),
         script=script,
         script_hash=f"sha256-{digest}",
-        answer=sentence(said),
+        answer=sentence(first),
+        more=f'<p class="more-said">{sentence(rest)}</p>' if rest else "",
+        line=line_of_answer(report),
+        lead=lead(report),
         setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
@@ -97,6 +103,18 @@ def to_html(report: Report) -> bytes:
 
 
 FORMATS = (Format(".html", {Report: to_html, JobReport: job_to_html}),)
+
+
+_REST = (", mostly ", ", the largest part in ")
+
+
+def _divided(said: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """The answer up to what it says of a node, and the rest as a sentence of its own."""
+    for index, (kind, text) in enumerate(said):
+        if kind == "text" and text.startswith(_REST):
+            rest = text.removeprefix(", ")
+            return list(said[:index]), [("text", rest[0].upper() + rest[1:]), *said[index + 1 :]]
+    return list(said), []
 
 
 def _title(said: Sequence[Part]) -> str:
