@@ -184,7 +184,7 @@ def _line(place: str, text: str) -> str:
 _CLASSES = {
     "rank": "n rank",
     "name": "",
-    "class": "o2",
+    "class": "class o2",
     "time": "n",
     "share": "n",
     "saves": "n o1",

@@ -25,11 +25,11 @@ function makeTable(model, box, change) {
       limit("tflops", "TFLOP/s", { optional: measure === "headroom" ? 2 : 4 }),
       limit("ofPeak", "of peak", { optional: 2 }),
       limit("headroom", "headroom", { optional: 4 }),
-      { ...time("forward", "forward"), optional: 4 },
-      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: asked ? 4 : 3,
+      { ...time("forward", "forward"), optional: asked ? 5 : 4 },
+      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: asked ? 5 : 3,
         value: (line) => measured(line.cost, "ratio") },
-      { key: "calls", head: "calls", number: true, optional: 4, value: (line) => line.calls },
-      { key: "node", head: "heaviest node", text: true, optional: 4, value: (line) => line.node },
+      { key: "calls", head: "calls", number: true, optional: asked ? 5 : 4, value: (line) => line.calls },
+      { key: "node", head: "heaviest node", text: true, optional: asked ? 5 : 4, value: (line) => line.node },
     ].filter(Boolean);
     for (const column of list) {
       if (column.key === measure) delete column.optional;
@@ -140,6 +140,7 @@ function makeTable(model, box, change) {
     const shown = list.map((column) => {
       const kind = classes(column, state);
       if (column.key === "name") return name(line, chosen);
+      if (column.key === "class") return make("td", { class: `class ${kind || ""}`, title: line.cls }, line.cls);
       if (column.bar) return bar(line, state, longest);
       if (column.key === "ratio") {
         const noise = line.cost.wall < LEAST_SHARE * model.sums.wall ? " muted" : "";
@@ -165,8 +166,7 @@ function makeTable(model, box, change) {
         return make("td", { class: `node ${kind}`, title: line.node },
           make("span", { class: "node-cost" }, make("code", {}, line.node), " ", make("span", {}, spent)));
       }
-      const text = column.text ? line.cls : milliseconds(column.value(line), decimals);
-      return make("td", { class: kind }, text);
+      return make("td", { class: kind }, milliseconds(column.value(line), decimals));
     });
     const row = make("tr", { class: chosen ? "chosen" : null },
       make("td", { class: "n muted rank" }, String(rank)), ...shown);
