@@ -59,6 +59,7 @@ __all__ = [
     "setting",
     "shares_time_with",
     "units",
+    "view_of_answer",
     "worth",
 ]
 
@@ -164,6 +165,12 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
     if longest and longest.wall_ns > (heaviest_module.wall_ns if heaviest_module else 0):
         return longest
     return heaviest_module
+
+
+def view_of_answer(report: Report, top: int) -> View:
+    """The view whose first row the answer is about: of repeated layers, or of modules."""
+    row = answered(report)
+    return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
 
 
 def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
@@ -581,8 +588,9 @@ def explained(report: Report) -> list[str]:
 
 
 def elsewhere(report: Report) -> list[Part]:
-    """What takes more time than the answer and is no module: a phase, or a cause in many modules.
+    """What takes more time than the answer and is no module.
 
+    That is a phase of the step, or a cause that takes most of the backward, all over the modules.
     Empty if there is no such thing.
     """
     row = answered(report)
@@ -597,7 +605,7 @@ def elsewhere(report: Report) -> list[Part]:
             than = "the whole backward"
         said, time, share = phase_text(report, phase)
         of = f"{share} of the {report.per}"
-    elif finding and finding.wall_ns > least and _is_spread(finding):
+    elif finding and finding.wall_ns > max(_MOSTLY * report.wall_ns, least) and _is_spread(finding):
         said = finding.title
         time, of = cost_of(report, finding)
     else:

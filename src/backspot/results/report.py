@@ -548,6 +548,20 @@ class Report(Presented, _Predicted):
 
         return presented.forms().write(self, path, force=force)
 
+    def show(self, *, height: int = 720) -> None:
+        """Display the page that ``save("report.html")`` writes, in the output of a notebook's cell.
+
+        The page is a frame of its own, and the notebook keeps it when it is saved: 100 to 900 kB.
+
+        Args:
+            height: Height of the frame in pixels. Default: 720.
+
+        Raises:
+            UsageError: If this runs in no notebook and no IPython, or if ``height`` is not a whole
+                number of at least 1.
+        """
+        presented.forms().show(self, height)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
         """Read a report that ``save`` wrote as JSON.

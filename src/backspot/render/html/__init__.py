@@ -34,6 +34,7 @@ from backspot.render._sentences import (
     remedies,
     savings,
     setting,
+    view_of_answer,
 )
 from backspot.render.formats import Format
 from backspot.render.html._fragments import (
@@ -52,7 +53,7 @@ from backspot.render.html._fragments import (
 from backspot.render.html._job import job_to_html
 from backspot.render.html._page_data import page_data
 from backspot.render.html._plots import plots
-from backspot.render.view import View, only_nodes, select
+from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
 
@@ -124,14 +125,15 @@ def _title(said: Sequence[Part]) -> str:
 
 def _modules(report: Report) -> tuple[str, str]:
     """The table for pages without a script, and the notes below it."""
-    chosen = select(report, View(top=_STATIC_ROWS))
+    view = view_of_answer(report, _STATIC_ROWS)
+    chosen = select(report, view)
     hidden = ""
     if chosen.hidden or chosen.idle:
         rest = counted(len(chosen.hidden) + chosen.idle, "more module")
         hidden = f' <span class="no-script">{rest} if scripts may run.</span>'
     notes = f'<p class="muted">{shown(coverage(report))}{hidden}</p>'
     said = "".join(f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen))
-    return module_table(report, chosen), notes + said
+    return module_table(report, chosen, view), notes + said
 
 
 def _operators(report: Report) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from backspot.render._sentences import (
     shares_time_with,
     worth,
 )
-from backspot.render.view import DEFAULT_VIEW, Selection, heaviest_line, operators_by
+from backspot.render.view import Selection, View, heaviest_line, operators_by
 from backspot.results.report import Finding, OperatorCost, Phase, Report, Row, WallKinds
 
 __all__ = [
@@ -168,7 +168,7 @@ def _finding(report: Report, finding: Finding) -> str:
     overlap = f'<p class="muted">Partly the same time as {same}: do not add them up.</p>'
     link = ""
     if urlsplit(finding.link).scheme == "https":
-        link = f' <a href="{shown(finding.link)}" rel="noreferrer">Read more</a>'
+        link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span></div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
@@ -197,16 +197,16 @@ _CLASS = "n o1"
 """The classes of columns: ``n`` is aligned right, ``o1`` and ``o2`` go where a page is narrow."""
 
 
-def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> str:
+def module_table(report: Report, chosen: Selection, view: View, *, lines: bool = False) -> str:
     """The ranked rows as a table, and below them rows that no module owns.
 
     Args:
         report: the report.
         chosen: its rows.
+        view: how they were chosen.
         lines: whether to name the source line that made the heaviest node.
     """
     left_out = (
-        "members",
         "spread",
         "recompute",
         "exact",
@@ -214,7 +214,7 @@ def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> s
         "forward",
         *(() if lines else ("line",)),
     )
-    columns = module_columns(report, chosen.shown, chosen.unowned, DEFAULT_VIEW)
+    columns = module_columns(report, chosen.shown, chosen.unowned, view)
     columns = [column for column in columns if column.kind not in left_out]
     bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])
     rows = _rows(columns, bars, '<th scope="row"><code class="path"><bdi dir="ltr">{}</bdi></code>')

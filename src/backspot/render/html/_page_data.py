@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import Any, Literal
 
 from backspot.formatting import visible
-from backspot.render._sentences import KINDS, answered, cost_of
+from backspot.render._sentences import KINDS, answered, cost_of, cost_of_place
 from backspot.render.view import is_unsteady, unowned_rows
 from backspot.results.grouping import parents_of
 from backspot.results.report import By, Finding, KernelCost, LineCost, NodeCost, Report, Row
@@ -117,7 +117,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
         "limits": report.peaks is not None and any(row.work is not None for row in report.modules),
         "groups": _limits_of_groups(report, unit),
         "answer": None if answer is None else [visible(answer.path), answer.members > 1],
-        "findings": [_finding(report, one) for one in report.findings],
+        "findings": [_finding(report, one, place) for one in report.findings],
         "strings": strings.all(),
         "rows": rows,
     }
@@ -209,11 +209,15 @@ def _limits_of_groups(report: Report, unit: int) -> dict[By, list[list[Any]]]:
     }
 
 
-def _finding(report: Report, finding: Finding) -> list[Any]:
-    """The title, the cost, the remedy, and the paths of all places."""
+def _finding(report: Report, finding: Finding, place: dict[str, int]) -> list[Any]:
+    """The title, the cost, the remedy, and what it costs in each row."""
     time, _ = cost_of(report, finding)
-    paths = [visible(place.path) for place in finding.places]
-    return [visible(finding.title), time, visible(finding.remedy), paths]
+    costs = [
+        [place[one.path] if one.class_name else visible(one.path), cost_of_place(one)]
+        for one in finding.places
+        if not one.class_name or one.path in place
+    ]
+    return [visible(finding.title), time, visible(finding.remedy), costs]
 
 
 def _costs(row: Row) -> tuple[int, ...]:

@@ -29,11 +29,14 @@ function makeDetails(model, box, change, say) {
     make("button", { type: "button", class: "name", onclick: () => change({ chosen: row }) }, make("code", {}, row.shown));
 
   function findings(row) {
-    const paths = (row.group || [row]).map((one) => one.path);
-    const found = model.findings.filter((one) => paths.some((path) => one.paths.has(path)));
+    const keys = (row.group || [row]).map((one) => (one.isModule ? one.id : one.path));
+    const found = model.findings.filter(({ places }) => keys.some((key) => places.has(key)));
     if (!found.length) return null;
-    return make("ul", { class: "found-here" }, ...found.map(({ title, cost, remedy }) =>
-      make("li", {}, make("b", {}, title), " ", make("span", { class: "muted" }, cost), make("p", { class: "small" }, remedy))));
+    const here = ({ cost, places }) =>
+      row.group || places.get(keys[0]) === cost ? cost : `${places.get(keys[0])} of ${cost}`;
+    return make("ul", { class: "found-here" }, ...found.map((one) =>
+      make("li", {}, make("b", {}, one.title), " ", make("span", { class: "muted" }, here(one)),
+        make("p", { class: "small" }, one.remedy))));
   }
 
   function label(row) {

@@ -112,7 +112,7 @@ function readModel(data) {
     around: (row) => (row.id < 0 ? null : rows[row.parent] || whole),
     groupLimits,
     groups: new Map(), // the groups that were made, which stay the same
-    findings: data.findings.map(([title, cost, remedy, paths]) => ({ title, cost, remedy, paths: new Set(paths) })),
+    findings: data.findings.map(([title, cost, remedy, places]) => ({ title, cost, remedy, places: new Map(places) })),
   };
 }
 
