@@ -53,6 +53,7 @@ __all__ = [
     "made_by",
     "notes",
     "phase_text",
+    "recording",
     "remedies",
     "savings",
     "searched",
@@ -358,6 +359,14 @@ def setting(report: Report) -> list[str]:
         facts.append(f"GPU {duration(report.gpu_ns)}")
     facts += [f"CPU {duration(report.cpu_ns)}", _SOURCES[report.source]]
     return facts
+
+
+def recording(report: Report) -> list[str]:
+    """Where and how the trace was recorded, as a list of facts; some may be unknown."""
+    known = report.recorded
+    torch = [f"PyTorch {known['torch']}"] if "torch" in known else []
+    facts = [known.get(name, "") for name in ("device", "time", "command")]
+    return [fact for fact in (*facts[:1], *torch, *facts[1:]) if fact]
 
 
 def _replayed(report: Report) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -180,6 +180,9 @@ class Report(Presented, _Predicted):
         mfu: Model FLOPs utilisation: share (0 to 1) of a step's clock time that its operations
             would take at the peak of the devices that are used, without forward work that runs
             again. ``None`` where it is not known.
+        recorded: Where and how the trace was recorded, as far as that is known: ``device``,
+            ``time`` (UTC), and of a live profile ``torch`` (its version) and ``command``. Two
+            reports can be equal in spite of it.
         schema: Version of the JSON form.
 
     Example:
@@ -224,6 +227,7 @@ class Report(Presented, _Predicted):
     memory: tuple[MemoryOfDevice, ...] = ()
     peaks: Peaks | None = None
     mfu: float | None = None
+    recorded: dict[str, str] = field(default_factory=dict, compare=False)
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
