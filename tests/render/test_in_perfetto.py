@@ -125,16 +125,22 @@ def depth_of(one) -> int:
 
 
 def beside(paths: list[list[str]], tracks: int) -> None:
-    """An added track comes directly after what it explains, or after other added tracks."""
+    """An added track comes directly after what it explains, but for numbers that were taken."""
     groups = defaultdict(list)
     for path in paths:
         if len(path) == 2 and path[1] not in groups[path[0]]:
             groups[path[0]].append(path[1])
     found = 0
     for names in groups.values():
-        for before, name in zip(["", *names], names, strict=False):
+        for index, name in enumerate(names):
             if name.startswith("backward ("):
-                explained = name[name.index("(") + 1 : name.index(")")].partition(" ")[2]
-                assert explained in before or before.startswith("backward ("), names
+                explained = int(name[: name.index(")")].rpartition(" ")[2])
+                before = [number_of(one) for one in names[:index]]
+                last = [number for number in before if not explained < number < number_of(name)][-1]
+                assert last == explained, names
                 found += 1
     assert found == tracks
+
+
+def number_of(track: str) -> int:
+    return int(track.rpartition(" ")[2])
