@@ -175,8 +175,8 @@ def test_findings_that_count_the_same_time_say_so():
     first, second = found.findings
     again = replace(second, places=first.places, wall_ns=first.wall_ns)
     words = page_of(replace(found, findings=(first, again))).words
-    assert "Partly the same time as “Indexing backward sorts its indices”" in words
-    assert "Partly the same time" not in page_of(found).words
+    assert "Can be partly the same time as “Indexing backward sorts its indices”" in words
+    assert "partly the same time" not in page_of(found).words
 
 
 def test_the_page_names_the_line_of_source_below_the_answer():

@@ -6,7 +6,7 @@ can escape them: every name comes from a trace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -633,25 +633,41 @@ def _is_spread(finding: Finding) -> bool:
     return finding.places[0].wall_ns < _MOSTLY * finding.wall_ns
 
 
-def shares_time_with(report: Report, finding: Finding) -> list[Finding]:
-    """The findings listed before this one that count some of the same time.
+_SAME = 0.25
+"""The share of the shorter of two times that must be the same, because times of kernels and of the
+clock differ a little."""
 
-    That is certain where both have a place that takes less than both say, and to be expected where
-    they name the same nodes or kernels there.
+
+def shares_time_with(report: Report, finding: Finding) -> list[Finding]:
+    """The findings listed before this one that may count some of the same time.
+
+    That is so where both together say of a module more than it takes, and where they name the same
+    kernels in one module.
     """
-    walls = {row.path: row.wall_ns for row in report.modules}
-    mine = {place.path: place.wall_ns for place in finding.places}
-    found = []
-    for other in report.findings[: report.findings.index(finding)]:
-        alike = set(finding.nodes) & set(other.nodes) or set(finding.kernels) & set(other.kernels)
-        for place in other.places:
-            if place.path not in mine or not place.wall_ns or not mine[place.path]:
-                continue
-            more = mine[place.path] + place.wall_ns > walls.get(place.path, place.wall_ns)
-            if alike or more:
-                found.append(other)
-                break
-    return found
+    rows = {row.path: row for row in report.modules}
+    mine = {place.path: place.wall_ns for place in finding.places if place.wall_ns}
+
+    def overlap(other: Finding) -> bool:
+        shared = [place for place in other.places if place.wall_ns and place.path in mine]
+        if set(finding.kernels) & set(other.kernels):
+            return bool(shared)
+        with_forward = _counts_forward(finding, rows) or _counts_forward(other, rows)
+        for place in shared:
+            if (row := rows.get(place.path)) is not None:
+                takes = row.wall_ns + with_forward * row.forward_ns
+                less, more = sorted((mine[place.path], place.wall_ns))
+                if more <= takes < less + more - _SAME * less:
+                    return True
+        return False
+
+    return [other for other in report.findings[: report.findings.index(finding)] if overlap(other)]
+
+
+def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:
+    """Whether a finding says of a module more than its backward takes."""
+    return any(
+        place.wall_ns > rows[place.path].wall_ns for place in finding.places if place.path in rows
+    )
 
 
 def searched(report: Report) -> str:

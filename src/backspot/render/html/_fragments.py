@@ -165,7 +165,7 @@ def _finding(report: Report, finding: Finding) -> str:
     )
     named += f'<li class="muted">{more}</li>' if more else ""
     same = " and ".join(f"“{shown(other.title)}”" for other in shares_time_with(report, finding))
-    overlap = f'<p class="muted">Partly the same time as {same}: do not add them up.</p>'
+    overlap = f'<p class="muted">Can be partly the same time as {same}: do not add them up.</p>'
     link = ""
     if urlsplit(finding.link).scheme == "https":
         link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
