@@ -49,7 +49,10 @@ __all__ = [
     "coverage",
     "elsewhere",
     "explained",
+    "has_repeats",
+    "hidden_work",
     "kept_phases",
+    "longer_phase",
     "made_by",
     "notes",
     "phase_text",
@@ -168,10 +171,36 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
     return heaviest_module
 
 
-def view_of_answer(report: Report, top: int) -> View:
-    """The view whose first row the answer is about: of repeated layers, or of modules."""
-    row = answered(report)
-    return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
+_TAKES: dict[PhaseName, str] = {
+    "data": "Waiting for data takes",
+    "copy": "Copying the batch takes",
+    "loss": "The loss takes",
+    "optimizer": "The optimizer takes",
+    "other": "Work outside the model takes",
+    "idle": "Idle time takes",
+}
+
+
+def longer_phase(report: Report, row: Row | None) -> list[Part]:
+    """One sentence if a phase without modules takes much of the step, and more than the answer.
+
+    Args:
+        report: the report.
+        row: what the answer is about.
+    """
+    phases = [phase for phase in report.phases if phase.name in _TAKES]
+    longest = max(phases, key=lambda phase: phase.wall_ns, default=None)
+    least = max(_LONG * report.step_ns, row.wall_ns if row else 0)
+    if longest is None or longest.wall_ns <= least:
+        return []
+    _, time, share = phase_text(report, longest)
+    return [
+        ("text", f"{_TAKES[longest.name]} "),
+        ("number", share),
+        ("text", f" of the {report.per}: "),
+        ("number", time),
+        ("text", ", more than the backward of any module."),
+    ]
 
 
 def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
@@ -438,7 +467,7 @@ def notes(report: Report, chosen: Selection, view: View) -> list[str]:
     if chosen.idle:
         verb = "takes" if chosen.idle == 1 else "take"
         lines.append(f"{counted(chosen.idle, 'module')} {verb} no time in the backward.")
-    if view.by == "path" and _repeats(chosen):
+    if view.by == "path" and has_repeats(chosen):
         lines.append('Layers repeat; add them up with --by pattern or report.top(by="pattern").')
     return lines
 
@@ -456,10 +485,10 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
-    return [*_hidden(report, chosen), f"{meaning}."]
+    return [*hidden_work(report, chosen), f"{meaning}."]
 
 
-def _hidden(report: Report, chosen: Selection) -> list[str]:
+def hidden_work(report: Report, chosen: Selection) -> list[str]:
     """That the first rows have one that hides behind other work."""
     for row in chosen.shown[:_CONCERNED]:
         saves, wall = row.saves, row.wall_ns
@@ -472,7 +501,8 @@ def _hidden(report: Report, chosen: Selection) -> list[str]:
     return []
 
 
-def _repeats(chosen: Selection) -> bool:
+def has_repeats(chosen: Selection) -> bool:
+    """Whether some rows are the same layer of several blocks."""
     seen = set()
     for row in (*chosen.shown, *chosen.hidden):
         if any(part.isdecimal() for part in row.path.split(".")):
@@ -596,6 +626,12 @@ def explained(report: Report) -> list[str]:
     return sentences
 
 
+def view_of_answer(report: Report, top: int) -> View:
+    """The view whose first row the answer is about: of repeated layers, or of modules."""
+    row = answered(report)
+    return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
+
+
 def elsewhere(report: Report) -> list[Part]:
     """What takes more time than the answer and is no module.
 
@@ -603,28 +639,17 @@ def elsewhere(report: Report) -> list[Part]:
     Empty if there is no such thing.
     """
     row = answered(report)
-    least = row.wall_ns if row else 0
-    phases = [one for one in report.phases if one.name in _MEANINGS and one.name != "unsteady"]
-    phase = max(phases, key=lambda phase: phase.wall_ns, default=None)
+    said = longer_phase(report, row)
     finding = max(report.findings, key=lambda finding: finding.wall_ns, default=None)
-    than = "any module"
-    if phase and phase.wall_ns > max(_LONG * report.step_ns, least):
-        backward = sum(one.wall_ns for one in report.phases if one.name == "backward")
-        if phase.wall_ns > backward:
-            than = "the whole backward"
-        said, time, share = phase_text(report, phase)
-        of = f"{share} of the {report.per}"
-    elif finding and finding.wall_ns > max(_MOSTLY * report.wall_ns, least) and _is_spread(finding):
-        said = finding.title
-        time, of = cost_of(report, finding)
-    else:
-        return []
+    least = max(_MOSTLY * report.wall_ns, row.wall_ns if row else 0)
+    if said or finding is None or finding.wall_ns <= least or not _is_spread(finding):
+        return said
+    time, share = cost_of(report, finding)
     return [
-        ("text", f"More than {than}: "),
-        ("number", said),
-        ("text", ", "),
+        ("number", finding.title),
+        ("text", ": "),
         ("number", time),
-        ("text", f", {of}."),
+        ("text", f", {share}, more than the backward of any module."),
     ]
 
 
