@@ -119,7 +119,7 @@ def test_axe_finds_nothing_that_keeps_people_from_using_the_page(opened, name, s
     axe = pytest.importorskip("axe_playwright_python")
     page = opened(SAMPLES[name](), color_scheme=scheme)
     page.wait_for_timeout(300)  # until blocks have their places
-    page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text())
+    page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text("utf-8"))
     assert page.evaluate(AXE) == []
 
 
