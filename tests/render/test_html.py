@@ -170,6 +170,13 @@ def test_the_first_screen_says_what_takes_more_than_any_module():
     assert "Gradients are copied into another layout: 20.0 ms, 44% of the step, more than" in words
 
 
+def test_a_share_names_what_it_is_a_share_of():
+    by_pass = replace(diagnosed(), step_unit="backward pass")
+    assert "5.1 ms11% of the pass" in page_of(by_pass).words  # with its forward
+    alone = replace(by_pass, step_ns=by_pass.wall_ns, phases=())
+    assert "5.1 ms18% of the backward" in page_of(alone).words
+
+
 def test_findings_that_count_the_same_time_say_so():
     found = diagnosed()
     first, second = found.findings

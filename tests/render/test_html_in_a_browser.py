@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from backspot.formatting import decimals_for, duration, milliseconds, percent, visible
+from backspot.formatting import decimals_for, duration, milliseconds, percent, size, visible
 from backspot.results.report import LineCost
 from support.sample_reports import (
     SAMPLES,
@@ -345,6 +345,9 @@ def test_memory_and_limits_have_columns_and_rank(opened):
     assert names(page) == [visible(one.name) for one in ranked]
     held = [f"{one.memory.at_peak_bytes / 1e6:,.0f}" for one in ranked]
     assert column(page, "memory") == held
+    (device,) = of.memory
+    whole = f"memory at the peak, {size(device.peak_bytes)}, 100%"
+    assert block(page, "memory at the peak").get_attribute("aria-label") == whole
     page.get_by_role("radio", name="Headroom").check()
     ranked = [one for one in of.top(sort="headroom") if one.is_module]
     assert names(page)[0] == visible(ranked[0].name)

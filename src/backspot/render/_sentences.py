@@ -720,7 +720,8 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
         share = percent(_of_memory(report, finding.held_bytes))
         return size(finding.held_bytes), f"{share} of the peak"
     whole = report.whole_ns
-    step = "backward" if report.per == "pass" else "step"
+    # Where a pass counts as a step, the step has its forward too, if that is recorded.
+    step = report.per if whole > report.wall_ns or report.per == "step" else "backward"
     share = percent(finding.wall_ns / whole if whole else 0.0)
     of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
     often = "" if finding.steps == report.steps else f" (in {of})"

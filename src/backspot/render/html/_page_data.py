@@ -113,7 +113,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
         "labelled": report.source == "backspot",
         "whole": [_in(unit, ns) for ns in (report.wall_ns, report.gpu_ns, report.cpu_ns)],
         "modules": len(modules),
-        "memory": bool(report.memory),
+        "peak": _peak(report),
         "limits": report.peaks is not None and any(row.work is not None for row in report.modules),
         "groups": _limits_of_groups(report, unit),
         "answer": None if answer is None else [visible(answer.path), answer.members > 1],
@@ -175,6 +175,12 @@ def _row(
         _memory(row),
         _limit(report, row, unit),
     ]
+
+
+def _peak(report: Report) -> int:
+    """The memory that the rows have a part of: of the devices, or of the host without any."""
+    devices = [one for one in report.memory if one.device >= 0] or report.memory
+    return sum(one.peak_bytes for one in devices)
 
 
 def _memory(row: Row) -> list[int] | Literal[0]:

@@ -13,6 +13,7 @@ function makeIcicle(model, box, note, change) {
 
   // What time is spent on says nothing about memory.
   const coloured = () => model.gpu && state.measure !== "memory";
+  const wholeName = () => (state.measure === "memory" ? MEASURES.memory : model.whole.short);
   const width = (row) => row.total[state.measure === "ratio" ? "wall" : state.measure];
 
   function layOut(zoom) {
@@ -67,8 +68,7 @@ function makeIcicle(model, box, note, change) {
     const words = [`${amount(cost, state.measure)}, ${percent(whole ? cost / whole : 0)}`];
     if (state.measure === "ratio") {
       words.push(`backward takes ${times(measured(row.total, "ratio"))} the forward`);
-    } else if (!coloured()) words[0] += ` of the ${MEASURES[state.measure]}`;
-    else if (Math.max(...row.total.on) > 0) {
+    } else if (coloured() && Math.max(...row.total.on) > 0) {
       words.push(`mostly: ${KIND_NAMES[colour(row).slice(2)]}`);
     }
     return words;
@@ -85,7 +85,8 @@ function makeIcicle(model, box, note, change) {
     }
     const words = describe(row);
     const [label, strip] = made.children;
-    const time = block.size > 150 ? `${row.short}\u2002${words[0]}` : row.short;
+    const name = row === model.whole ? wholeName() : row.short;
+    const time = block.size > 150 ? `${name}\u2002${words[0]}` : name;
     label.textContent = block.size > 24 ? time : "";
     strip.replaceChildren(...(state.measure !== "ratio" && coloured()
       ? mix(row.total.on, row.total.wall, 1).children : []));
@@ -93,10 +94,11 @@ function makeIcicle(model, box, note, change) {
     made.classList.toggle("dim", Boolean(state.matches) && !inside(row));
     const chosen = state.chosen === row || Boolean(state.chosen?.group?.includes(row));
     made.classList.toggle("chosen", chosen);
-    made.setAttribute("aria-label", [row.title, ...words].join(", "));
+    const title = row === model.whole ? wholeName() : row.title;
+    made.setAttribute("aria-label", [title, ...words].join(", "));
     made.setAttribute("aria-level", block.level + 1);
     made.setAttribute("aria-selected", String(chosen));
-    made.title = [row.title, ...words].join("\n");
+    made.title = [title, ...words].join("\n");
     stand(made, block, pixels);
     return made;
   }

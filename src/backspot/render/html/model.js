@@ -97,7 +97,7 @@ function readModel(data) {
   for (const row of top) addTo(whole.total, row.total);
   // The page may lack a row for what is unsteady, so the rows sum to the backward only roughly.
   const [wall, gpu, cpu] = ns(data.whole);
-  const sums = { wall, gpu, cpu, memory: whole.total.memory, headroom: whole.total.headroom };
+  const sums = { wall, gpu, cpu, memory: data.peak, headroom: whole.total.headroom };
   Object.assign(whole.total, sums);
   const groupLimits = new Map();
   for (const [by, groups] of Object.entries(data.groups)) {
@@ -110,6 +110,7 @@ function readModel(data) {
     sums,
     deepest: rows.reduce((deepest, row) => Math.max(deepest, row.depth), 0),
     around: (row) => (row.id < 0 ? null : rows[row.parent] || whole),
+    memory: data.peak > 0,
     groupLimits,
     groups: new Map(), // the groups that were made, which stay the same
     findings: data.findings.map(([title, cost, remedy, places]) => ({ title, cost, remedy, places: new Map(places) })),
