@@ -56,7 +56,7 @@ def test_a_report_shows_itself_in_a_notebook_without_a_script(name):
 def test_a_notebook_shows_the_answer_the_first_rows_and_what_to_do():
     text = Markup(diagnosed()._repr_html_()).text
     assert "patch_drop (PatchDropout) takes 18% of the backward" in text
-    assert "105 more modules; see report.top()" in text
+    assert "105 more modules: see report.show()." in text
     assert "Index whole rows instead" in text
 
 

@@ -72,7 +72,7 @@ def report_html(report: Report) -> str:
         parts.append(_scroll(module_table(report, chosen, view, lines=True)))
         parts.append(_legend(report))
         more = counted(len(chosen.hidden), "more module" if view.by == "path" else "more row")
-        rest = f" {more}; see report.top() or report.save('report.html')." if chosen.hidden else ""
+        rest = f" {more}: see report.show()." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
         parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
     return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
