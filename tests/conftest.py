@@ -40,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "are the default, and all but the slow tests with the others too",
     )
     parser.addoption(
+        "--every-trace",
+        action="store_true",
+        help="open every recorded trace in Perfetto; without it, one of each kind",
+    )
+    parser.addoption(
         "--every-bytecode",
         action="store_true",
         help="interrupt the live half at every bytecode; without it, at every seventh, and at "

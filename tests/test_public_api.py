@@ -303,6 +303,7 @@ def test_no_public_function_is_left_out_of_the_demands():
         "Instrumentation.remove",
         "Monitor.flush",
         "Monitor.plot",  # with the example of its class
+        "Report.show",
         "Monitor.remove",
         "Monitor.to_pandas",
     }

@@ -34,6 +34,7 @@ from backspot.analysis.findings import (
     find_in_memory,
     rules_about_memory,
 )
+from backspot.analysis.recorded import find_recorded
 from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
@@ -131,7 +132,8 @@ def locate(
         path_text(source, "locate")
     if trace is None:
         events = read_events(source, progress=progress, jobs=jobs)
-        return _report(events, _owned(events), depth, given_peaks=given)
+        live = is_profiler(source)
+        return _report(events, _owned(events), depth, given_peaks=given, live=live)
     path_text(trace, "trace=")
     if is_profiler(source):
         return locate_export(source, LIVE, depth=depth, trace=trace, force=force, given_peaks=given)
@@ -145,7 +147,7 @@ def locate(
     events = read_events(path, progress=progress, jobs=jobs)
     ownership = _owned(events)
     report = _report(events, ownership, depth, given_peaks=given)
-    write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+    write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
     return report
 
 
@@ -216,9 +218,11 @@ def locate_export(
         ownership = _owned(events)
         if use is not None:
             use(path, *_whole(events, ownership))
-        report = _report(events, ownership, depth, warmed_up, real_steps, more, given_peaks)
+        report = _report(
+            events, ownership, depth, warmed_up, real_steps, more, given_peaks, live=True
+        )
         if trace is not None:
-            write_labelled(path, events, find_tracks(events, ownership), trace, force=force)
+            write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
         return report
 
 
@@ -255,7 +259,7 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
         )
-    write_labelled(source, events, find_tracks(events, ownership), path, force=force)
+    write_labelled(source, events, find_tracks(events, ownership), report, path, force=force)
     return Path(path)
 
 
@@ -298,6 +302,8 @@ def _report(
     real_steps: tuple[int, ...] = (),
     in_detail: Events | None = None,
     given_peaks: _Given = (None, None),
+    *,
+    live: bool = False,
 ) -> Report:
     events, ownership = _whole(events, ownership)
     detailed, owned = events, ownership
@@ -333,6 +339,7 @@ def _report(
         phases=find_phases(events, ownership, clock, windows) if windows else (),
         memory=() if memory is None else memory.devices,
         fused=find_fused(events, ownership),
+        recorded=find_recorded(events, ownership, live=live),
     )
     if not events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.

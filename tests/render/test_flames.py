@@ -1,6 +1,9 @@
 """Flame graphs: speedscope's form and folded stacks."""
 
 import json
+import re
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -8,10 +11,20 @@ from hypothesis import given
 from backspot.render import renderer_for
 from support.h200 import EACH_WITH_BACKWARD
 from support.h200 import report_of as recorded
-from support.sample_reports import ODD_NAMES, SAMPLES, node, reports, row, vit, vit_on_a_cpu
+from support.sample_reports import (
+    ODD_NAMES,
+    SAMPLES,
+    node,
+    reports,
+    row,
+    vit,
+    vit_on_a_cpu,
+    vit_with_lines,
+)
 from support.sample_reports import report as report_of
 
-COSTS = {"wall": "wall_ns", "gpu": "gpu_ns", "cpu": "cpu_ns"}
+COSTS = {"wall": "wall_ns", "GPU": "gpu_ns", "CPU": "cpu_ns"}
+PROFILE = re.compile(r"(wall|GPU|CPU) time of the backward, per (step|pass)")
 
 
 def speedscope(report):
@@ -23,7 +36,8 @@ def speedscope(report):
     assert file["exporter"].startswith("backspot@")
     assert set(file["shared"]) == {"frames"}
     frames = file["shared"]["frames"]
-    assert all(set(frame) == {"name"} and isinstance(frame["name"], str) for frame in frames)
+    assert all(set(frame) in ({"name"}, {"name", "file", "line"}) for frame in frames)
+    assert all(isinstance(frame["name"], str) and frame.get("line", 1) > 0 for frame in frames)
     assert 0 <= file["activeProfileIndex"] < len(file["profiles"])
     for profile in file["profiles"]:
         assert set(profile) == {
@@ -40,6 +54,10 @@ def speedscope(report):
     return file
 
 
+def measure(profile):
+    return PROFILE.fullmatch(profile["name"])[1]
+
+
 def folded(report):
     lines = renderer_for("x.folded")(report).decode().splitlines()
     return {stack: int(weight) for stack, _, weight in (line.rpartition(" ") for line in lines)}
@@ -47,7 +65,7 @@ def folded(report):
 
 def named(file, profile):
     frames = [frame["name"] for frame in file["shared"]["frames"]]
-    found = next(p for p in file["profiles"] if p["name"] == profile)
+    found = next(p for p in file["profiles"] if measure(p) == profile)
     stacks = [";".join(frames[index] for index in stack) for stack in found["samples"]]
     assert len(set(stacks)) == len(stacks)
     return dict(zip(stacks, found["weights"], strict=True))
@@ -55,9 +73,11 @@ def named(file, profile):
 
 def test_a_stack_is_the_modules_from_the_root_down_and_then_the_node():
     found = folded(vit())
-    assert found["VisionTransformer;blocks;3;attn;ScaledDotProductEfficientAttentionBackward0"]
+    attention = "VisionTransformer;blocks.3 (Block);blocks.3.attn (Attention)"
+    assert found[f"{attention};ScaledDotProductEfficientAttentionBackward0"]
     assert found["VisionTransformer;AddBackward0"]
-    assert found["loss;NllLossBackward0"]  # instrumented on its own: no part of the model
+    # Instrumented on its own: no part of the model.
+    assert found["loss (CrossEntropyLoss);NllLossBackward0"]
     assert found["(outside model);MeanBackward0"] == 30_000
     assert found["(autograd engine)"] == 210_000
     assert named(speedscope(vit()), "wall") == found
@@ -65,11 +85,11 @@ def test_a_stack_is_the_modules_from_the_root_down_and_then_the_node():
 
 def check_sums(report):
     file = speedscope(report)
-    assert [p["name"] for p in file["profiles"]] == [
-        n for n in COSTS if n != "gpu" or report.has_gpu
+    assert [measure(p) for p in file["profiles"]] == [
+        n for n in COSTS if n != "GPU" or report.has_gpu
     ]
     for profile in file["profiles"]:
-        total = sum(getattr(r, COSTS[profile["name"]]) for r in report.modules)
+        total = sum(getattr(r, COSTS[measure(profile)]) for r in report.modules)
         assert profile["endValue"] == total
     assert sum(folded(report).values()) == sum(r.wall_ns for r in report.modules)
 
@@ -85,7 +105,7 @@ def test_the_weights_sum_to_the_report_of_a_real_trace(name):
     check_sums(report)
     file = speedscope(report)
     for profile in file["profiles"]:
-        assert profile["endValue"] == getattr(report, COSTS[profile["name"]])
+        assert profile["endValue"] == getattr(report, COSTS[measure(profile)])
 
 
 @given(reports())
@@ -95,7 +115,28 @@ def test_any_report_can_be_written(report):
 
 
 def test_without_a_gpu_there_is_no_gpu_profile():
-    assert [p["name"] for p in speedscope(vit_on_a_cpu())["profiles"]] == ["wall", "cpu"]
+    assert [measure(p) for p in speedscope(vit_on_a_cpu())["profiles"]] == ["wall", "CPU"]
+
+
+def test_in_the_order_of_time_each_module_is_one_block_and_the_most_expensive_comes_first():
+    for profile in speedscope(vit())["profiles"]:
+        blocks = [
+            tuple(stack[:depth])
+            for last, stack in pairwise([[], *profile["samples"]])
+            for depth in range(1, len(stack) + 1)
+            if stack[:depth] != last[:depth]
+        ]
+        assert len(set(blocks)) == len(blocks)
+        weights = Counter()
+        for stack, weight in zip(profile["samples"], profile["weights"], strict=True):
+            weights[stack[0]] += weight
+        assert list(weights.values()) == sorted(weights.values(), reverse=True)
+
+
+def test_frames_name_the_line_of_the_forward():
+    frames = speedscope(vit_with_lines())["shared"]["frames"]
+    gather = next(frame for frame in frames if frame["name"] == "GatherBackward0")
+    assert (gather["file"], gather["line"]) == ("timm/layers/patch_dropout.py", 45)
 
 
 @pytest.mark.parametrize("name", [*ODD_NAMES, "a;b 7", "a\nb 9", "\x1b[2J", "\ud800"])
@@ -106,5 +147,5 @@ def test_a_name_cannot_break_a_stack(name):
     stack, _, weight = line.rpartition(" ")
     assert weight == "7"
     assert line.isprintable()
-    assert stack.count(";") == 2 - bool(report.modules[0].root)
+    assert stack.count(";") == 1
     speedscope(report)

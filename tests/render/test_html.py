@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from backspot.render.html import to_html
+from backspot.results.report import Place
 from support.sample_reports import (
     SAMPLES,
     diagnosed,
@@ -19,6 +21,7 @@ from support.sample_reports import (
     row,
     unlabelled,
     vit,
+    vit_with_lines,
 )
 
 
@@ -147,6 +150,45 @@ def test_where_nothing_was_found_the_page_says_so():
     words = page_of(SAMPLES["vit_on_a_cpu"]()).words
     assert "No cause found; 14 of 23 rules need a GPU trace." in words
     assert "No cause found" not in page_of(diagnosed()).words
+
+
+def test_the_first_screen_says_what_takes_more_than_any_module():
+    found = diagnosed()
+    waiting = [
+        replace(one, wall_ns=60_000_000) if one.name == "data" else one for one in found.phases
+    ]
+    slow = replace(found, phases=tuple(waiting), step_ns=found.step_ns + 60_000_000)
+    words = page_of(slow).words
+    said = "Waiting for data takes 57% of the step: 60.0 ms, more than the backward of any module."
+    assert said in words
+    assert words.index(said) < words.index("Time in a step")
+    assert "more than the backward" not in page_of(found).words
+    everywhere = replace(
+        found.findings[1], wall_ns=20_000_000, places=(Place("a", "A", 1, 5_000_000),) * 4
+    )
+    words = page_of(replace(found, findings=(everywhere,))).words
+    assert "Gradients are copied into another layout: 20.0 ms, 44% of the step, more than" in words
+
+
+def test_a_share_names_what_it_is_a_share_of():
+    by_pass = replace(diagnosed(), step_unit="backward pass")
+    assert "5.1 ms11% of the pass" in page_of(by_pass).words  # with its forward
+    alone = replace(by_pass, step_ns=by_pass.wall_ns, phases=())
+    assert "5.1 ms18% of the backward" in page_of(alone).words
+
+
+def test_findings_that_count_the_same_time_say_so():
+    found = diagnosed()
+    first, second = found.findings
+    again = replace(second, places=first.places, wall_ns=first.wall_ns)
+    words = page_of(replace(found, findings=(first, again))).words
+    assert "Can be partly the same time as “Indexing backward sorts its indices”" in words
+    assert "partly the same time" not in page_of(found).words
+
+
+def test_the_page_names_the_line_of_source_below_the_answer():
+    words = page_of(vit_with_lines()).words
+    assert "Mostly GatherBackward0 ← timm/layers/patch_dropout.py:45 x = x.gather(1," in words
 
 
 def test_a_link_that_is_no_web_address_is_left_out():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,20 @@ CONTRAST = """() => {
   }
   return faint;
 }"""
+
+
+AXE = """() => axe.run(document, { resultTypes: ['violations'] }).then((found) =>
+  found.violations.map((one) => [one.id, one.help, one.nodes.map((node) => node.html)]))"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "scheme"), [("detailed", "light"), ("odd", "dark")])
+def test_axe_finds_nothing_that_keeps_people_from_using_the_page(opened, name, scheme):
+    axe = pytest.importorskip("axe_playwright_python")
+    page = opened(SAMPLES[name](), color_scheme=scheme)
+    page.wait_for_timeout(300)  # until blocks have their places
+    page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text("utf-8"))
+    assert page.evaluate(AXE) == []
 
 
 @pytest.mark.slow

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from backspot.formatting import decimals_for, duration, milliseconds, percent
+from backspot.formatting import decimals_for, duration, milliseconds, percent, size, visible
 from backspot.results.report import LineCost
 from support.sample_reports import (
     SAMPLES,
     checkpointed,
+    detailed,
     diagnosed,
     even_vit,
     large,
@@ -317,10 +318,46 @@ def test_very_many_modules_are_shown_a_hundred_at_a_time(opened):
 
 
 @pytest.mark.slow
-def test_layers_that_repeat_are_the_answer_on_the_page_too(opened):
-    assert (
-        opened(even_vit()).locator("h1").inner_text().startswith("12 × blocks.*.mlp.fc1 (Linear)")
-    )
+def test_layers_that_repeat_are_the_answer_and_open_at_first(opened):
+    of = even_vit()
+    page = opened(of)
+    assert page.locator("h1").inner_text().startswith("12 × blocks.*.mlp.fc1 (Linear)")
+    assert page.get_by_role("radio", name="Layers").is_checked()
+    assert page.locator("#details h3").inner_text() == "blocks.*.mlp.fc1"
+    for by, radio in (("pattern", "Layers"), ("class", "Classes"), ("path", "Modules")):
+        page.get_by_role("radio", name=radio).check()
+        ranked = [one for one in of.top(by=by) if one.is_module and one.wall_ns]
+        assert names(page) == [one.name for one in ranked][:100]
+        decimals = decimals_for(ranked[0].wall_ns)
+        assert column(page, "wall") == [milliseconds(one.wall_ns, decimals) for one in ranked][:100]
+    assert page.locator("#details h3").inner_text().startswith("blocks.")
+
+
+@pytest.mark.slow
+def test_memory_and_limits_have_columns_and_rank(opened):
+    of = detailed()
+    page = opened(of, viewport={"width": 2000, "height": 900})
+    limits = [of.limit(one) for one in of.top() if one.is_module]
+    assert column(page, "of peak") == [percent(one.of_peak) for one in limits]
+    assert column(page, "TFLOP/s") == [f"{one.tflops:.1f}" for one in limits]
+    page.get_by_role("radio", name="Memory").check()
+    ranked = [one for one in of.top(sort="memory") if one.is_module]
+    assert names(page) == [visible(one.name) for one in ranked]
+    held = [f"{one.memory.at_peak_bytes / 1e6:,.0f}" for one in ranked]
+    assert column(page, "memory") == held
+    (device,) = of.memory
+    whole = f"memory at the peak, {size(device.peak_bytes)}, 100%"
+    assert block(page, "memory at the peak").get_attribute("aria-label") == whole
+    page.get_by_role("radio", name="Headroom").check()
+    ranked = [one for one in of.top(sort="headroom") if one.is_module]
+    assert names(page)[0] == visible(ranked[0].name)
+
+
+@pytest.mark.slow
+def test_the_module_of_the_answer_is_open_at_first_with_its_findings(opened):
+    details = opened(diagnosed()).locator("#details")
+    assert details.locator("h3").inner_text() == "patch_drop"
+    assert "Indexing backward sorts its indices 5.1 ms" in details.inner_text()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import backspot
 from backspot.analysis.attribution.ownership import attribute
 from backspot.commands import main
 from backspot.errors import NoBackwardError, NotATraceError, OutputExistsError, UsageError
+from backspot.formatting import percent
 from backspot.render.labelled_trace import CATEGORY
 from backspot.trace import read_events
 from support.choice import slow_except
@@ -82,7 +83,7 @@ def test_reading_it_again_gives_the_same_report(name, tmp_path):
 def test_tracks_have_names_and_numbers_of_their_own(name):
     document = json.loads(annotated_text(name))
     events = document["traceEvents"]
-    theirs = {str(e.get("tid")) for e in events if e.get("cat") != CATEGORY}
+    theirs = {(e.get("pid"), str(e.get("tid"))) for e in events if e.get("cat") != CATEGORY}
     mine = {(e["pid"], e["tid"]) for e in events if e.get("cat") == CATEGORY and e["ph"] in "BE"}
     named = {
         (e["pid"], e["tid"]): e["args"]["name"]
@@ -90,8 +91,11 @@ def test_tracks_have_names_and_numbers_of_their_own(name):
         if e.get("cat") == CATEGORY and e["ph"] == "M" and e["name"] == "thread_name"
     }
     assert set(named) == mine
-    assert not theirs & {str(tid) for _, tid in mine}
-    assert len({tid for _, tid in mine}) == len(mine)
+    assert not theirs & {(pid, str(tid)) for pid, tid in mine}
+    for (pid, tid), title in named.items():
+        explained = int(title.rstrip(")").rpartition(" ")[2])
+        between = {(pid, str(number)) for number in range(explained, tid)}
+        assert between <= theirs | {(pid, str(number)) for _, number in mine}
 
 
 @pytest.mark.slow
@@ -140,7 +144,7 @@ def test_each_node_starts_in_its_owners_span_and_no_span_leaves_its_pass(name):
     }
     for thread in o.passes.threads:
         tid = events.threads[thread][1]
-        slices = tracks[by_title[f"thread {tid}: backward by module"]]
+        slices = tracks[by_title[f"backward (thread {tid})"]]
         starts = [one.start for one in slices]
         for one in slices:
             inside = [
@@ -199,7 +203,7 @@ def test_a_report_of_a_file_saves_as_the_labelled_trace(tmp_path, suffix):
     output = tmp_path / f"labelled{suffix}"
     report = backspot.locate(trace, depth=0)
     assert report.save(output) == output
-    backspot.locate(trace, trace=tmp_path / "same.json")
+    backspot.locate(trace, depth=0, trace=tmp_path / "same.json")
     assert text_of(output) == (tmp_path / "same.json").read_bytes()
     with pytest.raises(OutputExistsError):
         report.save(output)
@@ -257,6 +261,60 @@ def test_every_form_of_trace_passes_through(tmp_path, bare, before, indent, sour
     json.loads(written.decode("utf-8-sig"))
     again, first = (backspot.locate(tmp_path / name) for name in (output, source))
     assert replace(again, trace="") == replace(first, trace="")
+
+
+def test_each_call_of_a_module_that_is_used_again_leads_to_a_span_of_its_own(tmp_path):
+    trace = Trace()
+    trace.forward("", "Net", 0, 100_000)
+    for call in range(3):
+        start = 10_000 * call
+        trace.forward("cell", "Cell", start + 1_000, start + 9_000)
+        trace.forward("cell.fc", "Linear", start + 2_000, start + 8_000)
+        trace.operator("aten::mul", start + 3_000, start + 4_000, seq=2 * call)
+        trace.operator("aten::add", start + 5_000, start + 6_000, seq=2 * call + 1)
+    for number in range(6):  # directly one after the other
+        start = 200_000 + 10_000 * number
+        name = "MulBackward0" if number % 2 else "AddBackward0"
+        trace.node(name, start, start + 10_000, seq=5 - number)
+    backspot.locate(trace.save(tmp_path / "t.json"), trace=tmp_path / "o.json")
+    added = added_of((tmp_path / "o.json").read_bytes())
+    (spans,) = slices_of(added).values()
+    cells = [(one.path, one.start, one.end) for one in spans]
+    expected = [(200_000 + 20_000 * call, 220_000 + 20_000 * call) for call in range(3)]
+    assert cells == [("", 200_000, 260_000)] + [
+        (path, *times) for times in expected for path in ("cell", "cell.fc")
+    ]
+    ends = {e["id"]: exactly(e["ts"]) for e in added if e["ph"] == "f"}
+    begins = {e["id"]: exactly(e["ts"]) for e in added if e["ph"] == "s"}
+    leads = sorted((begins[number] // 1000, ends[number]) for number in ends)
+    assert leads == [
+        *((0, 200_000),),
+        *((1, 240_000), (2, 240_000)),
+        *((11, 220_000), (12, 220_000)),
+        *((21, 200_000), (22, 200_000)),
+    ]
+
+
+def test_a_span_shows_what_its_module_costs_and_which_line_made_it(tmp_path):
+    report = backspot.locate(path_of("vit_patch_drop"), trace=tmp_path / "o.json")
+    added = added_of((tmp_path / "o.json").read_bytes())
+    shown = {e["name"]: e["args"] for e in added if e["ph"] == "B"}
+    row = report["patch_drop"].row
+    assert shown["backward: patch_drop (PatchDropout)"] == {
+        "wall ms per step": f"{row.wall_ms:.3f}",
+        "share of the backward": percent(report.share(row)),
+        "GPU ms per step": f"{row.gpu_ms:.3f}",
+        "heaviest node": "GatherBackward0",
+    }
+    attention = shown["backward: blocks.0.attn (Attention)"]
+    whole = report["blocks.0.attn"].row
+    assert attention["wall ms per step"] == "1.742"
+    assert attention["wall ms of its own"] == f"{whole.wall_ms:.3f}"
+
+
+def test_labelling_a_trace_without_labels_says_that_it_adds_little(tmp_path, capsys):
+    assert main(["annotate", str(FOREIGN), "-o", str(tmp_path / "o.json")]) == 0
+    assert "without labels, the added tracks show little" in capsys.readouterr().err
 
 
 def test_times_before_zero_keep_their_sign(tmp_path):

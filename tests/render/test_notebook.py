@@ -56,7 +56,7 @@ def test_a_report_shows_itself_in_a_notebook_without_a_script(name):
 def test_a_notebook_shows_the_answer_the_first_rows_and_what_to_do():
     text = Markup(diagnosed()._repr_html_()).text
     assert "patch_drop (PatchDropout) takes 18% of the backward" in text
-    assert "105 more modules; see report.top()" in text
+    assert "105 more modules: see report.show()." in text
     assert "Index whole rows instead" in text
 
 
@@ -87,6 +87,53 @@ def test_a_notebooks_output_styles_nothing_but_itself():
     for rule in re.findall(r"([^{}]+)\{", style):
         assert all(part.strip().startswith(".backspot") for part in rule.split(","))
     assert len(content) < 30_000
+
+
+def test_a_notebook_shows_the_page_in_a_frame(monkeypatch):
+    pytest.importorskip("IPython")
+    import IPython
+    import IPython.display
+
+    with pytest.raises(UsageError, match="show\\(\\) is for notebooks"):
+        vit().show()
+    shown = []
+    monkeypatch.setattr(IPython, "get_ipython", object)
+    monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append(data))
+    vit().show(height=500)
+    found = Markup(shown[0]["text/html"])
+    assert found.tags == ["iframe"]
+    assert 'height="500"' in shown[0]["text/html"]
+    assert shown[0]["text/plain"] == str(vit())
+    with pytest.raises(UsageError, match="height=0"):
+        vit().show(height=0)
+
+
+JUPYTER = """
+.jp-RenderedHTMLCommon :not(pre) > code { background-color: #eee; padding: 1px 5px; }
+.jp-RenderedHTMLCommon ul:not(.list-inline) { padding-left: 2em; }
+.jp-RenderedHTMLCommon tbody tr:nth-child(odd) { background: #f5f5f5; }
+.output-html code { white-space: pre-wrap; word-break: break-word; }
+"""
+
+
+@pytest.mark.slow
+def test_a_notebooks_own_styles_neither_grey_names_nor_break_them(browser, tmp_path):
+    path = tmp_path / "notebook.html"
+    path.write_text(
+        f'<meta charset="utf-8"><style>{JUPYTER}</style>'
+        f'<div class="jp-RenderedHTMLCommon output-html">{vit()._repr_html_()}</div>',
+        encoding="utf-8",
+    )
+    with browser.open(path, viewport={"width": 500, "height": 800}) as opened:
+        grounds = opened.page.evaluate(
+            "[...document.querySelectorAll('code, tr, ul')].map((one) => getComputedStyle(one))"
+            ".map((style) => [style.backgroundColor, style.paddingLeft])"
+        )
+        assert {tuple(one) for one in grounds} == {("rgba(0, 0, 0, 0)", "0px")}
+        lines = opened.page.evaluate(
+            "[...document.querySelectorAll('code')].map((one) => one.getClientRects().length)"
+        )
+        assert set(lines) == {1}
 
 
 @given(reports(), reports())

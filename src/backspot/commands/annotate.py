@@ -47,5 +47,7 @@ def run(args: argparse.Namespace) -> int:
         )
     for warning in report.warnings:
         complain(f"warning: {warning}")
+    if report.source == "none":
+        complain("without labels, the added tracks show little: when the backward runs, not whose")
     write_text(f"Wrote {visible(args.output)}")
     return 0

@@ -57,6 +57,7 @@ __all__ = [
     "draw",
     "read",
     "renderer_for",
+    "show",
     "suffixes",
     "write",
 ]
@@ -102,6 +103,13 @@ def as_html(result: Report | Comparison | JobReport) -> str:
     if isinstance(result, JobReport):
         return f"<pre>{escape(as_text(result))}</pre>"
     return comparison_html(result) if isinstance(result, Comparison) else report_html(result)
+
+
+def show(report: Report, height: int) -> None:
+    """Display a report's page in a notebook; the arguments are those of ``Report.show``."""
+    from backspot.render.notebook import show_page
+
+    show_page(report, height)
 
 
 def write(

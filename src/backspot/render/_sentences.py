@@ -6,7 +6,7 @@ can escape them: every name comes from a trace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -47,16 +47,23 @@ __all__ = [
     "cost_of",
     "cost_of_place",
     "coverage",
+    "elsewhere",
     "explained",
+    "has_repeats",
+    "hidden_work",
     "kept_phases",
+    "longer_phase",
     "made_by",
     "notes",
     "phase_text",
+    "recording",
     "remedies",
     "savings",
     "searched",
     "setting",
+    "shares_time_with",
     "units",
+    "view_of_answer",
     "worth",
 ]
 
@@ -162,6 +169,38 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
     if longest and longest.wall_ns > (heaviest_module.wall_ns if heaviest_module else 0):
         return longest
     return heaviest_module
+
+
+_TAKES: dict[PhaseName, str] = {
+    "data": "Waiting for data takes",
+    "copy": "Copying the batch takes",
+    "loss": "The loss takes",
+    "optimizer": "The optimizer takes",
+    "other": "Work outside the model takes",
+    "idle": "Idle time takes",
+}
+
+
+def longer_phase(report: Report, row: Row | None) -> list[Part]:
+    """One sentence if a phase without modules takes much of the step, and more than the answer.
+
+    Args:
+        report: the report.
+        row: what the answer is about.
+    """
+    phases = [phase for phase in report.phases if phase.name in _TAKES]
+    longest = max(phases, key=lambda phase: phase.wall_ns, default=None)
+    least = max(_LONG * report.step_ns, row.wall_ns if row else 0)
+    if longest is None or longest.wall_ns <= least:
+        return []
+    _, time, share = phase_text(report, longest)
+    return [
+        ("text", f"{_TAKES[longest.name]} "),
+        ("number", share),
+        ("text", f" of the {report.per}: "),
+        ("number", time),
+        ("text", ", more than the backward of any module."),
+    ]
 
 
 def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
@@ -351,6 +390,14 @@ def setting(report: Report) -> list[str]:
     return facts
 
 
+def recording(report: Report) -> list[str]:
+    """Where and how the trace was recorded, as a list of facts; some may be unknown."""
+    known = report.recorded
+    torch = [f"PyTorch {known['torch']}"] if "torch" in known else []
+    facts = [known.get(name, "") for name in ("device", "time", "command")]
+    return [fact for fact in (*facts[:1], *torch, *facts[1:]) if fact]
+
+
 def _replayed(report: Report) -> str:
     """How long the step takes without the profiler, if that is another time.
 
@@ -420,7 +467,7 @@ def notes(report: Report, chosen: Selection, view: View) -> list[str]:
     if chosen.idle:
         verb = "takes" if chosen.idle == 1 else "take"
         lines.append(f"{counted(chosen.idle, 'module')} {verb} no time in the backward.")
-    if view.by == "path" and _repeats(chosen):
+    if view.by == "path" and has_repeats(chosen):
         lines.append('Layers repeat; add them up with --by pattern or report.top(by="pattern").')
     return lines
 
@@ -438,10 +485,10 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
-    return [*_hidden(report, chosen), f"{meaning}."]
+    return [*hidden_work(report, chosen), f"{meaning}."]
 
 
-def _hidden(report: Report, chosen: Selection) -> list[str]:
+def hidden_work(report: Report, chosen: Selection) -> list[str]:
     """That the first rows have one that hides behind other work."""
     for row in chosen.shown[:_CONCERNED]:
         saves, wall = row.saves, row.wall_ns
@@ -454,7 +501,8 @@ def _hidden(report: Report, chosen: Selection) -> list[str]:
     return []
 
 
-def _repeats(chosen: Selection) -> bool:
+def has_repeats(chosen: Selection) -> bool:
+    """Whether some rows are the same layer of several blocks."""
     seen = set()
     for row in (*chosen.shown, *chosen.hidden):
         if any(part.isdecimal() for part in row.path.split(".")):
@@ -578,6 +626,75 @@ def explained(report: Report) -> list[str]:
     return sentences
 
 
+def view_of_answer(report: Report, top: int) -> View:
+    """The view whose first row the answer is about: of repeated layers, or of modules."""
+    row = answered(report)
+    return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
+
+
+def elsewhere(report: Report) -> list[Part]:
+    """What takes more time than the answer and is no module.
+
+    That is a phase of the step, or a cause that takes most of the backward, all over the modules.
+    Empty if there is no such thing.
+    """
+    row = answered(report)
+    said = longer_phase(report, row)
+    finding = max(report.findings, key=lambda finding: finding.wall_ns, default=None)
+    least = max(_MOSTLY * report.wall_ns, row.wall_ns if row else 0)
+    if said or finding is None or finding.wall_ns <= least or not _is_spread(finding):
+        return said
+    time, share = cost_of(report, finding)
+    return [
+        ("number", finding.title),
+        ("text", ": "),
+        ("number", time),
+        ("text", f", {share}, more than the backward of any module."),
+    ]
+
+
+def _is_spread(finding: Finding) -> bool:
+    """Whether no single place has most of what a finding costs."""
+    return finding.places[0].wall_ns < _MOSTLY * finding.wall_ns
+
+
+_SAME = 0.25
+"""The share of the shorter of two times that must be the same, because times of kernels and of the
+clock differ a little."""
+
+
+def shares_time_with(report: Report, finding: Finding) -> list[Finding]:
+    """The findings listed before this one that may count some of the same time.
+
+    That is so where both together say of a module more than it takes, and where they name the same
+    kernels in one module.
+    """
+    rows = {row.path: row for row in report.modules}
+    mine = {place.path: place.wall_ns for place in finding.places if place.wall_ns}
+
+    def overlap(other: Finding) -> bool:
+        shared = [place for place in other.places if place.wall_ns and place.path in mine]
+        if set(finding.kernels) & set(other.kernels):
+            return bool(shared)
+        with_forward = _counts_forward(finding, rows) or _counts_forward(other, rows)
+        for place in shared:
+            if (row := rows.get(place.path)) is not None:
+                takes = row.wall_ns + with_forward * row.forward_ns
+                less, more = sorted((mine[place.path], place.wall_ns))
+                if more <= takes < less + more - _SAME * less:
+                    return True
+        return False
+
+    return [other for other in report.findings[: report.findings.index(finding)] if overlap(other)]
+
+
+def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:
+    """Whether a finding says of a module more than its backward takes."""
+    return any(
+        place.wall_ns > rows[place.path].wall_ns for place in finding.places if place.path in rows
+    )
+
+
 def searched(report: Report) -> str:
     """How many rules looked for causes and how many could not, or ``""`` if that says nothing."""
     looked, unable = report.rules_looked, report.rules_unable
@@ -603,7 +720,8 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
         share = percent(_of_memory(report, finding.held_bytes))
         return size(finding.held_bytes), f"{share} of the peak"
     whole = report.whole_ns
-    step = "backward" if report.per == "pass" else "step"
+    # Where a pass counts as a step, the step has its forward too, if that is recorded.
+    step = report.per if whole > report.wall_ns or report.per == "step" else "backward"
     share = percent(finding.wall_ns / whole if whole else 0.0)
     of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
     often = "" if finding.steps == report.steps else f" (in {of})"

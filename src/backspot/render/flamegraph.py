@@ -1,8 +1,13 @@
-"""Reports as flame graphs of wall, GPU and CPU time, for https://www.speedscope.app."""
+"""Reports as flame graphs of wall, GPU and CPU time, for https://www.speedscope.app.
+
+A report has no order in time. So a profile has its stacks in the order of a left-heavy graph: the
+frames of one caller side by side, the most expensive first. Then every view of a viewer is true.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,15 +15,25 @@ import msgspec
 from backspot._version import __version__
 from backspot.formatting import visible
 from backspot.render.formats import Format
-from backspot.results.report import Report, Row
+from backspot.render.view import heaviest_line
+from backspot.results.grouping import parents_of
+from backspot.results.report import LineCost, NodeCost, Report, Row
 
-__all__ = ["FORMATS", "Stack", "stacks", "to_folded", "to_speedscope"]
+__all__ = ["FORMATS", "Frame", "Stack", "stacks", "to_folded", "to_speedscope"]
+
+
+class Frame(NamedTuple):
+    """A module or an autograd node, and the source line of the forward that made it, if known."""
+
+    name: str
+    file: str = ""
+    line: int = 0
 
 
 class Stack(NamedTuple):
     """The cost of one stack of frames, in nanoseconds."""
 
-    frames: tuple[str, ...]
+    frames: tuple[Frame, ...]
     wall: int
     gpu: int
     cpu: int
@@ -27,38 +42,54 @@ class Stack(NamedTuple):
 def stacks(report: Report) -> list[Stack]:
     """The report's costs by stack, in the order of its rows; each stack occurs once.
 
-    A module's frames are the parts of its path, below the class of its root. A leaf is an autograd
-    node; time without a node belongs to the row itself. A row without a module is one frame.
-    Invisible characters are written as escapes.
+    The frames of a module are the modules around it and itself, each with its whole path. A leaf is
+    an autograd node; time without a node belongs to the row itself. A row without a module is one
+    frame. Invisible characters are written as escapes.
     """
-    classes = {row.path: row.name for row in report.modules if row.is_module}
-    sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
+    of_modules = _frames_by_path([row for row in report.modules if row.is_module])
+    sums: dict[tuple[Frame, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
 
-    def add(frames: tuple[str, ...], *costs: int) -> None:
+    def add(frames: tuple[Frame, ...], *costs: int) -> None:
         if any(costs):
-            known = sums[tuple(map(visible, frames))]
+            known = sums[frames]
             known[:] = [a + b for a, b in zip(known, costs, strict=True)]
 
     for row in report.modules:
-        frames = _frames(row, classes)
+        frames = of_modules[row.path] if row.is_module else (_frame(row.name, None),)
         # Typical times can leave over less than nothing.
         rest = [max(0, cost) for cost in (row.wall_ns, row.gpu_ns, row.cpu_ns)]
         for node in row.nodes:
             # No more than the row has: a report written by hand may not add up.
             costs = list(map(min, (node.wall_ns, node.gpu_ns, node.cpu_ns), rest))
-            add((*frames, node.name), *costs)
+            add((*frames, _frame(node.name, _line_of(row, node))), *costs)
             rest = [left - cost for left, cost in zip(rest, costs, strict=True)]
         add(frames, *rest)
     return [Stack(frames, *costs) for frames, costs in sums.items()]
 
 
-def _frames(row: Row, classes: dict[str, str]) -> tuple[str, ...]:
-    if not row.is_module:
-        return (row.name,)
-    if row.root:  # instrumented under a name of its own, which its path starts with
-        return tuple(row.path.split("."))
-    below = row.path.split(".") if row.path else []
-    return (classes.get("", "(root)"), *below)
+def _frames_by_path(rows: Sequence[Row]) -> dict[str, tuple[Frame, ...]]:
+    """For each module the frames of the modules around it and its own."""
+    by_path = {row.path: row for row in rows}
+    frames: dict[str, tuple[Frame, ...]] = {}
+    for path, outer in parents_of(rows).items():
+        row = by_path[path]
+        around = () if outer is None else frames[outer]
+        frames[path] = (*around, _frame(row.label, heaviest_line(row, "wall")))
+    return frames
+
+
+def _line_of(row: Row, node: NodeCost) -> LineCost | None:
+    """The line that made most of the row's nodes of one name."""
+    made = [line for line in row.lines if line.node == node.name]
+    return max(made, key=lambda line: line.wall_ns, default=None)
+
+
+def _frame(name: str, line: LineCost | None) -> Frame:
+    return (
+        Frame(visible(name))
+        if line is None
+        else Frame(visible(name), visible(line.file), line.line)
+    )
 
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -70,34 +101,52 @@ def to_speedscope(report: Report) -> bytes:
     A trace without device work has no GPU profile.
     """
     every = stacks(report)
-    names = {frame: None for stack in every for frame in stack.frames}
-    frames = {name: index for index, name in enumerate(names)}
-    columns = [("wall", [stack.wall for stack in every]), ("cpu", [stack.cpu for stack in every])]
+    frames = {frame: None for stack in every for frame in stack.frames}
+    numbers = {frame: index for index, frame in enumerate(frames)}
+    columns = [("wall", [stack.wall for stack in every]), ("CPU", [stack.cpu for stack in every])]
     if report.has_gpu:
-        columns.insert(1, ("gpu", [stack.gpu for stack in every]))
+        columns.insert(1, ("GPU", [stack.gpu for stack in every]))
     return msgspec.json.encode(
         {
             "$schema": _SCHEMA,
             "name": visible(report.trace),
             "exporter": f"backspot@{__version__}",
             "activeProfileIndex": 0,
-            "shared": {"frames": [{"name": name} for name in frames]},
-            "profiles": [_profile(name, every, costs, frames) for name, costs in columns],
+            "shared": {"frames": [_written(frame) for frame in frames]},
+            "profiles": [
+                _profile(f"{name} time of the backward, per {report.per}", every, costs, numbers)
+                for name, costs in columns
+            ],
         }
     )
 
 
+def _written(frame: Frame) -> dict[str, str | int]:
+    name, file, line = frame
+    return {"name": name, "file": file, "line": line} if file else {"name": name}
+
+
 def _profile(
-    name: str, every: list[Stack], costs: list[int], frames: dict[str, int]
+    name: str, every: Sequence[Stack], costs: Sequence[int], numbers: dict[Frame, int]
 ) -> dict[str, Any]:
-    kept = [(stack, cost) for stack, cost in zip(every, costs, strict=True) if cost]
+    kept = [(stack.frames, cost) for stack, cost in zip(every, costs, strict=True) if cost]
+    totals: dict[tuple[Frame, ...], int] = defaultdict(int)
+    for frames, cost in kept:
+        for depth in range(len(frames)):
+            totals[frames[: depth + 1]] += cost
+
+    def left_heavy(stack: tuple[tuple[Frame, ...], int]) -> list[tuple[int, Frame]]:
+        frames, _ = stack
+        return [(-totals[frames[: depth + 1]], frame) for depth, frame in enumerate(frames)]
+
+    kept.sort(key=left_heavy)
     return {
         "type": "sampled",
         "name": name,
         "unit": "nanoseconds",
         "startValue": 0,
-        "endValue": sum(costs),
-        "samples": [[frames[frame] for frame in stack.frames] for stack, _ in kept],
+        "endValue": sum(cost for _, cost in kept),
+        "samples": [[numbers[frame] for frame in frames] for frames, _ in kept],
         "weights": [cost for _, cost in kept],
     }
 
@@ -108,7 +157,7 @@ def to_folded(report: Report) -> bytes:
     A semicolon in a name is written ``\x3b``, because it separates frames.
     """
     return "".join(
-        f"{';'.join(frame.replace(';', _SEMICOLON) for frame in stack.frames)} {stack.wall}\n"
+        f"{';'.join(frame.name.replace(';', _SEMICOLON) for frame in stack.frames)} {stack.wall}\n"
         for stack in stacks(report)
         if stack.wall
     ).encode()

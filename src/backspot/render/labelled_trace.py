@@ -2,7 +2,8 @@
 
 The original is copied byte for byte, and the new events go in front of its first one. A span is
 written as a begin and an end event, not as one event with a duration. Viewers round times, and with
-begin and end events nested spans stay nested.
+begin and end events nested spans stay nested. Viewers sort tracks by number, so a track gets the
+next free number after the thread or stream that it explains.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import gzip
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from backspot.errors import BackspotError, NotATraceError, UsageError
-from backspot.formatting import visible
+from backspot.formatting import percent, visible
 from backspot.paths import path_text
+from backspot.render._sentences import made_by
 from backspot.render.files import check_target, writing
+from backspot.render.view import heaviest, heaviest_line
+from backspot.results.report import Report, Row
 from backspot.results.tracks import Arrow, Track, Tracks
+from backspot.trace.names import short_node_name
 
 if TYPE_CHECKING:
     from backspot.trace import Events
@@ -30,7 +35,7 @@ CATEGORY = "backspot"
 """The category of all added events; reading a trace ignores it."""
 
 _PIECE = 1 << 20
-_FIRST_THREAD = 900_000_000  # above the numbers that systems give
+_FIRST_THREAD = 900_000_000  # above the numbers that systems give, for tracks of named threads
 _FIRST_ARROW = 1 << 40
 _ARROW_WITHIN = 500  # nanoseconds: inside the label, because viewers round its start
 
@@ -62,6 +67,7 @@ def write_labelled(
     path: Path,
     events: Events,
     tracks: Tracks,
+    report: Report,
     output: str | os.PathLike[str],
     *,
     force: bool = False,
@@ -72,6 +78,7 @@ def write_labelled(
         path: the trace's file.
         events: the events that were read from it.
         tracks: the tracks to add.
+        report: the costs that a click on a span shows.
         output: the file to write; a ``.json.gz`` is compressed.
         force: whether to overwrite an existing file.
 
@@ -85,9 +92,9 @@ def write_labelled(
     with writing(output, force=force, sources=(path,)) as file:
         if os.fspath(output).lower().endswith(".gz"):
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                _copy(path, _added(events, tracks), packed)
+                _copy(path, _added(events, tracks, report), packed)
         else:
-            _copy(path, _added(events, tracks), file)
+            _copy(path, _added(events, tracks, report), file)
 
 
 _MARK = b'{"ph":"M","cat":"backspot",'
@@ -118,10 +125,10 @@ def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) ->
         raise NotATraceError(f"{path} changed while it was copied: try again") from error
 
 
-def _added(events: Events, added: Tracks) -> Iterator[bytes]:
+def _added(events: Events, added: Tracks, report: Report) -> Iterator[bytes]:
     """The new events, each with the comma and the line end that follow it."""
-    numbers = _thread_numbers(events, len(added.tracks))
-    names = [json.dumps(name) for name in added.names]
+    numbers = _thread_numbers(events, added.tracks)
+    named = _named(added, report)
     leading_to: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, arrow in enumerate(added.arrows):
         leading_to[arrow.track, arrow.span].append(_FIRST_ARROW + number)
@@ -135,9 +142,7 @@ def _added(events: Events, added: Tracks) -> Iterator[bytes]:
             yield from _ends(around, span.depth, where, events.origin_ns)
             around.append(span.end)
             time = _microseconds(events.origin_ns + span.start)
-            yield _line(
-                f'"ph":"B","cat":"{CATEGORY}","name":{names[span.owner]},{where},"ts":{time}'
-            )
+            yield _line(f'"ph":"B","cat":"{CATEGORY}",{named[span.owner]},{where},"ts":{time}')
             for identity in leading_to.get((index, at), ()):
                 yield _line(f'"ph":"f","bp":"e",{_flow(identity)},{where},"ts":{time}')
         yield from _ends(around, 0, where, events.origin_ns)
@@ -154,7 +159,7 @@ def _headings(track: Track, thread: int) -> Iterator[bytes]:
     kind = "stream" if track.on_device else "thread"
     where = f'"pid":{json.dumps(track.process)},"tid":{thread}'
     arguments: list[tuple[str, dict[str, Any]]] = [
-        ("thread_name", {"name": f"{kind} {track.thread}: backward by module"})
+        ("thread_name", {"name": f"backward ({kind} {track.thread})"})
     ]
     if isinstance(track.thread, int):
         arguments.append(("thread_sort_index", {"sort_index": track.thread}))
@@ -182,16 +187,54 @@ def _line(fields: str) -> bytes:
     return f"{{{fields}}},\n".encode()
 
 
-def _thread_numbers(events: Events, count: int) -> list[int]:
-    """Thread numbers that the trace does not use."""
-    used = {str(thread) for _, thread in events.threads}
+def _thread_numbers(events: Events, tracks: Sequence[Track]) -> list[int]:
+    """For each track the first thread number after its thread that its process does not use."""
+    used = {(str(process), str(thread)) for process, thread in events.threads}
     numbers: list[int] = []
-    number = _FIRST_THREAD
-    while len(numbers) < count:
-        if str(number) not in used:
-            numbers.append(number)
-        number += 1
+    for track in tracks:
+        number = track.thread + 1 if isinstance(track.thread, int) else _FIRST_THREAD
+        while (str(track.process), str(number)) in used:
+            number += 1
+        used.add((str(track.process), str(number)))
+        numbers.append(number)
     return numbers
+
+
+def _named(added: Tracks, report: Report) -> list[str]:
+    """For each owner the name of its spans and what they show of its costs, as JSON fields."""
+    rows = {row.path: row for row in report.modules}
+    fields = []
+    for name, path in zip(added.names, added.paths, strict=True):
+        row = rows.get(path)  # none where the report adds deeper modules up, or names another unit
+        costs = f',"args":{json.dumps(_costs(report, row))}' if row is not None else ""
+        fields.append(f'"name":{json.dumps(name)}{costs}')
+    return fields
+
+
+def _costs(report: Report, row: Row) -> dict[str, str | float]:
+    """What a row costs in a typical step, with everything inside it."""
+    share = row.total_wall_ns / report.wall_ns if report.wall_ns else 0.0
+    costs: dict[str, str | float] = {
+        f"wall ms per {report.per}": _to_microseconds(row.total_wall_ns),
+        "share of the backward": percent(share),
+    }
+    if report.has_gpu:
+        costs[f"GPU ms per {report.per}"] = _to_microseconds(row.total_gpu_ns)
+    if row.total_wall_ns != row.wall_ns:
+        costs["wall ms of its own"] = _to_microseconds(row.wall_ns)
+    node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
+    if node is not None:
+        costs["heaviest node"] = visible(short_node_name(node.name))
+    if line is not None:
+        costs["source line"] = visible(made_by(line))
+        if line.text:
+            costs["source"] = visible(line.text.strip())
+    return costs
+
+
+def _to_microseconds(nanoseconds: int) -> float:
+    """Milliseconds, to the microsecond."""
+    return round(nanoseconds / 1e6, 3)
 
 
 def _microseconds(nanoseconds: int) -> str:

@@ -1,14 +1,18 @@
 """Results in a notebook: a small static table in the notebook's own colours, without a script.
 
-``report.save("report.html")`` shows more.
+``report.show()`` shows the whole page, in a frame.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from html import escape
+from typing import Any
 
 from backspot.comparison.changes import Change, Comparison
-from backspot.formatting import counted
+from backspot.errors import UsageError
+from backspot.formatting import counted, quoted
 from backspot.render._columns import Column
 from backspot.render._comparison import (
     change_columns,
@@ -22,17 +26,18 @@ from backspot.render._memory import memory_sentences
 from backspot.render._sentences import (
     KINDS,
     answer,
-    answered,
     coverage,
     remedies,
     savings,
     setting,
+    view_of_answer,
 )
-from backspot.render.html import asset
+from backspot.render.html import asset, to_html
 from backspot.render.html._fragments import (
     facts_list,
     findings_list,
-    line_shown,
+    lead,
+    line_of_answer,
     module_table,
     operator_table,
     phases_bar,
@@ -40,10 +45,10 @@ from backspot.render.html._fragments import (
     shown,
     warnings_list,
 )
-from backspot.render.view import View, heaviest_line, only_nodes, select
+from backspot.render.view import only_nodes, select
 from backspot.results.report import Report
 
-__all__ = ["comparison_html", "report_html"]
+__all__ = ["comparison_html", "report_html", "show_page"]
 
 _ROWS = 10
 _FINDINGS = 3
@@ -53,7 +58,8 @@ def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     parts = [
         f'<p class="said">{sentence(answer(report))}</p>',
-        _line_of_answer(report),
+        line_of_answer(report),
+        lead(report),
         facts_list([*setting(report), *memory_sentences(report)]),
         warnings_list(remedies(report)),
         phases_bar(report),
@@ -61,24 +67,40 @@ def report_html(report: Report) -> str:
     if only_nodes(report):
         parts.append(_scroll(operator_table(report, _ROWS)))
     else:
-        chosen = select(report, View(top=_ROWS))
-        parts.append(_scroll(module_table(report, chosen, lines=True)))
+        view = view_of_answer(report, _ROWS)
+        chosen = select(report, view)
+        parts.append(_scroll(module_table(report, chosen, view, lines=True)))
         parts.append(_legend(report))
-        more = counted(len(chosen.hidden), "more module")
-        rest = f" {more}; see report.top() or report.save('report.html')." if chosen.hidden else ""
+        more = counted(len(chosen.hidden), "more module" if view.by == "path" else "more row")
+        rest = f" {more}: see report.show()." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
         parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
     return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
 
 
-def _line_of_answer(report: Report) -> str:
-    """Below the answer, the source line that made its node."""
-    row = answered(report)
-    line = None if row is None else heaviest_line(row, "wall")
-    if line is None:
-        return ""
-    source = f' <code class="muted">{shown(line.text)}</code>' if line.text else ""
-    return f"<p>← {line_shown(line)}{source}</p>"
+def show_page(report: Report, height: int) -> None:
+    """Display the page of a report in a frame; raises what ``Report.show`` raises."""
+    if isinstance(height, bool) or not isinstance(height, int) or height < 1:
+        raise UsageError(f"height={quoted(height)}: give a whole number of pixels of at least 1")
+    ipython = sys.modules.get("IPython")
+    if ipython is None or ipython.get_ipython() is None:
+        raise UsageError(
+            'show() is for notebooks; report.save("report.html") writes the page as a file'
+        )
+    from IPython.display import display
+
+    show: Any = display  # untyped
+    # Two forms: IPython in a terminal shows the text.
+    show({"text/html": page_frame(report, height), "text/plain": str(report)}, raw=True)
+
+
+def page_frame(report: Report, height: int) -> str:
+    """The page of a report in a frame, which keeps its styles and scripts apart."""
+    page = escape(to_html(report).decode(), quote=True)
+    return (
+        f'<iframe title="Backspot\'s report" srcdoc="{page}" sandbox="allow-scripts allow-popups" '
+        f'width="100%" height="{height}" style="border: 0"></iframe>'
+    )
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -30,6 +30,9 @@ class Forms(Protocol):
     def as_html(self, result: Result, /) -> str:
         """Return HTML for a notebook cell."""
 
+    def show(self, report: Result, height: int, /) -> None:
+        """Display the page of a report in the output of a notebook's cell."""
+
     def write(
         self, result: Result, path: str | os.PathLike[str], /, *, force: bool = False
     ) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -180,6 +180,9 @@ class Report(Presented, _Predicted):
         mfu: Model FLOPs utilisation: share (0 to 1) of a step's clock time that its operations
             would take at the peak of the devices that are used, without forward work that runs
             again. ``None`` where it is not known.
+        recorded: Where and how the trace was recorded, as far as that is known: ``device``,
+            ``time`` (UTC), and of a live profile ``torch`` (its version) and ``command``. Two
+            reports can be equal in spite of it.
         schema: Version of the JSON form.
 
     Example:
@@ -224,6 +227,7 @@ class Report(Presented, _Predicted):
     memory: tuple[MemoryOfDevice, ...] = ()
     peaks: Peaks | None = None
     mfu: float | None = None
+    recorded: dict[str, str] = field(default_factory=dict, compare=False)
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -547,6 +551,20 @@ class Report(Presented, _Predicted):
             return presented.labelling().save_labelled(self, path, force=force)
 
         return presented.forms().write(self, path, force=force)
+
+    def show(self, *, height: int = 720) -> None:
+        """Display the page that ``save("report.html")`` writes, in the output of a notebook's cell.
+
+        The page is a frame of its own, and the notebook keeps it when it is saved: 100 to 900 kB.
+
+        Args:
+            height: Height of the frame in pixels. Default: 720.
+
+        Raises:
+            UsageError: If this runs in no notebook and no IPython, or if ``height`` is not a whole
+                number of at least 1.
+        """
+        presented.forms().show(self, height)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:

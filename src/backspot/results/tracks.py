@@ -20,6 +20,8 @@ class TrackSpan:
         owner: Index into ``Tracks.names``.
         depth: Number of spans of the track around this one.
         run: Index of the backward pass. A span never crosses into another pass.
+        call: Number of the module's call in forward, -1 where that is not known. A span never
+            crosses into the work of another call of the module.
     """
 
     start: int
@@ -27,6 +29,7 @@ class TrackSpan:
     owner: int
     depth: int
     run: int
+    call: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,13 @@ class Tracks:
 
     Attributes:
         names: Name of the spans of each owner: ``backward: path (class)``.
+        paths: Path of each owner, as rows of a report have it.
         tracks: One track for each host thread that ran nodes and each device queue that worked for
             them.
         arrows: Arrows from forward to backward.
     """
 
     names: list[str]
+    paths: list[str]
     tracks: list[Track]
     arrows: list[Arrow]

@@ -43,7 +43,7 @@ from backspot.trace.json_events import (
     decode_in_detail,
     gather,
 )
-from backspot.trace.metadata import TableFinder, device_names, find_events, has_details
+from backspot.trace.metadata import TableFinder, base_time, device_names, find_events, has_details
 
 __all__ = ["ChromeDecoder", "first_between"]
 
@@ -168,6 +168,7 @@ class ChromeDecoder:
         rest = find_events(self._read, self._source, self._look_before)
         self._in_detail = has_details(self._head)
         self.columns.device_names = device_names(self._head)
+        self.columns.base_ns = base_time(self._head)
         return rest
 
     def _look_before(self, text: bytes) -> None:

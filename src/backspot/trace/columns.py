@@ -58,6 +58,7 @@ class Columns:
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
         device_names: as in ``Events``.
+        base_ns: the time that the times of events are relative to, nanoseconds.
         unknown: the events that were left out because their category is unknown.
     """
 
@@ -86,6 +87,7 @@ class Columns:
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
         self.device_names: dict[int, str] = {}
+        self.base_ns = 0
         self.compiled = CompiledTable()
         self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
@@ -270,6 +272,7 @@ class Columns:
             signatures=self._signatures(),
             allocations=allocations,
             device_names=self.device_names,
+            clock_ns=self.base_ns + origin,
             compiled=self.compiled,
         )
 

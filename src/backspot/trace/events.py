@@ -153,6 +153,8 @@ class Events:
         lines: the lines of source that made the nodes, as far as they were recorded.
         allocations: the blocks of memory; none without ``profile_memory=True``.
         device_names: the names of the devices by index, as far as the trace has them.
+        clock_ns: the time of the clock at which ``start`` is 0: nanoseconds since 1970, if the
+            trace has that; any number otherwise.
         compiled: the launch sites of compiled graphs, as far as they were recorded.
     """
 
@@ -181,6 +183,7 @@ class Events:
     signatures: Sequence[Signature] = ()
     allocations: Allocations = field(default_factory=_no_allocations)
     device_names: dict[int, str] = field(default_factory=dict)
+    clock_ns: int = 0
     compiled: CompiledTable = field(default_factory=CompiledTable)
 
     @cached_property

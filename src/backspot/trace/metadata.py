@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from backspot.errors import NotATraceError
 from backspot.trace.names import (
+    BASE_TIME,
     DEVICE_PROPERTIES,
     HAS_MEMORY,
     HAS_SHAPES,
@@ -18,12 +19,13 @@ from backspot.trace.names import (
     TRACE_EVENTS,
 )
 
-__all__ = ["TableFinder", "device_names", "find_events", "has_details"]
+__all__ = ["TableFinder", "base_time", "device_names", "find_events", "has_details"]
 
 _PIECE = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
 _HEAD_BEGUN = re.compile(TRACE_EVENTS + rb"\s*(?:(:)\s*)?\Z")
+_BASE_TIME = re.compile(re.escape(BASE_TIME) + rb"\s*:\s*(\d{1,19})")
 _DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,3})\s*,\s*"name"\s*:\s*"([^"\\]*)"')
 _REPORT = b'"backspot.report/'
 _OVERLAP = 64
@@ -118,6 +120,12 @@ def device_names(head: bytes) -> dict[int, str]:
     return {
         int(found[1]): found[2].decode("utf-8", "replace") for found in _DEVICE.finditer(properties)
     }
+
+
+def base_time(head: bytes) -> int:
+    """Return what times are relative to, in nanoseconds, from the text before the events."""
+    found = _BASE_TIME.search(head)
+    return int(found[1]) if found else 0
 
 
 class TableFinder:

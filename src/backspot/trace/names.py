@@ -15,6 +15,8 @@ import re
 
 TRACE_EVENTS = b'"traceEvents"'
 """The key of the list of events."""
+BASE_TIME = b'"baseTimeNanoseconds"'
+"""The key of the time that the times of all events are relative to."""
 DEVICE_PROPERTIES = b'"deviceProperties"'
 """The key of the list of devices: for each its index, its name and more."""
 COMPLETE, FLOW_START, FLOW_FINISH, INSTANT = "X", "s", "f", "i"

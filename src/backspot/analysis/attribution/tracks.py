@@ -1,8 +1,8 @@
 """Ownership as tracks of nested spans: which module's backward runs when, and on what.
 
-The span of a module covers consecutive work of that module and of the modules inside it. So two
-spans of a track either nest or do not overlap. A compiled kernel that works for several modules is
-in the span of the one with the largest share.
+The span of a module covers consecutive work of that module and of the modules inside it, for one
+call of the module. So two spans of a track either nest or do not overlap. A compiled kernel that
+works for several modules is in the span of the one with the largest share.
 """
 
 from __future__ import annotations
@@ -26,51 +26,88 @@ __all__ = ["find_tracks"]
 
 def find_tracks(events: Events, ownership: Ownership) -> Tracks:
     """Make the tracks of the threads that ran nodes, and of the queues that worked for them."""
-    parents = _parents(ownership.owners)
-    depths = _depths(parents)
+    calls = _Calls(events, ownership)
+    owners = _Around(ownership, calls)
     tracks = [
-        Track(*events.threads[thread], False, _nested(_on_host(ownership, thread), parents, depths))
+        Track(*events.threads[thread], False, _nested(_on_host(ownership, thread, calls), owners))
         for thread in ownership.passes.threads
     ]
     work = ownership.work
     tracks += [
-        Track(*events.threads[queue], True, _nested(_on_device(ownership, queue), parents, depths))
+        Track(*events.threads[queue], True, _nested(_on_device(ownership, queue, calls), owners))
         for queue in distinct(work.queue[(work.run >= 0) & (work.device >= 0)])
     ]
     tracks = [track for track in tracks if track.spans]
-    return Tracks(_names(ownership), tracks, _arrows(events, ownership, tracks))
+    paths = [ownership.owners.path(owner) for owner in range(len(ownership.owners))]
+    return Tracks(_names(ownership), paths, tracks, _arrows(events, ownership, calls, tracks))
 
 
-def _arrows(events: Events, ownership: Ownership, tracks: list[Track]) -> list[Arrow]:
+class _Calls:
+    """The module's call in forward that made each node.
+
+    Attributes:
+        of_span: for each node the innermost call around the operator that made the node, and for
+            other spans in the backward the call of the node around; ``NOTHING`` where no recorded
+            call made it. A call that checkpointing runs again is backward itself, and not meant.
+    """
+
+    def __init__(self, events: Events, ownership: Ownership) -> None:
+        spans, join, of_pass = ownership.spans, ownership.join, ownership.passes.of_span
+        is_call = (spans.module >= 0) & (of_pass < 0)
+        # The span that decides: around the operator, the node that fed this one, or the parent.
+        decides = np.where(join.feeder >= 0, join.feeder, spans.parent)
+        joined = np.flatnonzero(join.operator >= 0)
+        decides[joined] = spans.of(events, join.operator[joined])
+        up = np.where((decides >= 0) & ~is_call, decides, np.arange(len(decides)))
+        for _ in range(len(up).bit_length()):  # each round doubles the distance covered
+            up = up[up]
+        self.of_span = np.where(is_call[up] & (of_pass >= 0), up, NOTHING)
+        self._is_call = is_call.tolist()
+        self._parent = spans.parent.tolist()
+        self._owner = ownership.owners.of_modules(spans.module).tolist()
+        self._around: dict[int, dict[int, int]] = {}
+
+    def around(self, call: int) -> dict[int, int]:
+        """Return the calls around a call and itself: for each owner the innermost one."""
+        if call not in self._around:
+            found: dict[int, int] = {}
+            at = call
+            while at >= 0:
+                if self._is_call[at]:
+                    found.setdefault(self._owner[at], at)
+                at = self._parent[at]
+            self._around[call] = found
+        return self._around[call]
+
+
+def _arrows(
+    events: Events, ownership: Ownership, calls: _Calls, tracks: list[Track]
+) -> list[Arrow]:
     """Make an arrow for each call and each pass that ran nodes made in the call.
 
-    The arrow leads to the first span of the module on a host thread in that pass.
+    The arrow leads to the first span of the call on a host thread in that pass.
     """
     spans, of_span = ownership.spans, ownership.passes.of_span
-    nodes = np.flatnonzero(spans.is_node & (of_span >= 0) & (ownership.join.operator >= 0))
-    operator = ownership.join.operator[nodes]
-    around = spans.of(events, operator)
-    parent, module, run_of = spans.parent.tolist(), spans.module.tolist(), of_span.tolist()
-    owner = ownership.owners.of_modules(spans.module).tolist()
-    made: set[tuple[int, int]] = set()
-    for call, run in set(zip(around.tolist(), of_span[nodes].tolist(), strict=True)):
-        at = call
-        while at >= 0 and (at, run) not in made:
-            made.add((at, run))
-            at = parent[at]
-    first: dict[tuple[int, int], tuple[int, int, int]] = {}
+    nodes = np.flatnonzero(spans.is_node & (of_span >= 0) & (calls.of_span >= 0))
+    made = {
+        (around, owner, run)
+        for call, run in set(
+            zip(calls.of_span[nodes].tolist(), of_span[nodes].tolist(), strict=True)
+        )
+        for owner, around in calls.around(call).items()
+    }
+    first: dict[tuple[int, int, int], tuple[int, int, int]] = {}
     for number, track in enumerate(tracks):
         if track.on_device:
             continue
         for index, span in enumerate(track.spans):
             here = (span.start, number, index)
-            key = (span.owner, span.run)
+            key = (span.owner, span.run, span.call)
             first[key] = min(first.get(key, here), here)
     arrows = []
-    for call, run in sorted(made):
-        target = first.get((owner[call], run))
-        # Calls that checkpointing runs again are part of the backward.
-        if module[call] >= 0 and run_of[call] < 0 and target and target[0] > spans.start[call]:
+    for call, owner, run in sorted(made):
+        target = first.get((owner, run, call))
+        if target and target[0] > spans.start[call]:
             process, thread = events.threads[int(spans.thread[call])]
             start, end = int(spans.start[call]), int(spans.end[call])
             arrows.append(Arrow(process, thread, start, end, target[1], target[2]))
@@ -94,24 +131,34 @@ def _parents(owners: Owners) -> list[int]:
     return parents
 
 
-def _depths(parents: list[int]) -> list[int]:
-    """Return how many owners are around each."""
-    depths = [NOTHING] * len(parents)
-    for owner in range(len(parents)):
-        way = [owner]
-        while depths[way[-1]] < 0 and parents[way[-1]] >= 0:
-            way.append(parents[way[-1]])
-        depth = max(0, depths[way[-1]])
-        for at in reversed(way):
-            depths[at], depth = depth, depth + 1
-    return depths
+class _Around:
+    """What lies around each owner.
+
+    Attributes:
+        ways: for each owner the owners from the outermost one to the owner itself.
+    """
+
+    def __init__(self, ownership: Ownership, calls: _Calls) -> None:
+        parents = _parents(ownership.owners)
+        self.ways: list[list[int]] = []
+        for owner in range(len(parents)):
+            way = [owner]
+            while parents[way[-1]] >= 0:
+                way.append(parents[way[-1]])
+            self.ways.append(way[::-1])
+        self.calls = calls
+
+    def way(self, owner: int, call: int) -> list[tuple[int, int]]:
+        """Return the owners from the outermost one to this one, each with its call."""
+        around = self.calls.around(call)
+        return [(at, around.get(at, NOTHING)) for at in self.ways[owner]]
 
 
-_Piece = tuple[int, int, int, int]
-"""Start, end, owner and pass; ``NOTHING`` as the pass where it is no backward."""
+_Piece = tuple[int, int, int, int, int]
+"""Start, end, owner, pass and call; ``NOTHING`` as the pass where it is no backward."""
 
 
-def _on_host(ownership: Ownership, thread: int) -> Iterable[_Piece]:
+def _on_host(ownership: Ownership, thread: int, calls: _Calls) -> Iterable[_Piece]:
     """Return what the thread executes: the innermost span, or launch of compiled code."""
     indices, nesting = ownership.spans.nesting[thread]
     compiled = ownership.compiled
@@ -122,49 +169,56 @@ def _on_host(ownership: Ownership, thread: int) -> Iterable[_Piece]:
     launch = compiled.at(ownership.spans, span, edges[held])
     launched = take(ownership.launch_shares.largest, launch)
     owner = np.where(launch >= 0, launched, ownership.owner[span])
-    columns = (edges[held], edges[held + 1], owner, ownership.passes.of_span[span])
-    return _rows(columns)
+    run, call = ownership.passes.of_span[span], calls.of_span[span]
+    return _rows((edges[held], edges[held + 1], owner, run, call))
 
 
-def _on_device(ownership: Ownership, queue: int) -> Iterable[_Piece]:
+def _on_device(ownership: Ownership, queue: int, calls: _Calls) -> Iterable[_Piece]:
     """Return what the queue executes, by start."""
     work = ownership.work
     mine = np.flatnonzero(work.queue == queue)
-    columns = (work.start, work.end, ownership.work_owner, work.run)
+    call = take(calls.of_span, work.span)
+    columns = (work.start, work.end, ownership.work_owner, work.run, call)
     return _rows(tuple(column[mine] for column in columns))
 
 
 def _rows(columns: tuple[Ints, ...]) -> Iterable[_Piece]:
-    start, end, owner, run = (column.tolist() for column in columns)
-    return zip(start, end, owner, run, strict=True)
+    start, end, owner, run, call = (column.tolist() for column in columns)
+    return zip(start, end, owner, run, call, strict=True)
 
 
-def _nested(pieces: Iterable[_Piece], parents: list[int], depths: list[int]) -> list[TrackSpan]:
+def _nested(pieces: Iterable[_Piece], owners: _Around) -> list[TrackSpan]:
     spans: list[TrackSpan] = []
     around: list[TrackSpan] = []  # the open spans, all of one pass
     until: int | None = None
-    for begin, end, owner, run in pieces:
+    last: tuple[int, int, int] | None = None
+    for begin, end, owner, run, call in pieces:
         start = begin if until is None else max(begin, until)
         if end <= start:
             continue
-        # From the owner outwards, up to the first owner with an open span.
-        opened: list[int] = []
-        at = NOTHING if run < 0 else owner
-        same_run = bool(around) and around[0].run == run
-        while at >= 0 and not (
-            same_run and depths[at] < len(around) and around[depths[at]].owner == at
-        ):
-            opened.append(at)
-            at = parents[at]
-        same = 0 if at < 0 else depths[at] + 1
-        _end(around[same:], until)
-        del around[same:]
+        if (owner, run, call) != last:
+            last = owner, run, call
+            way = [] if run < 0 else owners.way(owner, call)
+            same = 0 if not around or around[0].run != run else _common(around, way)
+            _end(around[same:], until)
+            del around[same:]
+            for inner, of_call in way[same:]:
+                around.append(TrackSpan(start, end, inner, len(around), run, of_call))
+                spans.append(around[-1])
         until = end
-        for inner in reversed(opened):
-            around.append(TrackSpan(start, end, inner, len(around), run))
-            spans.append(around[-1])
     _end(around, until)
     return spans
+
+
+def _common(around: list[TrackSpan], way: list[tuple[int, int]]) -> int:
+    """Return how many of the open spans go on, and say in them whose call they are, if new."""
+    same = 0
+    for span, (owner, call) in zip(around, way, strict=False):
+        if span.owner != owner or (span.call != call and NOTHING not in (span.call, call)):
+            break
+        span.call = max(span.call, call)  # ``NOTHING`` is less than any call
+        same += 1
+    return same
 
 
 def _end(spans: list[TrackSpan], time: int | None) -> None:

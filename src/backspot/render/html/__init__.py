@@ -31,15 +31,19 @@ from backspot.render._sentences import (
     Part,
     answer,
     coverage,
+    recording,
     remedies,
     savings,
     setting,
+    view_of_answer,
 )
 from backspot.render.formats import Format
 from backspot.render.html._fragments import (
     asset,
     facts_list,
     findings_list,
+    lead,
+    line_of_answer,
     module_table,
     operator_table,
     phases_bar,
@@ -50,7 +54,7 @@ from backspot.render.html._fragments import (
 from backspot.render.html._job import job_to_html
 from backspot.render.html._page_data import page_data
 from backspot.render.html._plots import plots
-from backspot.render.view import View, only_nodes, select
+from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
 
@@ -72,16 +76,21 @@ def to_html(report: Report) -> bytes:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     plain = only_nodes(report)
     said, drawn = answer(report), plots(report)
+    first, rest = _divided(said)
     table, notes = _operators(report) if plain else _modules(report)
     page = Template(asset("template.html")).substitute(
         version=__version__,
         per=report.per,
         title=shown(_title(said)),
         trace=shown(report.trace),
+        recorded=shown(" · ".join([*recording(report), f"Backspot {__version__}"])),
         style="\n".join(map(asset, ("report.css", "plots.css") if drawn else ("report.css",))),
         script=script,
         script_hash=f"sha256-{digest}",
-        answer=sentence(said),
+        answer=sentence(first),
+        more=f'<p class="more-said">{sentence(rest)}</p>' if rest else "",
+        line=line_of_answer(report),
+        lead=lead(report),
         setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
@@ -99,6 +108,18 @@ def to_html(report: Report) -> bytes:
 FORMATS = (Format(".html", {Report: to_html, JobReport: job_to_html}),)
 
 
+_REST = (", mostly ", ", the largest part in ")
+
+
+def _divided(said: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """The answer up to what it says of a node, and the rest as a sentence of its own."""
+    for index, (kind, text) in enumerate(said):
+        if kind == "text" and text.startswith(_REST):
+            rest = text.removeprefix(", ")
+            return list(said[:index]), [("text", rest[0].upper() + rest[1:]), *said[index + 1 :]]
+    return list(said), []
+
+
 def _title(said: Sequence[Part]) -> str:
     text = visible("".join(text for _, text in said))
     return f"{text[:100]} · Backspot"
@@ -106,14 +127,15 @@ def _title(said: Sequence[Part]) -> str:
 
 def _modules(report: Report) -> tuple[str, str]:
     """The table for pages without a script, and the notes below it."""
-    chosen = select(report, View(top=_STATIC_ROWS))
+    view = view_of_answer(report, _STATIC_ROWS)
+    chosen = select(report, view)
     hidden = ""
     if chosen.hidden or chosen.idle:
         rest = counted(len(chosen.hidden) + chosen.idle, "more module")
         hidden = f' <span class="no-script">{rest} if scripts may run.</span>'
     notes = f'<p class="muted">{shown(coverage(report))}{hidden}</p>'
     said = "".join(f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen))
-    return module_table(report, chosen), notes + said
+    return module_table(report, chosen, view), notes + said
 
 
 def _operators(report: Report) -> tuple[str, str]:

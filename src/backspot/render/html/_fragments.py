@@ -18,23 +18,27 @@ from backspot.render._sentences import (
     HEADING,
     KINDS,
     Part,
+    answered,
     cost_of,
     cost_of_place,
+    elsewhere,
     explained,
     kept_phases,
     made_by,
     phase_text,
     searched,
+    shares_time_with,
     worth,
 )
-from backspot.render.view import DEFAULT_VIEW, Selection, operators_by
-from backspot.results.report import Finding, LineCost, OperatorCost, Phase, Report, Row, WallKinds
+from backspot.render.view import Selection, View, heaviest_line, operators_by
+from backspot.results.report import Finding, OperatorCost, Phase, Report, Row, WallKinds
 
 __all__ = [
     "asset",
     "facts_list",
     "findings_list",
-    "line_shown",
+    "lead",
+    "line_of_answer",
     "module_table",
     "operator_table",
     "phases_bar",
@@ -64,6 +68,22 @@ def sentence(parts: Sequence[Part]) -> str:
         f"<{_TAGS[kind]}>{shown(text)}</{_TAGS[kind]}>" if _TAGS[kind] else shown(text)
         for kind, text in parts
     )
+
+
+def line_of_answer(report: Report) -> str:
+    """The source line that made the node of the answer, or nothing if that is not known."""
+    row = answered(report)
+    line = None if row is None else heaviest_line(row, "wall")
+    if line is None:
+        return ""
+    source = f" <code>{shown(line.text.strip())}</code>" if line.text else ""
+    return f'<p class="line-of-answer">← <code>{shown(made_by(line))}</code>{source}</p>'
+
+
+def lead(report: Report) -> str:
+    """What takes more than any module and is none, or nothing."""
+    parts = elsewhere(report)
+    return f'<p class="elsewhere">{sentence(parts)}</p>' if parts else ""
 
 
 def facts_list(facts: Sequence[str]) -> str:
@@ -144,20 +164,17 @@ def _finding(report: Report, finding: Finding) -> str:
         for place in places
     )
     named += f'<li class="muted">{more}</li>' if more else ""
+    same = " and ".join(f"“{shown(other.title)}”" for other in shares_time_with(report, finding))
+    overlap = f'<p class="muted">Can be partly the same time as {same}: do not add them up.</p>'
     link = ""
     if urlsplit(finding.link).scheme == "https":
-        link = f' <a href="{shown(finding.link)}" rel="noreferrer">Read more</a>'
+        link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span></div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
         f'<p class="remedy">{shown(finding.remedy)}{link}</p>'
-        f'<ul class="places" aria-label="Where">{named}</ul></div></li>'
+        f'{overlap if same else ""}<ul class="places" aria-label="Where">{named}</ul></div></li>'
     )
-
-
-def line_shown(line: LineCost) -> str:
-    """A source line by its place; its text appears under the pointer."""
-    return _line(made_by(line), line.text)
 
 
 def _line(place: str, text: str) -> str:
@@ -167,7 +184,7 @@ def _line(place: str, text: str) -> str:
 _CLASSES = {
     "rank": "n rank",
     "name": "",
-    "class": "o2",
+    "class": "class o2",
     "time": "n",
     "share": "n",
     "saves": "n o1",
@@ -180,16 +197,16 @@ _CLASS = "n o1"
 """The classes of columns: ``n`` is aligned right, ``o1`` and ``o2`` go where a page is narrow."""
 
 
-def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> str:
+def module_table(report: Report, chosen: Selection, view: View, *, lines: bool = False) -> str:
     """The ranked rows as a table, and below them rows that no module owns.
 
     Args:
         report: the report.
         chosen: its rows.
+        view: how they were chosen.
         lines: whether to name the source line that made the heaviest node.
     """
     left_out = (
-        "members",
         "spread",
         "recompute",
         "exact",
@@ -197,7 +214,7 @@ def module_table(report: Report, chosen: Selection, *, lines: bool = False) -> s
         "forward",
         *(() if lines else ("line",)),
     )
-    columns = module_columns(report, chosen.shown, chosen.unowned, DEFAULT_VIEW)
+    columns = module_columns(report, chosen.shown, chosen.unowned, view)
     columns = [column for column in columns if column.kind not in left_out]
     bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])
     rows = _rows(columns, bars, '<th scope="row"><code class="path"><bdi dir="ltr">{}</bdi></code>')

@@ -187,7 +187,7 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
         '<section id="modules" aria-labelledby="modules-title" tabindex="-1">'
         '<h2 id="modules-title">Modules over the ranks <span class="muted">ms, darker where a rank '
         "takes longer than the median</span></h2>"
-        '<div class="table-box" role="region" aria-labelledby="modules-title" tabindex="0">'
+        '<div class="table-box" role="region" aria-label="Table" tabindex="0">'
         '<table class="heat"><thead><tr><th scope="col">module</th>'
         '<th scope="col" class="n">costs at most</th><th scope="col" class="n">median</th>'
         f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"

@@ -10,13 +10,13 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, Literal
 
 from backspot.formatting import visible
-from backspot.render._sentences import KINDS
+from backspot.render._sentences import KINDS, answered, cost_of, cost_of_place
 from backspot.render.view import is_unsteady, unowned_rows
 from backspot.results.grouping import parents_of
-from backspot.results.report import KernelCost, LineCost, NodeCost, Report, Row
+from backspot.results.report import By, Finding, KernelCost, LineCost, NodeCost, Report, Row
 from backspot.trace.labels import Kind, Label, format_label
 from backspot.trace.names import short_node_name
 
@@ -25,7 +25,7 @@ __all__ = ["page_data"]
 _ROWS = 2_500
 """The largest number of modules that a page shows one by one."""
 _FEWEST = 50
-_BYTES = 225_000
+_BYTES = 215_000
 _BYTES_A_MODULE = 250
 _MOST_BYTES = 900_000
 """The size of the data: the first is for up to 1,000 modules; more modules get more, to a limit."""
@@ -89,7 +89,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     for path, parent in parents_of(modules.values()).items():
         around[path] = parent if parent is None or parent in place else around[parent]
     rows = [
-        _row(modules[path], around[path], place, strings, unit, full=index < detailed)
+        _row(report, modules[path], around[path], place, strings, unit, full=index < detailed)
         for index, path in enumerate(kept)
     ]
     rest: dict[int, list[Row]] = defaultdict(list)
@@ -99,9 +99,10 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
             rest[-1 if holder is None else place[holder]].append(row)
     rows += [_rest(holder, members, unit) for holder, members in rest.items()]
     rows += [
-        _row(row, None, place, strings, unit, full=True)
+        _row(report, row, None, place, strings, unit, full=True)
         for row in unowned_rows(report, report.modules)
     ]
+    answer = answered(report)
     return {
         "unit": unit,
         "steps": report.steps,
@@ -112,6 +113,11 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
         "labelled": report.source == "backspot",
         "whole": [_in(unit, ns) for ns in (report.wall_ns, report.gpu_ns, report.cpu_ns)],
         "modules": len(modules),
+        "peak": _peak(report),
+        "limits": report.peaks is not None and any(row.work is not None for row in report.modules),
+        "groups": _limits_of_groups(report, unit),
+        "answer": None if answer is None else [visible(answer.path), answer.members > 1],
+        "findings": [_finding(report, one, place) for one in report.findings],
         "strings": strings.all(),
         "rows": rows,
     }
@@ -138,7 +144,14 @@ def _in(unit: int, ns: int) -> int:
 
 
 def _row(
-    row: Row, parent: str | None, place: dict[str, int], strings: _Strings, unit: int, *, full: bool
+    report: Report,
+    row: Row,
+    parent: str | None,
+    place: dict[str, int],
+    strings: _Strings,
+    unit: int,
+    *,
+    full: bool,
 ) -> list[Any]:
     within = 0 if not parent else len(parent) + 1
     label = format_label(Label(Kind.BACKWARD, row.path, row.class_name))
@@ -159,7 +172,58 @@ def _row(
         label if row.is_module and label != plain else 0,
         _lines(row.lines, strings, unit, 5 if full else 1),
         [None if one is None else _in(unit, one) for one in (row.saves_ns, row.total_saves_ns)],
+        _memory(row),
+        _limit(report, row, unit),
     ]
+
+
+def _peak(report: Report) -> int:
+    """The memory that the rows have a part of: of the devices, or of the host without any."""
+    devices = [one for one in report.memory if one.device >= 0] or report.memory
+    return sum(one.peak_bytes for one in devices)
+
+
+def _memory(row: Row) -> list[int] | Literal[0]:
+    """What the row has at the peak, what it keeps, and what checkpointing it would free."""
+    held = row.memory
+    if held is None:
+        return 0
+    return [held.at_peak_bytes, held.kept_bytes, held.checkpoint_frees_bytes]
+
+
+def _limit(report: Report, row: Row, unit: int) -> list[Any] | Literal[0]:
+    """TFLOP/s, share of the peak, headroom, and which peak bounds the row."""
+    limit = report.limit(row) if row.work is not None else None
+    if limit is None:
+        return 0
+    tflops = None if limit.tflops is None else round(limit.tflops, 1)
+    of_peak = None if limit.of_peak is None else round(limit.of_peak, 4)
+    headroom = None if limit.headroom_ns is None else _in(unit, limit.headroom_ns)
+    return [tflops, of_peak, headroom, limit.bound]
+
+
+def _limits_of_groups(report: Report, unit: int) -> dict[By, list[list[Any]]]:
+    """The limits of the groups of modules that a table can show: they do not add up."""
+    kinds: tuple[By, ...] = ("pattern", "class")
+    return {
+        by: [
+            [visible(row.path), visible(row.class_name), limit]
+            for row in report.top(by=by)
+            if row.is_module and (limit := _limit(report, row, unit))
+        ]
+        for by in kinds
+    }
+
+
+def _finding(report: Report, finding: Finding, place: dict[str, int]) -> list[Any]:
+    """The title, the cost, the remedy, and what it costs in each row."""
+    time, _ = cost_of(report, finding)
+    costs = [
+        [place[one.path] if one.class_name else visible(one.path), cost_of_place(one)]
+        for one in finding.places
+        if not one.class_name or one.path in place
+    ]
+    return [visible(finding.title), time, visible(finding.remedy), costs]
 
 
 def _costs(row: Row) -> tuple[int, ...]:
@@ -252,4 +316,6 @@ def _rest(holder: int, members: Sequence[Row], unit: int) -> list[Any]:
         0,
         [],
         [None, None],
+        [sum(held) for held in zip(*filter(None, map(_memory, members)), strict=True)] or 0,
+        0,
     ]

@@ -30,7 +30,7 @@ def plots(report: Report) -> str:
     lines = roofline(report)
     if lines is not None:
         found.append(_roofline(lines))
-    return "".join(found)
+    return f'<div class="plots">{"".join(found)}</div>' if found else ""
 
 
 # Memory over time --------------------------------------------------------------------------------

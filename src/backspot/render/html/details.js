@@ -16,11 +16,11 @@ function makeDetails(model, box, change, say) {
         make("h3", {}, make("code", {}, row.shown)),
         make("button", { type: "button", class: "quiet close", onclick: () => change({ open: false }), "aria-label": "Close the details" }, "✕")),
       make("p", { class: "muted" }, [
-        row.isModule ? row.cls : row.path === UNSTEADY ? LEFT_OVER : "owned by no module",
+        row.group ? `${counted(row.group.length, "module")}, ${row.cls}` : row.isModule ? row.cls : row.path === UNSTEADY ? LEFT_OVER : "owned by no module",
         row.isModule && `${perStep(row.calls)} ${row.calls === 1 ? "call" : "calls"} per ${model.per}`,
       ].filter(Boolean).join(" · "), around && around.id >= 0 ? " · in " : "",
         around && around.id >= 0 ? link(around) : ""),
-      label(row), costs(row), spentOn(row), steps(row), nodes(row), lines(row), kernels(row), within(row),
+      findings(row), label(row), costs(row), spentOn(row), steps(row), nodes(row), lines(row), kernels(row), within(row),
     ];
     box.replaceChildren(...parts.filter(Boolean));
   }
@@ -28,8 +28,19 @@ function makeDetails(model, box, change, say) {
   const link = (row) =>
     make("button", { type: "button", class: "name", onclick: () => change({ chosen: row }) }, make("code", {}, row.shown));
 
+  function findings(row) {
+    const keys = (row.group || [row]).map((one) => (one.isModule ? one.id : one.path));
+    const found = model.findings.filter(({ places }) => keys.some((key) => places.has(key)));
+    if (!found.length) return null;
+    const here = ({ cost, places }) =>
+      row.group || places.get(keys[0]) === cost ? cost : `${places.get(keys[0])} of ${cost}`;
+    return make("ul", { class: "found-here" }, ...found.map((one) =>
+      make("li", {}, make("b", {}, one.title), " ", make("span", { class: "muted" }, here(one)),
+        make("p", { class: "small" }, one.remedy))));
+  }
+
   function label(row) {
-    if (!row.isModule) return null;
+    if (!row.isModule || row.group) return null;
     const text = row.label || (row.path ? `backward: ${row.path} (${row.cls})` : `backward: (${row.cls})`);
     const button = make("button", { type: "button", class: "quiet" }, "Copy");
     button.addEventListener("click", async () => {
@@ -62,6 +73,11 @@ function makeDetails(model, box, change, say) {
       model.replayed && row.saves[0] !== null
         ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
       row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
+      row.held ? line(["MB at the peak", megabytes(row.held.atPeak), whole ? megabytes(row.total.memory) : null]) : null,
+      row.held && row.held.kept ? line(["MB kept for the backward", megabytes(row.held.kept), whole ? "" : null]) : null,
+      row.held && row.held.frees ? line(["MB that checkpointing frees", megabytes(row.held.frees), whole ? "" : null]) : null,
+      row.limit && row.limit.ofPeak !== null ? line([`of the peak, bound by ${row.limit.bound}`, percent(row.limit.ofPeak), whole ? "" : null]) : null,
+      row.limit && row.limit.headroom !== null ? line(["headroom", per(row.limit.headroom, decimals), whole ? "" : null]) : null,
       row.split ? line(["known without splitting kernels", percent(1 - row.split / row.own.wall), whole ? "" : null]) : null));
   }
 
@@ -113,10 +129,11 @@ function makeDetails(model, box, change, say) {
   }
 
   function within(row) {
-    const inside = row.children.filter((child) => child.total.wall > 0 && !child.members).slice(0, 12);
+    const inside = (row.group || row.children).filter((child) => child.total.wall > 0 && !child.members);
+    inside.sort((a, b) => b.total.wall - a.total.wall).splice(12);
     if (!inside.length) return null;
     const decimals = decimalsFor(inside[0].total.wall);
-    return section("Modules inside", make("ul", { class: "within" }, ...inside.map((child) =>
+    return section(row.group ? "Its modules" : "Modules inside", make("ul", { class: "within" }, ...inside.map((child) =>
       make("li", {}, link(child), " ", make("b", {}, per(child.total.wall, decimals))))));
   }
 

@@ -11,6 +11,9 @@ function makeIcicle(model, box, note, change) {
   let state = null;
   let focused = -1;
 
+  // What time is spent on says nothing about memory.
+  const coloured = () => model.gpu && state.measure !== "memory";
+  const wholeName = () => (state.measure === "memory" ? MEASURES.memory : model.whole.short);
   const width = (row) => row.total[state.measure === "ratio" ? "wall" : state.measure];
 
   function layOut(zoom) {
@@ -54,7 +57,7 @@ function makeIcicle(model, box, note, change) {
       if (!Number.isFinite(ratio)) return "r-none";
       return ratio > 6 ? "r-very" : ratio > 3 ? "r-high" : "r-usual";
     }
-    if (!model.gpu) return "k-unknown";
+    if (!coloured()) return "k-unknown";
     const most = Math.max(...row.total.on);
     return most > 0 ? `k-${KINDS[row.total.on.indexOf(most)]}` : "k-unknown";
   }
@@ -62,10 +65,10 @@ function makeIcicle(model, box, note, change) {
   function describe(row) {
     const cost = width(row);
     const whole = width(model.whole);
-    const words = [`${duration(cost)}, ${percent(whole ? cost / whole : 0)}`];
+    const words = [`${amount(cost, state.measure)}, ${percent(whole ? cost / whole : 0)}`];
     if (state.measure === "ratio") {
       words.push(`backward takes ${times(measured(row.total, "ratio"))} the forward`);
-    } else if (model.gpu && Math.max(...row.total.on) > 0) {
+    } else if (coloured() && Math.max(...row.total.on) > 0) {
       words.push(`mostly: ${KIND_NAMES[colour(row).slice(2)]}`);
     }
     return words;
@@ -82,17 +85,20 @@ function makeIcicle(model, box, note, change) {
     }
     const words = describe(row);
     const [label, strip] = made.children;
-    const time = block.size > 150 ? `${row.short}\u2002${words[0]}` : row.short;
+    const name = row === model.whole ? wholeName() : row.short;
+    const time = block.size > 150 ? `${name}\u2002${words[0]}` : name;
     label.textContent = block.size > 24 ? time : "";
-    strip.replaceChildren(...(state.measure !== "ratio" && model.gpu
+    strip.replaceChildren(...(state.measure !== "ratio" && coloured()
       ? mix(row.total.on, row.total.wall, 1).children : []));
     made.className = `block ${colour(row)}`;
     made.classList.toggle("dim", Boolean(state.matches) && !inside(row));
-    made.classList.toggle("chosen", state.chosen === row);
-    made.setAttribute("aria-label", [row.title, ...words].join(", "));
+    const chosen = state.chosen === row || Boolean(state.chosen?.group?.includes(row));
+    made.classList.toggle("chosen", chosen);
+    const title = row === model.whole ? wholeName() : row.title;
+    made.setAttribute("aria-label", [title, ...words].join(", "));
     made.setAttribute("aria-level", block.level + 1);
-    made.setAttribute("aria-selected", String(state.chosen === row));
-    made.title = [row.title, ...words].join("\n");
+    made.setAttribute("aria-selected", String(chosen));
+    made.title = [title, ...words].join("\n");
     stand(made, block, pixels);
     return made;
   }
@@ -140,7 +146,7 @@ function makeIcicle(model, box, note, change) {
       known.get(block.row.id).tabIndex = block.row.id === focused ? 0 : -1;
     }
     if (had) known.get(focused).focus();
-    const empty = width(state.zoom) > 0 ? "" : `Nothing here takes ${MEASURES[state.measure]} time.`;
+    const empty = width(state.zoom) > 0 ? "" : `Nothing here has any ${MEASURES[state.measure]}.`;
     note.textContent = empty || (cut ? "Zoom in to see deeper modules." : "");
   }
 

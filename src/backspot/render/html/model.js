@@ -4,7 +4,11 @@
 
 const KINDS = []; // what wall time is spent on; the names are in KIND_NAMES
 const KIND_NAMES = {};
-const MEASURES = { wall: "wall", gpu: "GPU", cpu: "CPU", ratio: "backward ÷ forward" };
+const MEASURES = {
+  wall: "wall time", gpu: "GPU time", cpu: "CPU time", ratio: "backward ÷ forward",
+  memory: "memory at the peak", headroom: "headroom",
+};
+const COSTS = ["wall", "gpu", "cpu", "forward", "recompute", "memory", "headroom"];
 
 function readModel(data) {
   Object.assign(KIND_NAMES, data.kinds);
@@ -12,7 +16,7 @@ function readModel(data) {
   const text = (index) => (index >= 0 ? data.strings[index] : "");
   const ns = (values) => values.map((value) => value * data.unit);
   const rows = data.rows.map((cells, id) => {
-    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label, lines, saves] = cells;
+    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label, lines, saves, held, limit] = cells;
     const [wall, gpu, cpu, forward, recompute, split] = ns(costs);
     return {
       id,
@@ -23,8 +27,13 @@ function readModel(data) {
       members: kind > 1 ? kind - 1 : 0, // number of small modules in a sum
       root: text(root),
       calls,
-      own: { wall, gpu, cpu, forward, recompute, on: ns(on) },
+      own: {
+        wall, gpu, cpu, forward, recompute, on: ns(on),
+        memory: held ? held[0] : 0, headroom: limit ? (limit[2] || 0) * data.unit : 0,
+      },
       split,
+      held: held ? { atPeak: held[0], kept: held[1], frees: held[2] } : null, // bytes
+      limit: readLimit(limit, data.unit),
       // What a step would take less without the module, and without all modules in it; or null.
       saves: saves.map((value) => (value === null ? null : value * data.unit)),
       spread: ns(steps.slice(0, 2)), // the smallest and the largest time of all steps
@@ -37,6 +46,7 @@ function readModel(data) {
       })),
       kernels: kernels.map(([n, count, spent]) => ({
         name: n < 0 ? `${-n} more` : text(n),
+        isSum: n < 0,
         count,
         gpu: spent * data.unit,
       })),
@@ -80,14 +90,19 @@ function readModel(data) {
   const whole = {
     id: -1, level: 0, depth: -1, parent: null, path: "", name: "", cls: "", root: "", calls: 0,
     shown: "the whole backward", short: "the whole backward", title: "the whole backward",
-    isModule: false, members: 0, own: zero(), total: zero(), saves: [null, null], spread: [], steps: [], nodes: [], kernels: [], lines: [],
+    isModule: false, members: 0, held: null, limit: null, split: 0,
+    own: zero(), total: zero(), saves: [null, null], spread: [], steps: [], nodes: [], kernels: [], lines: [],
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
   // The page may lack a row for what is unsteady, so the rows sum to the backward only roughly.
   const [wall, gpu, cpu] = ns(data.whole);
-  const sums = { wall, gpu, cpu };
+  const sums = { wall, gpu, cpu, memory: data.peak, headroom: whole.total.headroom };
   Object.assign(whole.total, sums);
+  const groupLimits = new Map();
+  for (const [by, groups] of Object.entries(data.groups)) {
+    for (const [path, cls, limit] of groups) groupLimits.set(keyOf(by, cls, path), readLimit(limit, data.unit));
+  }
   return {
     ...data,
     rows,
@@ -95,17 +110,108 @@ function readModel(data) {
     sums,
     deepest: rows.reduce((deepest, row) => Math.max(deepest, row.depth), 0),
     around: (row) => (row.id < 0 ? null : rows[row.parent] || whole),
+    memory: data.peak > 0,
+    groupLimits,
+    groups: new Map(), // the groups that were made, which stay the same
+    findings: data.findings.map(([title, cost, remedy, places]) => ({ title, cost, remedy, places: new Map(places) })),
   };
 }
 
-const zero = () => ({ wall: 0, gpu: 0, cpu: 0, forward: 0, recompute: 0, on: [0, 0, 0, 0, 0] });
+const readLimit = (limit, unit) => limit && {
+  tflops: limit[0], ofPeak: limit[1], headroom: limit[2] === null ? null : limit[2] * unit, bound: limit[3],
+} || null;
+
+const keyOf = (by, cls, path) => JSON.stringify([by, cls, path]);
+
+const zero = () => ({ on: [0, 0, 0, 0, 0], ...Object.fromEntries(COSTS.map((key) => [key, 0])) });
 
 function addTo(sum, more) {
-  for (const key of ["wall", "gpu", "cpu", "forward", "recompute"]) sum[key] += more[key];
+  for (const key of COSTS) sum[key] += more[key];
   sum.on = sum.on.map((value, index) => value + more.on[index]);
 }
 
-// The rows of the table: modules deeper than `depth` are added up in their ancestor at that depth.
+// The rows of the table: the modules, or groups of them, by their class or the pattern of their paths.
+function tableLines(model, { depth, by }) {
+  const lines = folded(model, depth);
+  if (by === "path") return lines;
+  const many = new Map();
+  const pattern = (line) => keyOf("", line.cls, numberless(line.shown));
+  for (const line of lines) {
+    if (line.isModule) many.set(pattern(line), (many.get(pattern(line)) || 0) + 1);
+  }
+  const groups = new Map();
+  const others = [];
+  for (const line of lines) {
+    if (!line.isModule || !line.row || line.row.members) others.push(line);
+    else {
+      const name = by === "class" ? line.cls || line.shown
+        : many.get(pattern(line)) > 1 ? numberless(line.shown) : line.shown;
+      const key = keyOf(by, line.cls, name);
+      if (!groups.has(key)) groups.set(key, { name, lines: [] });
+      groups.get(key).lines.push(line);
+    }
+  }
+  return [...[...groups].map(([key, group]) => grouped(model, depth, by, key, group)), ...others];
+}
+
+const numberless = (path) =>
+  path.split(".").map((part) => (/^\p{Nd}+$/u.test(part) ? "*" : part)).join(".");
+
+function grouped(model, depth, by, key, { name, lines }) {
+  if (lines.length === 1 && name === lines[0].shown) return { ...lines[0], count: 1 };
+  const known = `${depth} ${key}`;
+  if (!model.groups.has(known)) model.groups.set(known, groupOf(name, lines));
+  const row = model.groups.get(known);
+  const [node, spent] = heaviestOf(row.nodes);
+  return {
+    row, isModule: true, cost: row.own, node, spent, saves: null, shown: name,
+    cls: row.cls, calls: row.calls, count: lines.length,
+    limit: depth >= model.deepest ? model.groupLimits.get(key) || null : null,
+  };
+}
+
+// A group of modules, as a row whose details can be shown.
+function groupOf(name, lines) {
+  const cost = zero();
+  for (const line of lines) addTo(cost, line.cost);
+  const rows = lines.map((line) => line.row);
+  const held = rows.filter((row) => row.held);
+  const sum = (key) => held.reduce((all, row) => all + row.held[key], 0);
+  return {
+    id: -2, parent: null, path: name, name, cls: lines[0].cls, isModule: true, members: 0, root: "",
+    group: rows, children: [], level: 0, depth: 0,
+    calls: lines.reduce((all, line) => all + (line.calls || 0), 0),
+    own: cost, total: cost, split: rows.reduce((all, row) => all + row.split, 0),
+    held: held.length ? { atPeak: sum("atPeak"), kept: sum("kept"), frees: 0 } : null, limit: null,
+    saves: [null, null], spread: [], steps: [], label: 0,
+    nodes: added(rows, "nodes", (node) => node.name, (a, b) => ({
+      ...a, count: a.count + b.count, spent: a.spent.map((value, index) => value + b.spent[index]),
+    })).filter((node) => !node.isSum).sort((a, b) => b.spent[0] - a.spent[0]),
+    kernels: added(rows, "kernels", (kernel) => kernel.name, (a, b) => ({
+      ...a, count: a.count + b.count, gpu: a.gpu + b.gpu,
+    })).filter((kernel) => !kernel.isSum).sort((a, b) => b.gpu - a.gpu),
+    lines: added(rows, "lines", (line) => JSON.stringify([line.place, line.node]), (a, b) => ({
+      ...a, wall: a.wall + b.wall,
+    })).sort((a, b) => b.wall - a.wall),
+    shown: name, short: name, title: `${lines.length} × ${name}`,
+  };
+}
+
+function added(rows, list, key, add) {
+  const sums = new Map();
+  for (const one of rows.flatMap((row) => row[list])) {
+    const known = sums.get(key(one));
+    sums.set(key(one), known ? add(known, one) : one);
+  }
+  return [...sums.values()];
+}
+
+function heaviestOf(nodes) {
+  const first = nodes.find((node) => !node.isSum);
+  return first ? [first.name, first.spent[0]] : ["", 0];
+}
+
+// Modules deeper than `depth` are added up in their ancestor at that depth.
 function folded(model, depth) {
   const lines = new Map();
   for (const row of model.rows) {
@@ -134,6 +240,7 @@ function folded(model, depth) {
       shown: row ? row.shown : path || "(root)",
       cls: named ? row.cls : "",
       calls: named ? row.calls : null,
+      limit: line.taken === 1 && row ? row.limit : null,
     };
   });
 }
@@ -178,6 +285,25 @@ function percent(share) {
   if (hundredths >= 99 && hundredths < 100) return `${Math.min(hundredths, 99.9).toFixed(1)}%`;
   return `${hundredths.toFixed(0)}%`;
 }
+
+function size(bytes) {
+  for (const [unit, name] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+    if (bytes >= 0.9995 * unit) {
+      const amount = bytes / unit;
+      const decimals = amount < 9.995 ? 2 : amount < 99.95 ? 1 : 0;
+      return `${amount.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals })} ${name}`;
+    }
+  }
+  return counted(bytes, "byte");
+}
+
+// What a table says in MB.
+function megabytes(bytes) {
+  const decimals = bytes / 1e6 >= 100 ? 0 : 1;
+  return (bytes / 1e6).toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+}
+
+const amount = (value, measure) => (measure === "memory" ? size(value) : duration(value));
 
 const times = (ratio) =>
   Number.isFinite(ratio) ? `${ratio.toFixed(ratio < 10 ? 1 : 0)}×` : "–";

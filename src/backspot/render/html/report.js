@@ -9,12 +9,16 @@
   const model = readModel(data);
   const narrow = matchMedia("(max-width: 1079px)");
   const state = {
-    measure: "wall", depth: model.deepest, query: "", sort: "wall", descending: true,
+    measure: "wall", by: "path", depth: model.deepest, query: "", sort: "wall", descending: true,
     zoom: model.whole, chosen: null, open: !narrow.matches, matches: null, hits: () => true,
   };
-  state.chosen = folded(model, model.deepest)
-    .filter((line) => line.isModule && !line.row.members)
-    .reduce((best, line) => (!best || line.cost.wall > best.cost.wall ? line : best), null)?.row || null;
+  // The row that the answer is about is open at first.
+  if (model.answer) {
+    const [path, isGroup] = model.answer;
+    if (isGroup) state.by = "pattern";
+    const found = tableLines(model, state).find((line) => line.row && line.row.path === path && !line.row.members);
+    state.chosen = found ? found.row : null;
+  }
 
   const say = (text) => { element("status").textContent = text; };
   const icicle = makeIcicle(model, element("icicle"), element("icicle-note"), change);
@@ -64,16 +68,29 @@
     const entries = state.measure === "ratio"
       ? [["r-usual", "up to 3×"], ["r-high", "3 to 6×"], ["r-very", "over 6×"], ["r-none", "no forward recorded"]]
       : KINDS.filter((_, index) => model.whole.total.on[index] > 0).map((kind) => [`k-${kind}`, KIND_NAMES[kind]]);
-    const shown = model.gpu || state.measure === "ratio" ? entries : [];
+    const shown = (model.gpu && state.measure !== "memory") || state.measure === "ratio" ? entries : [];
     element("legend").replaceChildren(...shown.map(([kind, text]) =>
       make("li", {}, make("i", { class: kind, "aria-hidden": "true" }), text)));
   }
 
+  // A group is not a row of other tables: its first module is, and a module is in a group.
+  function shownInstead(by) {
+    const first = state.chosen && (state.chosen.group ? state.chosen.group[0] : state.chosen);
+    const line = first && tableLines(model, { depth: state.depth, by })
+      .find((one) => one.row === first || one.row?.group?.includes(first));
+    return line ? { chosen: line.row } : {};
+  }
+
   function controls() {
     for (const radio of document.querySelectorAll("input[name=measure]")) {
-      if (radio.value === "gpu" && !model.gpu) radio.closest("label").remove();
+      const known = { gpu: model.gpu, memory: model.memory, headroom: model.limits };
+      if (known[radio.value] === false) radio.closest("label").remove();
       radio.addEventListener("change", () =>
         change({ measure: radio.value, sort: radio.value, descending: true }));
+    }
+    for (const radio of document.querySelectorAll("input[name=by]")) {
+      radio.checked = radio.value === state.by;
+      radio.addEventListener("change", () => change({ by: radio.value, ...shownInstead(radio.value) }));
     }
     const filter = element("filter");
     filter.addEventListener("input", () => change({ query: filter.value }));

@@ -7,24 +7,35 @@ function makeTable(model, box, change) {
   let limit = AT_ONCE;
   let last = "";
 
-  function columns(measure) {
+  function columns({ measure, by }) {
     const time = (key, head) => ({ key, head, number: true, value: (line) => line.cost[key] });
+    const asked = model.memory || model.limits; // what somebody had recorded in addition
+    const limit = (key, head, more) => model.limits && ({
+      key, head, number: true, limit: true, value: (line) => (line.limit ? line.limit[key] : null), ...more,
+    });
     const list = [
-      { key: "name", head: "module", text: true, value: (line) => line.shown },
-      { key: "class", head: "class", text: true, optional: 2, value: (line) => line.cls },
+      { key: "name", head: by === "class" ? "class" : "module", text: true, value: (line) => line.shown },
+      by !== "class" && { key: "class", head: "class", text: true, optional: asked ? 4 : 2, value: (line) => line.cls },
+      by !== "path" && { key: "count", head: "modules", number: true, optional: 2, value: (line) => line.count || 1 },
       time("wall", "wall"),
       model.replayed && { key: "saves", head: "saves", number: true, optional: 1, value: (line) => line.saves },
       model.gpu && time("gpu", "GPU"),
       time("cpu", "CPU"),
-      { ...time("forward", "forward"), optional: 4 },
-      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: 3,
+      model.memory && { ...time("memory", "memory"), optional: 2 },
+      limit("tflops", "TFLOP/s", { optional: measure === "headroom" ? 2 : 4 }),
+      limit("ofPeak", "of peak", { optional: 2 }),
+      limit("headroom", "headroom", { optional: 4 }),
+      { ...time("forward", "forward"), optional: asked ? 5 : 4 },
+      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: asked ? 5 : 3,
         value: (line) => measured(line.cost, "ratio") },
-      { key: "calls", head: "calls", number: true, optional: 4, value: (line) => line.calls },
-      { key: "node", head: "heaviest node", text: true, optional: 4, value: (line) => line.node },
+      { key: "calls", head: "calls", number: true, optional: asked ? 5 : 4, value: (line) => line.calls },
+      { key: "node", head: "heaviest node", text: true, optional: asked ? 5 : 4, value: (line) => line.node },
     ].filter(Boolean);
     for (const column of list) {
       if (column.key === measure) delete column.optional;
-      else if (["wall", "gpu", "cpu"].includes(column.key)) column.optional = measure === "wall" ? 2 : 1;
+      else if (["wall", "gpu", "cpu"].includes(column.key)) {
+        column.optional = measure !== "wall" ? 1 : !asked ? 2 : column.key === "cpu" ? 4 : 3;
+      }
     }
     const at = list.findIndex((column) => column.key === measure);
     list.splice(at + 1, 0, { key: "share", head: measure === "ratio" ? "" : "share", bar: true });
@@ -48,10 +59,11 @@ function makeTable(model, box, change) {
   }
 
   function draw(state) {
-    const list = columns(state.measure);
+    const list = columns(state);
     const column = list.find((one) => one.key === state.sort) || list.find((one) => one.key === "wall");
-    const all = folded(model, state.depth);
-    const costs = (line) => line.cost.wall || line.cost.gpu || line.cost.cpu;
+    const all = tableLines(model, state);
+    const costs = (line) => line.cost.wall || line.cost.gpu || line.cost.cpu ||
+      (state.measure === "memory" && line.cost.memory);
     const small = all.filter((line) => line.row && line.row.members);
     const modules = all.filter((line) => line.isModule && !small.includes(line));
     // Modules without any cost are only shown when somebody searches for them.
@@ -59,7 +71,7 @@ function makeTable(model, box, change) {
       (state.query ? state.hits(line.shown, line.cls) : costs(line)));
     const ranked = order(found, state, column);
     const unowned = order(all.filter((line) => !line.isModule && costs(line)), state, column);
-    const change = JSON.stringify([state.query, state.depth, state.sort, state.measure, state.descending]);
+    const change = JSON.stringify([state.query, state.depth, state.by, state.sort, state.measure, state.descending]);
     if (change !== last) limit = AT_ONCE;
     last = change;
     const ratio = state.measure === "ratio";
@@ -96,7 +108,7 @@ function makeTable(model, box, change) {
     const cost = zero();
     for (const line of lines) addTo(cost, line.cost);
     const members = lines.reduce((sum, line) => sum + line.row.members, 0);
-    return { row: null, isModule: true, cost, node: "", spent: 0, saves: null, cls: "", calls: null, shown: counted(members, "module") };
+    return { row: null, isModule: true, cost, node: "", spent: 0, saves: null, cls: "", calls: null, limit: null, count: members, shown: counted(members, "module") };
   }
 
   function head(list, state, sorted) {
@@ -128,6 +140,7 @@ function makeTable(model, box, change) {
     const shown = list.map((column) => {
       const kind = classes(column, state);
       if (column.key === "name") return name(line, chosen);
+      if (column.key === "class") return make("td", { class: `class ${kind || ""}`, title: line.cls }, line.cls);
       if (column.bar) return bar(line, state, longest);
       if (column.key === "ratio") {
         const noise = line.cost.wall < LEAST_SHARE * model.sums.wall ? " muted" : "";
@@ -137,6 +150,12 @@ function makeTable(model, box, change) {
         const saved = line.saves === null ? "" : milliseconds(line.saves, decimals);
         return make("td", { class: kind }, saved);
       }
+      if (column.key === "memory") {
+        const holds = line.row ? line.row.held || line.cost.memory : line.cost.memory;
+        return make("td", { class: kind }, holds ? megabytes(line.cost.memory) : "");
+      }
+      if (column.limit) return make("td", { class: kind }, limitText(column, line, decimals));
+      if (column.key === "count") return make("td", { class: kind }, line.isModule ? String(line.count || 1) : "");
       if (column.key === "calls") {
         const calls = line.calls === null ? "" : perStep(line.calls);
         return make("td", { class: kind }, calls);
@@ -147,8 +166,7 @@ function makeTable(model, box, change) {
         return make("td", { class: `node ${kind}`, title: line.node },
           make("span", { class: "node-cost" }, make("code", {}, line.node), " ", make("span", {}, spent)));
       }
-      const text = column.text ? line.cls : milliseconds(column.value(line), decimals);
-      return make("td", { class: kind }, text);
+      return make("td", { class: kind }, milliseconds(column.value(line), decimals));
     });
     const row = make("tr", { class: chosen ? "chosen" : null },
       make("td", { class: "n muted rank" }, String(rank)), ...shown);
@@ -156,12 +174,19 @@ function makeTable(model, box, change) {
     return row;
   }
 
+  function limitText(column, line, decimals) {
+    const value = column.value(line);
+    if (value === null) return "";
+    if (column.key === "tflops") return value.toFixed(1);
+    return column.key === "ofPeak" ? percent(value) : milliseconds(value, decimals);
+  }
+
   function name(line, chosen) {
     // Set from right to left, a long path loses its start: its end identifies it.
     const text = make("code", { class: "path" }, make("bdi", { dir: "ltr" }, line.shown));
     if (!line.row || line.row.members) return make("th", { scope: "row" }, text);
     const button = make("button", {
-      type: "button", class: "name", "data-key": `row ${line.row.id}`, "aria-pressed": String(Boolean(chosen)),
+      type: "button", class: "name", "data-key": `row ${keyOfRow(line.row)}`, "aria-pressed": String(Boolean(chosen)),
     }, text);
     return make("th", { scope: "row", title: line.shown }, button);
   }
@@ -175,7 +200,9 @@ function makeTable(model, box, change) {
       value > 0 ? mix(parts, value, part) : null);
   }
 
-  const focus = (row) => row && box.querySelector(`[data-key="row ${row.id}"]`)?.focus();
+  const keyOfRow = (row) => (row.group ? row.shown : row.id);
+  const focus = (row) => row && [...box.querySelectorAll("[data-key]")]
+    .find((one) => one.dataset.key === `row ${keyOfRow(row)}`)?.focus();
 
   return { draw, focus };
 }

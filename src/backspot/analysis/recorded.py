@@ -1,0 +1,62 @@
+"""Where and how a trace was recorded: on which device, when, by which PyTorch and which command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.trace import Events
+
+__all__ = ["find_recorded"]
+
+_FIRST = 1_400_000_000_000_000_000  # nanoseconds; PyTorch is younger, and clocks since boot less
+_LONGEST = 200
+_SECRET = re.compile(r"(?i)((?:key|token|secret|password)\S*?[= ])\S+")
+
+
+def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[str, str]:
+    """Return what is known, as ``Report.recorded`` has it.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        live: whether this process recorded the trace.
+    """
+    names = Counter(
+        events.device_names.get(device, "")
+        for device in set(ownership.work.device.tolist())
+        if device >= 0
+    )
+    devices = [f"{count} × {name}" if count > 1 else name for name, count in names.items() if name]
+    torch = sys.modules.get("torch") if live else None
+    found = {
+        "device": ", ".join(devices),
+        "time": _time(events.clock_ns),
+        "torch": str(getattr(torch, "__version__", "")),
+        "command": _command() if live else "",
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _time(nanoseconds: int) -> str:
+    if nanoseconds < _FIRST:
+        return ""
+    try:
+        found = datetime.fromtimestamp(nanoseconds // 10**9, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return ""
+    return f"{found:%Y-%m-%d %H:%M} UTC"
+
+
+def _command() -> str:
+    """The command line of this process, without secrets; a notebook's says nothing."""
+    script, *arguments = sys.argv or [""]
+    if not script or "ipykernel" in script or script == "-c":
+        return ""
+    text = _SECRET.sub(r"\1…", shlex.join([Path(script).name, *arguments]))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
