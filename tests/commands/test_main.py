@@ -38,7 +38,7 @@ def one_line(text: str) -> str:
 def test_show_prints_the_ranked_list(trace, capsys):
     assert main(["show", str(trace)]) == 0
     out, err = capsys.readouterr()
-    assert out == render_text(locate(trace), width=80) + "\n"
+    assert out == render_text(locate(trace), width=80, more="--full") + "\n"
     assert out.startswith("stem (Slow) takes 90% of the backward: 0.90 ms, mostly AddmmBackward0\n")
     assert not err
 
@@ -46,7 +46,7 @@ def test_show_prints_the_ranked_list(trace, capsys):
 def test_show_passes_its_options_on(trace, capsys):
     options = ["--top", "1", "--depth", "1", "--by", "class", "--sort", "cpu"]
     assert main(["show", str(trace), *options]) == 0
-    expected = render_text(locate(trace), View(1, 1, "cpu", "class"), width=80)
+    expected = render_text(locate(trace), View(1, 1, "cpu", "class"), width=80, more="--full")
     assert capsys.readouterr().out == expected + "\n"
 
 
@@ -124,7 +124,7 @@ def test_report_overwrites_only_by_force(trace, tmp_path, capsys):
 def test_an_output_that_cannot_be_is_told_before_the_trace_is_read(tmp_path, capsys):
     there = tmp_path / "report.json"
     there.write_text("precious")
-    for output, code in [(there, 6), (tmp_path / "report.txt", 2), (tmp_path / "no" / "a.md", 3)]:
+    for output, code in [(there, 6), (tmp_path / "report.text", 2), (tmp_path / "no" / "a.md", 3)]:
         assert main(["report", str(tmp_path / "missing.json"), "-o", str(output)]) == code
         assert output.name in one_line(capsys.readouterr().err)
 
@@ -267,7 +267,7 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["report", "a"], "the following arguments are required: -o/--output"),
         (
             ["report", "a", "-o", "report.html5"],
-            "use one of .csv, .folded, .html, .json, .md or .speedscope.json",
+            "use one of .csv, .folded, .html, .json, .md, .speedscope.json or .txt",
         ),
     ],
 )

@@ -44,14 +44,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--top",
         type=count,
         metavar="N",
-        help="how many modules to show (default: 15 in a table, 30 in md, otherwise all)",
+        help="how many modules to show (default: 5 in a table, 30 in md, otherwise all)",
     )
     add_rows(parser)
     parser.add_argument(
         "--by",
         choices=("path", "class", "pattern"),
-        default="path",
-        help="one row per module, class or repeated layer, like blocks.*.attn (default: path)",
+        help="one row per module, class or repeated layer, like blocks.*.attn (default: path; a "
+        "screen without --full has repeated layers as one where they are the answer)",
     )
     parser.add_argument(
         "--sort",
@@ -104,7 +104,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
     view = View(
         depth=args.depth,
         sort="wall" if other else args.sort,
-        by=args.by,
+        by=args.by or "path",
         match=args.match,
         order=args.sort if other else None,
     )

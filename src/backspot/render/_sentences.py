@@ -48,7 +48,10 @@ __all__ = [
     "cost_of_place",
     "coverage",
     "explained",
+    "has_repeats",
+    "hidden_work",
     "kept_phases",
+    "longer_phase",
     "made_by",
     "notes",
     "phase_text",
@@ -162,6 +165,38 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
     if longest and longest.wall_ns > (heaviest_module.wall_ns if heaviest_module else 0):
         return longest
     return heaviest_module
+
+
+_TAKES: dict[PhaseName, str] = {
+    "data": "Waiting for data takes",
+    "copy": "Copying the batch takes",
+    "loss": "The loss takes",
+    "optimizer": "The optimizer takes",
+    "other": "Work outside the model takes",
+    "idle": "Idle time takes",
+}
+
+
+def longer_phase(report: Report, row: Row | None) -> list[Part]:
+    """One sentence if a phase without modules takes much of the step, and more than the answer.
+
+    Args:
+        report: the report.
+        row: what the answer is about.
+    """
+    phases = [phase for phase in report.phases if phase.name in _TAKES]
+    longest = max(phases, key=lambda phase: phase.wall_ns, default=None)
+    least = max(_LONG * report.step_ns, row.wall_ns if row else 0)
+    if longest is None or longest.wall_ns <= least:
+        return []
+    _, time, share = phase_text(report, longest)
+    return [
+        ("text", f"{_TAKES[longest.name]} "),
+        ("number", share),
+        ("text", f" of the {report.per}: "),
+        ("number", time),
+        ("text", ", more than the backward of any module."),
+    ]
 
 
 def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
@@ -420,7 +455,7 @@ def notes(report: Report, chosen: Selection, view: View) -> list[str]:
     if chosen.idle:
         verb = "takes" if chosen.idle == 1 else "take"
         lines.append(f"{counted(chosen.idle, 'module')} {verb} no time in the backward.")
-    if view.by == "path" and _repeats(chosen):
+    if view.by == "path" and has_repeats(chosen):
         lines.append('Layers repeat; add them up with --by pattern or report.top(by="pattern").')
     return lines
 
@@ -438,10 +473,10 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
-    return [*_hidden(report, chosen), f"{meaning}."]
+    return [*hidden_work(report, chosen), f"{meaning}."]
 
 
-def _hidden(report: Report, chosen: Selection) -> list[str]:
+def hidden_work(report: Report, chosen: Selection) -> list[str]:
     """That the first rows have one that hides behind other work."""
     for row in chosen.shown[:_CONCERNED]:
         saves, wall = row.saves, row.wall_ns
@@ -454,7 +489,8 @@ def _hidden(report: Report, chosen: Selection) -> list[str]:
     return []
 
 
-def _repeats(chosen: Selection) -> bool:
+def has_repeats(chosen: Selection) -> bool:
+    """Whether some rows are the same layer of several blocks."""
     seen = set()
     for row in (*chosen.shown, *chosen.hidden):
         if any(part.isdecimal() for part in row.path.split(".")):
