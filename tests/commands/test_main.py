@@ -348,6 +348,7 @@ def test_an_interrupt_is_quiet_and_has_its_own_exit_code(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_ctrl_c_ends_a_running_program_quietly():
     running = subprocess.Popen(
@@ -379,6 +380,7 @@ def test_a_closed_pipe_is_no_error(trace):
 
 
 @pytest.mark.slow
+@pytest.mark.posix
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_is_one_line(trace):
     with Path("/dev/full").open("wb") as full:

@@ -1,7 +1,6 @@
 """What the program makes of the terminal that it writes to, or of none."""
 
 import os
-import pty
 import subprocess
 
 import pytest
@@ -11,6 +10,7 @@ from support.program import PROGRAM, program
 
 def on_a_terminal(*arguments, **environment) -> tuple[bytes, bytes]:
     """What the program writes to a terminal of its own: standard output, standard error."""
+    pty = pytest.importorskip("pty")
     texts = []
     for stream in ("stdout", "stderr"):
         ours, theirs = pty.openpty()

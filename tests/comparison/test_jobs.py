@@ -119,6 +119,7 @@ def test_diff_compares_saved_jobs(
         assert json.loads(out)["ranks"][0]["kind"] == "rank"
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_diff_compares_two_folders_of_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

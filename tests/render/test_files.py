@@ -65,12 +65,14 @@ def test_an_existing_file_stays_unless_it_is_forced(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
 
 
+@pytest.mark.posix
 def test_a_link_that_leads_nowhere_counts_as_there(tmp_path):
     (tmp_path / "report.md").symlink_to(tmp_path / "elsewhere.md")
     with pytest.raises(OutputExistsError):
         vit().save(tmp_path / "report.md")
 
 
+@pytest.mark.posix
 def test_forcing_writes_through_a_link_and_keeps_the_files_permissions(tmp_path):
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     real.write_text("old")
@@ -245,7 +247,7 @@ def link_to(kind: str, path: Path) -> Path:
     return other
 
 
-NAMES = ["itself", "another way", "a link", "a hard link"]
+NAMES = ["itself", "another way", pytest.param("a link", marks=pytest.mark.posix), "a hard link"]
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -339,6 +341,7 @@ def make_old(path: Path) -> None:
     os.utime(path, (time.time() - 3_600,) * 2)
 
 
+@pytest.mark.posix
 def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path):
     with being_written(tmp_path / "a.json") as writer:
         writer.kill()
@@ -349,6 +352,7 @@ def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["b.json"]
 
 
+@pytest.mark.posix
 @pytest.mark.skipif(sys.platform == "win32", reason="there nobody can remove an open file")
 def test_what_another_process_still_writes_stays_however_long_it_takes(tmp_path):
     with being_written(tmp_path / "a.json"):
@@ -367,6 +371,7 @@ def test_a_part_of_a_moment_ago_stays(tmp_path):
     assert part.exists()
 
 
+@pytest.mark.posix
 def test_what_is_not_ours_stays(tmp_path):
     (tmp_path / "kept").write_text("precious")
     names = [".backspot-notes.part", "a.part", ".backspot-0123456789ab.part.bak"]

@@ -29,18 +29,19 @@ _LACKING = {
         *("posix_fadvise", "posix_fallocate", "sendfile", "sysconf", "statvfs", "pread"),
         *("sched_getaffinity", "geteuid", "O_NOFOLLOW", "O_CLOEXEC", "O_DIRECTORY"),
     ),
-    signal: ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGHUP", "SIGPIPE", "SIGKILL", "setitimer", "alarm"),
+    signal: ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGHUP", "SIGPIPE", "setitimer", "alarm"),
     time: ("clock_gettime", "tzset"),
 }
 _MODULES = ("fcntl", "termios", "resource", "pty", "tty", "grp", "pwd", "torch")
 _DEVICES = re.compile(r"/(proc|sys)/|/dev/(?!null$|urandom$)")
 _FORBIDDEN = re.compile(r'[<>:"|?*]|[ .]$')
+_SITE = Path(__file__).with_name("laptop")
 _OPEN = io.open
 _CREATING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def take_away() -> None:
-    """Take away what the system has for this process, and for those that it starts what it can."""
+    """Take away from this process what such a system lacks, and from those that it will start."""
     if sys.platform == "win32":
         return
     assert "backspot.render" not in sys.modules, "too late: the package has what it wants"
@@ -49,11 +50,23 @@ def take_away() -> None:
             if hasattr(module, name):
                 delattr(module, name)
     for name in _MODULES:
-        sys.modules[name] = None  # type: ignore[assignment]
+        sys.modules.pop(name, None)
+    sys.meta_path.insert(0, _Missing())
     shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]
     builtins.open = io.open = _open  # type: ignore[assignment]
     os.environ["PYTHONIOENCODING"] = "cp1252"
+    others = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(others))
     sys.addaudithook(_audit)
+
+
+class _Missing:
+    """Finds that some modules are not there."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        if name in _MODULES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _open(
