@@ -168,7 +168,7 @@ def module_columns(
     columns += costs
     if report.memory:
         held = numbers("" if row.memory is None else _megabytes(row.memory) for row in rows)
-        columns.append(Column("memory", "memory MB", held, need=1))
+        columns.append(Column("memory", "memory", held, full_head="memory MB", need=1))
     columns += _limit_columns(report, rows, ms, need=1 if view.order == "headroom" else 12)
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
@@ -231,7 +231,7 @@ def _cost_columns(
         return numbers(ms(time_of(cost, kind)) for cost in costs)
 
     columns = [
-        Column("time", f"{TITLES[sort]} ms", times(sort), style="bold"),
+        Column("time", TITLES[sort], times(sort), full_head=f"{TITLES[sort]} ms", style="bold"),
         Column("share", "share", numbers(map(percent, shares)), gap=1),
         Column(
             "bar",

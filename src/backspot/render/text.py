@@ -290,11 +290,11 @@ class _Page:
         if only_nodes(report):
             shown = self._nodes[: view.top]
             columns = operator_columns(report, shown, view.sort)
-            return lay_out(columns, width, whole=self._whole) if shown else []
+            return lay_out(_with_units(columns), width, whole=self._whole) if shown else []
         columns = module_columns(report, chosen.shown, chosen.unowned, view)
         columns = [one for one in columns if one.kind != "line"]  # they have their own table
         styles = [*("" for _ in chosen.shown), *("dim" for _ in chosen.unowned)]
-        table = lay_out(columns, width, styles, whole=self._whole)
+        table = lay_out(_with_units(columns), width, styles, whole=self._whole)
         if chosen.unowned and heading:
             margin = " " * (len(str(len(chosen.shown))) + 2)
             table.insert(1 + len(chosen.shown), Text(margin + heading, "dim", no_wrap=True))
@@ -302,6 +302,14 @@ class _Page:
 
     def _paragraph(self, text: Text) -> list[Text]:
         return [*paragraph(text, self._width, whole=self._whole)]
+
+
+def _with_units(columns: Sequence[Column]) -> list[Column]:
+    """The columns with their unit in the heads of the first time and of the memory."""
+    return [
+        replace(one, head=one.full_head) if one.kind in ("time", "memory") else one
+        for one in columns
+    ]
 
 
 def _packed(facts: Sequence[str]) -> list[str]:
