@@ -270,17 +270,6 @@ def finding(
         whole: whether its place is never cut.
         evidence: how many sentences about what was seen there are at most; ``None`` has all.
     """
-    lines = [*brief_finding(report, number, found, width, whole=whole)]
-    seen = " ".join(_BETWEEN_SENTENCES.split(visible(found.seen))[:evidence])
-    if seen:
-        lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
-    return [*lines, *paragraph(Text(visible(found.remedy)), width, "   → ", whole=whole)]
-
-
-def brief_finding(
-    report: Report, number: int, found: Finding, width: int, *, whole: bool = False
-) -> list[Text]:
-    """What was found, its cost, and where; the arguments are those of ``finding``."""
     text = Text(visible(found.title), "bold")
     text.append(f": {', '.join(cost_of(report, found))}", "not bold")
     (place, *_), more = worth(found, 1)
@@ -292,6 +281,23 @@ def brief_finding(
     if line:
         text.append(f", {line}", "not bold")
     text.append(f" and {more}." if more else ".", "not bold")
+    lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
+    seen = " ".join(_BETWEEN_SENTENCES.split(visible(found.seen))[:evidence])
+    if seen:
+        lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
+    return [*lines, *paragraph(Text(visible(found.remedy)), width, "   → ", whole=whole)]
+
+
+def brief_finding(
+    report: Report, number: int, found: Finding, width: int, *, whole: bool = False
+) -> list[Text]:
+    """A finding in a line: its cost, and its place if it has one; the arguments of ``finding``."""
+    text = Text(visible(found.title), "bold")
+    text.append(f": {', '.join(cost_of(report, replace(found, saves=None)))}", "not bold")
+    if len(found.places) == 1:
+        name = visible(found.path or found.places[0].label)
+        text.append(" in ", "not bold")
+        text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
     return [*paragraph(text, width, f"{number}. ", whole=whole)]
 
 

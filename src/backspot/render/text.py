@@ -76,7 +76,7 @@ __all__ = ["FORMATS", "render_comparison", "render_subtree", "render_text"]
 
 _INDENT = 24
 _LINES = 5  # how many lines of source are shown
-_SCREEN = 24  # lines: those of a small terminal
+_SCREEN = 23  # lines: those of a small terminal, without that of the prompt
 _ROWS = 5  # modules for which a screen has room
 _WARNINGS = 2
 _MARGIN = 8  # what breaking lines between words can cost in two lines
@@ -285,14 +285,22 @@ class _Page:
         return [*fact_lines([f"{self._report.per}: {phases[0]}", *phases[1:]], self._width)]
 
     def _table(self, chosen: Selection, heading: str = "") -> list[Text]:
-        """The ranked modules, or autograd nodes where no module is known."""
+        """The ranked modules, or autograd nodes where no module is known.
+
+        Args:
+            chosen: the modules.
+            heading: the heading of the rows without a module, ``""`` on the screen.
+        """
         report, view, width = self._report, self._table_view, self._width
         if only_nodes(report):
             shown = self._nodes[: view.top]
             columns = operator_columns(report, shown, view.sort)
             return lay_out(_with_units(columns), width, whole=self._whole) if shown else []
         columns = module_columns(report, chosen.shown, chosen.unowned, view)
-        columns = [one for one in columns if one.kind != "line"]  # they have their own table
+        left_out = {"line"}  # they have their own table
+        if not heading and view.order != "headroom":
+            left_out.add("limit")
+        columns = [one for one in columns if one.kind not in left_out]
         styles = [*("" for _ in chosen.shown), *("dim" for _ in chosen.unowned)]
         table = lay_out(_with_units(columns), width, styles, whole=self._whole)
         if chosen.unowned and heading:
