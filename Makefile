@@ -20,10 +20,11 @@ format:  ## Format, and fix what ruff can fix
 	ruff format .
 	ruff check --fix .
 
-docs:  ## Make the schema, the API reference, the report's picture and the notebooks
+docs:  ## Make the schema, the API reference, the pictures and the notebooks
 	python -m backspot.render.json > docs/report.schema.json
 	python docs/make_api.py
 	python docs/make_report.py
+	python docs/make_recording.py
 	python notebooks/execute.py
 
 bench:  ## Run the benchmarks that need no GPU and take minutes

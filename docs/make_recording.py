@@ -35,8 +35,8 @@ FILES = {
 }
 SCENES = (
     ("backspot show trace.json.gz", 9.0),
-    ("backspot explain sorted-indexing | head -n 22", 6.0),
-    ("backspot diff before.json.gz after.json.gz --top 8", 7.0),
+    ("backspot explain sorted-indexing", 6.0),
+    ("backspot diff before.json.gz after.json.gz", 7.0),
 )
 """What is typed, and for how many seconds the output stays."""
 PROMPT = "\x1b[32m$\x1b[0m "
