@@ -29,9 +29,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top",
         type=count,
-        default=10,
+        default=3,
         metavar="N",
-        help="how many ranks, steps and modules to show (default: 10)",
+        help="how many ranks, steps and modules to show (default: 3)",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="also write the answer to this .html or .json"

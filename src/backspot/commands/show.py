@@ -5,7 +5,12 @@ trace is read), a report that was saved as .json, or - for standard input. Of
 several, each follows under its name. If some cannot be read, the others are
 printed and the exit code is the highest.
 
+Printed is what fits on one screen, and what to ask for next. --full prints
+everything.
+
 Example:
+  backspot show trace.json.gz
+  backspot show trace.json.gz --full | less
   backspot show trace.json.gz --top 10 --depth 2
   backspot show runs/ --by pattern --sort gpu
   backspot show trace.json.gz --match 'model.layers.*' --width 120

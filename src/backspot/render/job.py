@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 
 from backspot.formatting import counted, duration, percent, visible
-from backspot.render._terminal import keep_end, space_for
+from backspot.render._terminal import fact_lines, keep_end, space_for
 from backspot.results.job import JobReport
 
 __all__ = ["render_job", "stalls"]
 
-_ROWS = 10
+_ROWS = 3
 _PARTS = {
     "forward_gpu": "forward, kernels",
     "forward_host": "forward, host",
@@ -54,9 +54,11 @@ class _Page:
             f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}. "
             "Times are of a typical step."
         )
-        for finding in job.findings:
-            cost = f"up to {duration(finding.cost_ns)} of a step"
-            lines += ["", *self._wrapped(f"* {finding.title}: {cost}")]
+        for number, finding in enumerate(job.findings):
+            if number:  # the answer names the first
+                lines.append("")
+                cost = f"up to {duration(finding.cost_ns)} of a step"
+                lines += self._wrapped(f"{finding.title}: {cost}")
             lines += self._wrapped(f"{finding.seen} {finding.remedy}", "  ")
         lines += [*self._waits(), *self._slowest(), *self._modules()]
         for lost in job.lost:
@@ -64,7 +66,15 @@ class _Page:
             lines += ["", *self._wrapped(named)]
         for warning in job.warnings:
             lines += ["", *self._wrapped(f"! {visible(warning)}")]
+        longest = max(len(job.ranks), len(job.slowest), self._costly())
+        if longest > self._top:
+            what = f"next: --top {longest} for all ranks, steps and modules"
+            lines += [line.plain for line in fact_lines([what, "-o job.html"], self._width)]
         return lines
+
+    def _costly(self) -> int:
+        """How many modules differ."""
+        return sum(one.cost_ns > 0 for one in self._job.modules)
 
     def _wrapped(self, text: str, indent: str = "") -> list[str]:
         return textwrap.wrap(
@@ -93,7 +103,7 @@ class _Page:
             )
         if len(ranked) > top:
             lines.append(f"  and {counted(len(ranked) - top, 'rank')} more")
-        for group in job.groups:
+        for group in job.groups if len(job.groups) > 1 or top > _ROWS else ():
             name = self._short(group.name or "(process group)", 30)
             lines += self._wrapped(
                 f"{name}: {counted(round(group.collectives), 'collective')} a step, "
@@ -127,7 +137,7 @@ class _Page:
         modules = [one for one in self._job.modules if one.cost_ns][: self._top]
         if not modules:
             return []
-        lines = ["", "modules over the ranks, by what the difference costs at most"]
+        lines = ["", "modules, by what the difference over the ranks costs (* beyond the noise)"]
         lines.append(f"{'costs':>9} {'median':>9} {'worst':>9} {'rank':>5}    module")
         for one in modules:
             lead = (
@@ -136,8 +146,6 @@ class _Page:
             )
             name = self._short(one.path or one.class_name, self._width - len(lead))
             lines.append(f"{lead}{name}".rstrip())
-        if any(one.clear for one in modules):
-            lines.append("  * beyond the noise")
         return lines
 
     def _short(self, name: str, width: int) -> str:
