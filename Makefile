@@ -20,12 +20,15 @@ format:  ## Format, and fix what ruff can fix
 	ruff format .
 	ruff check --fix .
 
-docs:  ## Make the schema, the API reference, the pictures and the notebooks
+docs:  ## Make what the documentation shows, and the site in site/
 	python -m backspot.render.json > docs/report.schema.json
 	python docs/make_api.py
+	python docs/make_cli.py
+	python docs/make_output.py
 	python docs/make_report.py
 	python docs/make_recording.py
 	python notebooks/execute.py
+	mkdocs build
 
 bench:  ## Run the benchmarks that need no GPU and take minutes
 	python -m benchmarks.cost.startup

@@ -112,7 +112,8 @@ INTEGRATIONS_HEAD = """\
 
 The callbacks are imported from `backspot.integrations.lightning` and
 `backspot.integrations.transformers`; `backward_budget` is a fixture of pytest.
-[integrations.md](integrations.md) says more.
+The guides say more: [Lightning](lightning.md),
+[Hugging Face](hugging-face.md), [a budget in CI](ci.md).
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
@@ -166,7 +167,8 @@ def _section(name: str) -> Iterator[str]:
         yield "\n".join(_property(key, found) for key, found in properties.items()) + "\n"
     for member, found in members.items():
         if isinstance(found, classmethod) or inspect.isfunction(found):
-            yield f"#### {name}.{member}\n"
+            heading = f"{name}.{member}".replace("__", r"\_\_")
+            yield f"#### {heading}\n"
             yield _code(_signature(f"{name}.{member}", getattr(value, member)))
             yield from _body(found)
 

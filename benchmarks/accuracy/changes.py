@@ -171,6 +171,30 @@ def _gpt(context: Context, large: bool) -> Case:
     return Case(model, _step(model, lambda: model(tokens)), switches)
 
 
+def _compiled(context: Context, model: nn.Module, parts: Sequence[str], data: Any) -> Case:
+    """A compiled model without some of its parts: each time it is another graph."""
+    switches = [_part(model, path, "removed") for path in parts]
+    compiled = torch.compile(model)
+    return Case(model, _step(model, lambda: compiled(data)), switches)
+
+
+def _compiled_vit(context: Context) -> Case:
+    side = context.pick(224, 32)
+    images = context.randn(context.pick(48, 2), 3, side, side).to(torch.bfloat16)
+    parts = ["blocks.0.attn", "blocks.1.mlp", "blocks.2", "blocks.3.attn", "blocks.4.mlp"]
+    model = vit(context, depth=6)
+    return _compiled(context, model, parts[: context.pick(5, 1)], images)
+
+
+def _compiled_gpt(context: Context) -> Case:
+    tokens = context.randint(context.pick(8192, 128), context.pick(8, 2), context.pick(1024, 16))
+    parts = ["h.0.attn", "h.1.mlp", "h.2", "h.3.attn", "h.3.mlp"]
+    return _compiled(context, gpt(context, depth=5), parts[: context.pick(5, 1)], tokens)
+
+
+CASES |= {"compiled_vit": _compiled_vit, "compiled_gpt": _compiled_gpt}
+
+
 @_case
 def _resnet(context: Context, large: bool) -> Case:
     model = resnet(context, 18 if context.small else 50)

@@ -6,9 +6,9 @@ For each model: (a) the device time of every module against a second, plain coun
 from the same trace (``traces/plain.py``), which must agree to the nanosecond; (b) the wall time of
 every module above 2% of the backward against CUDA events recorded between the modules' backward
 nodes in a run without profiler. Absolute where the GPU is the bottleneck, of the backward or of
-that module; as shares where the host is, since the profiler slows the host. Beside the recorded
-wall time stands the one that a replay corrects by the profiler's cost, which is fitted to the step
-without profiler.
+that module; as shares where the host is, since the profiler slows the host. There the events are
+measured twice: two measurements of one thing differ, too. Beside the recorded wall time stands the
+one that a replay corrects by the profiler's cost, which is fitted to the step without profiler.
 
     python -m benchmarks.accuracy.gpu_truth --cases HOST
 
@@ -175,22 +175,24 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> dict[str,
     gc.collect()
     gc.disable()
     measured: dict[str, dict[str, Any]] = {}
+    again: dict[str, dict[str, Any]] = {}
     if gpu_bound:
         every = time_modules(build, tracker, device, steps, None, ahead=True)
         measured = {row.path: every for row in heavy}
     else:  # one module at a time, so that the hooks cost the host next to nothing
         begin = time.monotonic()
-        for row in heavy:
-            if time.monotonic() - begin < 60:
-                measured[row.path] = time_modules(
-                    build, tracker, device, steps, row.path, ahead=False
-                )
+        for found in (measured, again):
+            for row in heavy:
+                if time.monotonic() - begin < 60:
+                    found[row.path] = time_modules(
+                        build, tracker, device, steps, row.path, ahead=False
+                    )
     result["in_order"] = all(found["in_order"] for found in measured.values())
     result["backward_ms"]["events"] = statistics.median(
         statistics.median(found["totals"]) for found in measured.values()
     )
     result["modules"] = list(
-        _rows(heavy, corrected, measured, wall, absolute=gpu_bound and device != "cpu")
+        _rows(heavy, corrected, measured, again, wall, absolute=gpu_bound and device != "cpu")
     )
     return result
 
@@ -228,6 +230,7 @@ def _rows(
     heavy: Iterable[Any],
     corrected: dict[str, Any],
     measured: dict[str, dict[str, Any]],
+    again: dict[str, dict[str, Any]],
     wall: float,
     *,
     absolute: bool,
@@ -253,6 +256,10 @@ def _rows(
                 "corrected_ms": theirs / 1e6,
                 "corrected_difference": theirs / 1e6 / times["median"] - 1 if in_ms else share,
             }
+        if row.path in again and row.path in again[row.path]["times"]:
+            kind = "times" if in_ms else "shares"
+            first, second = (of[row.path][kind][row.path] for of in (measured, again))
+            replayed["events_apart"] = statistics.median(second) / statistics.median(first) - 1
         yield {
             **replayed,
             "path": row.path,
@@ -274,6 +281,7 @@ def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
     """Distribution of the differences and the outliers, over all cases so far."""
     groups: dict[str, list[float]] = defaultdict(list)
     corrected: dict[str, list[float]] = defaultdict(list)
+    apart: dict[str, list[float]] = defaultdict(list)
     outliers = []
     for name, case in cases.items():
         for row in case.get("modules", ()):
@@ -281,6 +289,8 @@ def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
                 groups[row["compared"]].append(abs(row["difference"]))
                 if "corrected_difference" in row:
                     corrected[row["compared"]].append(abs(row["corrected_difference"]))
+                if "events_apart" in row:
+                    apart[row["compared"]].append(abs(row["events_apart"]))
             if abs(row["difference"]) > _FAR:
                 outliers.append({"case": name, "bound": case["bound"], **row})
     distribution = {}
@@ -297,6 +307,11 @@ def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
             distribution[compared] |= {
                 "corrected_median": statistics.median(after),
                 "corrected_max": max(after),
+            }
+        if repeated := apart[compared]:
+            distribution[compared] |= {
+                "events_apart_median": statistics.median(repeated),
+                "events_apart_max": max(repeated),
             }
     return {"distribution": distribution, "outliers": outliers}
 

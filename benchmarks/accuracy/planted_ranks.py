@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +25,6 @@ from torch.nn import functional
 
 import backspot
 from benchmarks.common import (
-    CannotRunError,
     choose,
     command_line,
     parse,
@@ -37,7 +33,7 @@ from benchmarks.common import (
     script,
     write_results,
 )
-from benchmarks.models import Gpt
+from benchmarks.ranks import distributed, gpt, member, run_ranks
 
 _PLANTS = (
     ("host", "h.2.mlp.fc2"),
@@ -67,13 +63,6 @@ def _spin(seconds: float, device: torch.device) -> None:
         time.sleep(seconds)
 
 
-def _model(device: torch.device, small: bool) -> Gpt:
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = Gpt(64, 4, 48, 128) if small else Gpt(2048, 4, 768, 8000)
-    return model if small else model.bfloat16()
-
-
 def _slow_down(module: nn.Module, plant: str, device: torch.device) -> None:
     forward = module.forward
 
@@ -89,18 +78,10 @@ def _slow_down(module: nn.Module, plant: str, device: torch.device) -> None:
 
 def _record(how: str, plant: str, path: str, device: torch.device, small: bool) -> backspot.Report:
     slow = plant if dist.get_rank() == 1 else "even"
-    model = _model(device, small)
+    model = gpt(device, small)
     if slow in ("host", "kernel"):
         _slow_down(model.get_submodule(path), slow, device)
-    trained: nn.Module = model
-    if how == "ddp":
-        trained = nn.parallel.DistributedDataParallel(model)
-    else:
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model.h:
-            fully_shard(block)
-        fully_shard(model)
+    trained = distributed(model, how)
     optimizer = torch.optim.AdamW(trained.parameters(), fused=device.type == "cuda")
     batch, length = (2, 32) if small else (32, 512)
     length = length * 3 // 2 if slow == "length" else length
@@ -165,36 +146,22 @@ def _wait(seconds: float, device: torch.device) -> dict[str, float] | None:
     return {"planted": seconds * 1e3, "real": real, "found": report.job.ranks[0].wait_ns / 1e6}
 
 
-def _train(rank: int, names: Sequence[str], kind: str, small: bool, folder: str) -> None:
+def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool) -> None:
     """What each of the two processes does; rank 0 writes the records."""
-    warnings.simplefilter("ignore")
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=90),
-        device_id=device if kind == "cuda" else None,
-    )
     done: dict[str, Any] = {}
-    for name in names:
-        how, plant, path = CASES[name]
-        job = _record(how, plant, path, device, small).job
-        if kind == "cuda":
-            torch.cuda.empty_cache()
-        if job is not None:
-            done[name] = {"plant": plant, "path": path, **_judge(job, plant, path, device)}
-            print(name, "right" if done[name]["right"] else "WRONG", flush=True)
-    waits = [_wait(seconds, device) for seconds in (0.003, 0.010) if kind == "cuda"]
-    if rank == 0:
-        (Path(folder) / "records.json").write_text(json.dumps({"cases": done, "waits": waits}))
-    dist.barrier()
-    dist.destroy_process_group()
+    with member(rank, kind, folder) as device:
+        for name in names:
+            how, plant, path = CASES[name]
+            job = _record(how, plant, path, device, small).job
+            if kind == "cuda":
+                torch.cuda.empty_cache()
+            if job is not None:
+                done[name] = {"plant": plant, "path": path, **_judge(job, plant, path, device)}
+                print(name, "right" if done[name]["right"] else "WRONG", flush=True)
+        waits = [_wait(seconds, device) for seconds in (0.003, 0.010) if kind == "cuda"]
+        if rank == 0:
+            records = {"cases": done, "waits": waits}
+            (Path(folder) / "records.json").write_text(json.dumps(records))
 
 
 @script
@@ -202,14 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__, out="planted_ranks_{device}.json")
     arguments = parse(parser, argv)
     names = choose(arguments, dict.fromkeys(CASES, ""), ("ddp/0-even", "ddp/1-host"))
-    if not dist.is_available() or (arguments.device == "cuda" and torch.cuda.device_count() < 2):
-        raise CannotRunError("this benchmark needs torch.distributed, and on GPUs two of them")
     print_machine(arguments.device)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(
-            _train, (names, arguments.device, arguments.small, folder), nprocs=2
-        )
-        records = json.loads((Path(folder) / "records.json").read_text())
+    records = json.loads(run_ranks(_train, arguments.device, names, arguments.small))
     cases = records["cases"]
     print_table(
         ("case", "right", "first finding", "its ms", "step ms"),

@@ -5,9 +5,9 @@
 For each change: one recording of the model before, replayed with the part free, faster, removed or
 without its waits, against the difference of the step times, measured without profiler in turn. The
 costs of the profiler are fitted to the step before. Beside it stands what the wall time of the rows
-would say. For the remedies of ``predicted_saving.py``, a second recording says by how much each
-changed part became faster, on the host and on the device, and the replay of the first one says what
-that saves.
+would say. Two of the models are compiled. For the remedies of ``predicted_saving.py``, a second
+recording says by how much each changed part became faster, on the host and on the device, and the
+replay of the first one says what that saves.
 
 Not covered is the size of DDP's buckets: that needs several GPUs.
 """
@@ -51,6 +51,8 @@ def _record(model: Any, step: Callable[[], None], device: str, path: Path, small
     import backspot
 
     with backspot.instrument(model):
+        for _ in range(3):  # what is compiled, is compiled here
+            step()
         record_trace(step, device, path, steps=2 if small else 5, warmup=3, settled=1)
     return backspot.locate(path), read_recording(path)
 
@@ -141,8 +143,6 @@ def _switches(name: str, context: Any, folder: Path, stage: Stage) -> list[Recor
 
     state = [False] * len(case.switches)
     steps = [switched(number) for number in range(-1, len(case.switches))]
-    for _ in range(3):
-        steps[0]()
     report, recording = _record(case.model, steps[0], device, folder / "before.json", small)
     stage("recorded", {"recorded_ms": report.step_ns / 1e6})
     times = _times(steps, device, small)
@@ -174,8 +174,6 @@ def _remedy(name: str, context: Any, folder: Path) -> list[Record]:
         torch.manual_seed(0)
         sides.append(remedy.build(context, after))
     for number, side in enumerate(sides):
-        for _ in range(3):
-            side.step()
         path = folder / f"{number}.json"
         records.append(_record(side.model, side.step, context.device, path, context.small))
     (report, before), (later, after) = records

@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = run(
         [
             {"name": hooks or "none", "hooks": hooks, "steps": steps, "every": every}
-            for hooks in (None, "node")
+            for hooks in (None, "call", "node")
         ],
         worker_command(__spec__.name, arguments),
         lambda: _measuring(arguments),

@@ -275,7 +275,7 @@ def show(name: str, result: dict[str, Any]) -> None:
     print_table(["variant", *head], rows)
     print(f"rounds: {result['off']['rounds']} off, {result['on']['rounds']} on")
     for pair, ratio in result["on"]["compared"].items():
-        print(f"{pair}, on: {_percent(ratio)}")
+        print(f"{pair}, on: {percent(ratio)}")
 
 
 def _measured(mode: dict[str, Any]) -> set[str]:
@@ -295,12 +295,12 @@ def _cells(variant: str, mode: dict[str, Any]) -> list[str]:
     return [
         f"{step['median']:.2f}",
         f"{step['low']:.2f}–{step['high']:.2f}",
-        _percent(found["added_percent"]) if found["added_percent"] else "",
+        percent(found["added_percent"]) if found["added_percent"] else "",
         target,
     ]
 
 
-def _percent(ratio: dict[str, float]) -> str:
+def percent(ratio: dict[str, float]) -> str:
     return f"{ratio['median']:+.1f} ({ratio['low']:+.1f} to {ratio['high']:+.1f})"
 
 

@@ -62,7 +62,7 @@ def test_a_trace_that_is_cut_short_is_blamed_on_nothing(tmp_path):
     assert cut.findings == ()
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", slow_except(PLANTED[::4], PLANTED))
 def test_what_was_planted_is_found_where_it_is_and_nothing_else(name):
     case = EXPECTED[name]
     found = {finding.rule: finding for finding in report(name).findings}
@@ -194,18 +194,18 @@ def test_what_is_folded_away_is_still_named_by_its_own_path():
     [
         ("vit_patch_drop", "sorted-indexing"),
         ("vit_patch_drop", "deterministic-fill"),
-        ("embedding_duplicates", "dense-embedding-gradient"),
+        pytest.param("embedding_duplicates", "dense-embedding-gradient", marks=pytest.mark.slow),
         ("pageable_copies", "pageable-copy"),
         ("gpt2_checkpointed", "recompute"),
-        ("gpt2_checkpointed_reentrant", "recompute"),
-        ("launch_bound", "launch-bound"),
-        ("launch_bound", "small-batch"),
-        ("fp32_convnet", "no-tensor-cores"),
-        ("attention_math", "attention-math"),
-        ("optimizer_foreach_false", "optimizer-kernels"),
+        pytest.param("gpt2_checkpointed_reentrant", "recompute", marks=pytest.mark.slow),
+        pytest.param("launch_bound", "launch-bound", marks=pytest.mark.slow),
+        pytest.param("launch_bound", "small-batch", marks=pytest.mark.slow),
+        pytest.param("fp32_convnet", "no-tensor-cores", marks=pytest.mark.slow),
+        pytest.param("attention_math", "attention-math", marks=pytest.mark.slow),
+        pytest.param("optimizer_foreach_false", "optimizer-kernels", marks=pytest.mark.slow),
         ("ddp.rank0", "exposed-communication"),
-        ("fsdp2.rank1", "exposed-communication"),
-        ("model_parallel", "device-copies"),
+        pytest.param("fsdp2.rank1", "exposed-communication", marks=pytest.mark.slow),
+        pytest.param("model_parallel", "device-copies", marks=pytest.mark.slow),
     ],
 )
 def test_older_recordings_have_the_finding_that_they_were_made_for(name, rule):

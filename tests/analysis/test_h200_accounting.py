@@ -175,7 +175,7 @@ def test_host_time_is_that_spent_in_nodes(name: str) -> None:
 # Forward and backward on the device --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GPU_BOUND)
+@pytest.mark.parametrize("name", slow_except(QUICK, GPU_BOUND))
 def test_the_forward_that_still_runs_is_not_the_backwards(name: str) -> None:
     report, plain = report_of(name), plain_of(name)
     for window, nodes, run in zip(windows(report), passes_of(name), report.passes, strict=True):

@@ -27,11 +27,13 @@ def test_every_file_in_rules_is_a_rule_with_a_row_in_the_documentation() -> None
     assert {row.split("`")[1] for row in rows if row.startswith("| `")} == names
 
 
-def exchanges(count: int, size: int, exposed: int, *, late: int = 300_000) -> Group:
+def exchanges(
+    count: int, size: int, exposed: int, *, launching: int = 0, late: int = 300_000
+) -> Group:
     """A process group whose steps have reductions of gradients at regular intervals."""
     call = Call("all_reduce", "gradients", "", size)
     start = [step * STEP + 5_000_000 + late * k for step in range(3) for k in range(count)]
-    return group_of([call], [0] * len(start), start, 60_000, exposed)
+    return group_of([call], [0] * len(start), start, 60_000, exposed, launching)
 
 
 def gathers(*, back_to_back: bool) -> Group:
@@ -43,7 +45,12 @@ def gathers(*, back_to_back: bool) -> Group:
 
 
 def group_of(
-    calls: Sequence[Call], call: Sequence[int], start: Sequence[int], length: int, exposed: int
+    calls: Sequence[Call],
+    call: Sequence[int],
+    start: Sequence[int],
+    length: int,
+    exposed: int,
+    launching: int = 0,
 ) -> Group:
     return Group(
         name="default_pg",
@@ -55,6 +62,7 @@ def group_of(
         start=tuple(start),
         end=tuple(one + length for one in start),
         exposed=(exposed,) * len(start),
+        launching=(launching,) * len(start),
     )
 
 
@@ -67,6 +75,12 @@ def test_small_buckets_that_nothing_hides_are_found() -> None:
     assert (finding.rule, finding.rank, finding.cost_ns) == ("small-buckets", None, 3_000_000)
     assert "100 exchanges" in finding.seen
     assert "bucket_cap_mb" in finding.remedy
+
+
+def test_small_buckets_that_the_host_launches_too_slowly_are_found() -> None:
+    (finding,) = findings(exchanges(100, 100_000, 0, launching=40_000))
+    assert (finding.rule, finding.rank, finding.cost_ns) == ("small-buckets", None, 4_000_000)
+    assert "4.0 ms of that are launches" in finding.seen
 
 
 @pytest.mark.parametrize(
@@ -119,10 +133,30 @@ def test_bubbles_of_a_pipeline_with_equal_stages_are_found() -> None:
     assert "microbatches" in finding.remedy
 
 
+def kernels(one: Summary, factor: float) -> Summary:
+    """The same rank with longer or shorter kernels."""
+
+    def scaled(module: ModuleTimes) -> ModuleTimes:
+        parts = ("forward_gpu", "backward_gpu")
+        times = {part: tuple(round(t * factor) for t in getattr(module, part)) for part in parts}
+        return msgspec.structs.replace(module, **times)
+
+    return msgspec.structs.replace(one, modules=tuple(map(scaled, one.modules)))
+
+
 def test_the_longest_stage_of_a_pipeline_is_named() -> None:
-    (finding,) = answer(stages([25_000_000, 4_000_000, 24_000_000])).findings
+    first, longest, last = stages([25_000_000, 4_000_000, 24_000_000])
+    (finding,) = answer([first, kernels(longest, 1.4), last]).findings
     assert (finding.rule, finding.rank) == ("pipeline-bubble", 1)
     assert "Move layers" in finding.remedy
+
+
+def test_a_stage_with_a_slow_host_has_no_more_work_than_the_others() -> None:
+    ranks = stages([25_000_000, 4_000_000, 24_000_000])
+    (finding,) = answer([kernels(one, 0.2) for one in ranks]).findings
+    assert (finding.rule, finding.rank) == ("pipeline-bubble", None)
+    assert "the host limits the stages" in finding.seen
+    assert "fewer, larger microbatches" in finding.remedy
 
 
 def test_a_pipeline_with_short_bubbles_is_fine_and_its_stages_are_not_compared(

@@ -68,6 +68,15 @@ def test_modules_and_collectives_take_no_more_than_the_step(trace: Path) -> None
         )
         length = summary.end[step] - summary.begin[step]
         assert 0 < owned + summary.exposed[step] <= length
+        held = [
+            exposed + launching
+            for group in summary.groups
+            for of, exposed, launching in zip(
+                group.step, group.exposed, group.launching, strict=True
+            )
+            if of == step
+        ]
+        assert 0 < sum(held) <= length
 
 
 def test_modules_inside_compiled_code_have_their_shares() -> None:
@@ -129,16 +138,17 @@ def test_a_summary_of_a_thousand_modules_has_less_than_300_kilobytes() -> None:
                 start=many,
                 end=many,
                 exposed=tuple(chance.randrange(1_000_000) for _ in many),
+                launching=tuple(chance.randrange(1_000_000) for _ in many),
             ),
         ),
     )
     assert len(to_bytes(summary)) <= 300_000
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"schema": "backspot.rank/1"}', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"schema": "backspot.rank/2"}', b"\xff"])
 def test_what_is_no_summary_is_refused(data: bytes) -> None:
     for read in (from_bytes, from_json):
-        with pytest.raises(NotATraceError, match=r"backspot\.rank/2"):
+        with pytest.raises(NotATraceError, match=r"backspot\.rank/3"):
             read(data)
 
 

@@ -71,6 +71,7 @@ class Job:
                     start=tuple(start),
                     end=tuple(end),
                     exposed=(0,) * len(end),
+                    launching=(0,) * len(end),
                 ),
             ),
         )

@@ -6,11 +6,13 @@ The generated C++ code is shown in traces by a setting of Inductor, which these 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 import warnings
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -69,12 +71,19 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch, request):
+def fresh(tmp_path_factory, monkeypatch, request):
     if request.node.get_closest_marker("slow") is None:
         yield
         return
     config = pytest.importorskip("torch._inductor.config")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    # No graph is known from the test before, but the C++ compiler runs once for equal kernels.
+    # They have the number of their graph in their names.
+    cache = tmp_path_factory.getbasetemp() / "inductor"
+    for graphs in ("fxgraph", "aotautograd"):
+        shutil.rmtree(cache / graphs, ignore_errors=True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    compile_fx = pytest.importorskip("torch._inductor.compile_fx")
+    monkeypatch.setattr(compile_fx, "_graph_counter", count(), raising=False)
     torch._dynamo.reset()
     with config.patch({"cpp.enable_kernel_profile": True}), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -18,15 +18,13 @@ from support.choice import slow_except
 DATA = Path(__file__).parents[1] / "data" / "h200"
 NAMES = tuple(sorted(p.name.removesuffix(".trace.json.gz") for p in DATA.glob("*.trace.json.gz")))
 WITH_BACKWARD = tuple(name for name in NAMES if name != "cuda_graph_step")
-# One of each kind: checkpoints, compiled, several ranks, devices, streams and passes, waits.
+# One of each kind: checkpoints, compiled, several ranks, several devices, waits.
 QUICK = (
     "compiled_whole",
     "fsdp2.rank0",
     "gpt2_checkpointed",
-    "gradient_accumulation",
     "model_parallel",
     "sync_in_backward",
-    "two_streams",
     "vit_patch_drop",
 )
 EACH_WITH_BACKWARD = slow_except(QUICK, WITH_BACKWARD)

@@ -37,6 +37,8 @@ class Matched:
         start: when it begins to run, in nanoseconds of each rank's own clock.
         end: when it has ended.
         exposed: clock time in nanoseconds in which it runs alone and launched work waits.
+        launching: clock time in nanoseconds in which the host launches it, and the device runs
+            nothing, or collectives alone.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Matched:
     start: Ints
     end: Ints
     exposed: Ints
+    launching: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +136,17 @@ def _match(
         step_of += [index] * count
     rows = sorted(groups)
     own = [(summaries[rank].origin_ns, groups[rank], columns[rank]) for rank in rows]
-    start = _matrix([(origin, group.start, chosen) for origin, group, chosen in own])
-    end = _matrix([(origin, group.end, chosen) for origin, group, chosen in own])
-    exposed = _matrix([(0, group.exposed, chosen) for _, group, chosen in own])
-    absent = tuple(rank for rank in ranks if rank not in groups)
-    step = np.array(step_of, np.int64)
-    return Matched(name, tuple(rows), absent, tuple(calls), step, start, end, exposed), lost
+    return Matched(
+        name=name,
+        ranks=tuple(rows),
+        absent=tuple(rank for rank in ranks if rank not in groups),
+        call=tuple(calls),
+        step=np.array(step_of, np.int64),
+        start=_matrix([(origin, group.start, chosen) for origin, group, chosen in own]),
+        end=_matrix([(origin, group.end, chosen) for origin, group, chosen in own]),
+        exposed=_matrix([(0, group.exposed, chosen) for _, group, chosen in own]),
+        launching=_matrix([(0, group.launching, chosen) for _, group, chosen in own]),
+    ), lost
 
 
 def _matrix(rows: Sequence[tuple[int, Sequence[int], list[int]]]) -> Ints:

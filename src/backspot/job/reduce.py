@@ -57,8 +57,11 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
     phases = find_phases(events, ownership, clock, windows) if windows else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
     work = _work_of_host(ownership, clock)
+    launches = _launches(events)
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
-    line = _cut(ownership, clock, begin, end, merged(transfers.edges, operators.edges, hidden))
+    more = merged(transfers.edges, operators.edges, launches.edges, hidden)
+    line = _cut(ownership, clock, begin, end, more)
+    waiting = _waiting(ownership, line)
     alone = (line.holder < 0) | line.exposed
     stalled = alone & (transfers.over(line.at) >= 0) & (operators.over(line.at) < 0)
     return Summary(
@@ -79,7 +82,13 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         exposed=line.by_step(line.exposed | stalled),
         stalled=line.by_step(stalled),
         modules=_modules(ownership, line, work),
-        groups=_groups(events, ownership, identity, _exposed(ownership, line)),
+        groups=_groups(
+            events,
+            ownership,
+            identity,
+            _exposed(ownership, line, waiting),
+            _launching(ownership, line, launches, waiting),
+        ),
         warnings=events.warnings,
     )
 
@@ -220,8 +229,11 @@ def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleT
     return tuple(found)
 
 
-def _exposed(ownership: Ownership, line: _Line) -> Ints:
-    """Return for each piece of device work how long it runs alone while launched work waits."""
+def _waiting(ownership: Ownership, line: _Line) -> Ints:
+    """Return for each piece of the clock how long a collective runs alone while other work waits.
+
+    Work waits from the time of its launch on.
+    """
     work = ownership.work
     item = line.holder[line.exposed] - len(ownership.spans.start)
     begin, length = line.at[line.exposed], line.length[line.exposed]
@@ -229,8 +241,41 @@ def _exposed(ownership: Ownership, line: _Line) -> Ints:
     following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
     queued = np.append(work.queued[others], np.iinfo(np.int64).max)[following]
     queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
+    found = np.zeros(len(line.at), np.int64)
+    found[line.exposed] = np.clip(begin + length - queued, 0, length)
+    return found
+
+
+def _exposed(ownership: Ownership, line: _Line, waiting: Ints) -> Ints:
+    """Return for each piece of device work how long other work waits while it runs alone."""
+    item = line.holder[line.exposed] - len(ownership.spans.start)
+    found = np.zeros(len(ownership.work.start), np.int64)
+    np.add.at(found, item, waiting[line.exposed])
+    return found
+
+
+def _launches(events: Events) -> Timeline:
+    """Return which call of a collective the host executes, the outermost one, on any thread."""
+    called = events.name_mask(*names.LAUNCHES_OF_COLLECTIVES, names.COLLECTIVE_CALL)
+    calls = events.chosen(called, Category.OPERATOR, Category.ANNOTATION)
+    return first_started(events.start[calls], events.end[calls], calls)
+
+
+def _launching(ownership: Ownership, line: _Line, launches: Timeline, waiting: Ints) -> Ints:
+    """Return for each piece of device work how long its launch as a collective holds the clock.
+
+    A call can launch several collectives. Its time is that of the first one.
+    """
+    work = ownership.work
+    call = launches.over(line.at)
+    alone = (call >= 0) & (line.exposed | (line.kind != WallKind.GPU))
+    held = np.bincount(call[alone], (line.length - waiting)[alone]).astype(np.int64)
     found = np.zeros(len(work.start), np.int64)
-    np.add.at(found, item, np.clip(begin + length - queued, 0, length))
+    mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
+    mine = mine[np.argsort(work.launch[mine], kind="stable")]
+    of_call, first = np.unique(launches.over(work.launch[mine]), return_index=True)
+    known = (of_call >= 0) & (of_call < len(held))
+    found[mine[first[known]]] = held[of_call[known]]
     return found
 
 
@@ -261,7 +306,7 @@ def _operators(events: Events, clock: Clock) -> Timeline:
 
 
 def _groups(
-    events: Events, ownership: Ownership, identity: Identity, exposed: Ints
+    events: Events, ownership: Ownership, identity: Identity, exposed: Ints, launching: Ints
 ) -> tuple[Group, ...]:
     """Return the collectives by process group.
 
@@ -272,6 +317,7 @@ def _groups(
         ownership: its owners.
         identity: which rank it is of.
         exposed: for each piece of device work, how long it runs alone while launched work waits.
+        launching: for each, how long its launch as a collective holds the clock.
     """
     work, steps = ownership.work, ownership.steps
     host = host_steps(events, ownership)
@@ -303,6 +349,7 @@ def _groups(
                 start=tuple(work.start[mine[at]].tolist()),
                 end=tuple(work.end[mine[at]].tolist()),
                 exposed=tuple(exposed[mine[at]].tolist()),
+                launching=tuple(launching[mine[at]].tolist()),
             )
         )
     return tuple(found)

@@ -26,7 +26,7 @@ __all__ = [
     "to_json",
 ]
 
-SCHEMA = "backspot.rank/2"
+SCHEMA = "backspot.rank/3"
 """Version of a saved summary."""
 _MOST_BYTES = 1 << 28
 """What a summary may unpack to: far more than 10,000 modules in 100 steps take."""
@@ -105,6 +105,8 @@ class Group(msgspec.Struct, frozen=True):
         start: when it begins to run on this rank.
         end: when it has ended on this rank.
         exposed: clock time in nanoseconds in which it runs alone and launched work waits.
+        launching: clock time in nanoseconds in which the host launches it, and the device runs
+            nothing, or collectives alone.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Group(msgspec.Struct, frozen=True):
     start: tuple[int, ...]
     end: tuple[int, ...]
     exposed: tuple[int, ...]
+    launching: tuple[int, ...]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +143,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         warnings: what is wrong with the trace.
     """
 
-    schema: Literal["backspot.rank/2"] = "backspot.rank/2"
+    schema: Literal["backspot.rank/3"] = "backspot.rank/3"
     source: str
     rank: int | None
     world_size: int

@@ -28,6 +28,8 @@ class Transfers:
         bytes: what each rank puts in, -1 where that is not known.
         cost: nanoseconds for which the typical rank loses time by the transfer for certain: it
             runs, nothing else does, and what is launched waits; waits for other ranks left out.
+        launching: nanoseconds for which the host of the typical rank launches it, while its device
+            runs nothing, or collectives alone.
         idle_before: nanoseconds since the end of the collective before on the typical rank, 0 for
             the first one of a step.
     """
@@ -36,6 +38,7 @@ class Transfers:
     step: Ints
     bytes: Ints
     cost: Ints
+    launching: Ints
     idle_before: Ints
 
     def typical_ns(self, cost: Ints, steps: int) -> int:
@@ -82,11 +85,22 @@ class Evidence:
         """Time in which a transfer between two ranks is all that goes on, by rank and step."""
         return np.array([np.array(one.stalled)[self.at[rank]] for rank, one in self.ranks.items()])
 
+    @property
+    def kernels(self) -> Ints:
+        """Time in which kernels of the modules run, by rank and step."""
+        found = np.zeros((len(self.ranks), self.steps), np.int64)
+        for row, (rank, summary) in enumerate(self.ranks.items()):
+            for module in summary.modules:
+                found[row] += np.array([module.forward_gpu, module.backward_gpu]).sum(axis=0)[
+                    list(self.at[rank])
+                ]
+        return found
+
     def transfers(self, purpose: str) -> Transfers:
         """Return the collectives that move ``gradients`` or ``parameters``."""
         uncertain = {one.rank: one.uncertainty_ns for one in self.costs}
         calls: list[Call] = []
-        found: list[tuple[Ints, Ints, Ints]] = []
+        found: list[tuple[Ints, ...]] = []
         for one in self.waits:
             group = one.group
             mine = np.flatnonzero([call.purpose == purpose for call in group.call])
@@ -97,14 +111,14 @@ class Evidence:
             idle[:, 1:] = np.maximum(group.start[rows, 1:] - group.end[rows, :-1], 0)
             idle[:, 1:][:, group.step[1:] != group.step[:-1]] = 0
             calls += [group.call[column] for column in mine.tolist()]
-            found.append((group.step[mine], _low_median(cost)[mine], _low_median(idle)[mine]))
-        step, cost, idle = (
-            (np.concatenate([np.empty(0, np.int64), *parts]) for parts in zip(*found, strict=True))
+            columns = (group.step, *map(_low_median, (cost, group.launching[rows], idle)))
+            found.append(tuple(column[mine] for column in columns))
+        step, *times = (
+            (np.concatenate(parts) for parts in zip(*found, strict=True))
             if found
-            else (np.empty(0, np.int64),) * 3
+            else (np.empty(0, np.int64),) * 4
         )
-        size = np.array([call.bytes for call in calls], np.int64)
-        return Transfers(calls, step, size, cost, idle)
+        return Transfers(calls, step, np.array([call.bytes for call in calls], np.int64), *times)
 
     def phase(self, name: str) -> Ints:
         """Return the clock time of a phase, by rank and step."""

@@ -16,6 +16,9 @@ _NORMAL = 0.1
 """Share of the step that a pipeline with enough microbatches may lose."""
 _LONGER = 0.1
 """Share of its own time by which the longest stage takes longer than the typical one."""
+_STARVED = 0.7
+"""Share of the time in which a stage does not wait, below which its kernels leave the GPU idle."""
+_EQUAL = "All stages have about the same work."
 
 
 @rule("pipeline-bubble")
@@ -23,7 +26,8 @@ def find(evidence: Evidence) -> list[JobFinding]:
     """Find steps in which the stages of a pipeline wait for each other.
 
     The stage that stalls least takes longest. If it takes much longer than the others, these wait
-    for it, and more microbatches do not help.
+    for it, and more microbatches do not help. On GPUs it must also have more work than the others:
+    kernels. Otherwise its host is slow, as it is when microbatches are very small.
     """
     stalled = evidence.stalled
     if not (stalled.any(axis=1)).sum() > 1:
@@ -36,10 +40,20 @@ def find(evidence: Evidence) -> list[JobFinding]:
     busy = evidence.step_ns - of_rank
     longest = int(busy.argmax())
     usual = int(np.median(np.delete(busy, longest)))
-    unequal = busy[longest] > (1 + _LONGER) * usual
+    kernels = typical(evidence.kernels)
+    unequal = all(
+        of_stage[longest] > (1 + _LONGER) * np.median(np.delete(of_stage, longest))
+        for of_stage in (busy, kernels)
+        if of_stage.any()
+    )
+    starved = bool(kernels.any()) and np.median(kernels) < _STARVED * np.median(busy)
     slowest = (
         f"Rank {ranks[longest]} is busy for {duration(int(busy[longest]))}, the others for "
         f"{duration(usual)}."
+    )
+    shares = (
+        f"Their kernels run for {duration(int(np.median(kernels)))} in the "
+        f"{duration(int(np.median(busy)))} in which they do not wait: the host limits the stages."
     )
     return [
         JobFinding(
@@ -55,11 +69,14 @@ def find(evidence: Evidence) -> list[JobFinding]:
             seen=(
                 f"For {duration(cost)} of a step ({percent(cost / evidence.step_ns)}) the typical "
                 "rank computes nothing while it waits for another stage. "
-                f"{slowest if unequal else 'All stages are busy for about the same time.'}"
+                f"{slowest if unequal else shares if starved else _EQUAL}"
             ),
             remedy=(
                 "Move layers from this stage to others."
                 if unequal
+                else "Use fewer, larger microbatches, or make the host faster (torch.compile, "
+                "CUDA graphs)."
+                if starved
                 else "Divide the batch into more microbatches, or give each rank several smaller "
                 "stages (ScheduleInterleaved1F1B)."
             ),

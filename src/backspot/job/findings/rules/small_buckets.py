@@ -20,11 +20,14 @@ _MANY = 8
 
 @rule("small-buckets")
 def find(evidence: Evidence) -> list[JobFinding]:
-    """Find exchanges of gradients that are small, and that nothing hides."""
+    """Find exchanges of gradients that are small, if nothing hides them or their launches."""
     exchanges = evidence.transfers("gradients")
     small = (exchanges.bytes >= 0) & (exchanges.bytes < _SMALL)
     number = int(small.sum()) / evidence.steps
-    cost = exchanges.typical_ns(np.where(small, exchanges.cost, 0), evidence.steps)
+    cost, launching = (
+        exchanges.typical_ns(np.where(small, time, 0), evidence.steps)
+        for time in (exchanges.cost + exchanges.launching, exchanges.launching)
+    )
     if number <= _MANY or 2 * small.sum() < len(small) or cost < evidence.worth_ns:
         return []
     sharded = any(call.kind == "reduce_scatter" for call in exchanges.calls)
@@ -38,8 +41,9 @@ def find(evidence: Evidence) -> list[JobFinding]:
             title="Gradients are exchanged in many small pieces",
             seen=(
                 f"A step has {counted(round(number), 'exchange')} of less than 1 MB, half of them "
-                f"of {size / 1000:,.0f} kB or less. For {duration(cost)} of the step one of them "
-                "runs and nothing else does, waits for other ranks left out."
+                f"of {size / 1000:,.0f} kB or less. For {duration(cost)} of the step, the host "
+                "launches one of them or one of them runs, and the device does nothing else, "
+                f"waits for other ranks left out; {duration(launching)} of that are launches."
             ),
             remedy=(
                 "Give fully_shard larger groups of layers, so that each exchange has more bytes."

@@ -1,0 +1,100 @@
+"""Write cli.md: the reference of the command line, made from the parser of each verb.
+
+Usage: python docs/make_cli.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from backspot.commands import _CODES, VERBS
+
+HEAD = """\
+# The command line
+
+Every command has the form `backspot VERB`.
+`backspot VERB --help` prints what this page says about it.
+
+A trace is a file that `torch.profiler` exports. Record it inside `backspot.instrument(model)` to
+get labels, which name the modules. Every verb but `run` and `demo` works without torch.
+
+Made from the parser by `python docs/make_cli.py`.
+"""
+SHELL = """\
+## Completion
+
+After `pip install 'backspot[completion]'`, TAB completes verbs, options and names of rules:
+
+```
+eval "$(register-python-argcomplete backspot)"                # bash and zsh
+register-python-argcomplete --shell fish backspot | source    # fish
+```
+
+## Environment
+
+| variable | effect |
+| --- | --- |
+| `COLUMNS` | the width of tables, where `--width` is not given |
+| `NO_COLOR`, `FORCE_COLOR` | no colours; colours also in files and pipes |
+| `BACKSPOT_UNPACK_ALL=1` | reads a gzip file that unpacks to more than 200 times its size |
+| `BACKSPOT_DEBUG=1` | prints the traceback of an error |
+"""
+
+
+def main() -> None:
+    """Write the file beside this script."""
+    Path(__file__).with_name("cli.md").write_text(made(), encoding="utf-8")
+
+
+def made() -> str:
+    """Return the whole page."""
+    parts = [HEAD, " · ".join(f"[`{name}`](#backspot-{name})" for name in VERBS) + "\n"]
+    for name in VERBS:
+        parts += _verb(name)
+    parts += [SHELL, "## Exit codes\n", "| code | meaning |\n| --- | --- |"]
+    parts += [f"| {code} | {meaning} |" for code, meaning in _CODES.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _verb(name: str) -> Iterator[str]:
+    verb = import_module(f"backspot.commands.{name}")
+    parser = argparse.ArgumentParser(prog=f"backspot {name}", add_help=False)
+    verb.prepare_parser(parser)
+    about, _, example = (verb.__doc__ or "").partition("Example:\n")
+    yield f"## backspot {name}\n"
+    yield f"{about.strip()}\n"
+    yield f"```\n{_dedented(example)}\n```\n"
+    yield "| argument | meaning |\n| --- | --- |"
+    for action in parser._actions:
+        yield f"| {_spelled(action)} | {_meaning(action)} |"
+    codes = ", ".join(f"{code} ({_CODES[code]})" for code in verb.EXIT_CODES)
+    yield f"\nExit codes of its own: {codes}.\n" if codes else ""
+
+
+def _spelled(action: argparse.Action) -> str:
+    """Return an argument as it is typed: ``-o FILE``, ``TRACE …``, ``--by {path,class}``."""
+    choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else ""
+    value = action.metavar or choices
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    if not action.option_strings:
+        return f"`{value or action.dest}{' …' if action.nargs in ('+', '*') else ''}`"
+    takes_value = action.nargs != 0
+    names = [f"{name} {value}" if takes_value else name for name in action.option_strings]
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _meaning(action: argparse.Action) -> str:
+    text = (action.help or "") % {"default": action.default, "prog": "backspot"}
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _dedented(text: str) -> str:
+    return "\n".join(line.removeprefix("  ") for line in text.strip("\n").splitlines())
+
+
+if __name__ == "__main__":
+    main()
