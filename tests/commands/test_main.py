@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import backspot.commands
-from backspot import BackspotError, Report, __version__, locate
+from backspot import BackspotError, Report, __version__, errors, locate
 from backspot.commands import VERBS, main
 from backspot.render.text import render_text
 from backspot.render.view import View
@@ -299,6 +300,16 @@ def test_a_trace_that_cannot_be_read_is_one_line_and_its_exit_code(
     out, err = capsys.readouterr()
     assert not out
     assert "\x1b" not in one_line(err)
+
+
+def test_the_help_explains_every_exit_code(capsys):
+    assert main(["--help"]) == 0
+    explained = capsys.readouterr().out.partition("exit codes:\n")[2]
+    codes = {int(line.split()[0]) for line in explained.splitlines()}
+    kinds = [one for one in vars(errors).values() if isinstance(one, type)]
+    assert codes == {0, 130, *(kind.exit_code for kind in kinds if issubclass(kind, BackspotError))}
+    for verb in VERBS:
+        assert set(import_module(f"backspot.commands.{verb}").EXIT_CODES) <= codes
 
 
 def test_a_trace_without_a_backward_has_its_own_exit_code(capsys):
