@@ -306,7 +306,7 @@ def _sync(context: Context, large: bool) -> Case:
             mine = np.isin(ownership.owner[waits.span], _owners(ownership, paths))
             spans = np.zeros(len(ownership.spans.start), bool)
             work = np.zeros(len(ownership.work.start), bool)
-            return scaled_spans(spans, work, waits=waits.event[mine])
+            return scaled_spans(ownership, spans, work, waits=waits.event[mine])
 
         return Switch(f"{len(paths)} of 3 waits removed", lambda: paths, switch, predict)
 

@@ -34,13 +34,19 @@ class Build:
         loss: runs the forward.
         depth: compare wall times of subtrees at this depth (recomputation runs a whole block's
             forward inside the first of its nodes, so that only the block's sum can be compared).
+        levels: the same depth for ``locate``, where it differs: containers of layers that are never
+            called are no level there.
         clock: whether events on one stream can time it at all.
     """
 
     model: nn.Module
     loss: Callable[[], torch.Tensor]
     depth: int | None = None
+    levels: int | None = None
     clock: bool = True
+
+    def __post_init__(self) -> None:
+        self.levels = self.levels or self.depth
 
 
 MODELS: dict[str, Callable[[Context], Build]] = {}
@@ -273,7 +279,7 @@ def two_streams(context: Context) -> Build:
 
 
 def _blocks(build: Build, depth: int) -> Build:
-    return replace(build, depth=depth)
+    return replace(build, depth=depth, levels=depth)
 
 
 @_model
@@ -290,7 +296,7 @@ def resnet50_host(context: Context) -> Build:
 @_model
 def gpt2_host(context: Context) -> Build:
     model = make_gpt2(context, layers=context.pick(8, 2))
-    return Build(model, gpt2_loss(context, model, 1, length=128), depth=3)
+    return Build(model, gpt2_loss(context, model, 1, length=128), depth=3, levels=2)
 
 
 @_model

@@ -90,6 +90,8 @@ class Recording:
         events: the trace.
         ownership: its owners.
         line: the host's intervals.
+        part: what each interval of the line is done for: a span, or behind the spans a launch
+            inside compiled code; ``NOTHING`` for neither.
         own: for each interval of the line that the host waits in the nanoseconds that it needs
             itself, -1 for all others.
         graph: the constraints on device work.
@@ -103,6 +105,7 @@ class Recording:
     events: Events
     ownership: Ownership
     line: HostLine
+    part: Ints
     own: Floats
     graph: DeviceGraph
     waits: list[HostWait]
@@ -146,7 +149,9 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
         length = np.diff(line.edges[first : last + 1])
         own[first:last] = length * (wait.own / (wait.end - wait.start))
     # Launches and ends of waits are points of the line; those of other threads lie between.
-    line, own = _cut(line, own, merged(graph.launch, steps.start, steps.end, steps.host_end))
+    more = merged(graph.launch, steps.start, steps.end, steps.host_end)
+    compiled = ownership.compiled
+    line, own = _cut(line, own, merged(more, compiled.start, compiled.end))
     ends = np.array([at for wait in waits for at in (wait.end, wait.follows) if at >= 0], np.int64)
     stations = merged(
         graph.launch, ends, steps.start, steps.end, steps.host_end, line.edges[[0, -1]]
@@ -155,6 +160,7 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
         events=events,
         ownership=ownership,
         line=line,
+        part=_parts(ownership, line),
         own=own,
         graph=graph,
         waits=waits,
@@ -162,6 +168,13 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
         stations=stations,
         station=np.searchsorted(stations, line.edges[1:]),
     )
+
+
+def _parts(ownership: Ownership, line: HostLine) -> Ints:
+    """Return what each interval of the line is done for, as ``Recording`` has it."""
+    spans = ownership.spans
+    launch = ownership.compiled.at(spans, line.span, line.edges[:-1])
+    return np.where(launch >= 0, launch + len(spans.start), line.span)
 
 
 def _one_by_one(waits: list[HostWait]) -> list[HostWait]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.replay.cost import ProfilerCost
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import Variants, simulate
-from backspot.analysis.timeline import grouped
+from backspot.analysis.timeline import grouped, take
 from backspot.trace.events import Ints, Mask
 
 __all__ = [
@@ -35,16 +36,16 @@ class Change:
     """Work that takes another time than it did.
 
     Attributes:
-        spans: indices of spans; the host's time in them is scaled, and that of the engine
-            directly after them.
-        span_factors: for each span what its time is multiplied by, 0 for free.
+        host: indices of what the host does, as in ``Recording.part``: its time for them is scaled,
+            and that of the engine directly after spans.
+        host_factors: for each what its time is multiplied by, 0 for free.
         work: indices of device work.
         work_factors: for each piece of device work what its time is multiplied by.
         waits: calls in which the host no longer waits for a device, as indices into ``Events``.
     """
 
-    spans: Ints
-    span_factors: Floats
+    host: Ints
+    host_factors: Floats
     work: Ints
     work_factors: Floats
     waits: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -58,7 +59,7 @@ def scaled_owners(
     This scales the nodes of a module, the engine's time after each of these, what runs again in
     them, and the device work that they launch. A node that is free waits for no device. The
     module's share of the optimizer is not scaled. A compiled kernel that works for several modules
-    is scaled by their shares.
+    is scaled by their shares, and so is its launch.
 
     Args:
         ownership: the owners of a trace.
@@ -68,15 +69,22 @@ def scaled_owners(
     factor = np.ones(len(ownership.owners))
     factor[list(factors)] = list(factors.values())
     of_spans, of_work = factor[ownership.owner], ownership.work_shares.mean(factor)
-    spans = (of_spans != 1) & (forward | (ownership.passes.of_span >= 0))
+    of_host = np.append(of_spans, ownership.launch_shares.mean(factor))
+    host = (of_host != 1) & (forward | _in_backward(ownership))
     work = (of_work != 1) & (forward | (ownership.work.run >= 0))
     return Change(
-        spans=np.flatnonzero(spans),
-        span_factors=of_spans[spans],
+        host=np.flatnonzero(host),
+        host_factors=of_host[host],
         work=np.flatnonzero(work),
         work_factors=of_work[work],
-        waits=_waits_in(ownership, spans & (of_spans == 0)),
+        waits=_waits_in(ownership, (host & (of_host == 0))[: len(of_spans)]),
     )
+
+
+def _in_backward(ownership: Ownership) -> Mask:
+    """Return whether the host does each span, and each compiled launch behind them, in a pass."""
+    in_pass: Mask = ownership.passes.of_span >= 0
+    return np.append(in_pass, take(in_pass, ownership.compiled.span, False))
 
 
 def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Change]:
@@ -93,25 +101,32 @@ def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Ch
     """
     group = np.arange(len(ownership.owners)) if group is None else group
     waits = ownership.waits
-    in_pass = ownership.passes.of_span >= 0
+    in_backward, count = _in_backward(ownership), len(ownership.spans.start)
+    in_pass, of_launches = in_backward[:count], in_backward[count:]
     spans = dict(grouped(group[ownership.owner], np.flatnonzero(in_pass)))
-    shares = ownership.work_shares
-    share = np.flatnonzero(np.repeat(ownership.work.run >= 0, shares.count))
-    work = dict(grouped(group[shares.owner], share))
+    launched = _by_owner(ownership.launch_shares, of_launches, group)
+    worked = _by_owner(ownership.work_shares, ownership.work.run >= 0, group)
     calls = dict(grouped(group[ownership.owner[waits.span]], np.flatnonzero(in_pass[waits.span])))
     none = np.empty(0, np.int64)
     found = {}
-    for number in sorted({*spans, *work}):
+    for number in sorted({*spans, *launched, *worked}):
         mine = spans.get(number, none)
-        done, part = shares.parts(work.get(number, none))
+        launch, part_of_launch = ownership.launch_shares.parts(launched.get(number, none))
+        done, part = ownership.work_shares.parts(worked.get(number, none))
         found[number] = Change(
-            spans=mine,
-            span_factors=np.zeros(len(mine)),
+            host=np.append(mine, launch + count),
+            host_factors=np.append(np.zeros(len(mine)), 1 - part_of_launch),
             work=done,
             work_factors=1 - part,
             waits=waits.event[calls.get(number, none)],
         )
     return found
+
+
+def _by_owner(shares: Shares, chosen: Mask, group: Ints) -> dict[int, Ints]:
+    """Return the shares of the chosen things by the group of their owner."""
+    mine = np.flatnonzero(np.repeat(chosen, shares.count))
+    return {number: mine[at] for number, at in grouped(group[shares.owner[mine]])}
 
 
 def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
@@ -152,21 +167,28 @@ def owners_within(ownership: Ownership, path: str) -> list[int]:
 
 
 def scaled_spans(
-    spans: Mask, work: Mask, factor: float = 0.0, *, waits: Ints | None = None
+    ownership: Ownership,
+    spans: Mask,
+    work: Mask,
+    factor: float = 0.0,
+    *,
+    waits: Ints | None = None,
 ) -> Change:
     """Return the change in which these spans and pieces of device work take another time.
 
     Args:
-        spans: for each span whether it changes.
+        ownership: the owners of a trace.
+        spans: for each span whether it changes, with the launches of compiled code in it.
         work: for each piece of device work whether it changes.
         factor: what their time is multiplied by, 0 for free.
         waits: calls in which the host no longer waits for a device, as indices into ``Events``.
     """
-    mine, done = np.flatnonzero(spans), np.flatnonzero(work)
+    launches = take(spans, ownership.compiled.span, False)
+    mine, done = np.flatnonzero(np.append(spans, launches)), np.flatnonzero(work)
     none = np.empty(0, np.int64)
     return Change(
-        spans=mine,
-        span_factors=np.full(len(mine), factor),
+        host=mine,
+        host_factors=np.full(len(mine), factor),
         work=done,
         work_factors=np.full(len(done), factor),
         waits=none if waits is None else waits,
@@ -208,14 +230,14 @@ def replays(
     lengths = np.stack([recording.host(one) for one in costs], axis=1)
     work = np.stack([recording.work(one) for one in costs], axis=1)
     host = host_times(recording, lengths)
-    by_span = _BySpan(recording, lengths)
+    by_part = _ByPart(recording, lengths)
     steps = np.empty((0, len(costs)))
     found = np.empty((len(recording.steps.start), len(costs), len(changes)))
     shorter = np.empty((len(costs), len(changes)))
     size = max(1, _CELLS // max(1, work.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
-        of_host = by_span.less([(one.spans, one.span_factors) for one in some])
+        of_host = by_part.less([(one.host, one.host_factors) for one in some])
         of_work = _less([(one.work, one.work_factors) for one in some], work)
         variants = Variants(
             count=len(some) + 1,  # the first is without any change
@@ -300,26 +322,27 @@ def _skipped(changes: Sequence[Change]) -> dict[int, Mask]:
     return found
 
 
-class _BySpan:
-    """The host's intervals by the span that they belong to."""
+class _ByPart:
+    """The host's intervals by what they are done for."""
 
     def __init__(self, recording: Recording, lengths: Floats) -> None:
-        line = recording.line
-        order = np.argsort(line.span, kind="stable")
+        part = recording.part
+        order = np.argsort(part, kind="stable")
         self._lengths, self._station = lengths[order], recording.station[order]
-        count = len(recording.ownership.spans.start)
-        self._begins = np.searchsorted(line.span[order], np.arange(count + 1))
+        ownership = recording.ownership
+        count = len(ownership.spans.start) + len(ownership.compiled.event)
+        self._begins = np.searchsorted(part[order], np.arange(count + 1))
 
     def less(self, changes: Sequence[tuple[Ints, Floats]]) -> _Less:
         """Return the stations that the host comes to earlier, and by how many nanoseconds.
 
         Args:
-            changes: for each change its spans, and what their time is multiplied by.
+            changes: for each change what the host does, and what its time is multiplied by.
         """
         return _less([self._intervals(*change) for change in changes], self._lengths, self._station)
 
-    def _intervals(self, spans: Ints, factors: Floats) -> tuple[Ints, Floats]:
-        first, last = self._begins[spans], self._begins[spans + 1]
+    def _intervals(self, parts: Ints, factors: Floats) -> tuple[Ints, Floats]:
+        first, last = self._begins[parts], self._begins[parts + 1]
         number = last - first
         offsets = np.repeat(first - np.append(0, np.cumsum(number)[:-1])[: len(number)], number)
         return np.arange(int(number.sum())) + offsets, np.repeat(factors, number)
