@@ -224,7 +224,7 @@ def print_machine(device: str = "cpu") -> None:
 
 def _processor() -> str:
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.machine()
@@ -250,12 +250,12 @@ def available_bytes() -> int:
     """Return the memory that is free, within the control group's limit too."""
     available = 1 << 62
     with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return available
     return min(available, int(limit) - used) if limit.isdecimal() else available

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import select
 import socket
@@ -57,7 +58,7 @@ Handler = Callable[[Job, Stage], Record]
 NO_TIME = "no time left"
 _GRACE_S = 20  # for the jobs in flight when the time is up
 _START_S = 150  # for a new process to import what it needs, beside others that do the same
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE = mmap.PAGESIZE
 _ROOT = Path(__file__).parents[1]
 
 
@@ -242,7 +243,8 @@ class _Worker:
 
     def _resident(self) -> int:
         try:
-            pages = Path(f"/proc/{self.processes[0].pid}/statm").read_text().split()[1]
+            usage = Path(f"/proc/{self.processes[0].pid}/statm")
+            pages = usage.read_text(encoding="utf-8").split()[1]
         except (OSError, IndexError):
             return 0
         return int(pages) * _PAGE

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support import elsewhere
+
 # No test asserts a timing. CI gives the same answer for the same code; developers' runs search on.
 # A fixture that all examples of a test share is a folder to write to.
 settings.register_profile(
@@ -50,6 +52,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="interrupt the live half at every bytecode; without it, at every seventh, and at "
         "every line",
     )
+    parser.addoption(
+        "--without-posix",
+        action="store_true",
+        help="run the quick tests of the half that reads traces, as on a laptop with macOS or "
+        "Windows: without torch, signals, forks, links, UTF-8 as the default, and more",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-posix"):
+        elsewhere.take_away()
+        here = Path(__file__).parent
+        if config.args == config.getini("testpaths"):
+            config.args = [str(here / folder) for folder in elsewhere.FOLDERS]
+        config.option.markexpr = config.option.markexpr or "not slow"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--without-posix") or sys.platform == "win32":
+        for item in items:
+            if item.get_closest_marker("posix"):
+                item.add_marker(pytest.mark.skip(reason="needs a POSIX system"))
 
 
 @pytest.fixture

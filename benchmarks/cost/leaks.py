@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 def resident() -> int:
     """This process's resident memory in KiB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 

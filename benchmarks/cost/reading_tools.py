@@ -131,7 +131,7 @@ def peak() -> int:
     ``ru_maxrss`` only where there is nothing better: a child's begins with its parent's.
     """
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0])
     except (OSError, IndexError, ValueError):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

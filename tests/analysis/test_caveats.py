@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import backspot
 from backspot.trace.compiled import KEY, Compilation, format_compiled
 from support.synthetic import Trace
+
+torch = pytest.importorskip("torch")
 
 TICK = 100_000  # nanoseconds
 

@@ -17,6 +17,7 @@ from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
 from backspot.analysis.replay.saving import free_owners
 from backspot.pipeline import _report
+from backspot.render.text import render_text
 from backspot.trace import Category, names, read_events
 from backspot.trace.compiled import (
     Compilation,
@@ -376,7 +377,7 @@ def test_kernels_that_serve_several_modules_are_listed_with_their_shares():
     assert any(part.line.startswith("transformers/activations.py") for part in silu.parts)
     assert sum(kernel.spent_ns for kernel in report.fused) < report.gpu_ns
     assert report["lm_head"].row.exact_share < 1
-    assert "work for several modules" in str(report)
+    assert "work for several modules" in render_text(report, width=400, full=True)
 
 
 def test_modules_inside_a_region_make_levels():

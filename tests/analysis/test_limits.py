@@ -144,7 +144,7 @@ def test_rows_are_ranked_by_headroom_and_by_memory() -> None:
     first = report.top(1, sort="headroom", by="pattern")[0]
     assert first.path == "blocks.*.attn"
     assert report.top(1, sort="memory")[0].path == "blocks.11.mlp.fc1"
-    text = backspot.render.text.render_text(report, width=150)
+    text = backspot.render.text.render_text(report, width=150, full=True)
     assert "Peaks of NVIDIA H200: 989 TFLOP/s bf16, 4,800 GB/s" in text
     assert "of peak" in text
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import backspot
 from backspot import Report
@@ -16,6 +15,8 @@ from backspot.results.costs import UNSTEADY
 from support.phased import HOST, TICK, operator, report_of, step, ticks
 from support.sums import assert_adds_up
 from support.synthetic import Trace
+
+torch = pytest.importorskip("torch")
 
 UNRECORDED = "(forward not recorded)"
 

@@ -18,7 +18,7 @@ def reports():
 
 
 def said(report, **view) -> str:
-    return " ".join(render_text(report, width=100, **view).split())
+    return " ".join(render_text(report, width=100, full=True, **view).split())
 
 
 def beside_a_long_kernel(program: Program, name: str) -> Program:

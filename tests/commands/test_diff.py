@@ -78,7 +78,8 @@ def test_markdown_keeps_to_top(saved, capsysbinary):
 
 def test_a_report_whose_keys_were_sorted_is_still_a_report(saved, capsys):
     path = Path(saved[0])
-    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps(content, sort_keys=True), encoding="utf-8")
     assert main(["diff", *saved]) == 0
 
 

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import backspot.commands
-from backspot import BackspotError, Report, __version__, locate
+from backspot import BackspotError, Report, __version__, errors, locate
 from backspot.commands import VERBS, main
 from backspot.render.text import render_text
 from backspot.render.view import View
@@ -38,7 +39,7 @@ def one_line(text: str) -> str:
 def test_show_prints_the_ranked_list(trace, capsys):
     assert main(["show", str(trace)]) == 0
     out, err = capsys.readouterr()
-    assert out == render_text(locate(trace), width=80) + "\n"
+    assert out == render_text(locate(trace), width=80, more="--full") + "\n"
     assert out.startswith("stem (Slow) takes 90% of the backward: 0.90 ms, mostly AddmmBackward0\n")
     assert not err
 
@@ -46,7 +47,7 @@ def test_show_prints_the_ranked_list(trace, capsys):
 def test_show_passes_its_options_on(trace, capsys):
     options = ["--top", "1", "--depth", "1", "--by", "class", "--sort", "cpu"]
     assert main(["show", str(trace), *options]) == 0
-    expected = render_text(locate(trace), View(1, 1, "cpu", "class"), width=80)
+    expected = render_text(locate(trace), View(1, 1, "cpu", "class"), width=80, more="--full")
     assert capsys.readouterr().out == expected + "\n"
 
 
@@ -124,7 +125,7 @@ def test_report_overwrites_only_by_force(trace, tmp_path, capsys):
 def test_an_output_that_cannot_be_is_told_before_the_trace_is_read(tmp_path, capsys):
     there = tmp_path / "report.json"
     there.write_text("precious")
-    for output, code in [(there, 6), (tmp_path / "report.txt", 2), (tmp_path / "no" / "a.md", 3)]:
+    for output, code in [(there, 6), (tmp_path / "report.text", 2), (tmp_path / "no" / "a.md", 3)]:
         assert main(["report", str(tmp_path / "missing.json"), "-o", str(output)]) == code
         assert output.name in one_line(capsys.readouterr().err)
 
@@ -267,7 +268,7 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["report", "a"], "the following arguments are required: -o/--output"),
         (
             ["report", "a", "-o", "report.html5"],
-            "use one of .csv, .folded, .html, .json, .md or .speedscope.json",
+            "use one of .csv, .folded, .html, .json, .md, .speedscope.json or .txt",
         ),
     ],
 )
@@ -299,6 +300,16 @@ def test_a_trace_that_cannot_be_read_is_one_line_and_its_exit_code(
     out, err = capsys.readouterr()
     assert not out
     assert "\x1b" not in one_line(err)
+
+
+def test_the_help_explains_every_exit_code(capsys):
+    assert main(["--help"]) == 0
+    explained = capsys.readouterr().out.partition("exit codes:\n")[2]
+    codes = {int(line.split()[0]) for line in explained.splitlines()}
+    kinds = [one for one in vars(errors).values() if isinstance(one, type)]
+    assert codes == {0, 130, *(kind.exit_code for kind in kinds if issubclass(kind, BackspotError))}
+    for verb in VERBS:
+        assert set(import_module(f"backspot.commands.{verb}").EXIT_CODES) <= codes
 
 
 def test_a_trace_without_a_backward_has_its_own_exit_code(capsys):
@@ -348,6 +359,7 @@ def test_an_interrupt_is_quiet_and_has_its_own_exit_code(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_ctrl_c_ends_a_running_program_quietly():
     running = subprocess.Popen(
@@ -379,6 +391,7 @@ def test_a_closed_pipe_is_no_error(trace):
 
 
 @pytest.mark.slow
+@pytest.mark.posix
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_is_one_line(trace):
     with Path("/dev/full").open("wb") as full:

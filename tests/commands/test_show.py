@@ -9,12 +9,13 @@ import pytest
 from backspot import locate
 from backspot.commands import main
 from backspot.render.text import render_text
+from backspot.render.view import View
 
 
 def test_several_traces_follow_each_other_under_their_names(trace, tmp_path, capsys):
     other = shutil.copy(trace, tmp_path / "other.json.gz")
     assert main(["show", str(trace), str(other)]) == 0
-    text = render_text(locate(trace), width=80)
+    text = render_text(locate(trace), width=80, more="--full")
     assert capsys.readouterr().out == f"── {trace}\n{text}\n\n── {other}\n{text}\n"
 
 
@@ -25,14 +26,27 @@ def test_of_several_all_that_can_be_read_are_shown_and_the_worst_code_is_given(
     sources = [tmp_path / "missing.json", tmp_path / "broken.json", trace]
     assert main(["show", *map(str, sources)]) == 4
     out, err = capsys.readouterr()
-    assert render_text(locate(trace), width=80) in out
+    assert render_text(locate(trace), width=80, more="--full") in out
     assert ["missing.json" in err, "broken.json" in err] == [True, True]
     assert err.count("\n") == 2
 
 
 def test_a_table_is_as_wide_as_wanted(trace, capsys):
     assert main(["show", str(trace), "--width", "60"]) == 0
-    assert capsys.readouterr().out == f"{render_text(locate(trace), width=60)}\n"
+    assert capsys.readouterr().out == render_text(locate(trace), width=60, more="--full") + "\n"
+
+
+def test_everything_is_shown_if_it_is_wanted(trace, capsys):
+    report = locate(trace)
+    for options, top in (([], None), (["--top", "2"], 2)):
+        assert main(["show", str(trace), "--full", *options]) == 0
+        shown = capsys.readouterr().out
+        assert shown == render_text(report, View(top=top), width=80, full=True) + "\n"
+        assert "Modules own all of the backward." in shown
+    saved = report.save(trace.with_name("report.txt"))
+    assert (
+        saved.read_text("utf-8") == render_text(report, View(top=None), width=100, full=True) + "\n"
+    )
 
 
 def test_a_file_format_and_standard_input_are_for_one(trace, capsys):

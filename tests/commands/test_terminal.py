@@ -1,16 +1,21 @@
 """What the program makes of the terminal that it writes to, or of none."""
 
+import io
+import json
 import os
-import pty
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from backspot.commands import _console
 from support.program import PROGRAM, program
 
 
 def on_a_terminal(*arguments, **environment) -> tuple[bytes, bytes]:
     """What the program writes to a terminal of its own: standard output, standard error."""
+    pty = pytest.importorskip("pty")
     texts = []
     for stream in ("stdout", "stderr"):
         ours, theirs = pty.openpty()
@@ -57,7 +62,6 @@ def test_a_short_reading_shows_no_progress(trace):
 
 def test_a_long_reading_shows_its_progress_on_a_terminal(monkeypatch, capsys):
     from backspot import progress
-    from backspot.commands import _console
 
     monkeypatch.setattr(progress, "_PATIENCE", 0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
@@ -76,3 +80,21 @@ def test_a_terminal_that_knows_only_ascii_gets_ascii(trace):
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"##" in done.stdout
     assert done.stdout.isascii()
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_the_recording_in_the_documentation_shows_what_the_program_prints(tmp_path):
+    docs = Path(__file__).parents[2] / "docs"
+    subprocess.run([sys.executable, docs / "make_recording.py", tmp_path], check=True)
+    for name in ("terminal.cast", "terminal.svg"):
+        made = (tmp_path / name).read_bytes()
+        assert made == (docs / "images" / name).read_bytes(), "run docs/make_recording.py"
+        assert len(made) < 300_000
+    *_, last = (tmp_path / "terminal.cast").read_text(encoding="utf-8").splitlines()
+    assert json.loads(last)[0] < 30  # seconds
+
+
+def test_a_character_that_the_stream_cannot_encode_is_replaced_alone():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    assert _console.encodable("█▏ → … · × 漢", stream) == "#  > … · × \\u6f22"

@@ -215,13 +215,16 @@ def test_ranks_that_cannot_be_told_apart_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["ddp_host", "fsdp_even"])
 def test_the_text_begins_with_the_answer_and_fits_a_terminal(name: str) -> None:
-    text = render_job(job_of(name))
+    text = render_job(job_of(name), width=80)
     assert max(map(len, text.splitlines())) <= 80
     expected = {
         "ddp_host": f"{SLOW} is slow on rank 1: up to 10.4 ms of each step",
         "fsdp_even": "No rank differs from the others beyond the noise.",
     }
     assert text.splitlines()[0] == expected[name]
+    assert len(text.splitlines()) <= 24
+    assert "Next: --top " in text
+    assert "default_pg: " in render_job(job_of(name), 100, width=80)
 
 
 def test_names_from_a_trace_cannot_control_the_terminal() -> None:

@@ -326,6 +326,7 @@ def test_times_before_zero_keep_their_sign(tmp_path):
     assert [round(float(time)) for time in times] == [-800, -780]
 
 
+@pytest.mark.posix
 def test_what_cannot_be_is_refused_with_its_exit_code_and_nothing_is_written(tmp_path, capsys):
     trace = small().save(tmp_path / "t.json")
     there = tmp_path / "there.json"

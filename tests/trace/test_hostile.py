@@ -130,7 +130,7 @@ def test_a_trace_of_bad_events_alone_ends_with_one_line_and_its_code(
     assert main(["show", str(path)]) == 4
     assert capsys.readouterr().err.count("\n") == 1
     text = with_event(BAD["half a surrogate pair as a time"])
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
     assert main(["show", "-"]) == 0
 
 

@@ -148,6 +148,7 @@ def output_and_peak(path: Path) -> tuple[str, int]:
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the peak memory")
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("case", [case for case in BOMBS if case not in MANY])
@@ -161,6 +162,7 @@ def test_a_gzip_bomb_is_refused_in_little_memory(case: str, tmp_path: Path) -> N
     assert peak < 200 * MIB
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("case", BOMBS)

@@ -20,6 +20,7 @@ __all__ = [
     "add_width",
     "complain",
     "count",
+    "encodable",
     "flush_output",
     "note",
     "positive",
@@ -30,33 +31,40 @@ __all__ = [
 ]
 
 # For terminals and files with an encoding of little more than ASCII.
-_PLAIN = str.maketrans(
-    {
-        **dict.fromkeys("█▉▊▋▌", "#"),
-        **dict.fromkeys("▏▎▍", " "),
-        **dict.fromkeys("│├└", "|"),
-        "─": "-",
-        "−": "-",
-        "±": "~",
-        "→": ">",
-        "…": "~",
-        "·": "-",
-        "×": "x",
-        "µ": "u",
-    }
-)
+_PLAIN = {
+    **dict.fromkeys("█▉▊▋▌", "#"),
+    **dict.fromkeys("▏▎▍", " "),
+    **dict.fromkeys("│├└", "|"),
+    "─": "-",
+    "−": "-",
+    "±": "~",
+    "→": ">",
+    "←": "<",
+    "…": "~",
+    "·": "-",
+    "×": "x",
+    "µ": "u",
+}
 
 
 def write_text(text: str) -> None:
     """Write a text to standard output; characters that its encoding lacks are replaced."""
-    if sys.stdout is None:
-        return
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
-    sys.stdout.write(text + "\n")
+    if sys.stdout is not None:
+        sys.stdout.write(encodable(text, sys.stdout) + "\n")
+
+
+def encodable(text: str, stream: TextIO | Any) -> str:
+    """The text with characters that a stream can encode, in place of those that it cannot."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    plain = {}
+    for character in set(text):
+        try:
+            character.encode(encoding)
+        except UnicodeEncodeError:
+            plain[ord(character)] = _PLAIN.get(
+                character, character.encode(encoding, "backslashreplace").decode(encoding)
+            )
+    return text.translate(plain) if plain else text
 
 
 def write_bytes(data: bytes) -> None:
@@ -112,7 +120,24 @@ def use_color(stream: TextIO | Any) -> bool:
 def _is_terminal(stream: TextIO | Any) -> bool:
     if os.environ.get("TERM") == "dumb":
         return False
-    return bool(getattr(stream, "isatty", lambda: False)())
+    return bool(getattr(stream, "isatty", lambda: False)()) and _takes_escapes()
+
+
+def _takes_escapes() -> bool:
+    """Whether the terminal takes escape sequences, which Windows' own must be asked to do."""
+    if sys.platform == "win32":
+        import ctypes
+
+        console = ctypes.windll.kernel32
+        handles = [console.GetStdHandle(number) for number in (-11, -12)]  # output, error
+        mode = ctypes.c_uint32()
+        taking = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
+        return any(
+            console.GetConsoleMode(handle, ctypes.byref(mode))
+            and console.SetConsoleMode(handle, mode.value | taking)
+            for handle in handles
+        )
+    return True
 
 
 def count(text: str) -> int:
@@ -184,7 +209,8 @@ def add_width(parser: argparse.ArgumentParser) -> None:
         "--width",
         type=count,
         metavar="COLUMNS",
-        help="how wide a table is (default: as the terminal; 80 elsewhere, or $COLUMNS)",
+        help="how wide a table is (default: as the terminal; elsewhere 80, or $COLUMNS, and no "
+        "path is cut)",
     )
 
 

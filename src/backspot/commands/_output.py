@@ -25,7 +25,7 @@ __all__ = ["add_format", "print_result"]
 
 
 def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
-    """Declare ``--format`` and ``--width`` for a kind of result."""
+    """Declare ``--format``, ``--full`` and ``--width`` for a kind of result."""
 
     def known(name: str) -> str:
         if name == "table":  # the default, which imports no renderer
@@ -46,6 +46,9 @@ def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Compari
         metavar="FORMAT",
         help="table, or a file format such as json, csv or md (default: table)",
     )
+    parser.add_argument(
+        "--full", action="store_true", help="print everything, not only what fits on one screen"
+    )
     add_width(parser)
 
 
@@ -59,7 +62,8 @@ def print_result(
 
     Args:
         result: the result.
-        args: the arguments of the command, among them ``--format``, ``--width`` and ``--top``.
+        args: the arguments of the command, among them ``--format``, ``--full``, ``--width`` and
+            ``--top``.
         view: which rows to show, but for their number.
         warnings: the result's warnings.
     """
@@ -68,12 +72,22 @@ def print_result(
         from backspot.comparison.changes import Comparison
         from backspot.render.text import render_comparison, render_text
 
-        view = view if top is None else replace(view, top=top)
+        if top is not None or args.full:
+            view = replace(view, top=top)
         color = use_color(sys.stdout)
+        if isinstance(result, Comparison):
+            write_text(render_comparison(result, view, width=args.width, color=color))
+            return
         write_text(
-            render_comparison(result, view, width=args.width, color=color)
-            if isinstance(result, Comparison)
-            else render_text(result, view, width=args.width, color=color)
+            render_text(
+                result,
+                view,
+                width=args.width,
+                color=color,
+                full=args.full,
+                regroup=args.by is None,
+                more="--full",
+            )
         )
         return
     from backspot.render.formats import formats_of

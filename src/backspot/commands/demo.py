@@ -264,7 +264,9 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
     console.print(f"[bold]1.[/] Training {case.about}")
     before = case.profile("before", folder / _FILES[0], force)
     colored = console.color_system is not None
-    console.file.write(f"\n{render_text(before, width=console.width, color=colored)}\n\n")
+    more = f"backspot show {folder / _FILES[0]} --full"
+    text = render_text(before, width=console.width, color=colored, more=more)
+    console.file.write(f"\n{text}\n\n")
     for name in _FILES[1:]:
         before.save(folder / name, force=force)
     console.print(

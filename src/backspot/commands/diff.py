@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--top",
         type=count,
         metavar="N",
-        help="how many changes to show (default: 15 in a table, 30 in md, otherwise all)",
+        help="how many changes to show (default: 5 in a table, 30 in md, otherwise all)",
     )
     add_format(parser, "Comparison")
     parser.add_argument(

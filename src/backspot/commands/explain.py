@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
+import textwrap
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from backspot.errors import UsageError
 EXIT_CODES = ()
 
 _INSTALLED = Path(__file__).parents[1] / "findings.md"
+_NARROWEST, _WIDEST = 40, 100  # cells
 _IN_A_CHECKOUT = Path(__file__).parents[3] / "docs" / "findings.md"
 
 
@@ -71,5 +74,24 @@ def _sections() -> dict[str, str]:
 
 
 def _as_text(markdown: str) -> str:
-    """Return Markdown without its emphasis, and with the targets of links left out."""
-    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown.replace("**", ""))
+    """Return Markdown without its emphasis and the targets of links, as wide as the terminal."""
+    plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown.replace("**", ""))
+    width = max(_NARROWEST, min(shutil.get_terminal_size().columns, _WIDEST))
+    return "\n\n".join(_filled(block, width) for block in plain.split("\n\n"))
+
+
+def _filled(block: str, width: int) -> str:
+    """Return a paragraph or a list with lines of this width; anything else as it is."""
+    if block.startswith(("```", "|", " ")):
+        return block
+    items = re.split(r"\n(?=- )", block)
+    return "\n".join(
+        textwrap.fill(
+            " ".join(item.split("\n")),
+            width,
+            subsequent_indent="  " if item.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for item in items
+    )

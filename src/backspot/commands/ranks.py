@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from backspot.commands._console import count, write_bytes, write_text
+from backspot.commands._console import add_width, count, write_bytes, write_text
 from backspot.errors import MissingDependencyError, UsageError
 
 EXIT_CODES = (3, 6, 7)
@@ -29,9 +29,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top",
         type=count,
-        default=10,
+        default=3,
         metavar="N",
-        help="how many ranks, steps and modules to show (default: 10)",
+        help="how many ranks, steps and modules to show (default: 3)",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="also write the answer to this .html or .json"
@@ -50,6 +50,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="(default: table)"
     )
+    add_width(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from backspot.render.job import render_job
 
-    write_text(render_job(job, args.top))
+    write_text(render_job(job, args.top, width=args.width))
     return 0
 
 

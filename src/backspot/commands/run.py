@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backspot.commands._console import add_width, complain, count, use_color
+from backspot.commands._console import add_width, complain, count, encodable, use_color
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
@@ -201,7 +202,10 @@ class _Observation:
             complain(f"no report: {error}")
         else:
             if _is_first():
-                _print(report, self._args.width)
+                saved = next(name for name in names if name.endswith(".json"))
+                _print(
+                    report, self._args.width, f"backspot show {self._shown()}{os.sep}{saved} --full"
+                )
                 self._wrote(*names)
         if _is_first():
             self._answer(recorded, gathering)
@@ -229,17 +233,23 @@ class _Observation:
         complain(f"wrote {', '.join(names)} into {self._shown()}{os.sep}")
 
     def _shown(self) -> str:
-        return os.path.relpath(self._folder)
+        try:
+            return os.path.relpath(self._folder)
+        except ValueError:  # another drive of Windows
+            return str(self._folder)
 
 
-def _print(report: Report, width: int | None) -> None:
+def _print(report: Report, width: int | None, more: str) -> None:
     """Print the report on standard error: standard output is the script's own."""
     from backspot.formatting import duration
     from backspot.render.text import render_text
 
     if sys.stderr is None:
         return
-    _write_error(f"\n{render_text(report, width=width, color=use_color(sys.stderr))}\n")
+    if width is None and sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+    text = render_text(report, width=width, color=use_color(sys.stderr), more=more)
+    _write_error(f"\n{text}\n")
     times = report.unprofiled_step_ns_by_step
     if report.unprofiled_step_ns is not None:
         complain(
@@ -250,8 +260,7 @@ def _print(report: Report, width: int | None) -> None:
 
 def _write_error(text: str) -> None:
     with suppress(OSError, ValueError, AttributeError):
-        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "replace").decode(encoding), file=sys.stderr, flush=True)
+        print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def _gathering(recorded: Recorded) -> Gathering | None:

@@ -5,7 +5,12 @@ trace is read), a report that was saved as .json, or - for standard input. Of
 several, each follows under its name. If some cannot be read, the others are
 printed and the exit code is the highest.
 
+Printed is what fits on one screen, and what to ask for next. --full prints
+everything.
+
 Example:
+  backspot show trace.json.gz
+  backspot show trace.json.gz --full | less
   backspot show trace.json.gz --top 10 --depth 2
   backspot show runs/ --by pattern --sort gpu
   backspot show trace.json.gz --match 'model.layers.*' --width 120
@@ -44,14 +49,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--top",
         type=count,
         metavar="N",
-        help="how many modules to show (default: 15 in a table, 30 in md, otherwise all)",
+        help="how many modules to show (default: 5 in a table, 30 in md, otherwise all)",
     )
     add_rows(parser)
     parser.add_argument(
         "--by",
         choices=("path", "class", "pattern"),
-        default="path",
-        help="one row per module, class or repeated layer, like blocks.*.attn (default: path)",
+        help="one row per module, class or repeated layer, like blocks.*.attn (default: path; a "
+        "screen without --full has repeated layers as one where they are the answer)",
     )
     parser.add_argument(
         "--sort",
@@ -104,7 +109,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
     view = View(
         depth=args.depth,
         sort="wall" if other else args.sort,
-        by=args.by,
+        by=args.by or "path",
         match=args.match,
         order=args.sort if other else None,
     )

@@ -171,7 +171,11 @@ def _pool(
 
 def _in_a_process(path: str, cache: str | None) -> bytes:
     """Read one trace in a process of its own. Raises ``RuntimeError`` with its last words."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONIOENCODING": "utf-8",
+    }
     done = subprocess.run(  # noqa: S603 - our own code
         [sys.executable, "-c", _CODE, path, cache or ""],
         stdin=subprocess.DEVNULL,

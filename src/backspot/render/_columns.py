@@ -163,7 +163,7 @@ def module_columns(
     if sort == "saves":
         time = replace(time, cells=saving)
     columns += [time, *_spread_column(report, rows, sort, ms), share]
-    if sort != "saves" and report.replayed_step is not None:
+    if sort != "saves" and shown and all(row.saves_ns is not None for row in shown):
         columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
     columns += costs
     if report.memory:

@@ -7,6 +7,9 @@ identifies the module, and a whole column is dropped before its numbers become u
 from __future__ import annotations
 
 import io
+import re
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -15,25 +18,31 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from backspot.formatting import counted, visible
+from backspot.formatting import visible
 from backspot.render._columns import Column
-from backspot.render._sentences import HEADING, cost_of, kept_phases, phase_text, searched, worth
+from backspot.render._sentences import cost_of, kept_phases, phase_text, worth
 from backspot.results.report import Finding, Report
 
 __all__ = [
+    "brief_finding",
     "fact_lines",
-    "finding_lines",
+    "finding",
     "fits",
     "keep_end",
     "keep_start",
     "lay_out",
+    "paragraph",
     "phase_facts",
+    "space_for",
 ]
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
+_NARROWEST = 40
 _MARKS = 8
 """Characters that one terminal cell may take: a letter and its combining marks."""
 _WIDENS = "\ufe0f"
+_WORD = re.compile(r"(\S+)\s*")
+_BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
 
 
 def keep_end(text: str, width: int) -> str:
@@ -69,18 +78,26 @@ def _fitting(characters: Iterable[str], cells: int) -> int:
     return count
 
 
-def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -> list[Text]:
+def lay_out(
+    columns: Sequence[Column], width: int, styles: Sequence[str] = (), *, whole: bool = False
+) -> list[Text]:
     """Lay out a table; the first line is its head.
 
     Args:
         columns: the columns, in order.
         width: number of cells in a line.
         styles: a style for each line below the head.
+        whole: whether no path and no place in the source is cut, so that lines may be longer.
     """
-    columns = [_readable(column, width) for column in columns]
+    columns = [_readable(column, width, whole=whole) for column in columns]
     wide = _fits(columns, width, wide=True)
     kept = _chosen(columns, width, wide=wide)
     widths = _widths(kept, width, wide=wide)
+    if whole:
+        widths = [
+            max(least, _natural(column, wide=wide)) if _identifies(column) else least
+            for column, least in zip(kept, widths, strict=True)
+        ]
     lines = [_line(kept, widths, None, wide=wide)]
     for index in range(max((len(column.cells) for column in kept), default=0)):
         line = _line(kept, widths, index, wide=wide)
@@ -90,14 +107,19 @@ def lay_out(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -
     return lines
 
 
-def _readable(column: Column, width: int) -> Column:
+def _identifies(column: Column) -> bool:
+    """Whether this is a column of paths, or of places in the source."""
+    return column.kind == "name" or column.cut_start
+
+
+def _readable(column: Column, width: int, *, whole: bool) -> Column:
     """The column with visible cells, and without text that no line has room for.
 
     Cells are measured many times, and a name can be very long.
     """
     cut = keep_end if column.cut_start else keep_start
     shown = [(kind, visible(text)) for kind, text in column.cells]
-    if column.least is not None:
+    if column.least is not None and not (whole and _identifies(column)):
         shown = [(kind, cut(text, 2 * width)) for kind, text in shown]
     return replace(column, cells=shown)
 
@@ -204,61 +226,120 @@ def _bar(length: float, width: int) -> str:
 
 
 def fact_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
-    """Facts in a row, broken only between facts; a line that continues ends with a dot."""
-    line = facts[0][:1].upper() + facts[0][1:]
+    """Facts in a row, broken between facts if possible; a line that continues ends with a dot."""
+    lines = [facts[0][:1].upper() + facts[0][1:]]
     for left, fact in zip(range(len(facts) - 1, 0, -1), facts[1:], strict=True):
         more = " ·" if left > 1 else ""
-        if cell_len(f"{line} · {fact}{more}") > width:
-            yield Text(f"{line} ·", "dim")
-            line = fact
+        if cell_len(f"{lines[-1]} · {fact}{more}") > width:
+            lines[-1] += " ·"
+            lines.append(fact)
         else:
-            line = f"{line} · {fact}"
-    yield Text(line, "dim")
+            lines[-1] += f" · {fact}"
+    for line in lines:
+        yield from paragraph(Text(line, "dim"), width)
 
 
-_MOST = 5
+def phase_facts(report: Report, least: float = 0) -> list[str]:
+    """The phases of the step, one fact each: ``22% forward``.
 
-
-def phase_facts(report: Report) -> list[str]:
-    """The phases of the step, one fact each: ``22% forward``."""
-    texts = [phase_text(report, phase) for phase in kept_phases(report)]
+    Args:
+        report: the report.
+        least: the share of the step from which a phase is worth saying.
+    """
+    kept = [one for one in kept_phases(report) if one.wall_ns >= least * report.step_ns]
+    texts = [phase_text(report, phase) for phase in kept]
     return [f"{share} {name}" for name, _, share in texts]
 
 
-def finding_lines(report: Report, width: int) -> Iterator[Text]:
-    """A heading, a paragraph for each of the most expensive findings, and how many rules looked."""
-    if report.findings:
-        yield Text()
-        yield Text(HEADING, "bold")
-    for number, finding in enumerate(report.findings[:_MOST], 1):
-        yield from _hanging(f"{number}. ", _seen(report, finding, width), width)
-        yield from _hanging("   ", Text(visible(finding.remedy)), width)
-    rest = len(report.findings) - _MOST
-    if rest > 0:
-        yield Text(f"   {counted(rest, 'more finding')}; report.findings lists all.", "dim")
-    if told := searched(report):
-        yield Text()
-        yield Text(told, "dim")
+def finding(
+    report: Report,
+    number: int,
+    found: Finding,
+    width: int,
+    *,
+    whole: bool = False,
+    evidence: int | None = None,
+) -> list[Text]:
+    """A finding as a paragraph: its cost and place, what was seen, and the remedy.
 
-
-def _seen(report: Report, finding: Finding, width: int) -> Text:
-    """What was found, its cost, and where."""
-    text = Text(visible(finding.title), "bold")
-    text.append(f": {', '.join(cost_of(report, finding))}", "not bold")
-    (place, *_), more = worth(finding, 1)
+    Args:
+        report: the report.
+        number: the number of the finding, from 1.
+        found: the finding.
+        width: number of cells in a line.
+        whole: whether its place is never cut.
+        evidence: how many sentences about what was seen there are at most; ``None`` has all.
+    """
+    text = Text(visible(found.title), "bold")
+    text.append(f": {', '.join(cost_of(report, found))}", "not bold")
+    (place, *_), more = worth(found, 1)
+    label, line = visible(place.label), visible(place.line)
+    if not whole:
+        label, line = keep_end(label, min(width - 8, 70)), keep_end(line, min(width - 8, 60))
     text.append(" in ", "not bold")
-    text.append(keep_end(visible(place.label), min(width - 8, 70)), "not bold cyan")
-    if place.line:
-        text.append(f", {keep_end(visible(place.line), min(width - 8, 60))}", "not bold")
+    text.append(label, "not bold cyan")
+    if line:
+        text.append(f", {line}", "not bold")
     text.append(f" and {more}." if more else ".", "not bold")
-    return text
+    lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
+    seen = " ".join(_BETWEEN_SENTENCES.split(visible(found.seen))[:evidence])
+    if seen:
+        lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
+    return [*lines, *paragraph(Text(visible(found.remedy)), width, "   → ", whole=whole)]
 
 
-def _hanging(lead: str, text: Text, width: int) -> Iterator[Text]:
-    """A paragraph with a hanging indent."""
+def brief_finding(
+    report: Report, number: int, found: Finding, width: int, *, whole: bool = False
+) -> list[Text]:
+    """A finding in a line: its cost, and its place if it has one; the arguments of ``finding``."""
+    text = Text(visible(found.title), "bold")
+    text.append(f": {', '.join(cost_of(report, replace(found, saves=None)))}", "not bold")
+    if len(found.places) == 1:
+        name = visible(found.path or found.places[0].label)
+        text.append(" in ", "not bold")
+        text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
+    return [*paragraph(text, width, f"{number}. ", whole=whole)]
+
+
+def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) -> Iterator[Text]:
+    """The lines of a paragraph.
+
+    Args:
+        text: the paragraph.
+        width: number of cells in a line.
+        lead: what its first line begins with; the others are indented as far.
+        whole: whether no word is broken, however long.
+    """
+    room = width - len(lead)
     console = Console(file=io.StringIO(), width=width, _environ={})
-    for index, part in enumerate(text.wrap(console, width - len(lead))):
+    parts = text.divide(_breaks(text.plain, room)) if whole else text.wrap(console, room)
+    for index, part in enumerate(parts):
         part.rstrip()
         line = Text(" " * len(lead) if index else lead, no_wrap=True)
         line.append_text(part)
         yield line
+
+
+def _breaks(text: str, width: int) -> list[int]:
+    """Where lines begin, but the first, if no word is broken."""
+    begins, taken = [], 0
+    for word in _WORD.finditer(text):
+        if taken and taken + cell_len(word[1]) > width:
+            begins.append(word.start())
+            taken = 0
+        taken += cell_len(word[0])
+    return begins
+
+
+def space_for(width: int | None) -> tuple[int, bool]:
+    """The number of cells in a line, and whether paths stay whole.
+
+    They do if no terminal shows the text and no width is wanted: nothing cuts a line there.
+
+    Args:
+        width: the number that is wanted; ``None`` takes the terminal's, or 80.
+    """
+    if width is not None:
+        return max(_NARROWEST, width), False
+    whole = not getattr(sys.stdout, "isatty", lambda: False)()
+    return max(_NARROWEST, shutil.get_terminal_size().columns), whole

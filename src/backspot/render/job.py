@@ -1,17 +1,16 @@
-"""Many ranks as text for a terminal, at most 80 columns wide."""
+"""Many ranks as text for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from backspot.formatting import counted, duration, percent, visible
-from backspot.results.job import JobReport, ModuleSpread, SlowestRank
+from backspot.render._terminal import fact_lines, keep_end, space_for
+from backspot.results.job import JobReport
 
 __all__ = ["render_job", "stalls"]
 
-_WIDTH = 80
-_ROWS = 10
+_ROWS = 3
 _PARTS = {
     "forward_gpu": "forward, kernels",
     "forward_host": "forward, host",
@@ -19,31 +18,139 @@ _PARTS = {
     "backward_host": "backward, host",
     "": "",
 }
+_HOST = 20  # cells
 
 
-def render_job(job: JobReport, top: int = _ROWS) -> str:
+def render_job(job: JobReport, top: int = _ROWS, *, width: int | None = None) -> str:
     """Return the answer, the waits, the slowest ranks and the modules that differ.
 
     Args:
         job: many ranks.
         top: how many modules, ranks and steps to show of each.
+        width: number of cells in a line, as in ``render_text``.
     """
-    lines = _wrapped(_answer(job))
-    lines += _wrapped(
-        f"{counted(len(job.ranks), 'rank')} of {job.world_size}, {counted(len(job.steps), 'step')} "
-        f"of {duration(job.step_ns)}. Times are of a typical step."
-    )
-    for finding in job.findings:
-        lines += ["", *_wrapped(f"* {finding.title}: up to {duration(finding.cost_ns)} of a step")]
-        lines += _wrapped(f"{finding.seen} {finding.remedy}", "  ")
-    lines += _waits(job, top)
-    lines += _slowest(job.slowest[:top])
-    lines += _modules([one for one in job.modules if one.cost_ns][:top])
-    for lost in job.lost:
-        lines += ["", *_wrapped(f"not read: {visible(lost.source)}: {visible(lost.reason)}")]
-    for warning in job.warnings:
-        lines += ["", *_wrapped(f"! {visible(warning)}")]
-    return "\n".join(lines)
+    return "\n".join(_Page(job, top, *space_for(width)).lines())
+
+
+class _Page:
+    """The lines of an answer for many ranks.
+
+    Args:
+        job: the answer.
+        top: how many modules, ranks and steps to show of each.
+        width: number of cells in a line.
+        whole: whether no path is cut.
+    """
+
+    def __init__(self, job: JobReport, top: int, width: int, whole: bool) -> None:
+        self._job, self._top, self._width, self._whole = job, top, width, whole
+
+    def lines(self) -> list[str]:
+        """All lines."""
+        job = self._job
+        lines = self._wrapped(_answer(job))
+        lines += self._wrapped(
+            f"{counted(len(job.ranks), 'rank')} of {job.world_size}, "
+            f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}. "
+            "Times are of a typical step."
+        )
+        for number, finding in enumerate(job.findings):
+            if number:  # the answer names the first
+                lines.append("")
+                cost = f"up to {duration(finding.cost_ns)} of a step"
+                lines += self._wrapped(f"{finding.title}: {cost}")
+            lines += self._wrapped(f"{finding.seen} {finding.remedy}", "  ")
+        lines += [*self._waits(), *self._slowest(), *self._modules()]
+        for lost in job.lost:
+            named = f"not read: {visible(lost.source)}: {visible(lost.reason)}"
+            lines += ["", *self._wrapped(named)]
+        for warning in job.warnings:
+            lines += ["", *self._wrapped(f"! {visible(warning)}")]
+        longest = max(len(job.ranks), len(job.slowest), self._costly())
+        if longest > self._top:
+            what = f"next: --top {longest} for all ranks, steps and modules"
+            lines += [line.plain for line in fact_lines([what, "-o job.html"], self._width)]
+        return lines
+
+    def _costly(self) -> int:
+        """How many modules differ."""
+        return sum(one.cost_ns > 0 for one in self._job.modules)
+
+    def _wrapped(self, text: str, indent: str = "") -> list[str]:
+        return textwrap.wrap(
+            text,
+            self._width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=not self._whole,
+            break_on_hyphens=False,
+        )
+
+    def _waits(self) -> list[str]:
+        job, top = self._job, self._top
+        bubbles = stalls(job, top)
+        lines = ["", *self._wrapped(bubbles)] if bubbles else []
+        ranked = sorted(job.ranks, key=lambda one: (-one.wait_ns, one.rank))
+        lines += ["", "waits in collectives, most first (they can overlap with computing)"]
+        lines.append(
+            f"{'rank':>6} {'wait':>10} {'transfer':>10} {'enters later by':>16} {'clock ±':>9}"
+        )
+        for one in ranked[:top]:
+            late = f"{'-' if one.late_ns < 0 else ''}{duration(abs(one.late_ns))}"
+            lines.append(
+                f"{one.rank:>6} {duration(one.wait_ns):>10} {duration(one.transfer_ns):>10} "
+                f"{late:>16} {duration(one.uncertainty_ns):>9}  {self._short(one.host, _HOST)}"
+            )
+        if len(ranked) > top:
+            lines.append(f"  and {counted(len(ranked) - top, 'rank')} more")
+        for group in job.groups if len(job.groups) > 1 or top > _ROWS else ():
+            name = self._short(group.name or "(process group)", 30)
+            lines += self._wrapped(
+                f"{name}: {counted(round(group.collectives), 'collective')} a step, "
+                f"{counted(len(group.ranks), 'rank')}; median wait {duration(group.wait_ns)}, "
+                f"transfer {duration(group.transfer_ns)}; rank {group.most_waiting} waits most, "
+                f"{duration(group.most_wait_ns)}",
+                "  ",
+            )
+        return [line.rstrip() for line in lines]
+
+    def _slowest(self) -> list[str]:
+        steps = self._job.slowest[: self._top]
+        if not steps:
+            return []
+        lines = [
+            "",
+            "the last rank to enter, step by step, and the module that takes longest there",
+        ]
+        lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
+        for one in steps:
+            part = f" ({_PARTS[one.part]})" if one.part else ""
+            lead = (
+                f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
+                f"{duration(one.longer_ns):>10}  "
+            )
+            room = self._width - len(lead) - max(map(len, _PARTS.values())) - 3
+            lines.append(f"{lead}{self._short(one.path or one.class_name, room)}{part}")
+        return lines
+
+    def _modules(self) -> list[str]:
+        modules = [one for one in self._job.modules if one.cost_ns][: self._top]
+        if not modules:
+            return []
+        lines = ["", "modules, by what the difference over the ranks costs (* beyond the noise)"]
+        lines.append(f"{'costs':>9} {'median':>9} {'worst':>9} {'rank':>5}    module")
+        for one in modules:
+            lead = (
+                f"{duration(one.cost_ns):>9} {duration(one.median_ns):>9} "
+                f"{duration(one.worst_ns):>9} {one.worst_rank:>5}  {'*' if one.clear else ' '} "
+            )
+            name = self._short(one.path or one.class_name, self._width - len(lead))
+            lines.append(f"{lead}{name}".rstrip())
+        return lines
+
+    def _short(self, name: str, width: int) -> str:
+        """Return the end of a name, which says most, or all of it without a terminal."""
+        return visible(name) if self._whole else keep_end(visible(name), max(8, width))
 
 
 def _answer(job: JobReport) -> str:
@@ -51,40 +158,6 @@ def _answer(job: JobReport) -> str:
         return "No rank differs from the others beyond the noise."
     first = job.findings[0]
     return f"{first.title}: up to {duration(first.cost_ns)} of each step"
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
-
-
-def _waits(job: JobReport, top: int) -> list[str]:
-    bubbles = stalls(job, top)
-    lines = ["", *_wrapped(bubbles)] if bubbles else []
-    ranked = sorted(job.ranks, key=lambda one: (-one.wait_ns, one.rank))
-    lines += ["", "waits in collectives, most first (they can overlap with computing)"]
-    lines.append(
-        f"{'rank':>6} {'wait':>10} {'transfer':>10} {'enters later by':>16} {'clock ±':>9}"
-    )
-    for one in ranked[:top]:
-        late = f"{'-' if one.late_ns < 0 else ''}{duration(abs(one.late_ns))}"
-        lines.append(
-            f"{one.rank:>6} {duration(one.wait_ns):>10} {duration(one.transfer_ns):>10} "
-            f"{late:>16} {duration(one.uncertainty_ns):>9}  {_short(one.host, 20)}".rstrip()
-        )
-    if len(ranked) > top:
-        lines.append(f"  and {counted(len(ranked) - top, 'rank')} more")
-    for group in job.groups:
-        name = _short(group.name or "(process group)", 30)
-        lines += _wrapped(
-            f"{name}: {counted(round(group.collectives), 'collective')} a step, "
-            f"{counted(len(group.ranks), 'rank')}; median wait {duration(group.wait_ns)}, "
-            f"transfer {duration(group.transfer_ns)}; rank {group.most_waiting} waits most, "
-            f"{duration(group.most_wait_ns)}",
-            "  ",
-        )
-    return lines
 
 
 def stalls(job: JobReport, top: int = _ROWS) -> str:
@@ -98,41 +171,3 @@ def stalls(job: JobReport, top: int = _ROWS) -> str:
     )
     more = f" and {counted(len(stalled) - top, 'rank')} more" if len(stalled) > top else ""
     return f"stalls between the stages of a pipeline: {said}{more}"
-
-
-def _slowest(steps: tuple[SlowestRank, ...]) -> list[str]:
-    if not steps:
-        return []
-    lines = ["", "the last rank to enter, step by step, and the module that takes longest there"]
-    lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
-    for one in steps:
-        name = _short(one.path or one.class_name, 26)
-        part = f" ({_PARTS[one.part]})" if one.part else ""
-        lines.append(
-            f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
-            f"{duration(one.longer_ns):>10}  {name}{part}"
-        )
-    return lines
-
-
-def _modules(modules: Sequence[ModuleSpread]) -> list[str]:
-    if not modules:
-        return []
-    lines = ["", "modules over the ranks, by what the difference costs at most"]
-    lines.append(f"{'costs':>9} {'median':>9} {'worst':>9} {'rank':>5}    module")
-    for one in modules:
-        mark = "*" if one.clear else " "
-        lines.append(
-            f"{duration(one.cost_ns):>9} {duration(one.median_ns):>9} "
-            f"{duration(one.worst_ns):>9} {one.worst_rank:>5}  {mark} "
-            f"{_short(one.path or one.class_name, 38)}".rstrip()
-        )
-    if any(one.clear for one in modules):
-        lines.append("  * beyond the noise")
-    return lines
-
-
-def _short(name: str, width: int) -> str:
-    """Return the end of a name, which says most."""
-    name = visible(name)
-    return name if len(name) <= width else f"…{name[1 - width :]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -32,25 +31,33 @@ from backspot.render._comparison import (
 )
 from backspot.render._memory import limit_facts, memory_facts
 from backspot.render._sentences import (
+    HEADING,
     Part,
     answer,
     answered,
     coverage,
     explained,
+    has_repeats,
+    hidden_work,
+    longer_phase,
     made_by,
     notes,
     remedies,
     savings,
+    searched,
     setting,
     units,
 )
 from backspot.render._terminal import (
+    brief_finding,
     fact_lines,
-    finding_lines,
+    finding,
     keep_end,
     keep_start,
     lay_out,
+    paragraph,
     phase_facts,
+    space_for,
 )
 from backspot.render.formats import Format
 from backspot.render.view import (
@@ -67,9 +74,17 @@ from backspot.trace.names import short_node_name
 
 __all__ = ["FORMATS", "render_comparison", "render_subtree", "render_text"]
 
-_NARROWEST = 40
 _INDENT = 24
 _LINES = 5  # how many lines of source are shown
+_SCREEN = 23  # lines: those of a small terminal, without that of the prompt
+_ROWS = 5  # modules for which a screen has room
+_WARNINGS = 2
+_MARGIN = 8  # what breaking lines between words can cost in two lines
+_LEAST_PHASE = 0.01  # share of the step from which a screen shows a phase
+_LEAST_UNOWNED = 0.05  # share of the backward from which a screen shows a row without a module
+_CHOICES = ((3, 3, 1), (3, 2, 1), (2, 2, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1), (1, 1, 0), (1, 0, 0))
+"""What a screen can say about findings, the best first: how many it names, of how many it has the
+remedy, and how many sentences of evidence each of these has."""
 _STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
 _VERDICTS = {"slower": "red", "faster": "green", "within the noise": "dim", "undecided": "dim"}
 
@@ -80,55 +95,239 @@ def render_text(
     *,
     width: int | None = None,
     color: bool = False,
+    full: bool = False,
+    regroup: bool = True,
+    more: str = 'report.save("report.txt")',
 ) -> str:
-    """The report for a terminal.
+    """The report for a terminal: by default, what fits on one screen.
 
     Args:
         report: the report.
         view: which rows to show.
-        width: number of cells in a line; ``None`` takes the terminal's.
+        width: number of cells in a line; ``None`` takes the terminal's. Without a terminal, that is
+            80 (or ``COLUMNS``), and no path is cut, so that a line may be longer.
         color: whether to write colours as escape sequences.
+        full: whether to show all warnings, facts and findings, the source lines, and the rows of
+            no module that take little. How many modules there are is up to ``view``.
+        regroup: whether one screen shows repeated layers as one where they are the answer.
+        more: what to ask for everything, for the end of the screen: an option of ``backspot show``,
+            or a call.
 
     Raises:
         UsageError: If the view has a value that ``Report.top`` refuses.
     """
-    width = _width(width)
-    chosen = select(report, view)
-    by_time = replace(view, order=None)
-    lines = [_sentence(answer(report, by_time), width)]
-    row = answered(report, by_time)
-    if row is not None:
-        lines += _line_of_answer(row, view.sort, width)
-    lines += fact_lines([*setting(report), units(report)], width)
-    if phases := phase_facts(report):
-        lines += fact_lines([f"{report.per}: {phases[0]}", *phases[1:]], width)
-    for facts in (*memory_facts(report), limit_facts(report)):
-        if facts:
-            lines += fact_lines(facts, width)
-    lines += map(Text, explained(report))
-    lines += [Text("! " + visible(text), "yellow") for text in remedies(report)]
-    lines.append(Text())
-    if only_nodes(report):
-        operators = operators_by(report, view.sort)
-        shown = operators[: view.top]
-        if shown:
-            lines += lay_out(operator_columns(report, shown, view.sort), width)
-        if len(operators) > len(shown):
-            hidden = counted(len(operators) - len(shown), "more node name")
-            lines.append(Text(f"{hidden}; see --top {len(operators)}.", "dim"))
-    else:
-        lines += _module_table(report, chosen, view, width)
-        lines += _lines_table(chosen.shown, view.sort, width)
-        lines += [Text(), Text(coverage(report))]
-        said = [*notes(report, chosen, view), *savings(report, chosen)]
-        lines += [Text(visible(note), "dim") for note in said]
-    lines += finding_lines(report, width)
-    return _written(lines, width, color=color)
+    width, whole = space_for(width)
+    page = _Page(report, view, width, whole=whole, regroup=regroup and not full)
+    return _written(page.full() if full else page.screen(more), width, color=color)
+
+
+class _Page:
+    """The sections of a report, each as its lines.
+
+    Args:
+        report: the report.
+        view: which rows to show.
+        width: number of cells in a line.
+        whole: whether no path is cut.
+        regroup: whether the table has repeated layers as one where they are the answer.
+    """
+
+    def __init__(
+        self, report: Report, view: View, width: int, *, whole: bool, regroup: bool
+    ) -> None:
+        self._report, self._view, self._width, self._whole = report, view, width, whole
+        self._answered = answered(report, replace(view, order=None))
+        groups = regroup and view.by == "path" and view.order is None
+        if groups and self._answered and self._answered.members > 1:
+            view = replace(view, by="pattern")
+        self._table_view = view
+        self._chosen = select(report, view)
+        self._nodes = operators_by(report, view.sort) if only_nodes(report) else []
+
+    def full(self) -> list[Text]:
+        """Everything."""
+        report, width = self._report, self._width
+        lines = [*self._answer(), *fact_lines(_packed([*setting(report), units(report)]), width)]
+        lines += self._phases()
+        for facts in (*memory_facts(report), limit_facts(report)):
+            if facts:
+                lines += fact_lines(facts, width)
+        for text in explained(report):
+            lines += self._paragraph(Text(text))
+        for text in remedies(report):
+            lines += self._paragraph(Text("! " + visible(text), "yellow"))
+        lines += [Text(), *self._table(self._chosen, "owned by no module:")]
+        if not only_nodes(report):
+            lines += _lines_table(self._chosen.shown, self._view.sort, width, whole=self._whole)
+            lines += [Text(), *self._paragraph(Text(coverage(report)))]
+            said = [*notes(report, self._chosen, self._view), *savings(report, self._chosen)]
+            for text in said:
+                lines += self._paragraph(Text(visible(text), "dim"))
+        elif hidden := len(self._nodes[self._view.top :] if self._view.top is not None else ()):
+            more = f"{counted(hidden, 'more node name')}; see --top {len(self._nodes)}."
+            lines.append(Text(more, "dim"))
+        if report.findings:
+            lines += [Text(), Text(HEADING, "bold")]
+        for number, found in enumerate(report.findings, 1):
+            lines += finding(report, number, found, width, whole=self._whole)
+        if told := searched(report):
+            lines += [Text(), *self._paragraph(Text(told, "dim"))]
+        return lines
+
+    def screen(self, more: str) -> list[Text]:
+        """What matters most, on one screen unless ``view`` wants many rows; then what to ask for.
+
+        The first finding is always there; as many others as there is room for, with their
+        evidence and remedies before their number. A finding about the answer alone gets them first.
+        """
+        report = self._report
+        lines = self._above_the_table()
+        chosen = self._chosen
+        unowned = [row for row in chosen.unowned if report.share(row) >= _LEAST_UNOWNED]
+        table = self._table(replace(chosen, unowned=tuple(unowned)))
+        lines += [Text(), *table]
+        for text in hidden_work(report, chosen):
+            lines += self._paragraph(Text(visible(text), "dim"))
+        more_rows = max(0, len(table) - 1 - len(unowned) - _ROWS)
+        room = _SCREEN + more_rows - len(lines)
+        below: list[Text] = []
+        for choice in _CHOICES:
+            below = self._findings(*choice)
+            below += fact_lines(self._next(choice[0], more), self._width)
+            if len(below) <= room:
+                break
+        return lines + below
+
+    def _above_the_table(self) -> list[Text]:
+        report, width = self._report, self._width
+        facts = setting(report)
+        if report.source in ("backspot", "none"):
+            facts.pop()  # as recommended, or said by the answer
+        lines = [*self._answer(), *fact_lines(_packed(facts), width), *self._phases(_LEAST_PHASE)]
+        for facts in memory_facts(report):
+            lines += [*fact_lines(facts[:1], width)]
+        if self._view.order == "headroom" and (limits := limit_facts(report)):
+            lines += fact_lines(limits, width)
+        if not report.findings:
+            for text in explained(report):
+                lines += self._paragraph(Text(text))
+        for text in remedies(report)[:_WARNINGS]:
+            shown = keep_start(visible(text), 2 * width - _MARGIN)
+            lines += self._paragraph(Text("! " + shown, "yellow"))
+        return lines
+
+    def _findings(self, named: int, detailed: int, evidence: int) -> list[Text]:
+        """The first findings, as a choice of ``_CHOICES`` has them."""
+        report, width = self._report, self._width
+        lines = [Text()]
+        if not report.findings and (told := searched(report)):
+            lines += self._paragraph(Text(told))
+        first = self._first_detailed(named)
+        order = sorted(range(len(report.findings[:named])), key=lambda index: index != first)
+        for index, found in enumerate(report.findings[:named]):
+            at = (report, index + 1, found, width)
+            if index in order[:detailed]:
+                lines += finding(*at, whole=self._whole, evidence=evidence)
+            else:
+                lines += brief_finding(*at, whole=self._whole)
+        return lines
+
+    def _first_detailed(self, named: int) -> int:
+        """Which of the named findings gets its remedy first: one about the answer alone, or 0."""
+        for index, found in enumerate(self._report.findings[:named]):
+            paths = [place.path for place in found.places]
+            if self._answered is not None and paths == [self._answered.path]:
+                return index
+        return 0
+
+    def _next(self, named: int, more: str) -> list[str]:
+        """What to ask for next: ``more`` has everything, ``named`` findings are named."""
+        report, chosen, by = self._report, self._chosen, self._table_view.by
+        things = {"path": ("module",), "class": ("class", "more classes"), "pattern": ("row",)}[by]
+        hidden = {
+            f"more {things[0]}": len(chosen.hidden),
+            "more node name": len(self._nodes) - len(self._nodes[: self._view.top]),
+            "more finding": len(report.findings) - named,
+            "more warning": len(remedies(report)) - _WARNINGS,
+        }
+        rest = [
+            counted(number, what, *things[1:] if what == f"more {things[0]}" else ())
+            for what, number in hidden.items()
+            if number > 0
+        ]
+        facts = [f"next: {more} for {', '.join(rest) or 'all details'}"]
+        ask = "--by {}" if "--full" in more else 'report.top(by="{}")'
+        if by != self._view.by:
+            facts.append(f"{ask.format('path')} for single modules")
+        elif by == "path" and has_repeats(chosen):
+            facts.append(f"{ask.format('pattern')} for repeated layers")
+        if report.findings:
+            first = report.findings[self._first_detailed(named)]
+            facts.append(f"backspot explain {visible(first.rule)}")
+        return facts
+
+    def _answer(self) -> list[Text]:
+        """The answer, and below it the source line that made its node."""
+        row, lines = self._answered, []
+        answers = [answer(self._report, replace(self._view, order=None))]
+        if self._view.sort == "wall":
+            answers.insert(0, longer_phase(self._report, row))
+        for parts in filter(None, answers):
+            lines += self._paragraph(_sentence(parts, self._width, whole=self._whole))
+        if row is not None:
+            lines += _line_of_answer(row, self._view.sort, self._width, whole=self._whole)
+        return lines
+
+    def _phases(self, least: float = 0) -> list[Text]:
+        phases = phase_facts(self._report, least)
+        if not phases:
+            return []
+        return [*fact_lines([f"{self._report.per}: {phases[0]}", *phases[1:]], self._width)]
+
+    def _table(self, chosen: Selection, heading: str = "") -> list[Text]:
+        """The ranked modules, or autograd nodes where no module is known.
+
+        Args:
+            chosen: the modules.
+            heading: the heading of the rows without a module, ``""`` on the screen.
+        """
+        report, view, width = self._report, self._table_view, self._width
+        if only_nodes(report):
+            shown = self._nodes[: view.top]
+            columns = operator_columns(report, shown, view.sort)
+            return lay_out(_with_units(columns), width, whole=self._whole) if shown else []
+        columns = module_columns(report, chosen.shown, chosen.unowned, view)
+        left_out = {"line"}  # they have their own table
+        if not heading and view.order != "headroom":
+            left_out.add("limit")
+        columns = [one for one in columns if one.kind not in left_out]
+        styles = [*("" for _ in chosen.shown), *("dim" for _ in chosen.unowned)]
+        table = lay_out(_with_units(columns), width, styles, whole=self._whole)
+        if chosen.unowned and heading:
+            margin = " " * (len(str(len(chosen.shown))) + 2)
+            table.insert(1 + len(chosen.shown), Text(margin + heading, "dim", no_wrap=True))
+        return table
+
+    def _paragraph(self, text: Text) -> list[Text]:
+        return [*paragraph(text, self._width, whole=self._whole)]
+
+
+def _with_units(columns: Sequence[Column]) -> list[Column]:
+    """The columns with their unit in the heads of the first time and of the memory."""
+    return [
+        replace(one, head=one.full_head) if one.kind in ("time", "memory") else one
+        for one in columns
+    ]
+
+
+def _packed(facts: Sequence[str]) -> list[str]:
+    """Facts with the short ones before the others, which takes fewer lines."""
+    return [*facts[:1], *sorted(facts[1:], key=len)]
 
 
 def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = False) -> str:
     """A module with the modules inside it, as a tree; shares are of the module's own total."""
-    width = _width(width)
+    width, uncut = space_for(width)
     placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
     rows = [row for _, row in placed]
     whole = subtree.row.total_wall_ns
@@ -153,12 +352,15 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
     ]
     if not subtree.row.total_gpu_ns:
         columns = [column for column in columns if column.cells is not gpu]
-    label = keep_end(visible(subtree.row.label), min(width, 80))
+    label = visible(subtree.row.label)
+    if not uncut:
+        label = keep_end(label, min(width, 80))
     what = (
         f"{label}: {duration(whole)} of the backward per step, "
         f"{duration(subtree.row.wall_ns)} of it in the module itself"
     )
-    lines = [Text(what, "bold"), Text(), *lay_out(columns, width)]
+    lines = [*paragraph(Text(what, "bold"), width, whole=uncut), Text()]
+    lines += lay_out(columns, width, whole=uncut)
     return _written(lines, width, color=color)
 
 
@@ -170,12 +372,13 @@ def render_comparison(
     color: bool = False,
 ) -> str:
     """The comparison for a terminal: the answer, then the ``view.top`` largest changes."""
-    width = _width(width)
+    width, whole = space_for(width)
     shown, columns = change_columns(comparison, view.top)
     verdicts = [change.verdict for change in (*shown, comparison.whole)]
-    lines = [_sentence(comparison_answer(comparison), width)]
-    lines += fact_lines(recordings(comparison), width)
-    lines += [Text("! " + visible(note), "yellow") for note in comparison.notes]
+    said = _sentence(comparison_answer(comparison), width, whole=whole)
+    lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
+    for note in comparison.notes:
+        lines += paragraph(Text("! " + visible(note), "yellow"), width)
     if phases := of_step(comparison):
         styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
         lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
@@ -184,17 +387,23 @@ def render_comparison(
         styles = [_VERDICTS.get(rank.verdict, "") for rank in ranks]
         lines += [Text(), *lay_out(of_ranks, width, styles)]
     lines.append(Text())
-    lines += lay_out(columns, width, [_VERDICTS.get(verdict, "") for verdict in verdicts])
+    styles = [_VERDICTS.get(verdict, "") for verdict in verdicts]
+    lines += lay_out(columns, width, styles, whole=whole)
     for parts in left_out(comparison, shown):
-        lines.append(Text(_sentence(parts, width).plain, "dim"))
+        text = Text(_sentence(parts, width, whole=whole).plain, "dim")
+        lines += paragraph(text, width, whole=whole)
     return _written(lines, width, color=color)
+
+
+def _report_file(report: Report) -> bytes:
+    return (render_text(report, View(top=None), width=100, full=True) + "\n").encode()
 
 
 def _comparison_file(comparison: Comparison) -> bytes:
     return (render_comparison(comparison, View(top=None), width=100) + "\n").encode()
 
 
-FORMATS = (Format(".txt", {Comparison: _comparison_file}),)
+FORMATS = (Format(".txt", {Report: _report_file, Comparison: _comparison_file}),)
 
 
 def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:
@@ -216,26 +425,15 @@ def _branches(lead: str, of: Subtree) -> list[tuple[str, Subtree, Subtree, bool]
     return [(lead, of, child, child is of.children[-1]) for child in reversed(of.children)]
 
 
-def _module_table(report: Report, chosen: Selection, view: View, width: int) -> list[Text]:
-    columns = module_columns(report, chosen.shown, chosen.unowned, view)
-    columns = [column for column in columns if column.kind != "line"]  # they have their own table
-    styles = [*("" for _ in chosen.shown), *("dim" for _ in chosen.unowned)]
-    table = lay_out(columns, width, styles)
-    if chosen.unowned:
-        margin = " " * (len(str(len(chosen.shown))) + 2)
-        table.insert(
-            1 + len(chosen.shown), Text(margin + "owned by no module:", "dim", no_wrap=True)
-        )
-    return table
-
-
-def _line_of_answer(row: Row, sort: Sort, width: int) -> list[Text]:
+def _line_of_answer(row: Row, sort: Sort, width: int, *, whole: bool) -> list[Text]:
     """Below the answer, the source line that made its node."""
     line = heaviest_line(row, sort)
     if line is None:
         return []
     lead = "  ← " + made_by(line).removesuffix(line.place)
-    shown = keep_end(visible(line.place), width - len(lead))
+    shown = visible(line.place)
+    if not whole:
+        shown = keep_end(shown, width - len(lead))
     text = Text(lead, no_wrap=True)
     text.append(shown, "green")
     left = width - cell_len(lead + shown) - 2
@@ -244,7 +442,7 @@ def _line_of_answer(row: Row, sort: Sort, width: int) -> list[Text]:
     return [text]
 
 
-def _lines_table(shown: Sequence[Row], sort: Sort, width: int) -> list[Text]:
+def _lines_table(shown: Sequence[Row], sort: Sort, width: int, *, whole: bool) -> list[Text]:
     """The source lines that made the heaviest nodes of the first modules."""
     ranks: dict[tuple[str, str], list[int]] = {}
     known: dict[tuple[str, str], LineCost] = {}
@@ -267,7 +465,7 @@ def _lines_table(shown: Sequence[Row], sort: Sort, width: int) -> list[Text]:
         Column("line", head, places, least=20, left=True, cut_start=True, style="green"),
         Column("line", "source", texts, need=1, least=24, left=True),
     ]
-    return [Text(), *lay_out(columns, width)]
+    return [Text(), *lay_out(columns, width, whole=whole)]
 
 
 def _spans(ranks: Sequence[int]) -> str:
@@ -281,23 +479,18 @@ def _spans(ranks: Sequence[int]) -> str:
     return ",".join("–".join(map(str, span)) for span in spans)
 
 
-def _sentence(parts: Sequence[Part], width: int) -> Text:
+def _sentence(parts: Sequence[Part], width: int, *, whole: bool) -> Text:
     """One sentence with styled names, which are cut if they are longer than a line."""
     # A path may be longer than the line; its end and its class identify it.
     sentence = Text()
     for kind, text in parts:
         shown = visible(text)
-        if kind == "name":
+        if kind == "name" and not whole:
             shown = keep_end(shown, min(width, 80))
-        elif kind == "node":
+        elif kind == "node" and not whole:
             shown = keep_start(shown, min(width, 60))
         sentence.append(shown, _STYLES[kind])
     return sentence
-
-
-def _width(width: int | None) -> int:
-    """The number of cells in a line; ``None`` takes the terminal's."""
-    return max(_NARROWEST, shutil.get_terminal_size().columns if width is None else width)
 
 
 def _written(lines: Sequence[Text], width: int, *, color: bool) -> str:
@@ -318,7 +511,6 @@ def _written(lines: Sequence[Text], width: int, *, color: bool) -> str:
         _environ={},
     )
     for line in lines:
-        for part in [line] if line.no_wrap else line.wrap(console, width):
-            part.rstrip()
-            console.print(part, soft_wrap=True)
+        line.rstrip()
+        console.print(line, soft_wrap=True)
     return file.getvalue().rstrip("\n")

@@ -53,7 +53,7 @@ class View:
         order: another thing than a time to rank by; then ``sort`` is the time that is shown first.
     """
 
-    top: int | None = 15
+    top: int | None = 5
     depth: int | None = None
     sort: Sort = "wall"
     by: By = "path"
