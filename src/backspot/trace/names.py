@@ -65,6 +65,22 @@ RUNTIME_CATEGORIES = (
 KERNEL_CATEGORIES = ("kernel", "Kernel")
 MEMCPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
 MEMSET_CATEGORIES = ("gpu_memset", "Memset")
+OVERHEADS = frozenset(
+    (
+        "Activity Buffer Request",
+        "Buffer Flush",
+        "Command Buffer Full",
+        "Driver Compiler",
+        "Instrumentation",
+        "Lazy Function Loading",
+        "Resource",
+        "Runtime Triggered Module Loading",
+        "UVM Activity Init",
+        "Unknown",
+        "Unrecognized",
+    )
+)
+"""What CUPTI calls its own work, which is on threads that do not exist."""
 INSTANTS = "cpu_instant_event"
 """The category of what has no duration: among others, of what the allocators report."""
 FORWARD_BACKWARD = "fwdbwd"

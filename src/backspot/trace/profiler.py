@@ -29,6 +29,7 @@ from backspot.trace.names import (
     MEMORY,
     MEMSET,
     MODULE_CALL,
+    OVERHEADS,
     PROCESS_GROUP,
     is_python_frame,
     is_runtime_call,
@@ -303,7 +304,9 @@ def _guess(event: Any) -> Category | None:
             return Category.MODULE_CALL
         if is_python_frame(name):
             return None
-        return Category.ANNOTATION if _is_annotation(event) else Category.OPERATOR
+        if _is_annotation(event):
+            return Category.ANNOTATION
+        return None if name in OVERHEADS else Category.OPERATOR
     if name.startswith(MEMCPY):
         return Category.MEMCPY
     if name.startswith(MEMSET):
