@@ -6,31 +6,40 @@ a module registers its function when it is imported, and the first question impo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ["Registered", "Registry"]
-
-
-class Registered(Protocol):
-    """What can be registered."""
-
-    @property
-    def name(self) -> str:
-        """The name of its module, with ``-`` for ``_``."""
-
-    @property
-    def fallback(self) -> bool:
-        """Whether it comes after those that are none."""
+__all__ = ["Registry", "Rule"]
 
 
-Entry = TypeVar("Entry", bound=Registered)
+Evidence = TypeVar("Evidence")
+Finding = TypeVar("Finding")
+Result = TypeVar("Result")
 
 
-class Registry(Generic[Entry]):
-    """What the modules of one package register.
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Evidence, Finding, Result]):
+    """A registered rule.
+
+    Attributes:
+        name: the name of its module, with ``-`` for ``_``.
+        find: return what the rule finds, from the evidence and the findings of earlier rules.
+        needs_gpu: whether the rule can judge only traces with device work.
+        fallback: whether the rule needs the findings of the others, and so runs after them.
+    """
+
+    name: str
+    find: Callable[[Evidence, Sequence[Finding]], Result]
+    needs_gpu: bool = False
+    fallback: bool = False
+
+
+class Registry(Generic[Evidence, Finding, Result]):
+    """The rules that the modules of one package register.
 
     Args:
         package: name of the package.
@@ -38,28 +47,62 @@ class Registry(Generic[Entry]):
 
     def __init__(self, package: str) -> None:
         self._package = package
-        self._entries: dict[str, Entry] = {}
+        self._rules: dict[str, Rule[Evidence, Finding, Result]] = {}
 
-    def add(self, entry: Entry, module: str) -> None:
-        """Register an entry.
+    def rule(
+        self, name: str, *, needs_gpu: bool = False
+    ) -> Callable[[Callable[[Evidence], Result]], Callable[[Evidence], Result]]:
+        """Register the decorated function as a rule.
 
         Args:
-            entry: what to register.
-            module: name of the module that registers it.
+            name: the rule's name, which is its module's name with ``-`` for ``_``.
+            needs_gpu: whether the rule looks at kernels or copies, and so can judge only traces
+                with device work. It is not asked about others.
 
         Raises:
-            ValueError: If the name is not the module's, or if an entry of this name exists already.
+            ValueError: If the name is not the module's, or if a rule of this name exists already.
         """
+
+        def register(find: Callable[[Evidence], Result]) -> Callable[[Evidence], Result]:
+            self._add(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
+            return find
+
+        return register
+
+    def fallback_rule(
+        self, name: str
+    ) -> Callable[
+        [Callable[[Evidence, Sequence[Finding]], Result]],
+        Callable[[Evidence, Sequence[Finding]], Result],
+    ]:
+        """Register the decorated function as a rule that is given what the other rules found.
+
+        Args:
+            name: as for ``rule``.
+
+        Raises:
+            ValueError: as for ``rule``.
+        """
+
+        def register(
+            find: Callable[[Evidence, Sequence[Finding]], Result],
+        ) -> Callable[[Evidence, Sequence[Finding]], Result]:
+            self._add(Rule(name, find, fallback=True), find.__module__)
+            return find
+
+        return register
+
+    def _add(self, rule: Rule[Evidence, Finding, Result], module: str) -> None:
         expected = module.rpartition(".")[2].replace("_", "-")
-        if entry.name != expected:
-            raise ValueError(f"rule {entry.name!r} in {module}: its name must be {expected!r}")
-        if entry.name in self._entries:
-            raise ValueError(f"rule {entry.name!r} in {module}: a rule of this name exists already")
-        self._entries[entry.name] = entry
+        if rule.name != expected:
+            raise ValueError(f"rule {rule.name!r} in {module}: its name must be {expected!r}")
+        if rule.name in self._rules:
+            raise ValueError(f"rule {rule.name!r} in {module}: a rule of this name exists already")
+        self._rules[rule.name] = rule
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
-        """All entries, sorted by name, with the fallbacks last.
+    def rules(self) -> tuple[Rule[Evidence, Finding, Result], ...]:
+        """All rules, sorted by name, with the fallback rules last.
 
         The modules are listed through the package's own import path, so this works from a source
         tree, an installed wheel or a zip file.
@@ -67,4 +110,4 @@ class Registry(Generic[Entry]):
         package = import_module(self._package)
         for module in iter_modules(package.__path__, f"{self._package}."):
             import_module(module.name)
-        return tuple(sorted(self._entries.values(), key=lambda one: (one.fallback, one.name)))
+        return tuple(sorted(self._rules.values(), key=lambda one: (one.fallback, one.name)))

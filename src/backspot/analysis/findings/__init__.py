@@ -91,7 +91,7 @@ def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:
     found = [
         replace(finding, rule=rule.name)
         for rule in rules_about_memory()
-        if (finding := rule.find(evidence)) is not None
+        if (finding := rule.find(evidence, ())) is not None
     ]
     return tuple(sorted(found, key=lambda one: (-(one.held_bytes or 0), one.rule)))
 
