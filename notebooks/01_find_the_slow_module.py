@@ -69,7 +69,7 @@ report
 
 # %% [markdown]
 # *wall* is the time that a module is responsible for. The rows sum to the whole backward, to the
-# nanosecond. Rows in parentheses belong to no module.
+# nanosecond. Rows in parentheses belong to no module. `report.show()` displays the whole page here.
 #
 # ## Four blocks, a row for each layer: what do they cost together?
 
@@ -121,7 +121,7 @@ print("→", finding.remedy)
 #
 # `trace=` also writes the recording, with a track of nested `backward: …` spans below each thread
 # and each GPU stream. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) and search for
-# `backward: patch_drop`.
+# `backward: patch_drop`. A click on a span shows what the module costs.
 
 # %%
 import tempfile
