@@ -102,8 +102,8 @@ on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
 _ = on_gpu.plot(top=8)
 
 # %% [markdown]
-# `patch_drop` is first by far, and takes as long as seven other modules. During most of its bar
-# the GPU works; during most of the bars below the GPU waits.
+# `patch_drop` takes more time than the next seven modules together. During most of its bar the GPU
+# is busy. In several bars below, the GPU mostly waits for the host.
 #
 # ## Why, and what can be done?
 #
