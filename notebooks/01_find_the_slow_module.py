@@ -69,7 +69,7 @@ report
 
 # %% [markdown]
 # *wall* is the time that a module is responsible for. The rows sum to the whole backward, to the
-# nanosecond. Rows in parentheses belong to no module.
+# nanosecond. Rows in parentheses belong to no module. `report.show()` displays the whole page here.
 #
 # ## Four blocks, a row for each layer: what do they cost together?
 
@@ -102,8 +102,8 @@ on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
 _ = on_gpu.plot(top=8)
 
 # %% [markdown]
-# `patch_drop` is first by far, and takes as long as seven other modules. During most of its bar
-# the GPU works; during most of the bars below the GPU waits.
+# `patch_drop` takes more time than the next seven modules together. During most of its bar the GPU
+# is busy. In several bars below, the GPU mostly waits for the host.
 #
 # ## Why, and what can be done?
 #
@@ -121,7 +121,7 @@ print("→", finding.remedy)
 #
 # `trace=` also writes the recording, with a track of nested `backward: …` spans below each thread
 # and each GPU stream. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) and search for
-# `backward: patch_drop`.
+# `backward: patch_drop`. A click on a span shows what the module costs.
 
 # %%
 import tempfile

@@ -26,8 +26,9 @@ print("torch imported:", "torch" in sys.modules)
 report
 
 # %% [markdown]
-# A ResNet-18 on an H200, two steps, recorded under `backspot.instrument(model)`. On a command line
-# the same list is `backspot show TRACE`.
+# A ResNet-18 on an H200, two steps, recorded under `backspot.instrument(model)`. In a terminal,
+# `backspot show TRACE` prints the same. `report.show()` displays the whole page in the notebook,
+# with the module tree and the details of each module.
 #
 # ## Is it the backward at all?
 #
@@ -66,9 +67,9 @@ print(report["layer1"])
 
 # %%
 for row in report.top(5):
-    on, ms = row.wall_on, 1e6 * report.steps
+    works, waits = row.wall_on.gpu_ns / 1e6, row.wall_on.host_ns / 1e6
     print(f"{row.name:16}{row.wall_ms:5.2f} ms:", end="")
-    print(f"{on.gpu_ns / ms:5.2f} the GPU works,{on.host_ns / ms:5.2f} it waits for the host")
+    print(f"{works:5.2f} the GPU works,{waits:5.2f} it waits for the host")
 
 # %% [markdown]
 # ## Which autograd nodes?
@@ -80,7 +81,7 @@ for operator in report.operators[:4]:
 # %% [markdown]
 # ## Can I have it as a table?
 #
-# Yes: as pandas, with times in nanoseconds; as JSON, which loads as an equal report; as CSV,
+# Yes: as pandas, with times in nanoseconds; as JSON, which loads as an equal report; as text, CSV,
 # Markdown and flame graphs. The suffix of the file decides.
 
 # %%

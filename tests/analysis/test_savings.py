@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import backspot
@@ -51,6 +53,13 @@ def test_a_module_that_hides_behind_communication_saves_little_and_the_report_sa
     text = said(report)
     assert "a takes 5.0 ms of the backward, but without it a step would be" in text
     assert text.count("other work takes that time anyway") == 1
+
+
+def test_wall_time_that_is_the_profilers_own_cost_hides_behind_nothing(tmp_path):
+    program = beside_a_long_kernel(Program(), "ncclDevKernel_AllReduce_Sum_f32")
+    report = backspot.locate(program.save(tmp_path))
+    most = replace(report.replayed_step, ns=report.step_ns // 100)
+    assert "other work takes that time anyway" not in said(replace(report, replayed_step=most))
 
 
 def test_two_computations_share_the_gpu_so_one_that_hides_may_save_its_time(tmp_path):

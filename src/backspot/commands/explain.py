@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from backspot.commands._console import write_text
 
     if args.rule is None:
-        rows = re.findall(r"^\| \[([^]]+)\]\(\S+\) \| (.+) \|$", _page()[0], re.MULTILINE)
+        rows = re.findall(r"^\| \[([^]]+)\]\(\S+\) \| ([^|]+?) \|", _page()[0], re.MULTILINE)
         width = max(len(name) for name, _ in rows)
         write_text("\n".join(f"{name:{width}}  {short}" for name, short in rows))
         return 0

@@ -489,10 +489,17 @@ def savings(report: Report, chosen: Selection) -> list[str]:
 
 
 def hidden_work(report: Report, chosen: Selection) -> list[str]:
-    """That the first rows have one that hides behind other work."""
+    """That one of the first rows hides behind other work.
+
+    What a module saves is without the profiler's cost, so its wall time is compared without it.
+    """
+    replayed = report.replayed_step
+    real = min(1.0, replayed.ns / report.step_ns) if replayed and report.step_ns else 1.0
     for row in chosen.shown[:_CONCERNED]:
         saves, wall = row.saves, row.wall_ns
-        if saves and saves.high_ns < _HIDDEN * wall and wall >= _LEAST_HIDDEN * report.wall_ns:
+        if wall < _LEAST_HIDDEN * report.wall_ns or not saves:
+            continue
+        if saves.high_ns < _HIDDEN * real * wall:
             less = f"only {duration(saves.ns)}" if saves.ns else "hardly"
             return [
                 f"{row.name} takes {duration(wall)} of the backward, but without it a "
