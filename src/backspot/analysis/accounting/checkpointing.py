@@ -48,6 +48,8 @@ _PASSED_OVER = _aten(
 )
 """Views, operators without a tensor as input, and copies that may copy nothing."""
 _COPIED_FOR = _PRODUCTS | _RNNS | _PASSED_OVER
+_RNN_LAYERS = _aten("_cudnn_rnn miopen_rnn mkldnn_rnn_layer")
+"""What an RNN calls: the first block of the last one is the output."""
 _SLACK, _SLACK_OF_LARGE = 512, 1 << 20
 """By how many bytes the allocator of a GPU may give out too much."""
 _CLONE, _CAST = ATEN + "clone", ATEN + "_to_copy"
@@ -85,12 +87,17 @@ class _Thread:
         held = first_started(start, end, operators).values
         outermost = held[held >= 0]
         self.operators = _Within.of(outermost, events.start[outermost])
-        copies = operators[events.names_where((_CLONE, _CAST).__contains__)[events.name[operators]]]
-        self.copies = _Within.of(copies, events.start[copies])
+        self.copies = self._named(operators, frozenset((_CLONE, _CAST)))
+        self.layers = self._named(operators, _RNN_LAYERS)
         mine = np.flatnonzero(
             (take(events.allocations.thread, blocks.came) == thread) & ~blocks.by_optimizer
         )
         self.allocated = _Within.of(mine, events.allocations.time[blocks.came[mine]])
+
+    def _named(self, operators: Ints, names: frozenset[str]) -> _Within:
+        wanted = self.events.names_where(names.__contains__)
+        chosen = operators[wanted[self.events.name[operators]]]
+        return _Within.of(chosen, self.events.start[chosen])
 
     def name(self, operator: int) -> str:
         found: str = self.events.names[self.events.name[operator]]
@@ -100,7 +107,7 @@ class _Thread:
         return int(self.events.start[operator]), int(self.events.end[operator]) + 1
 
     def _first(self, operators: Ints) -> int | None:
-        found = (one for one in operators.tolist() if not self._is_passed_over(one))
+        found = (one for one in map(int, operators) if not self._is_passed_over(one))
         return next(found, None)
 
     def _is_passed_over(self, operator: int) -> bool:
@@ -141,6 +148,9 @@ class _Thread:
             made = self.allocated.between(start, end)
             made = made[self.kept[made] & (self.until[made] >= begun)]
             made = made[np.argsort(self.until[made], kind="stable")]  # its node is the first
+        elif self.name(last) in _RNNS:
+            layers = self.layers.between(*self._during(last))
+            made = self._live(int(layers[-1]), end) if len(layers) else layers
         else:
             made = self._live(last, end)
         if not len(made) or not self.kept[made[0]] or self.until[made[0]] < begun:
