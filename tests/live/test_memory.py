@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,49 @@ def test_checkpointing_frees_what_was_predicted() -> None:
     again = profiled(Net(checkpointed=True))["second"].row.memory
     assert plain.checkpoint_frees_bytes > 0
     assert plain.total_kept_bytes - again.total_kept_bytes == plain.checkpoint_frees_bytes
+
+
+def relu_before(following: torch.nn.Module) -> torch.nn.Module:
+    """``block`` ends with the ReLU, which saves its output."""
+    block = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())
+    return torch.nn.Sequential(OrderedDict(block=block, following=following))
+
+
+class CastFirst(torch.nn.Module):
+    """Under autocast ``block`` saves a bf16 copy of its input, and nothing saves the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.block = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 4 * WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.nn.functional.gelu(self.block(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "freed"),
+    [
+        (lambda: relu_before(torch.nn.Linear(WIDTH, 2)), 0),
+        (lambda: relu_before(torch.nn.Softmax(-1)), BATCH * WIDTH * FLOAT),
+        (CastFirst, 4 * WIDTH * WIDTH * 2 + BATCH * WIDTH * (2 - FLOAT)),
+    ],
+    ids=["the next saves it too", "the next does not", "the input is new"],
+)
+def test_an_output_that_the_next_operator_saves_stays_and_so_does_the_input(
+    make: Callable[[], Any], freed: int
+) -> None:
+    model = make()
+
+    plain = profiled(model)
+    predicted = plain["block"].row.memory.checkpoint_frees_bytes
+    forward = model.block.forward
+    model.block.forward = lambda x: checkpoint(
+        forward, x, use_reentrant=False, preserve_rng_state=False
+    )
+    after, before = (report[""].row.memory.total_kept_bytes for report in (profiled(model), plain))
+    assert predicted == before - after == freed
 
 
 def test_what_is_live_at_the_peak_are_the_tensors_that_the_backward_still_needs() -> None:

@@ -169,9 +169,12 @@ class MemoryOfModule:
         total_kept_bytes: ``kept_bytes`` of this module and all modules inside it.
         total_at_peak_bytes: ``at_peak_bytes`` of this module and all modules inside it.
         total_peak_bytes: As ``peak_bytes``, of this module and all modules inside it together.
-        checkpoint_frees_bytes: What is no longer kept from forward to backward if this module is
-            checkpointed as a whole. Its output stays if another module needs it. The price is its
-            forward once more: ``total_forward_ns`` of the row.
+        checkpoint_frees_bytes: An estimate of what is no longer kept from forward to backward if
+            this module is checkpointed as a whole. Its output stays if the operator that runs next
+            saves it; its input counts against it if nothing else keeps the input. Both are read
+            from neighbouring operators; where these leave it open, the estimate is too large. 0 if
+            checkpointing frees nothing. The price is the module's forward once more:
+            ``total_forward_ns`` of the row.
     """
 
     kept_bytes: int

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from backspot.analysis.accounting.checkpointing import find_staying
 from backspot.analysis.attribution.allocations import Blocks, find_blocks
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import NOTHING, distinct, numbered, take
@@ -109,7 +110,7 @@ def find_memory(events: Events, ownership: Ownership) -> Memory | None:
 
 class _Accountant:
     def __init__(self, events: Events, ownership: Ownership) -> None:
-        self.o, self.reported = ownership, events.allocations
+        self.events, self.o, self.reported = events, ownership, events.allocations
         self.passes, self.spans = ownership.passes, ownership.spans
         self.blocks = find_blocks(events, ownership)
         self.allocated = self._allocated()
@@ -210,6 +211,10 @@ class _Accountant:
             # What is freed before the module's own backward is not for its backward.
             needed = self.until[chosen] >= begun[owner, run]
             np.add.at(frees, (owner[needed], run[needed]), blocks.size[chosen][needed])
+        staying = find_staying(
+            self.events, self.o, blocks, self.until, self.kinds.activation, begun, frees
+        )
+        frees = np.maximum(frees - staying, 0)
         at_peak, total_at_peak, peak, total_peak = (np.zeros(owners, np.int64) for _ in range(4))
         for device in devices:
             mine = np.flatnonzero(recorded & (blocks.device == device.device))

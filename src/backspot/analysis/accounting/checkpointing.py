@@ -1,0 +1,219 @@
+"""What stays in memory although a module is checkpointed: its output and its input.
+
+What a module's forward allocates and its own backward finds is freed by checkpointing, with two
+exceptions. Its output stays if the operator that runs next saves it as well. Its input stays
+because checkpointing holds it; this is more than before if nothing else keeps the input. A trace
+does not name the tensors of an operator, so both follow from the operators next to the two ends of
+a call, by what PyTorch's formulas of derivatives save (``derivatives.yaml``). Where these operators
+leave it open, nothing counts as staying. An operator counts as if its parameters were trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.attribution.allocations import Blocks
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.timeline import first_started, grouped, take
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints, Mask
+from backspot.trace.names import ATEN
+
+__all__ = ["find_staying"]
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(ATEN + name for name in names.split())
+
+
+_RNNS = _aten("lstm gru rnn_tanh rnn_relu")
+_PRODUCTS = _aten("linear addmm mm")
+_SAVE_INPUT = (
+    _RNNS
+    | _PRODUCTS
+    | _aten("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
+    | _aten("layer_norm group_norm batch_norm instance_norm rms_norm")
+    | _aten("max_pool1d max_pool2d max_pool3d avg_pool2d adaptive_avg_pool2d")
+    | _aten("gelu silu mish softplus hardswish leaky_relu pow square")
+)
+_SAVE_OUTPUT = _RNNS | _aten(
+    "relu relu_ tanh tanh_ sigmoid sigmoid_ softmax exp sqrt rsqrt scaled_dot_product_attention"
+)
+_DROP_INPUT = _aten("relu tanh sigmoid softmax log_softmax dropout")
+_PASSED_OVER = _aten(
+    "view reshape flatten unflatten squeeze unsqueeze transpose permute t expand select slice split"
+    " chunk unbind narrow detach alias contiguous to zeros ones empty full arange"
+)
+"""Views, operators without a tensor as input, and copies that may copy nothing."""
+_COPIED_FOR = _PRODUCTS | _RNNS | _PASSED_OVER
+_RNN_LAYERS = _aten("_cudnn_rnn miopen_rnn mkldnn_rnn_layer")
+"""What an RNN calls: the first block of the last one is the output."""
+_SLACK, _SLACK_OF_LARGE = 512, 1 << 20
+"""By how many bytes the allocator of a GPU may give out too much."""
+_CLONE, _CAST = ATEN + "clone", ATEN + "_to_copy"
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """Things of one thread in the order of time, and those of them in an interval."""
+
+    index: Ints
+    time: Ints
+
+    @classmethod
+    def of(cls, index: Ints, time: Ints) -> _Within:
+        """Sort them."""
+        order = np.argsort(time, kind="stable")
+        return cls(index[order], time[order])
+
+    def between(self, start: int, end: int) -> Ints:
+        """Return those from ``start`` until before ``end``."""
+        first, last = np.searchsorted(self.time, [start, end])
+        return self.index[first:last]
+
+
+class _Thread:
+    """The forward calls of one thread."""
+
+    def __init__(
+        self, events: Events, blocks: Blocks, until: Ints, kept: Mask, operators: Ints
+    ) -> None:
+        """Sort a thread's operators."""
+        self.events, self.blocks, self.until, self.kept = events, blocks, until, kept
+        thread = int(events.thread[operators[0]])
+        start, end = events.start[operators], events.end[operators]
+        held = first_started(start, end, operators).values
+        outermost = held[held >= 0]
+        self.operators = _Within.of(outermost, events.start[outermost])
+        self.copies = self._named(operators, frozenset((_CLONE, _CAST)))
+        self.layers = self._named(operators, _RNN_LAYERS)
+        mine = np.flatnonzero(
+            (take(events.allocations.thread, blocks.came) == thread) & ~blocks.by_optimizer
+        )
+        self.allocated = _Within.of(mine, events.allocations.time[blocks.came[mine]])
+
+    def _named(self, operators: Ints, names: frozenset[str]) -> _Within:
+        wanted = self.events.names_where(names.__contains__)
+        chosen = operators[wanted[self.events.name[operators]]]
+        return _Within.of(chosen, self.events.start[chosen])
+
+    def name(self, operator: int) -> str:
+        found: str = self.events.names[self.events.name[operator]]
+        return found
+
+    def _during(self, operator: int) -> tuple[int, int]:
+        return int(self.events.start[operator]), int(self.events.end[operator]) + 1
+
+    def _first(self, operators: Ints) -> int | None:
+        found = (one for one in map(int, operators) if not self._is_passed_over(one))
+        return next(found, None)
+
+    def _is_passed_over(self, operator: int) -> bool:
+        return self.name(operator) in _PASSED_OVER and not len(self._copies(operator))
+
+    def _copies(self, operator: int) -> Ints:
+        return self.copies.between(*self._during(operator))
+
+    def _live(self, operator: int, at: int) -> Ints:
+        """Return the blocks that an operator allocates and that are live at a later time."""
+        made = self.allocated.between(*self._during(operator))
+        return made[self.until[made] > at]
+
+    def _copies_first(self, operator: int, block: int) -> bool:
+        """Whether an operator saves a copy, or a cast, of its input that lies in a block."""
+        size = int(self.blocks.size[block])
+        for copy in self._copies(operator).tolist():
+            # A convolution copies below autograd, which has saved the input itself by then.
+            if self.name(copy) == _CLONE and self.name(operator) not in _COPIED_FOR:
+                continue
+            made = self.blocks.size[self.allocated.between(*self._during(copy))]
+            sizes = [size] if self.name(copy) == _CLONE else [size // 2, size * 2]
+            slack = _SLACK_OF_LARGE if size > _SLACK_OF_LARGE else _SLACK
+            if (np.abs(np.subtract.outer(made, sizes)) < slack).any():
+                return True
+        return False
+
+    def output(self, start: int, end: int, before: int, begun: int) -> int:
+        """Return the bytes of a call's output if its own last operator and the next one save it."""
+        inside, after = self.operators.between(start, end), self.operators.between(end, before)
+        last, following = self._first(inside[::-1]), self._first(after)
+        if last is None or following is None or self.name(last) not in _SAVE_OUTPUT:
+            return 0
+        has_gradients = self.events.sequence[following] >= 0
+        if not has_gradients or self.name(following) not in _SAVE_INPUT:
+            return 0
+        if self.name(last).endswith("_"):
+            made = self.allocated.between(start, end)
+            made = made[self.kept[made] & (self.until[made] >= begun)]
+            made = made[np.argsort(self.until[made], kind="stable")]  # its node is the first
+        elif self.name(last) in _RNNS:
+            layers = self.layers.between(*self._during(last))
+            made = self._live(int(layers[-1]), end) if len(layers) else layers
+        else:
+            made = self._live(last, end)
+        if not len(made) or not self.kept[made[0]] or self.until[made[0]] < begun:
+            return 0
+        return 0 if self._copies_first(following, made[0]) else int(self.blocks.size[made[0]])
+
+    def input(self, start: int, end: int, since: int, before: int) -> int:
+        """Return the bytes of a call's input if nothing keeps it."""
+        inside, ahead = self.operators.between(start, end), self.operators.between(since, start)
+        first, last = self._first(inside), self._first(ahead[::-1])
+        if first is None or last is None:
+            return 0
+        made = self._live(last, start)
+        if not len(made):
+            return 0
+        size = self.blocks.size[made]
+        block = made[np.flatnonzero(size == size.max())[-1]]  # dropout's noise comes before
+        if self.kept[block]:
+            return 0
+        if not self._copies_first(first, block):
+            # Another branch may have the block: it is the input if nothing uses it after the call.
+            following = self.operators.between(end, before)[:1]
+            used_last = len(following) and self.until[block] <= self.events.start[following[0]]
+            if self.name(first) not in _DROP_INPUT or not used_last:
+                return 0
+        return int(size.max())
+
+
+def find_staying(
+    events: Events,
+    ownership: Ownership,
+    blocks: Blocks,
+    until: Ints,
+    kept: Mask,
+    begun: Ints,
+    frees: Ints,
+) -> Ints:
+    """Return the bytes that stay although a module is checkpointed, by owner and pass.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+        blocks: its blocks.
+        until: when each block is freed.
+        kept: whether each block is kept from forward to backward.
+        begun: when the backward of each owner begins in each pass.
+        frees: what the module's own backward finds, by owner and pass. Nothing stays of nothing.
+    """
+    spans, passes = ownership.spans, ownership.passes
+    staying = np.zeros_like(begun)
+    threads = {
+        thread: _Thread(events, blocks, until, kept, mine)
+        for thread, mine in grouped(events.thread, events.named(Category.OPERATOR, ATEN))
+    }
+    calls = np.flatnonzero((spans.module >= 0) & (passes.of_span < 0))
+    owners = ownership.owners.of_modules(spans.module[calls])
+    runs = np.searchsorted(passes.start, spans.end[calls], side="right")
+    for call, owner, run in zip(calls.tolist(), owners.tolist(), runs.tolist(), strict=True):
+        thread = threads.get(int(spans.thread[call]))
+        if thread is None or run == len(passes.start) or not frees[owner, run]:
+            continue
+        start, end = int(spans.start[call]), int(spans.end[call])
+        since, before = int(passes.end[run - 1]) if run else 0, int(passes.start[run])
+        staying[owner, run] += thread.output(start, end, before, int(begun[owner, run]))
+        staying[owner, run] += thread.input(start, end, since, before)
+    return staying
