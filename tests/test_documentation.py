@@ -244,6 +244,8 @@ def test_what_is_written_for_the_tests_is_understood():
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_the_code_on_a_page_runs(page, folder, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
+    from support.leftovers import left_in_torch
+
     pytest.importorskip("matplotlib").use("agg")
     pytest.importorskip("pandas")
     monkeypatch.chdir(shutil.copytree(folder, tmp_path / "user"))
@@ -260,8 +262,9 @@ def test_the_code_on_a_page_runs(page, folder, tmp_path, monkeypatch):
         for path in re.findall(r'(?:trace=|save\(|_trace\()"([^"]+)"', code):
             Path(path).unlink(missing_ok=True)
         exec(compiled, names)
-        if "monitor" in names:
-            names.pop("monitor").remove()
+        for name in names.keys() & {"instrumentation", "monitor"}:
+            names.pop(name).remove()
+    assert left_in_torch() == []
 
 
 def names_of_a_user(torch) -> dict[str, object]:
