@@ -81,6 +81,7 @@ def test_small_buckets_that_the_host_launches_too_slowly_are_found() -> None:
     (finding,) = findings(exchanges(100, 100_000, 0, launching=40_000))
     assert (finding.rule, finding.rank, finding.cost_ns) == ("small-buckets", None, 4_000_000)
     assert "4.0 ms of that are launches" in finding.seen
+    assert finding.bound == "at least"
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,10 @@ def _notes(before: JobReport, after: JobReport, noise: Noise, *, shared: bool) -
     old, new = ({_cause(one): one for one in job.findings} for job in (before, after))
     for cause, one in new.items():
         if cause not in old:
-            yield f"New: {one.title}, up to {duration(one.cost_ns)} of a step."
+            yield f"New: {one.title}, {one.bound} {duration(one.cost_ns)} of a step."
     for cause, one in old.items():
         if cause not in new:
-            yield f"Gone: {one.title}, up to {duration(one.cost_ns)} of a step."
+            yield f"Gone: {one.title}, {one.bound} {duration(one.cost_ns)} of a step."
     for name, job in (("Before", before), ("After", after)):
         for warning in job.warnings:
             yield f"{name}: {warning}"

@@ -57,7 +57,7 @@ class _Page:
         for number, finding in enumerate(job.findings):
             if number:  # the answer names the first
                 lines.append("")
-                cost = f"up to {duration(finding.cost_ns)} of a step"
+                cost = f"{finding.bound} {duration(finding.cost_ns)} of a step"
                 lines += self._wrapped(f"{finding.title}: {cost}")
             lines += self._wrapped(f"{finding.seen} {finding.remedy}", "  ")
         lines += [*self._waits(), *self._slowest(), *self._modules()]
@@ -157,7 +157,7 @@ def _answer(job: JobReport) -> str:
     if not job.findings:
         return "No rank differs from the others beyond the noise."
     first = job.findings[0]
-    return f"{first.title}: up to {duration(first.cost_ns)} of each step"
+    return f"{first.title}: {first.bound} {duration(first.cost_ns)} of each step"
 
 
 def stalls(job: JobReport, top: int = _ROWS) -> str:

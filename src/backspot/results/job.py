@@ -203,6 +203,7 @@ class JobFinding:
         seen: What was seen, with times.
         remedy: What to do.
         cost_ns: What the job loses at most, in nanoseconds of a typical step.
+        at_least: Whether ``cost_ns`` is what the job loses at least instead.
     """
 
     rule: str
@@ -213,6 +214,12 @@ class JobFinding:
     seen: str
     remedy: str
     cost_ns: int
+    at_least: bool = False
+
+    @property
+    def bound(self) -> str:
+        """``at least`` or ``up to``, as it stands before ``cost_ns`` in a sentence."""
+        return "at least" if self.at_least else "up to"
 
 
 @public

@@ -33,7 +33,7 @@ def job_to_html(job: JobReport) -> bytes:
     chosen = _chosen(job)
     first = job.findings[0] if job.findings else None
     title = first.title if first else "No rank differs from the others beyond the noise"
-    cost = f": up to <b>{duration(first.cost_ns)}</b> of each step" if first else ""
+    cost = f": {first.bound} <b>{duration(first.cost_ns)}</b> of each step" if first else ""
     facts = [
         f"{counted(len(job.ranks), 'rank')} of {job.world_size:,}",
         f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}",

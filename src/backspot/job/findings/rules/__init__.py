@@ -11,7 +11,8 @@ A rule is a pure function of the evidence that returns any number of findings::
 2. Return nothing where a little is normal, and where the summaries lack what the rule needs.
    ``evidence.waits`` is empty if any wait may be missing: then a wait would pass for a transfer.
 3. ``title`` says what goes on, ``seen`` what was seen, with times, and ``remedy`` one thing to do.
-   ``cost_ns`` is what the job loses at most. ``find_all`` fills in the name of the rule.
+   ``cost_ns`` is what the job loses at most, or with ``at_least`` what it loses at least.
+   ``find_all`` fills in the name of the rule.
 4. Nothing lists the rules: the first answer imports every file in this folder. A rule that needs
    the other findings is a ``fallback_rule``.
 5. Tests demand a row in the table of ``docs/ranks.md``, a planted case that the rule finds, and its

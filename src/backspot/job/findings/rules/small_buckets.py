@@ -20,7 +20,10 @@ _MANY = 8
 
 @rule("small-buckets")
 def find(evidence: Evidence) -> list[JobFinding]:
-    """Find exchanges of gradients that are small, if nothing hides them or their launches."""
+    """Find exchanges of gradients that are small, if nothing hides them or their launches.
+
+    What else each exchange costs, such as the copies into its bucket, is not counted.
+    """
     exchanges = evidence.transfers("gradients")
     small = (exchanges.bytes >= 0) & (exchanges.bytes < _SMALL)
     number = int(small.sum()) / evidence.steps
@@ -51,5 +54,6 @@ def find(evidence: Evidence) -> list[JobFinding]:
                 else "Use larger buckets: DistributedDataParallel(bucket_cap_mb=…), 25 by default."
             ),
             cost_ns=cost,
+            at_least=True,
         )
     ]
