@@ -175,7 +175,7 @@ def _left_heavy(stacks: Sequence[tuple[Sequence[int], int]]) -> Iterator[int]:
             yield ends[caller]
         inside = callees[caller]
         # The most expensive is the next; of equal ones, the first.
-        left += sorted(reversed(inside.values()), key=totals.__getitem__)
+        left += sorted(inside.values(), key=totals.__getitem__, reverse=True)[::-1]
 
 
 def to_folded(report: Report) -> bytes:
