@@ -27,6 +27,7 @@ __all__ = [
     "Checkpointed",
     "Context",
     "Detector",
+    "DiffusionUnet",
     "Gpt",
     "IndexPatchDropout",
     "MathAttention",
@@ -330,6 +331,66 @@ class Unet(nn.Module):
         for grow, skip, up in zip(self.grow, self.skip, self.up, strict=True):
             x = up(torch.cat((grow(x), skip(kept.pop())), dim=1))
         return self.out(x)
+
+
+class _Residual(nn.Module):
+    """Two convolutions behind group norms, and the time step added between them."""
+
+    def __init__(self, inputs: int, outputs: int, time: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(8, inputs), nn.GroupNorm(8, outputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.time = nn.Linear(time, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.skip = nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        y = self.conv1(functional.silu(self.norm1(x)))
+        y = y + self.time(functional.silu(time))[:, :, None, None]
+        return self.skip(x) + self.conv2(functional.silu(self.norm2(y)))
+
+
+class DiffusionUnet(nn.Module):
+    """Predicts the noise in images at a time step; attention at the lowest resolution."""
+
+    def __init__(self, width: int, levels: int = 3) -> None:
+        super().__init__()
+        time = 4 * width
+        widths = [width * 2**level for level in range(levels)]
+        self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList(
+            _Residual(inner, outer, time)
+            for inner, outer in zip([width, *widths], widths, strict=False)
+        )
+        self.norm, self.attention = nn.LayerNorm(widths[-1]), Attention(widths[-1])
+        self.up = nn.ModuleList(
+            _Residual(below + beside, beside, time)
+            for below, beside in zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=False)
+        )
+        self.last = nn.Conv2d(width, 3, 3, padding=1)
+
+    def blocks(self) -> list[nn.Module]:
+        """The blocks that take the time step."""
+        return [*self.down, *self.up]
+
+    def forward(self, x: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
+        half = self.first.out_channels // 2
+        places = torch.exp(torch.arange(half, device=x.device) * (-9.2 / half))
+        angles = when[:, None].float() * places
+        time = self.time(torch.cat((angles.sin(), angles.cos()), 1))
+        x, kept = self.first(x), []
+        for block in self.down:
+            x = block(x, time)
+            kept.append(x)
+            x = functional.avg_pool2d(x, 2)
+        tokens = x.flatten(2).transpose(1, 2)
+        tokens = tokens + self.attention(self.norm(tokens))
+        x = tokens.transpose(1, 2).reshape(x.shape)
+        for block in self.up:
+            x = functional.interpolate(x, scale_factor=2.0)
+            x = block(torch.cat((x, kept.pop()), 1), time)
+        return self.last(x)
 
 
 class Detector(nn.Module):

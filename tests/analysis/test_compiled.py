@@ -11,7 +11,7 @@ import pytest
 
 import backspot
 from backspot import Report
-from backspot.analysis.attribution.compiled import _embedded
+from backspot.analysis.attribution.compiled import _aligned, _embedded
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
@@ -152,6 +152,18 @@ def test_sites_are_found_among_more_launches_where_only_one_launch_can_be_meant(
     sites, called, found
 ):
     assert _embedded(sites, called) == found
+
+
+def test_what_finishes_a_reduction_belongs_to_the_kernel_that_began_it():
+    def sites(then):
+        return [Site("triton_red_0", (), then), Site("extern_kernels.mm", ())]
+
+    finishing = ["aten::slice", "aten::view", "aten::sum", "aten::to"]
+    called = ["triton_red_0", *finishing, "aten::mm", "aten::sum"]
+    assert _aligned(sites(True), called, every=False) == [0, 0, 0, 0, 0, 1, -1]
+    assert _aligned(sites(False), called, every=False) == [0, -1, -1, -1, -1, 1, -1]
+    between = ["triton_red_0", "aten::sum", "triton_poi_1", "aten::sum", "aten::mm"]
+    assert _aligned(sites(True), between, every=False) == [0, 0, -1, -1, 1]
 
 
 def test_graphs_with_one_key_are_told_apart_by_direction_and_launches():

@@ -90,6 +90,27 @@ def test_slow_work_inside_compiled_code_comes_first():
     assert report["plant"].row.total_gpu_ns > 0.8 * report.gpu_ns
 
 
+def test_a_kernel_that_reduces_in_two_directions_has_its_modules():
+    # The backward of a layer norm: one kernel for its input and, partly, for its weight and bias.
+    width = 1024
+    model = nn.Sequential(
+        nn.LayerNorm(width), nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, 8)
+    ).to(DEVICE)
+    x = torch.randn(8192, width, device=DEVICE, requires_grad=True)
+    torch._inductor.metrics.reset()
+    profiler = recorded(model, torch.compile(model), x)
+    if not getattr(torch._inductor.metrics, "codegen_mix_order_reduction", 0):
+        pytest.skip("this PyTorch makes no such kernel")
+    ownership = attribute(read_events(profiler))
+    compiled = ownership.compiled
+    assert not compiled.unmatched
+    assert (compiled.shares.owner[compiled.shares.first[:-1]] >= 0).all()
+    report = backspot.locate(profiler)
+    assert_adds_up(report)
+    for path in ("0", "2"):
+        assert report[path].row.gpu_ns > 0.5 * report["3"].row.gpu_ns, path
+
+
 def test_code_of_a_cuda_graph_shows_its_modules_without_the_graph():
     model = Planted(nn.Tanh()).to(DEVICE)
     called = torch.compile(model, mode="reduce-overhead")

@@ -41,6 +41,7 @@ from backspot.trace.source_lines import SourceLine
 __all__ = ["CompiledBook", "compiled_book"]
 
 _LEVEL = 2  # of Inductor's provenance tracking: the stack traces by launch site, and no more
+_THEN = '  File "backspot:then", line 0, in reduction\n'
 _MOST_MODULES = 1 << 17
 _MOST_USERS = 64  # more consumers are surely in other kernels, too
 _FRAME = re.compile(
@@ -231,6 +232,7 @@ class _Tables:
         if not known:
             return CompiledGraph(code.key, code.backward, (), None)
         base = max(one.base for one in known)
+        reductions = {at for _, at, traces in kernels if _THEN in traces}
         places: dict[Place, int] = {}
         sites = []
         for name, at, some in worked:
@@ -247,7 +249,8 @@ class _Tables:
                     [one for one in some if one is not None]
                 ).items()
             ]
-            sites.append(Site(name, tuple(sorted(parts, key=lambda part: -part.weight))))
+            then = at in reductions
+            sites.append(Site(name, tuple(sorted(parts, key=lambda part: -part.weight)), then))
         return CompiledGraph(code.key, code.backward, tuple(places), tuple(sites))
 
 
@@ -342,7 +345,7 @@ def _make_pass(
                 if not uuid:
                     return None  # as without Backspot: the graph cannot be cached
                 inner.append(uuid)
-            return ("backspot", 1, names(), *inner)
+            return ("backspot", 2, names(), *inner)
 
     return Frames()
 
@@ -367,6 +370,7 @@ class CompiledBook:
         self._scopes: list[Scope] = []
         self._names: dict[Scope, bytes] = {}
         self._stop_watching: Callable[[], None] | None = None
+        self._stop_keeping: Callable[[], None] | None = None
         self._pass: Any = None
         self._before: tuple[Any, int] = (None, 0)
         self._waiting: str | None = None
@@ -437,11 +441,15 @@ class CompiledBook:
         config.post_grad_custom_post_pass = self._pass
         if not level:
             config.trace.provenance_tracking_level = _LEVEL
+        self._stop_keeping = torch_internals.keep_unnamed_sites(_THEN)
 
     def _restore(self) -> None:
         settings = torch_internals.inductor_settings()
         if settings is None or self._pass is None:
             return
+        if self._stop_keeping is not None:
+            self._stop_keeping()
+            self._stop_keeping = None
         config, (theirs, level) = settings.config, self._before
         if config.post_grad_custom_post_pass is self._pass:  # else other code has set another
             config.post_grad_custom_post_pass = theirs

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter
@@ -744,6 +745,65 @@ def watch_compilations(
             handler().remove_end_callback(ended)
 
     return stop
+
+
+_SCHEDULING = "torch._inductor.codegen.triton"
+
+
+def keep_unnamed_sites(note: str) -> Callable[[], None]:
+    """Have Inductor keep the site of each Triton kernel that it launches without telling its name.
+
+    A kernel that reduces in two directions is one: ``_codegen_mix_order_reduction``. The code that
+    is generated stays the same.
+
+    Args:
+        note: what to add to the stack traces of such a site.
+
+    Returns:
+        A function that takes this back.
+    """
+    restore: list[Callable[[], None]] = []
+
+    def replace() -> None:
+        with suppress(Exception):  # it can run within an import of the user's
+            restore.append(_keep_unnamed(sys.modules[_SCHEDULING].TritonScheduling, note))
+
+    stop_waiting = _when_loaded(_SCHEDULING, replace)
+
+    def stop() -> None:
+        stop_waiting()
+        for one in restore:
+            one()
+
+    return stop
+
+
+def _keep_unnamed(scheduling: Any, note: str) -> Callable[[], None]:
+    define, comment = scheduling.define_kernel, scheduling.codegen_comment
+    last = threading.local()
+
+    def define_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
+        last.name = define(self, *args, **kwargs)
+        return last.name
+
+    def codegen_comment(self: Any, node_schedule: Any, *args: Any, **kwargs: Any) -> Any:
+        result = comment(self, node_schedule, *args, **kwargs)
+        if not any((*args, *kwargs.values())):
+            with suppress(Exception):  # the launch has no site, as before
+                debug: Any = sys.modules["torch._inductor.debug"]
+                number = debug.set_kernel_post_grad_provenance_tracing(node_schedule, last.name)
+                debug._inductor_kernel_stack_trace[f"{last.name}:{number}"].append(note)
+        return result
+
+    scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
+
+    def restore() -> None:
+        if scheduling.define_kernel is define_kernel:  # else other code has replaced it, too
+            scheduling.define_kernel = define
+        if scheduling.codegen_comment is codegen_comment:
+            scheduling.codegen_comment = comment
+
+    return restore
 
 
 def launch_sites_so_far() -> int:

@@ -102,10 +102,13 @@ class Site(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         name: what the generated code calls (``triton_poi_fused_add_3``, ``extern_kernels.mm``).
         parts: the modules that the launch works for, the largest weight first.
+        then: whether operators that finish a reduction, which the code calls next, are a part of
+            it.
     """
 
     name: str
     parts: tuple[Part, ...]
+    then: bool = False
 
 
 class CompiledGraph(msgspec.Struct, array_like=True, frozen=True):

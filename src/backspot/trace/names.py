@@ -333,6 +333,12 @@ def collective_in(name: str) -> str:
 
 ATEN = "aten::"
 """The namespace of PyTorch's own operators."""
+AFTER_REDUCTION = frozenset(
+    f"{ATEN}{name}"
+    for name in ("slice", "view", "sum", "prod", "any", "amin", "amax", "min", "max", "to", "copy_")
+)
+"""What generated code calls after a kernel that reduces in two directions, to finish the second
+one: ``_codegen_mix_order_reduction`` in ``torch/_inductor/codegen/simd.py``."""
 _GRADIENT_OPERATOR = re.compile(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
 _NORM = re.compile(r"aten::(linalg_vector_)?norm$")
 _PIN_MEMORY = re.compile(r"aten::_?pin_memory$")

@@ -2,10 +2,11 @@
 
 A region calls compiled graphs, and what such a call launches are the events directly inside it, in
 the order of the generated code. If their number and names agree with the sites that the live half
-recorded, the k-th event is the k-th site. Inductor knows no site for some launches, as of a kernel
-that reduces in two directions: then the sites are found among the launches by their names, and a
-launch that is no site, or could be another one, has the owner of the region. If not even the names
-agree, the whole region keeps its one owner, and ``unmatched`` says why.
+recorded, the k-th event is the k-th site. Some launches have no site: then the sites are found
+among the launches by their names. What finishes the reduction of the launch before it belongs to
+that launch's site; any other launch that is no site, or could be another one, has the owner of the
+region. If not even the names agree, the whole region keeps its one owner, and ``unmatched`` says
+why.
 
 What the host does between two launches, it does for the second one.
 """
@@ -403,7 +404,9 @@ def _aligned(sites: Sequence[Site], called: Sequence[str], *, every: bool) -> li
             return chosen
     for chosen in () if every else choices:
         if chosen and (found := _embedded([sites[at].name for at in chosen], called)):
-            return [chosen[at] if at >= 0 else NOTHING for at in found]
+            return _with_reductions(
+                sites, called, [chosen[at] if at >= 0 else NOTHING for at in found]
+            )
     if len(called) not in (len(sites), len(seen)):
         return f"it has {len(sites)} launch sites, and {len(called)} launches were recorded"
     chosen = choices[0] if len(called) == len(sites) else seen
@@ -432,6 +435,21 @@ def _embedded(sites: Sequence[str], called: Sequence[str]) -> list[int]:
         if first == last:
             found[first] = site
     return found
+
+
+def _with_reductions(
+    sites: Sequence[Site], called: Sequence[str], found: Sequence[int]
+) -> list[int]:
+    """Return the site of each launch, also of those that finish the reduction of a site before."""
+    complete: list[int] = []
+    reducing = NOTHING
+    for at, name in zip(found, called, strict=True):
+        if at >= 0:
+            reducing = at if sites[at].then else NOTHING
+        elif name not in names.AFTER_REDUCTION:
+            reducing = NOTHING
+        complete.append(at if at >= 0 else reducing)
+    return complete
 
 
 def _earliest(sites: Sequence[str], called: Sequence[str]) -> list[int]:
