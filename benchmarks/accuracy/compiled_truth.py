@@ -89,7 +89,7 @@ def _build(name: str, device: str, small: bool) -> tuple[Any, Callable[[Any], An
             options = {**options, **_TINY.get(name, {})}
         model = timm.create_model(arch, num_classes=100, **options).to(device)
         side = options.get("img_size", 224)
-        images = torch.randn(2 if small else 128, 3, side, side, device=device)
+        images = torch.randn(2 if small else 96, 3, side, side, device=device)
         labels = torch.randint(0, 100, (len(images),), device=device)
         blocks = _repeated(model)
         return model, lambda called: functional.cross_entropy(called(images), labels), blocks
@@ -379,7 +379,7 @@ def _compiled(
                 before = counters["stats"]["unique_graphs"]
                 record_trace(case.step, device, path, steps=1, warmup=0)
                 record[f"compiled_again_{how}"] = counters["stats"]["unique_graphs"] - before
-                record_trace(case.step, device, path, steps=3, warmup=2)
+                record_trace(case.step, device, path, steps=5, warmup=3, settled=3)
             kernels = _kernels(path)
             if instrumented:
                 record |= _judge(path, case)
@@ -483,15 +483,19 @@ def _judge(path: Path, case: _Case) -> Record:
     }
 
 
-def _without_module(events: Any, compiled: Any, share: Any, ns: Any) -> list[tuple[str, float]]:
-    """Return the launches whose time has no module inside the region: names and milliseconds."""
+def _without_module(events: Any, compiled: Any, share: Any, ns: Any) -> list[tuple[str, str, float]]:
+    """Return the launches whose time has no module inside the region: names, lines, ms."""
     import numpy as np
 
     launch = np.searchsorted(compiled.shares.first, share, side="right") - 1
-    amounts: Counter[str] = Counter()
-    for event, amount in zip(compiled.event[launch].tolist(), ns.tolist(), strict=True):
-        amounts[events.names[events.name[event]][:80]] += amount
-    return [(name, round(amount / 1e6, 3)) for name, amount in amounts.most_common(5)]
+    lines = ("", *(line.text for line in events.compiled.lines))
+    amounts: Counter[tuple[str, str]] = Counter()
+    for event, line, amount in zip(
+        compiled.event[launch].tolist(), compiled.shares.line[share].tolist(), ns.tolist(),
+        strict=True,
+    ):  # fmt: skip
+        amounts[events.names[events.name[event]][:80], lines[line + 1]] += amount
+    return [(*found, round(amount / 1e6, 3)) for found, amount in amounts.most_common(5)]
 
 
 # The run -----------------------------------------------------------------------------------------

@@ -191,6 +191,28 @@ def test_checkpointed_code_that_runs_again_is_told_apart():
 
 @slow
 @with_inductor
+def test_what_changes_a_tensor_in_place_has_its_module_in_the_backward():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU6(inplace=True), nn.Conv2d(4, 4, 3),
+        nn.SiLU(inplace=True), nn.Dropout(inplace=True), nn.Conv2d(4, 2, 1),
+    )  # fmt: skip
+    with backspot.instrument(model):
+        torch.compile(model)(torch.ones(2, 3, 8, 8)).square().mean().backward()
+        tables = compiled._Tables()
+        graphs = [tables.graph(code) for code in torch_internals.compiled_code()]
+    (backward,) = (graph for graph in graphs if graph.backward)
+    parts = [part for site in backward.sites for part in site.parts]
+    assert {backward.places[part.place].path for part in parts} == set("0123456")
+    assert not any(part.place < 0 for part in parts)
+    # The SiLU is fused with the dropout behind it, whose forward has the same number.
+    assert any(
+        {backward.places[part.place].path for part in site.parts} >= {"4", "5"}
+        for site in backward.sites
+    )
+
+
+@slow
+@with_inductor
 def test_dynamic_shapes_and_autocast():
     model = Net()
     around = torch.compile(model, dynamic=True)

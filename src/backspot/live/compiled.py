@@ -62,11 +62,21 @@ _ITEM = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 # Writing frames ----------------------------------------------------------------------------------
 
 
-def write_frames(graph: Any) -> None:
-    """Write into the stack trace of each node of a graph for which module it works."""
+_Stacks = dict[torch.fx.Node, tuple[list[tuple[str, type]], bool]]
+
+
+def write_frames(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> None:
+    """Write into the stack trace of each node of a graph for which module it works.
+
+    Args:
+        graph: the graph.
+        forward: the modules of forward nodes by their sequence number: this graph's are added, and
+            those of graphs before are used.
+    """
     base = torch_internals.launch_sites_so_far()
     number = {node: at for at, node in enumerate(graph.nodes)}
-    modules = {node: torch_internals.module_stack_of(node) for node in number}
+    modules: _Stacks = {node: torch_internals.module_stack_of(node) for node in number}
+    _find_modules_of_changes_in_place(modules, forward)
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -91,6 +101,30 @@ def write_frames(graph: Any) -> None:
         )
         # First: messages show the innermost frame, which stays the user's.
         node.meta["stack_trace"] = frame + _FRAME.sub("", node.meta.get("stack_trace") or "")
+
+
+def _find_modules_of_changes_in_place(
+    modules: _Stacks, forward: dict[int, list[tuple[str, type]]]
+) -> None:
+    """Find the modules of backward nodes for operators that change a tensor in place.
+
+    The forward nodes of such an operator have the sequence number after that of its backward nodes,
+    so AOTAutograd does not find them.
+    """
+    own: dict[int, list[tuple[str, type]]] = {}
+    without = {}
+    for node, (stack, _) in modules.items():
+        number = torch_internals.forward_number_of(node)
+        if number is not None:
+            own.setdefault(number, stack)
+        number = torch_internals.number_without_forward(node)
+        if number is not None and not stack:
+            without[node] = number
+    # A backward graph repeats some forward nodes, not always the first one of a number.
+    forward.update({**own, **forward} if without else own)
+    for node, number in without.items():
+        if number not in forward:
+            modules[node] = forward.get(number + 1, []), True
 
 
 _SAFE = "[]'.() "
@@ -322,6 +356,7 @@ def _make_pass(
         theirs: the user's setting: ``None``, a pass, or several.
         names: a digest of all names that frames can have: a cached graph has them, too.
     """
+    forward: dict[int, list[tuple[str, type]]] = {}
     passes: list[Any] = (
         list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
     )
@@ -334,7 +369,7 @@ def _make_pass(
                 else:
                     each(graph)
             try:
-                write_frames(graph)
+                write_frames(graph, forward)
             except Exception:
                 return  # the region has one owner
 
@@ -441,7 +476,7 @@ class CompiledBook:
         config.post_grad_custom_post_pass = self._pass
         if not level:
             config.trace.provenance_tracking_level = _LEVEL
-        self._stop_keeping = torch_internals.keep_unnamed_sites(_THEN)
+        self._stop_keeping = torch_internals.complete_sites(_THEN)
 
     def _restore(self) -> None:
         settings = torch_internals.inductor_settings()

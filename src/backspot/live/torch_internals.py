@@ -748,37 +748,71 @@ def watch_compilations(
 
 
 _SCHEDULING = "torch._inductor.codegen.triton"
+_PATTERNS = "torch._inductor.pattern_matcher"
+_REPLACED = "backspot_fwd_nn_module_stack"
 
 
-def keep_unnamed_sites(note: str) -> Callable[[], None]:
-    """Have Inductor keep the site of each Triton kernel that it launches without telling its name.
+def complete_sites(note: str) -> Callable[[], None]:
+    """Have Inductor keep what it leaves out of the launch sites; the generated code stays the same.
 
-    A kernel that reduces in two directions is one: ``_codegen_mix_order_reduction``. The code that
-    is generated stays the same.
+    It keeps no site of a Triton kernel that reduces in two directions
+    (``_codegen_mix_order_reduction``), and no module of a backward node that it replaces by a
+    pattern, as where it pads a product of matrices.
 
     Args:
-        note: what to add to the stack traces of such a site.
+        note: what to add to the stack traces of a kernel that reduces in two directions.
 
     Returns:
         A function that takes this back.
     """
-    restore: list[Callable[[], None]] = []
+    taken_back: list[Callable[[], None]] = []
 
-    def replace() -> None:
-        with suppress(Exception):  # it can run within an import of the user's
-            restore.append(_keep_unnamed(sys.modules[_SCHEDULING].TritonScheduling, note))
+    def replacing(name: str, replace: Callable[[Any], None]) -> Callable[[], None]:
+        def now() -> None:
+            with suppress(Exception):  # it can run within an import of the user's
+                replace(sys.modules[name])
 
-    stop_waiting = _when_loaded(_SCHEDULING, replace)
+        return _when_loaded(name, now)
+
+    def put(holder: Any, name: str, replacement: Callable[..., Any]) -> None:
+        original = getattr(holder, name)
+        setattr(holder, name, replacement)
+
+        def restore() -> None:
+            if getattr(holder, name) is replacement:  # else other code has replaced it, too
+                setattr(holder, name, original)
+
+        taken_back.append(restore)
+
+    waiting = [
+        replacing(_SCHEDULING, lambda module: _keep_unnamed(module.TritonScheduling, note, put)),
+        replacing(_PATTERNS, lambda module: _keep_forward(module, put)),
+    ]
 
     def stop() -> None:
-        stop_waiting()
-        for one in restore:
+        for one in (*waiting, *taken_back):
             one()
 
     return stop
 
 
-def _keep_unnamed(scheduling: Any, note: str) -> Callable[[], None]:
+_Put = Callable[[Any, str, Callable[..., Any]], None]
+
+
+def _keep_forward(patterns: Any, put: _Put) -> None:
+    transfer = patterns._transfer_meta
+
+    def transfer_meta(new_meta: Any, old_node: Any, *args: Any, **kwargs: Any) -> Any:
+        result = transfer(new_meta, old_node, *args, **kwargs)
+        stack = old_node.meta.get("fwd_nn_module_stack") or old_node.meta.get(_REPLACED)
+        if stack:
+            new_meta[_REPLACED] = stack
+        return result
+
+    put(patterns, "_transfer_meta", transfer_meta)
+
+
+def _keep_unnamed(scheduling: Any, note: str, put: _Put) -> None:
     define, comment = scheduling.define_kernel, scheduling.codegen_comment
     last = threading.local()
 
@@ -795,15 +829,8 @@ def _keep_unnamed(scheduling: Any, note: str) -> Callable[[], None]:
                 debug._inductor_kernel_stack_trace[f"{last.name}:{number}"].append(note)
         return result
 
-    scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
-
-    def restore() -> None:
-        if scheduling.define_kernel is define_kernel:  # else other code has replaced it, too
-            scheduling.define_kernel = define
-        if scheduling.codegen_comment is codegen_comment:
-            scheduling.codegen_comment = comment
-
-    return restore
+    put(scheduling, "define_kernel", define_kernel)
+    put(scheduling, "codegen_comment", codegen_comment)
 
 
 def launch_sites_so_far() -> int:
@@ -824,8 +851,24 @@ def module_stack_of(node: Any) -> tuple[list[tuple[str, type]], bool]:
     """
     stack = node.meta.get("nn_module_stack")
     backward = not stack
-    stack = stack or node.meta.get("fwd_nn_module_stack") or {}
+    stack = stack or node.meta.get("fwd_nn_module_stack") or node.meta.get(_REPLACED) or {}
     return [(place, cls) for place, cls in stack.values() if isinstance(cls, type)], backward
+
+
+def forward_number_of(node: Any) -> int | None:
+    """Return the number that a forward node shares with its backward nodes; ``None`` without."""
+    is_forward = node.meta.get("partitioner_tag", "is_backward") != "is_backward"
+    return node.meta.get("seq_nr") if is_forward else None
+
+
+def number_without_forward(node: Any) -> int | None:
+    """Return the number of a backward node for which AOTAutograd has found no forward node.
+
+    A sum of gradients has none, and ``None`` is returned for it.
+    """
+    found = "fwd_nn_module_stack" in node.meta or node.meta.get("is_gradient_acc")
+    is_backward = node.meta.get("partitioner_tag") == "is_backward"
+    return node.meta.get("seq_nr") if is_backward and not found else None
 
 
 def hint_of(size: Any) -> int:

@@ -217,12 +217,16 @@ def is_generated_copy(name: str) -> bool:
 def is_launch_of(site: str, name: str) -> bool:
     """Whether an event is a launch at this site of generated code.
 
-    ``extern_kernels.mm`` is ``aten::mm``, ``torch.ops.aten.sort.stable`` is ``aten::sort``; a
-    generated kernel has its own name, after ``graph_0_`` if it is C++.
+    ``extern_kernels.mm`` is ``aten::mm``, ``torch.ops.aten.sort.stable`` is ``aten::sort``. An
+    operator of higher order shows only the one that it calls (checkpointing's
+    ``graphsafe_run_with_rng_state`` an attention with dropout). A generated kernel has its own
+    name, after ``graph_0_`` if it is C++.
     """
     if match := _EXTERN_KERNEL.match(site):
         return name == f"{ATEN}{_RENAMED.get(match[1], match[1])}"
     if match := _OVERLOAD.match(site):
+        if match[1] == "higher_order":
+            return name.startswith(ATEN)
         return name == f"{match[1]}::{match[2]}"
     return site == (_GRAPH_NUMBER.sub("", name) if is_generated_cpp(site) else name)
 
