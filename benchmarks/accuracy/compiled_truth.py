@@ -483,7 +483,9 @@ def _judge(path: Path, case: _Case) -> Record:
     }
 
 
-def _without_module(events: Any, compiled: Any, share: Any, ns: Any) -> list[tuple[str, str, float]]:
+def _without_module(
+    events: Any, compiled: Any, share: Any, ns: Any
+) -> list[tuple[str, str, float]]:
     """Return the launches whose time has no module inside the region: names, lines, ms."""
     import numpy as np
 

@@ -112,3 +112,18 @@ def test_a_name_of_the_kind_is_recognised(predicate: Callable[[str], bool], name
 )
 def test_a_name_of_another_kind_is_not(predicate: Callable[[str], bool], name: str) -> None:
     assert not predicate(name)
+
+
+@pytest.mark.parametrize(
+    ("site", "name"),
+    [
+        ("extern_kernels.bias_addmm", "aten::addmm"),
+        ("torch.ops.aten.sort.stable", "aten::sort"),
+        ("torch.ops.higher_order.graphsafe_run_with_rng_state", "aten::native_dropout"),
+        ("triton_poi_fused_add_3", "triton_poi_fused_add_3"),
+    ],
+)
+def test_a_launch_of_a_site(site: str, name: str) -> None:
+    assert names.is_launch_of(site, name)
+    assert not names.is_launch_of(site, "triton_poi_fused_mul_4")
+    assert not names.is_launch_of("triton_poi_fused_mul_4", name)
