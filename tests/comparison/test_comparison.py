@@ -282,6 +282,16 @@ def test_steps_of_another_kind_are_told():
     assert "Before: only warm-up" in warned
 
 
+def test_a_warning_of_both_recordings_is_told_once():
+    cut, short = (replace(vit(), warnings=told) for told in (("cut", "old"), ("new", "cut")))
+    notes = compare(cut, short).notes
+    assert [note for note in notes if ": " in note][:3] == [
+        "Both: cut",
+        "Before: old",
+        "After: new",
+    ]
+
+
 # How it reads.
 
 
