@@ -69,8 +69,7 @@ def report_html(report: Report) -> str:
     else:
         view = view_of_answer(report, _ROWS)
         chosen = select(report, view)
-        parts.append(_scroll(module_table(report, chosen, view, lines=True)))
-        parts.append(_legend(report))
+        parts.append(_scroll(module_table(report, chosen, view, lines=True) + _legend(report)))
         more = counted(len(chosen.hidden), "more module" if view.by == "path" else "more row")
         rest = f" {more}: see report.show()." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
@@ -142,6 +141,7 @@ def _number(left: bool) -> str:
 
 
 def _scroll(table: str) -> str:
+    """A table that may be wider than the cell, and leaves out columns where that is narrow."""
     return f'<div class="scroll">{table}</div>'
 
 
