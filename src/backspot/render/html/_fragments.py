@@ -195,7 +195,7 @@ _CLASSES = {
     "count": "n",
 }
 _CLASS = "n o1"
-"""The classes of columns: ``n`` is aligned right; ``o3``, ``o2`` and ``o1`` go where it is narrow."""
+"""The classes of columns: ``n`` is aligned right; where it is narrow, ``o3`` goes first, ``o1`` last."""
 
 
 def module_table(report: Report, chosen: Selection, view: View, *, lines: bool = False) -> str:
