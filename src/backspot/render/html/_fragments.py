@@ -195,7 +195,8 @@ _CLASSES = {
     "count": "n",
 }
 _CLASS = "n o1"
-"""The classes of columns: ``n`` is aligned right; where it is narrow, ``o3`` goes first, ``o1`` last."""
+"""The classes of columns: ``n`` is aligned right; where it is narrow, ``o3`` goes first and ``o1``
+last."""
 
 
 def module_table(report: Report, chosen: Selection, view: View, *, lines: bool = False) -> str:
