@@ -187,7 +187,8 @@ def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_p
     assert [row.path for row in again.modules] == [row.path for row in report.modules]
     assert told(done)[0].startswith("without the profiler a step takes ")
     assert told(done)[1:] == [
-        f"wrote trace.json.gz, report.html, report.json into backspot{os.sep}"
+        f"wrote backspot{os.sep}trace.json.gz (for ui.perfetto.dev), "
+        f"backspot{os.sep}report.html (for a browser), backspot{os.sep}report.json"
     ]
 
 

@@ -40,6 +40,9 @@ EXIT_CODES = (3, 6, 7)
 
 _FOLDER = "backspot"
 
+_USES = ((".html", " (for a browser)"), (".json.gz", " (for ui.perfetto.dev)"))
+"""What files are for, by the end of their names."""
+
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -230,7 +233,11 @@ class _Observation:
         self._wrote(*names)
 
     def _wrote(self, *names: str) -> None:
-        complain(f"wrote {', '.join(names)} into {self._shown()}{os.sep}")
+        written = []
+        for name in names:
+            use = next((use for suffix, use in _USES if name.endswith(suffix)), "")
+            written.append(f"{self._shown()}{os.sep}{name}{use}")
+        complain(f"wrote {', '.join(written)}")
 
     def _shown(self) -> str:
         try:

@@ -51,7 +51,7 @@ FIELDS = (
 def recordings(comparison: Comparison) -> list[str]:
     """The unit of the numbers and the two recordings, as a list of facts."""
     recorded = [f"{when}: {visible(name)}, {steps}" for when, name, steps in sides(comparison)]
-    return ["ms per step", *recorded]
+    return ["times in ms per step", *recorded]
 
 
 def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
