@@ -315,6 +315,11 @@ def test_the_text_reads_as_it_did(golden):
     )
 
 
+def test_a_change_that_is_too_small_to_show_has_no_sign():
+    text = render_comparison(compare(vit(), vit(drop=15_690_300)), width=120)
+    assert not re.search(r"[+−]0(\.0*)?(%|\s|$)", text)
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_no_line_is_wider_than_asked_and_no_name_steers_the_terminal(width):
     text = render_comparison(compare(odd(), vit()), width=width)
