@@ -190,8 +190,8 @@ def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_p
     assert [row.path for row in again.modules] == [row.path for row in report.modules]
     assert told(done)[0].startswith("without the profiler a step takes ")
     assert told(done)[1:] == [
-        f"wrote backspot{os.sep}trace.json.gz (for ui.perfetto.dev), "
-        f"backspot{os.sep}report.html (for a browser), backspot{os.sep}report.json"
+        f"wrote trace.json.gz, report.html, report.json into backspot{os.sep}",
+        f"open backspot{os.sep}report.html in a browser, the trace in ui.perfetto.dev",
     ]
 
 
@@ -354,7 +354,7 @@ def test_labels_of_the_scripts_own_are_used(write, tmp_path):
 def test_a_forked_process_writes_nothing(write, tmp_path):
     code = training("import os", "child = os.fork()", "train(9)", "os._exit(0) if not child else 0")
     done = observed(*SMALL, write(code), cwd=tmp_path)
-    assert len(told(done)) == 2
+    assert len(told(done)) == 3
 
 
 # The signal --------------------------------------------------------------------------------------

@@ -40,9 +40,6 @@ EXIT_CODES = (3, 6, 7)
 
 _FOLDER = "backspot"
 
-_USES = ((".html", " (for a browser)"), (".json.gz", " (for ui.perfetto.dev)"))
-"""What files are for, by the end of their names."""
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -233,11 +230,12 @@ class _Observation:
         self._wrote(*names)
 
     def _wrote(self, *names: str) -> None:
-        written = []
-        for name in names:
-            use = next((use for suffix, use in _USES if name.endswith(suffix)), "")
-            written.append(f"{self._shown()}{os.sep}{name}{use}")
-        complain(f"wrote {', '.join(written)}")
+        folder = f"{self._shown()}{os.sep}"
+        complain(f"wrote {', '.join(names)} into {folder}")
+        page = next(name for name in names if name.endswith(".html"))
+        traces = any(name.endswith(".json.gz") for name in names)
+        trace = ", the trace in ui.perfetto.dev" if traces else ""
+        complain(f"open {folder}{page} in a browser{trace}")
 
     def _shown(self) -> str:
         try:
