@@ -127,8 +127,7 @@ def _change_table(changes: Sequence[Change], columns: Sequence[Column]) -> str:
     lines = []
     for index, change in enumerate(changes):
         cells = "".join(
-            f"<td{_class(column)}>{shown(column.cells[index][1])}</td>"
-            for column in columns[1:]
+            f"<td{_class(column)}>{shown(column.cells[index][1])}</td>" for column in columns[1:]
         )
         name = f'<th scope="row"><code>{shown(columns[0].cells[index][1])}</code></th>'
         kind = change.verdict if change.claimed else "muted" if change.verdict != "new" else ""
