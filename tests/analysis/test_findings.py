@@ -32,6 +32,7 @@ from backspot.analysis.findings import (
     rules_about_memory,
 )
 from backspot.analysis.findings.registry import rule
+from backspot.job.findings import all_rules as rules_over_ranks
 from support.choice import slow_except
 from support.h200 import WITH_BACKWARD, report_of
 from support.sums import assert_adds_up
@@ -148,7 +149,7 @@ def test_importing_the_package_does_not_import_the_rules(module):
 
 def test_every_rule_is_explained_in_the_documentation():
     sections = set(re.findall(r"^## (.*)$", DOCS.read_text(), re.MULTILINE))
-    names = NAMES | {rule.name for rule in rules_about_memory()}
+    names = NAMES | {rule.name for rule in (*rules_about_memory(), *rules_over_ranks())}
     assert sections == names
     listed = set(re.findall(r"^\| \[(.*?)\]\(#(?:.*?)\)", DOCS.read_text(), re.MULTILINE))
     assert listed == names

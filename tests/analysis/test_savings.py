@@ -51,7 +51,7 @@ def test_a_module_that_hides_behind_communication_saves_little_and_the_report_sa
     assert row.saves.ns <= row.saves.high_ns < 2 * MS
     assert report.top(1, sort="saves")[0].path == "(communication)"
     text = said(report)
-    assert "a takes 5.0 ms of the backward, but without it a step would be" in text
+    assert "a takes 5.0 ms of the backward, but without it a step would take" in text
     assert text.count("other work takes that time anyway") == 1
 
 

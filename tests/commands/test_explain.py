@@ -12,10 +12,11 @@ import pytest
 
 from backspot.analysis.findings import memory_rules, rules
 from backspot.commands import VERBS, explain, main
+from backspot.job.findings import rules as rules_over_ranks
 
 RULES = sorted(
     path.stem.replace("_", "-")
-    for folder in (rules, memory_rules)
+    for folder in (rules, memory_rules, rules_over_ranks)
     for path in Path(folder.__file__).parent.glob("[!_]*.py")
 )
 
@@ -29,6 +30,7 @@ def test_every_rule_is_explained(rule, capsys):
     assert "\nWhat to do. " in out
     assert "**" not in out
     assert "](" not in out
+    assert "  " not in out.replace("\n  ", "")
 
 
 def test_all_rules_are_listed(capsys):

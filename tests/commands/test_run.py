@@ -149,6 +149,9 @@ def test_a_script_or_module_that_is_not_there_is_one_line(tmp_path):
         done = program("run", *given, cwd=tmp_path)
         assert done.returncode == 3
         assert done.stderr.count(b"\n") == 1
+    done = program("run", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 3
+    assert b"is a folder: name the script in it" in done.stderr
     done = program("run", cwd=tmp_path)
     assert done.returncode == 2
 
@@ -187,7 +190,8 @@ def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_p
     assert [row.path for row in again.modules] == [row.path for row in report.modules]
     assert told(done)[0].startswith("without the profiler a step takes ")
     assert told(done)[1:] == [
-        f"wrote trace.json.gz, report.html, report.json into backspot{os.sep}"
+        f"wrote trace.json.gz, report.html, report.json into backspot{os.sep}",
+        f"open backspot{os.sep}report.html in a browser, the trace in ui.perfetto.dev",
     ]
 
 
@@ -350,7 +354,7 @@ def test_labels_of_the_scripts_own_are_used(write, tmp_path):
 def test_a_forked_process_writes_nothing(write, tmp_path):
     code = training("import os", "child = os.fork()", "train(9)", "os._exit(0) if not child else 0")
     done = observed(*SMALL, write(code), cwd=tmp_path)
-    assert len(told(done)) == 2
+    assert len(told(done)) == 3
 
 
 # The signal --------------------------------------------------------------------------------------

@@ -282,6 +282,16 @@ def test_steps_of_another_kind_are_told():
     assert "Before: only warm-up" in warned
 
 
+def test_a_warning_of_both_recordings_is_told_once():
+    cut, short = (replace(vit(), warnings=told) for told in (("cut", "old"), ("new", "cut")))
+    notes = compare(cut, short).notes
+    assert [note for note in notes if ": " in note][:3] == [
+        "Both: cut",
+        "Before: old",
+        "After: new",
+    ]
+
+
 # How it reads.
 
 
@@ -303,6 +313,11 @@ def test_the_text_reads_as_it_did(golden):
     golden(
         "comparison.md", comparison_to_markdown(compare(vit(), report(after)), View(top=6)).decode()
     )
+
+
+def test_a_change_that_is_too_small_to_show_has_no_sign():
+    text = render_comparison(compare(vit(), vit(drop=15_690_300)), width=120)
+    assert not re.search(r"[+−]0(\.0*)?(%|\s|$)", text)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

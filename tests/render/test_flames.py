@@ -83,6 +83,16 @@ def test_a_stack_is_the_modules_from_the_root_down_and_then_the_node():
     assert named(speedscope(vit()), "wall") == found
 
 
+def test_deep_in_a_model_a_folded_frame_lacks_the_path_of_the_frame_around_it():
+    paths = [".".join(f"l{level}" for level in range(depth)) for depth in range(41)]
+    stacks = list(folded(report_of([row(path, "C", wall=3) for path in paths])))
+    *_, deepest = (stack.split(";") for stack in sorted(stacks, key=len))
+    assert deepest[0] == "C"
+    assert deepest[31] == f"{paths[31]} (C)"
+    assert deepest[32:] == [f"l{level} (C)" for level in range(31, 40)]
+    assert len(stacks) == len(paths)
+
+
 def check_sums(report):
     file = speedscope(report)
     assert [measure(p) for p in file["profiles"]] == [

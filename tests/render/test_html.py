@@ -21,6 +21,7 @@ from support.sample_reports import (
     row,
     unlabelled,
     vit,
+    vit_on_a_cpu,
     vit_with_lines,
 )
 
@@ -75,6 +76,17 @@ def test_the_page_holds_the_table_the_findings_and_the_phases_without_a_script()
     assert "patch_drop (PatchDropout) patch_dropout.py:47" in words
     assert "9 more places" in words
     assert "forward 10.1 ms 22%" in words
+
+
+def test_the_page_says_how_to_read_the_columns_that_it_has():
+    def told(made):
+        return to_html(made).decode().partition("How to read this")[2].partition("</details>")[0]
+
+    assert "<b>wall</b>: the clock time" in told(vit())
+    assert "<b>GPU</b>" in told(vit())
+    assert "<b>wall</b>" in told(vit_on_a_cpu())
+    assert "<b>GPU</b>" not in told(vit_on_a_cpu())
+    assert not told(unlabelled())
 
 
 def test_the_page_asks_for_nothing():

@@ -28,6 +28,14 @@ def text_of(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<style>.*?</style>", "", html)))
 
 
+def test_the_heat_map_of_ranks_that_hardly_differ_stays_pale(tmp_path: Path) -> None:
+    even = answer(recorded("ddp_even"))
+    assert not even.findings
+    heats = re.findall(r"--heat:(\d+)%", page_of(even, tmp_path))
+    assert heats
+    assert max(map(int, heats)) < 30
+
+
 def test_the_page_shows_the_answer_the_lanes_and_the_heat_map(tmp_path: Path) -> None:
     html = page_of(answer(recorded("ddp_host")), tmp_path)
     text = text_of(html)

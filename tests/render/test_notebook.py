@@ -84,6 +84,7 @@ def test_a_notebook_names_the_line_of_a_finding():
 def test_a_notebooks_output_styles_nothing_but_itself():
     content = vit()._repr_html_()
     style = re.search(r"<style>(.*?)</style>", content, re.DOTALL)[1]
+    style = re.sub(r"@container [^{}]+\{", "", style)
     for rule in re.findall(r"([^{}]+)\{", style):
         assert all(part.strip().startswith(".backspot") for part in rule.split(","))
     assert len(content) < 30_000
@@ -134,6 +135,19 @@ def test_a_notebooks_own_styles_neither_grey_names_nor_break_them(browser, tmp_p
             "[...document.querySelectorAll('code')].map((one) => one.getClientRects().length)"
         )
         assert set(lines) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 560, 800])
+def test_a_narrow_cell_shows_the_heaviest_nodes_without_scrolling(browser, tmp_path, width):
+    path = tmp_path / "notebook.html"
+    path.write_text(f'<meta charset="utf-8">{vit()._repr_html_()}', encoding="utf-8")
+    with browser.open(path, viewport={"width": width, "height": 800}) as opened:
+        assert opened.page.evaluate(
+            "[...document.querySelectorAll('.scroll, .backspot')]"
+            ".every((one) => one.scrollWidth <= one.clientWidth)"
+        )
+        assert opened.page.locator("td.node code").first.is_visible()
 
 
 @given(reports(), reports())

@@ -77,6 +77,16 @@ def test_what_the_screen_has_no_room_for_is_counted_with_what_to_ask_for():
     assert 'Next: report.save("report.txt") for 110 more modules' in render_text(made, width=80)
 
 
+@pytest.mark.parametrize(("layers", "offered"), [(5, False), (6, True)])
+def test_grouping_by_pattern_is_offered_where_it_shortens_a_list_that_is_longer_than_a_screen(
+    layers, offered
+):
+    made = report([row(str(n), wall=9_000_000 - n) for n in range(layers)])
+    assert ("for repeated layers" in render_text(made, width=100)) == offered
+    named = report([row(f"layer{n}", wall=9_000_000 - n) for n in range(layers)])
+    assert "for repeated layers" not in render_text(named, width=100)
+
+
 def test_layers_that_are_the_answer_together_are_one_row_of_the_screen():
     text = render_text(even_vit(), width=100)
     assert "\n1  blocks.*.mlp.fc1 " in text

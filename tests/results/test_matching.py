@@ -73,7 +73,10 @@ def test_a_choice_loses_no_time(any_report, pattern, depth):
     [
         ("block.*.attn", "match='block.*.attn' matches no module; did you mean 'blocks.*.attn'"),
         (["blocks.*", "haed"], "match='haed' matches no module; did you mean 'head'"),
-        ("nothing like this", "match='nothing like this' matches no module"),
+        (
+            "nothing like this",
+            "match='nothing like this' matches no module; among the modules are 'patch_",
+        ),
         ([], "give a pattern"),
         (3, "match=3: give a pattern"),
         ([3], "match=3: a pattern of module paths must be a str"),

@@ -179,7 +179,9 @@ def test_a_source_that_is_no_trace_gets_one_clear_line(case: str, tmp_path: Path
 
 
 def test_a_missing_source_gets_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(SourceNotFoundError, match=r"nowhere\.json is not there"):
+    with pytest.raises(SourceNotFoundError, match="is not there: download it first"):
+        backspot.locate("s3://bucket/t.json")
+    with pytest.raises(SourceNotFoundError, match=r"nowhere\.json is not there: check the"):
         backspot.locate(tmp_path / "nowhere.json")
     with pytest.raises(SourceNotFoundError, match="has no trace"):
         backspot.locate(tmp_path)

@@ -50,6 +50,8 @@ class Script:
             sys.path[0] = os.path.dirname(os.path.realpath(name))  # noqa: PTH120
 
     def _of_file(self, name: str) -> tuple[str, Callable[[], CodeType]]:
+        if Path(name).is_dir():
+            raise SourceNotFoundError(f"{visible(name)} is a folder: name the script in it")
         if not Path(name).is_file():
             raise SourceNotFoundError(f"{visible(name)} is not there: check the script's path")
         path = str(Path(name).absolute())

@@ -87,7 +87,7 @@ def _filled(block: str, width: int) -> str:
     items = re.split(r"\n(?=- )", block)
     return "\n".join(
         textwrap.fill(
-            " ".join(item.split("\n")),
+            " ".join(item.split()),
             width,
             subsequent_indent="  " if item.startswith("- ") else "",
             break_long_words=False,

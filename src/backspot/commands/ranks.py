@@ -1,4 +1,4 @@
-"""Put the traces of a job's ranks together: which rank is slow, where, and who waits.
+"""Put the traces of a job's ranks together: which is slow, where, and who waits.
 
 SOURCE is a folder with one trace for each rank, or the traces themselves, here
 or at a place such as s3://bucket/traces. A trace that cannot be read costs its
@@ -48,7 +48,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="read the traces on the workers of this Dask cluster, which see the same paths",
     )
     parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="(default: table)"
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        help="a table, or the answer as JSON (default: table)",
     )
     add_width(parser)
 

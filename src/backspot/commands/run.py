@@ -230,7 +230,12 @@ class _Observation:
         self._wrote(*names)
 
     def _wrote(self, *names: str) -> None:
-        complain(f"wrote {', '.join(names)} into {self._shown()}{os.sep}")
+        folder = f"{self._shown()}{os.sep}"
+        complain(f"wrote {', '.join(names)} into {folder}")
+        page = next(name for name in names if name.endswith(".html"))
+        traces = any(name.endswith(".json.gz") for name in names)
+        trace = ", the trace in ui.perfetto.dev" if traces else ""
+        complain(f"open {folder}{page} in a browser{trace}")
 
     def _shown(self) -> str:
         try:

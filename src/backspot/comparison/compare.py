@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 from backspot.comparison.align import aligned
+from backspot.comparison.cautions import warnings_of_both
 from backspot.comparison.changes import (
     Change,
     ChangeKind,
@@ -232,10 +233,9 @@ def _names_modules(report: Report) -> bool:
 
 def _cautions(before: Report, after: Report, by: str) -> Iterable[str]:
     """Yield what to know before trusting the numbers, one note at a time."""
-    for name, report in (("Before", before), ("After", after)):
-        for warning in report.warnings:
-            if by == "module" or "names no modules" not in warning:
-                yield f"{name}: {warning}"
+    for warning in warnings_of_both(before.warnings, after.warnings):
+        if by == "module" or "names no modules" not in warning:
+            yield warning
     if by == "node":
         if _names_modules(before) or _names_modules(after):
             unnamed = "after" if _names_modules(before) else "before"

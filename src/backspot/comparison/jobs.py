@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from backspot.analysis.typical import typical_value
+from backspot.comparison.cautions import warnings_of_both
 from backspot.comparison.changes import Change, ChangeKind, Comparison, Side
 from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
 from backspot.comparison.noise import Times
@@ -131,9 +132,7 @@ def _notes(before: JobReport, after: JobReport, noise: Noise, *, shared: bool) -
     for cause, one in old.items():
         if cause not in new:
             yield f"Gone: {one.title}, {one.bound} {duration(one.cost_ns)} of a step."
-    for name, job in (("Before", before), ("After", after)):
-        for warning in job.warnings:
-            yield f"{name}: {warning}"
+    yield from warnings_of_both(before.warnings, after.warnings)
     if min(len(before.steps), len(after.steps)) < 4:
         yield "Fewer than four steps show only large changes. profile(steps=10) records more."
 

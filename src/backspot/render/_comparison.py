@@ -51,7 +51,7 @@ FIELDS = (
 def recordings(comparison: Comparison) -> list[str]:
     """The unit of the numbers and the two recordings, as a list of facts."""
     recorded = [f"{when}: {visible(name)}, {steps}" for when, name, steps in sides(comparison)]
-    return ["ms per step", *recorded]
+    return ["times in ms per step", *recorded]
 
 
 def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -239,7 +239,8 @@ def _times(rows: Sequence[Change]) -> list[Column]:
         return f"{value:.{decimals}f}".replace("-", _MINUS) if value else "0"
 
     def signed(value: float) -> str:
-        return f"{value:+.{decimals}f}".replace("-", _MINUS) if value else "0"
+        shown = f"{value:+.{decimals}f}".replace("-", _MINUS)
+        return shown if shown.strip(f"+{_MINUS}0.") else "0"  # too little for these decimals
 
     def spread(change: Change) -> str:
         if change.low_ms is None or change.high_ms is None:
@@ -273,7 +274,7 @@ def _percent(value: float) -> str:
 
 
 def _signed_percent(value: float) -> str:
-    if not value:
+    if abs(value) < 0.05:
         return "0%"
     return f"{'+' if value > 0 else _MINUS}{_percent(abs(value))}"
 

@@ -14,6 +14,7 @@ from backspot.formatting import counted, duration, percent, size
 from backspot.render.view import (
     DEFAULT_VIEW,
     LEAST_UNSTEADY,
+    SCREEN_ROWS,
     Selection,
     View,
     heaviest,
@@ -23,6 +24,7 @@ from backspot.render.view import (
     select,
     share_of,
 )
+from backspot.results.grouping import numberless
 from backspot.results.report import (
     Finding,
     LineCost,
@@ -292,7 +294,7 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
 
 
 def _saves(report: Report, row: Row) -> list[Part]:
-    """What a step would take less if the backward of this row were free."""
+    """How much less time a step would take if the backward of this row were free."""
     return [
         ("text", "Without the backward of "),
         ("name", row.label),
@@ -480,7 +482,9 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         return [f"What a {report.per} would save without a module is not known: {reason}"] * bool(
             reason
         )
-    meaning = f"saves: what a {report.per} would take less if that backward were free, by replay"
+    meaning = (
+        f"saves: how much less time a {report.per} would take if that backward were free, by replay"
+    )
     if not step.fitted:
         meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
     if _has_ranks(report):
@@ -500,24 +504,19 @@ def hidden_work(report: Report, chosen: Selection) -> list[str]:
         if wall < _LEAST_HIDDEN * report.wall_ns or not saves:
             continue
         if saves.high_ns < _HIDDEN * real * wall:
-            less = f"only {duration(saves.ns)}" if saves.ns else "hardly"
+            less = f"only {duration(saves.ns)} less" if saves.ns else "hardly less"
             return [
                 f"{row.name} takes {duration(wall)} of the backward, but without it a "
-                f"{report.per} would be {less} shorter: other work takes that time anyway."
+                f"{report.per} would take {less}: other work takes that time anyway."
             ]
     return []
 
 
 def has_repeats(chosen: Selection) -> bool:
-    """Whether some rows are the same layer of several blocks."""
-    seen = set()
-    for row in (*chosen.shown, *chosen.hidden):
-        if any(part.isdecimal() for part in row.path.split(".")):
-            pattern = tuple("*" if part.isdecimal() else part for part in row.path.split("."))
-            if (pattern, row.class_name) in seen:
-                return True
-            seen.add((pattern, row.class_name))
-    return False
+    """Whether grouping by pattern shortens a list of modules that is longer than a screen has."""
+    rows = (*chosen.shown, *chosen.hidden)
+    patterns = {(numberless(row.path), row.class_name) for row in rows}
+    return len(patterns) < len(rows) > SCREEN_ROWS
 
 
 def remedies(report: Report) -> Sequence[str]:

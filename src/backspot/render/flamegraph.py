@@ -23,9 +23,13 @@ __all__ = ["FORMATS", "Frame", "Stack", "stacks", "to_folded", "to_speedscope"]
 
 
 class Frame(NamedTuple):
-    """A module or an autograd node, and the source line of the forward that made it, if known."""
+    """A module or an autograd node, and the source line of the forward that made it, if known.
+
+    The inner name of a module lacks the path of the module around it.
+    """
 
     name: str
+    inner_name: str
     file: str = ""
     line: int = 0
 
@@ -55,13 +59,13 @@ def stacks(report: Report) -> list[Stack]:
             known[:] = [a + b for a, b in zip(known, costs, strict=True)]
 
     for row in report.modules:
-        frames = of_modules[row.path] if row.is_module else (_frame(row.name, None),)
+        frames = of_modules[row.path] if row.is_module else (_frame(row.name),)
         # Typical times can leave over less than nothing.
         rest = [max(0, cost) for cost in (row.wall_ns, row.gpu_ns, row.cpu_ns)]
         for node in row.nodes:
             # No more than the row has: a report written by hand may not add up.
             costs = list(map(min, (node.wall_ns, node.gpu_ns, node.cpu_ns), rest))
-            add((*frames, _frame(node.name, _line_of(row, node))), *costs)
+            add((*frames, _frame(node.name, line=_line_of(row, node))), *costs)
             rest = [left - cost for left, cost in zip(rest, costs, strict=True)]
         add(frames, *rest)
     return [Stack(frames, *costs) for frames, costs in sums.items()]
@@ -74,7 +78,8 @@ def _frames_by_path(rows: Sequence[Row]) -> dict[str, tuple[Frame, ...]]:
     for path, outer in parents_of(rows).items():
         row = by_path[path]
         around = () if outer is None else frames[outer]
-        frames[path] = (*around, _frame(row.label, heaviest_line(row, "wall")))
+        line = heaviest_line(row, "wall")
+        frames[path] = (*around, _frame(row.label, f"{outer}." if outer else "", line))
     return frames
 
 
@@ -84,12 +89,9 @@ def _line_of(row: Row, node: NodeCost) -> LineCost | None:
     return max(made, key=lambda line: line.wall_ns, default=None)
 
 
-def _frame(name: str, line: LineCost | None) -> Frame:
-    return (
-        Frame(visible(name))
-        if line is None
-        else Frame(visible(name), visible(line.file), line.line)
-    )
+def _frame(name: str, around: str = "", line: LineCost | None = None) -> Frame:
+    names = visible(name), visible(name.removeprefix(around))
+    return Frame(*names) if line is None else Frame(*names, visible(line.file), line.line)
 
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -122,8 +124,9 @@ def to_speedscope(report: Report) -> bytes:
 
 
 def _written(frame: Frame) -> dict[str, str | int]:
-    name, file, line = frame
-    return {"name": name, "file": file, "line": line} if file else {"name": name}
+    if not frame.file:
+        return {"name": frame.name}
+    return {"name": frame.name, "file": frame.file, "line": frame.line}
 
 
 def _profile(
@@ -181,16 +184,23 @@ def _left_heavy(stacks: Sequence[tuple[Sequence[int], int]]) -> Iterator[int]:
 def to_folded(report: Report) -> bytes:
     r"""Wall time in nanoseconds of a typical step, in UTF-8.
 
-    A semicolon in a name is written ``\x3b``, because it separates frames.
+    The first 32 frames of a stack have the whole path of their module, so that viewers, which join
+    frames by name, keep equal layers apart. Whole paths in each line of a model of thousands of
+    levels would take gigabytes, so deeper frames lack the path of the frame around them. A
+    semicolon in a name is written ``\x3b``, because it separates frames.
     """
     return "".join(
-        f"{';'.join(frame.name.replace(';', _SEMICOLON) for frame in stack.frames)} {stack.wall}\n"
-        for stack in stacks(report)
-        if stack.wall
+        f"{';'.join(_names(stack.frames))} {stack.wall}\n" for stack in stacks(report) if stack.wall
     ).encode()
 
 
-_SEMICOLON = "\\x3b"
+def _names(frames: Sequence[Frame]) -> Iterator[str]:
+    for level, frame in enumerate(frames):
+        name = frame.name if level < _WHOLE_PATHS else frame.inner_name
+        yield name.replace(";", "\\x3b")
+
+
+_WHOLE_PATHS = 32
 
 FORMATS = (
     Format(".folded", {Report: to_folded}),

@@ -92,7 +92,7 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
     lines = [
         f"**{_sentence(comparison_answer(comparison))}**",
         "",
-        f"Ms per step; {'; '.join(recorded)}.",
+        f"Times in ms per step; {'; '.join(recorded)}.",
         "",
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),

@@ -69,8 +69,7 @@ def report_html(report: Report) -> str:
     else:
         view = view_of_answer(report, _ROWS)
         chosen = select(report, view)
-        parts.append(_scroll(module_table(report, chosen, view, lines=True)))
-        parts.append(_legend(report))
+        parts.append(_scroll(module_table(report, chosen, view, lines=True) + _legend(report)))
         more = counted(len(chosen.hidden), "more module" if view.by == "path" else "more row")
         rest = f" {more}: see report.show()." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
@@ -123,13 +122,12 @@ def comparison_html(comparison: Comparison) -> str:
 def _change_table(changes: Sequence[Change], columns: Sequence[Column]) -> str:
     """A row for each change; the first column is its name."""
     head = "".join(
-        f'<th scope="col"{_number(column.left)}>{shown(column.head)}</th>' for column in columns
+        f'<th scope="col"{_class(column)}>{shown(column.head)}</th>' for column in columns
     )
     lines = []
     for index, change in enumerate(changes):
         cells = "".join(
-            f"<td{_number(column.left)}>{shown(column.cells[index][1])}</td>"
-            for column in columns[1:]
+            f"<td{_class(column)}>{shown(column.cells[index][1])}</td>" for column in columns[1:]
         )
         name = f'<th scope="row"><code>{shown(columns[0].cells[index][1])}</code></th>'
         kind = change.verdict if change.claimed else "muted" if change.verdict != "new" else ""
@@ -137,11 +135,13 @@ def _change_table(changes: Sequence[Change], columns: Sequence[Column]) -> str:
     return _scroll(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
 
 
-def _number(left: bool) -> str:
-    return "" if left else ' class="n"'
+def _class(column: Column) -> str:
+    """Numbers are aligned right; classes of modules go where a cell is narrow."""
+    return ' class="o2"' if column.kind == "class" else "" if column.left else ' class="n"'
 
 
 def _scroll(table: str) -> str:
+    """A table that may be wider than the cell, and leaves out columns where that is narrow."""
     return f'<div class="scroll">{table}</div>'
 
 

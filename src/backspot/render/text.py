@@ -62,6 +62,7 @@ from backspot.render._terminal import (
 from backspot.render.formats import Format
 from backspot.render.view import (
     DEFAULT_VIEW,
+    SCREEN_ROWS,
     Selection,
     View,
     heaviest_line,
@@ -77,7 +78,6 @@ __all__ = ["FORMATS", "render_comparison", "render_subtree", "render_text"]
 _INDENT = 24
 _LINES = 5  # how many lines of source are shown
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
-_ROWS = 5  # modules for which a screen has room
 _WARNINGS = 2
 _MARGIN = 8  # what breaking lines between words can cost in two lines
 _LEAST_PHASE = 0.01  # share of the step from which a screen shows a phase
@@ -188,7 +188,7 @@ class _Page:
         lines += [Text(), *table]
         for text in hidden_work(report, chosen):
             lines += self._paragraph(Text(visible(text), "dim"))
-        more_rows = max(0, len(table) - 1 - len(unowned) - _ROWS)
+        more_rows = max(0, len(table) - 1 - len(unowned) - SCREEN_ROWS)
         room = _SCREEN + more_rows - len(lines)
         below: list[Text] = []
         for choice in _CHOICES:

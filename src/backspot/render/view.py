@@ -21,6 +21,7 @@ from backspot.results.report import (
 __all__ = [
     "DEFAULT_VIEW",
     "LEAST_UNSTEADY",
+    "SCREEN_ROWS",
     "Cost",
     "Selection",
     "View",
@@ -39,6 +40,9 @@ __all__ = [
 Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
 """What has a wall, a GPU and a CPU time."""
 
+SCREEN_ROWS = 5
+"""Modules for which a screen has room."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -53,7 +57,7 @@ class View:
         order: another thing than a time to rank by; then ``sort`` is the time that is shown first.
     """
 
-    top: int | None = 5
+    top: int | None = SCREEN_ROWS
     depth: int | None = None
     sort: Sort = "wall"
     by: By = "path"

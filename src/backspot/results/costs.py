@@ -255,11 +255,12 @@ class Row:
         wall_on: What ``wall_ns`` is spent on.
         lines: Lines of forward source code that made the row's nodes, most wall time first. Empty
             unless the trace was recorded with ``instrument(model, lines=True)``.
-        saves: What a step would take less if the backward of this row alone were free, ``None``
-            where it is not known: if the report could not be replayed, or for a group of modules.
-        total_saves: What a step would take less if the backward of this module and of all modules
-            inside it were free. Savings do not add up: work that hides behind two modules shows
-            only if both are free.
+        saves: How much less time a step would take if the backward of this row alone were free,
+            ``None`` where it is not known: if the report could not be replayed, or for a group of
+            modules.
+        total_saves: How much less time a step would take if the backward of this module and of all
+            modules inside it were free. Savings do not add up: work that hides behind two modules
+            shows only if both are free.
         memory: What the module has in memory, ``None`` unless the trace was recorded with
             ``profile_memory=True``.
         work: How much work the module does, ``None`` unless the trace was recorded with
@@ -396,7 +397,7 @@ class Row:
 
     @property
     def saves_ns(self) -> int | None:
-        """What a step would take less if this row were free, in nanoseconds; or ``None``."""
+        """How much less time a step would take if this row were free, in ns; or ``None``."""
         return None if self.saves is None else self.saves.ns
 
     @property

@@ -63,9 +63,9 @@ class Finding:
         operators: Names of the operators involved (``aten::…``), most expensive first.
         kernels: Names of the kernels and copies involved, most expensive first.
         link: URL with more about the remedy, or ``""``.
-        saves: What a step would take less if the work of the cause were free: its nodes with the
-            device work that they launch, its device work alone, or its waits, as the section of
-            the rule says; at most ``wall_ns``. ``None`` where that is not known.
+        saves: How much less time a step would take if the work of the cause were free: its nodes
+            with the device work that they launch, its device work alone, or its waits, as the
+            section of the rule says; at most ``wall_ns``. ``None`` where that is not known.
         held_bytes: What the cause has in memory, ``None`` if the finding is about time. A finding
             about memory has no ``wall_ns``.
 

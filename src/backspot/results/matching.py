@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,7 +52,13 @@ class Patterns:
                 known = dict.fromkeys(
                     path if kinds[numberless(path)] == 1 else numberless(path) for path in paths
                 )
-                raise UsageError(f"match={quoted(text)} matches no module{near_names(text, known)}")
+                near = near_names(text, known) or f"; among the modules are {_some(known)}"
+                raise UsageError(f"match={quoted(text)} matches no module{near}")
+
+
+def _some(known: Iterable[str]) -> str:
+    """Return the first names for a message; the root has none."""
+    return ", ".join(quoted(name) for name in list(filter(None, known))[:3]) or "none with a name"
 
 
 def is_pattern(text: str) -> bool:

@@ -349,8 +349,8 @@ class Report(Presented, _Predicted):
                 Only modules that were called count, so ``model.layers.3`` is at depth 2 if
                 ``layers`` is a ``ModuleList``. ``None`` (default) keeps every module.
             sort: Time to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``; or ``"saves"``,
-                what a step would take less without the row; ``"memory"``, what the row has in
-                memory at the peak; or ``"headroom"``, the device time that it would save at the
+                how much less time a step would take without the row; ``"memory"``, what the row has
+                in memory at the peak; or ``"headroom"``, the device time that it would save at the
                 reachable part of the peak. Rows for which this is not known come last.
             by: ``"path"`` (default) returns one row per module; ``"class"`` one row per class;
                 ``"pattern"`` one row per repeated layer: modules of one class whose paths differ

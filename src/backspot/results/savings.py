@@ -18,13 +18,13 @@ __all__ = ["Predictor", "ReplayedStep", "Saving", "WhatIf"]
 @public
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a typical step would take less without some work.
+    """How much less time a typical step would take without some work.
 
     All times are integer nanoseconds. The range is the error of such predictions: see
     ``docs/evidence.md``.
 
     Attributes:
-        ns: What the step would take less. Work that other work hides saves nothing.
+        ns: How much less time the step would take. Work that other work hides saves nothing.
         low_ns: Lower end of the range.
         high_ns: Upper end of the range.
     """
@@ -64,7 +64,7 @@ class WhatIf:
 
     Attributes:
         step_ns: What the step would take, without the profiler's cost.
-        saves_ns: What the step would take less.
+        saves_ns: How much less time the step would take.
         low_ns: Lower end of the range of ``saves_ns``.
         high_ns: Upper end of the range of ``saves_ns``.
 

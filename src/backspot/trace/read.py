@@ -103,7 +103,10 @@ def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Event
     except SourceNotFoundError:
         raise
     except FileNotFoundError:
-        raise SourceNotFoundError(f"{path} is not there: check the trace's path") from None
+        # A path has lost the second slash of an address.
+        is_address = re.match(r"[a-z][a-z0-9+]+:[/\\]", str(path))
+        remedy = "download it first" if is_address else "check the trace's path"
+        raise SourceNotFoundError(f"{path} is not there: {remedy}") from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise SourceNotFoundError(f"{path} cannot be read: {reason}") from None

@@ -132,26 +132,20 @@ def _parents(owners: Owners) -> list[int]:
 
 
 class _Around:
-    """What lies around each owner.
-
-    Attributes:
-        ways: for each owner the owners from the outermost one to the owner itself.
-    """
+    """What lies around each owner."""
 
     def __init__(self, ownership: Ownership, calls: _Calls) -> None:
-        parents = _parents(ownership.owners)
-        self.ways: list[list[int]] = []
-        for owner in range(len(parents)):
-            way = [owner]
-            while parents[way[-1]] >= 0:
-                way.append(parents[way[-1]])
-            self.ways.append(way[::-1])
-        self.calls = calls
+        self._parents = _parents(ownership.owners)
+        self._calls = calls
 
     def way(self, owner: int, call: int) -> list[tuple[int, int]]:
         """Return the owners from the outermost one to this one, each with its call."""
-        around = self.calls.around(call)
-        return [(at, around.get(at, NOTHING)) for at in self.ways[owner]]
+        around = self._calls.around(call)
+        way = []
+        while owner >= 0:
+            way.append((owner, around.get(owner, NOTHING)))
+            owner = self._parents[owner]
+        return way[::-1]
 
 
 _Piece = tuple[int, int, int, int, int]

@@ -54,6 +54,7 @@ from backspot.render.html._fragments import (
 from backspot.render.html._job import job_to_html
 from backspot.render.html._page_data import page_data
 from backspot.render.html._plots import plots
+from backspot.render.html._reading import reading
 from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
@@ -100,6 +101,7 @@ def to_html(report: Report) -> bytes:
         explorer="" if plain else asset("explorer.html"),
         table=table,
         notes=notes,
+        reading="" if plain else reading(report),
         data="{}" if plain else page_data(report),
     )
     return page.encode()

@@ -187,14 +187,16 @@ _CLASSES = {
     "class": "class o2",
     "time": "n",
     "share": "n",
-    "saves": "n o1",
+    "saves": "n o1 saves",
+    "limit": "n o3",
     "bar": "b",
     "node": "node",
-    "line": "",
+    "line": "o2",
     "count": "n",
 }
 _CLASS = "n o1"
-"""The classes of columns: ``n`` is aligned right, ``o1`` and ``o2`` go where a page is narrow."""
+"""The classes of columns: ``n`` is aligned right; where it is narrow, ``o3`` goes first and ``o1``
+last."""
 
 
 def module_table(report: Report, chosen: Selection, view: View, *, lines: bool = False) -> str:

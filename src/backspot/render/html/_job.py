@@ -20,6 +20,8 @@ _COLUMNS = 24
 _ROWS = 40
 _THINNEST = 0.0005
 """Share of the lanes' time below which a part is not drawn."""
+_DARK = 0.02
+"""Share of the step from which a difference can be darkest, so that an even job stays pale."""
 _PARTS = {
     "forward_gpu": "forward, kernels",
     "forward_host": "forward, host",
@@ -174,7 +176,7 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
     if not modules:
         return ""
     others = _others(job, chosen)
-    most = modules[0].cost_ns
+    most = max(modules[0].cost_ns, round(_DARK * job.step_ns))
     heads = "".join(f'<th scope="col" class="n">{job.ranks[at].rank}</th>' for at in chosen)
     if others:
         heads += '<th scope="col" class="n">others</th>'

@@ -34,7 +34,7 @@ function readModel(data) {
       split,
       held: held ? { atPeak: held[0], kept: held[1], frees: held[2] } : null, // bytes
       limit: readLimit(limit, data.unit),
-      // What a step would take less without the module, and without all modules in it; or null.
+      // How much less time a step would take without the module, and without all modules in it; or null.
       saves: saves.map((value) => (value === null ? null : value * data.unit)),
       spread: ns(steps.slice(0, 2)), // the smallest and the largest time of all steps
       steps: ns(steps.slice(2)), // the first ones

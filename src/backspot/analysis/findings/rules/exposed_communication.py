@@ -38,7 +38,7 @@ def find(evidence: Evidence) -> Finding | None:
         remedy=(
             "Use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), FSDP's "
             "prefetching, gradients in bf16, or no_sync() while gradients accumulate. If one rank "
-            "is late, the others wait for it here: compare the ranks."
+            "is late, the others wait for it here: backspot ranks says which."
         ),
         link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
