@@ -75,6 +75,8 @@ def test_grouped_products_count_each_row_once() -> None:
         ("convolution", ([1, 2, 8, 8], [4, 2, 3, 3]), {6: "False", 3: "[1", 4: "[0]", 5: "[1]"}),
         ("_scaled_dot_product_flash_attention", ([2, 3, 4], [2, 3, 4], [2, 3, 4]), None),
         ("_flash_attention_forward", ([20, 3, 4], [20, 3, 4], [20, 3, 4]), None),
+        ("_cudnn_rnn", ([5, 2, 3], [16, 3]), None),
+        ("mkldnn_rnn_layer", ([5, 2, 3], [16, 4], [16, 4]), None),
     ],
 )
 def test_inputs_that_do_not_say_enough_are_unknown(
@@ -97,6 +99,27 @@ def test_bytes_are_those_that_must_be_moved() -> None:
     assert formulas["aten::mm"](inputs([3, 4], [4, 5])) == 4 * (12 + 20 + 15)
     assert formulas["aten::sum"](inputs([3, 4], values={1: "[1]"})) == 4 * (12 + 3)
     assert formulas["aten::sum"](inputs([3, 4])) == 4 * (12 + 1)
+
+
+def test_a_recurrent_layer_reads_its_weights_once() -> None:
+    """Two directions of an LSTM with 3 inputs and a state of 4, over 5 moments of 2 sequences."""
+    weights = [[16, 3], [16, 4], [16], [16]] * 2
+    of_weights, rows = 4 * 2 * (16 * 3 + 16 * 4 + 32), 5 * 2
+    values = ["", "", "4", "", "", "", "2", "4", "0", "1", "False", "0.", "True", "True", "[]", ""]
+    types = ["float", "TensorList", "Scalar", "float", *["Scalar"] * 12]
+    forward = Inputs([[5, 2, 3], weights, *[[]] * 14], types, [], values)
+    found = bytes_formulas()["aten::_cudnn_rnn"](forward)
+    assert found == of_weights + 4 * rows * (3 + 8)
+    values = [*values[:4], *[""] * 6, *values[6:], "", "[True, True, True, True]"]
+    kinds = ["float", "TensorList", "Scalar", *["float"] * 5, *["", ""], *["Scalar"] * 9, ""]
+    types = [*kinds, "unsigned char", "ScalarList"]
+    shapes = [[5, 2, 3], weights, [], [2 * 240], [2, 2, 4], [2, 2, 4], [5, 2, 8], [5, 2, 8]]
+    backward = Inputs([*shapes, *[[]] * 12, [900], []], types, [], values)
+    found = bytes_formulas()["aten::_cudnn_rnn_backward"](backward)
+    assert found == 2 * of_weights + 4 * rows * (2 * 3 + 2 * 8) + 900
+    assert flops_formulas()["aten::_cudnn_rnn_backward"](backward) == 2 * 2 * rows * 2 * 16 * 7
+    cell = inputs([2, 16], [2, 16], [2, 4])
+    assert bytes_formulas()["aten::_thnn_fused_lstm_cell"](cell) == 4 * 2 * (3 * 16 + 3 * 4)
 
 
 def test_the_work_of_a_vision_transformer_is_what_its_paper_says() -> None:
