@@ -97,6 +97,9 @@ def test_bytes_are_those_that_must_be_moved() -> None:
     spread = Inputs.of(Signature("[[4, 8]]", '["float"]', "[[0, 1]]", "[]"))
     assert formulas["aten::neg"](spread) == 8 * 4 + 4 * 8 * 4
     assert formulas["aten::mm"](inputs([3, 4], [4, 5])) == 4 * (12 + 20 + 15)
+    # Compiled code gives the place for the result, too.
+    added = inputs([5], [3, 4], [4, 5], [], [], [3, 5])
+    assert formulas["aten::addmm"](added) == 4 * (5 + 12 + 20 + 15)
     assert formulas["aten::sum"](inputs([3, 4], values={1: "[1]"})) == 4 * (12 + 3)
     assert formulas["aten::sum"](inputs([3, 4])) == 4 * (12 + 1)
 

@@ -82,6 +82,8 @@ def write_frames(graph: Any) -> None:
         if not _is_view(node):
             amount = _bytes_of(node)
             inputs = {number[_source(one)]: _bytes_of(one) for one in node.all_input_nodes}
+            if str(node.target).startswith(_LOOK_UPS):  # not more than what is looked up
+                inputs = {source: min(size, amount) for source, size in inputs.items()}
             reads = ",".join(f"{source}.{size}" for source, size in inputs.items())
             users = ",".join(str(number[one]) for one in _users(node))
         frame = (
@@ -93,6 +95,7 @@ def write_frames(graph: Any) -> None:
 
 
 _SAFE = "[]'.() "
+_LOOK_UPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
 _VIEWS = ("aten.reshape.", "aten._unsafe_view.", "aten.lift_fresh")
 
 

@@ -189,6 +189,7 @@ def is_optimizer_mark(name: str) -> bool:
 # Generated code: torch/_inductor -----------------------------------------------------------------
 
 _GENERATED_CPP = re.compile(r"cpp_")
+_GENERATED_LOOP = re.compile(r"(triton_(poi|red|per|for)|(graph_\d+_)?cpp)_fused_")
 _GRAPH_NUMBER = re.compile(r"graph_\d+_")
 _EXTERN_KERNEL = re.compile(r"(?:\w+\.)*extern_kernels\.(\w+)$")
 _GENERATED_COPY = re.compile(
@@ -207,6 +208,14 @@ def compiled_graph_key(name: str) -> str:
 def is_generated_cpp(name: str) -> bool:
     """Whether a launch site calls generated C++ code: ``cpp_fused_add_0``."""
     return _GENERATED_CPP.match(name) is not None
+
+
+def is_generated_loop(name: str) -> bool:
+    """Whether a generated kernel does pointwise work and reductions: ``triton_poi_fused_add_3``.
+
+    Kernels from templates multiply matrices, as ``triton_tem_fused_mm_0``.
+    """
+    return _GENERATED_LOOP.match(name) is not None
 
 
 def is_generated_copy(name: str) -> bool:

@@ -4,6 +4,9 @@ An operator may call others, and both may have a formula: the outermost one coun
 calls itself, the inner call counts: autocast casts the inputs in between. What no formula covers is
 unknown. Its share is that of the device's time, or without a device of the host's time in
 the owner's nodes.
+
+Inside compiled regions, an operator works for the modules of its launch site. What generated
+kernels of pointwise work and reductions move is known from their sites; what they compute is not.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from backspot.analysis.accounting.formulas.registry import (
     bytes_formulas,
     flops_formulas,
 )
+from backspot.analysis.attribution.compiled import Compiled
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.analysis.typical import typical
 from backspot.results.work import WorkOfModule
-from backspot.trace import Category, Events
+from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
-from backspot.trace.names import is_tf32
 
 __all__ = ["find_work"]
 
@@ -48,6 +51,11 @@ class _Counted:
     index: Ints
     amount: Ints
 
+    def with_more(self, others: _Counted) -> _Counted:
+        """Return these and others."""
+        columns = ((self.index, others.index), (self.amount, others.amount))
+        return _Counted(*map(np.concatenate, columns))
+
 
 def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] | None:
     """Return the work of each owner; ``None`` if the inputs of operators were not recorded.
@@ -59,6 +67,7 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     if not len(events.signatures):
         return None
     flops, moved = (_counted(events, formulas) for formulas in (flops_formulas(), bytes_formulas()))
+    moved = moved.with_more(_generated(events, ownership.compiled))
     by_flops, by_bytes = (_by_owner(events, ownership, one) for one in (flops, moved))
     share = _unknown_share(events, ownership, flops, moved)
     backward, forward = _by_type(events, ownership, flops)
@@ -93,6 +102,13 @@ def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
     if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
         amount[:] = NOTHING
     return _Counted(index, amount)
+
+
+def _generated(events: Events, compiled: Compiled) -> _Counted:
+    """Return the generated kernels, and the bytes that their sites say."""
+    loops = events.names_where(names.is_generated_loop)[events.name[compiled.event]]
+    chosen = loops & (compiled.moved >= 0)
+    return _Counted(compiled.event[chosen], compiled.moved[chosen])
 
 
 def _call_themselves(events: Events, index: Ints) -> Mask:
@@ -153,12 +169,24 @@ def _by_owner(
     known = counted.amount >= 0
     index, amount = counted.index[known], counted.amount[known]
     span = spans.of(events, index)
-    owner = take(ownership.owner, span, Special.OUTSIDE)
     run = take(ownership.passes.of_span, span)
     node = take(spans.is_node, span, False)
+    owner = take(ownership.owner, span, Special.OUTSIDE)
+    # In compiled code, each launch has owners of its own.
+    shares = ownership.launch_shares
+    launch = ownership.compiled.around(events, index)
+    launched = np.flatnonzero(launch >= 0)
+    place, share, part = shares.split(launch[launched], amount[launched])
+    rest, place = np.flatnonzero(launch < 0), launched[place]
+    which = np.concatenate([rest, place])
+    index, run, node = index[which], run[which], node[which]
+    owner = np.concatenate([owner[rest], shares.owner[share]])
+    amount = np.concatenate([amount[rest], part])
+    again = np.concatenate([np.zeros(len(rest), bool), shares.again[share]])
     # A forward belongs to the pass that comes next.
     coming = np.searchsorted(ownership.passes.start, events.start[index], side="right")
     step = np.append(steps.of_pass, NOTHING)[np.where(run >= 0, run, coming)]
+    node &= ~again
     parts: tuple[Mask, ...] = (run < 0, (run >= 0) & ~node, (run >= 0) & node)
     columns: list[list[int | None]] = []
     for chosen in parts:
@@ -179,11 +207,11 @@ def _by_type(
     events: Events, ownership: Ownership, flops: _Counted
 ) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
     """Return the operations of each owner by type: of the backward, and of the forward."""
-    names = [_type_of(one) for one in events.signatures]
-    kinds = sorted({*names, _TF32})
-    kind = np.array([kinds.index(name) for name in names], np.int64)[events.signature[flops.index]]
+    types = [_type_of(one) for one in events.signatures]
+    kinds = sorted({*types, _TF32})
+    kind = np.array([kinds.index(one) for one in types], np.int64)[events.signature[flops.index]]
     on_tensor_cores = (kind == kinds.index("fp32")) if "fp32" in kinds else kind < 0
-    on_tensor_cores &= _launches(events, ownership, flops.index, is_tf32)
+    on_tensor_cores &= _launches(events, ownership, flops.index, names.is_tf32)
     kind[on_tensor_cores] = kinds.index(_TF32)
     found: tuple[list[dict[str, int]], ...] = tuple(
         [{} for _ in range(len(ownership.owners))] for _ in range(2)
@@ -256,12 +284,14 @@ def _unknown_share(
     launched = np.flatnonzero(take(in_pass, work.span, False))
     if len(launched):
         length = work.end[launched] - work.start[launched]
-        np.add.at(whole, ownership.work_owner[launched], length)
-        for thread, mine in grouped(work.thread, launched):
+        covered = np.zeros(len(launched), bool)
+        for thread, mine in grouped(work.thread[launched]):
             if thread in covers:
-                covered = covers[thread].at(work.launch[mine]) >= 0
-                of = mine[covered]
-                np.add.at(known, ownership.work_owner[of], work.end[of] - work.start[of])
+                covered[mine] = covers[thread].at(work.launch[launched[mine]]) >= 0
+        place, share, part = ownership.work_shares.split(launched, length)
+        owner = ownership.work_shares.owner[share]
+        np.add.at(whole, owner, part)
+        np.add.at(known, owner[covered[place]], part[covered[place]])
     else:
         for thread, (mine, nesting) in spans.nesting.items():
             line = nesting.timeline

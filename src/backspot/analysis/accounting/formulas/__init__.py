@@ -16,6 +16,7 @@ A formula raises ``Unknown`` if the recorded inputs do not say enough. What has 
 unknown, and never counts as nothing.
 
 - ``registry.py``: the decorators and ``Inputs``.
-- ``products.py``, ``convolutions.py``, ``attention.py``, ``recurrent.py``: floating point operations.
+- ``products.py``, ``convolutions.py``, ``attention.py``, ``recurrent.py``: floating point
+  operations.
 - ``traffic.py``: bytes.
 """

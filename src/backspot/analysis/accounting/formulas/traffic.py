@@ -96,10 +96,10 @@ def product(inputs: Inputs) -> int:
 
 @moved("aten::addmm", "aten::baddbmm")
 def added_product(inputs: Inputs) -> int:
-    """What the product is added to, then two factors."""
+    """What the product is added to, then two factors; what follows is written, not read."""
     first, second = inputs.shape(1), inputs.shape(2)
     result = [*first[:-1], second[-1]]
-    return inputs.read_all() + prod(result) * inputs.element(1)
+    return sum(map(inputs.read, range(3))) + prod(result) * inputs.element(1)
 
 
 @moved("aten::convolution")
