@@ -202,6 +202,8 @@ def test_a_user_may_give_the_peaks_of_a_device(tmp_path: Path) -> None:
 def test_an_unknown_device_gets_no_percentage() -> None:
     assert peaks_of("NVIDIA Imaginary 9000") is None
     assert peaks_of("NVIDIA Imaginary 9000", 100.0) is None
+    assert peaks_of("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert peaks_of("NVIDIA A100-SXM4-40GB MIG 3g.20gb") is None
     assert peaks_of("NVIDIA Imaginary 9000", 100.0, 10.0) is not None
     report = backspot.locate(DATA / "vit.trace.json.gz")
     unknown = replace(report, peaks=None, mfu=None)
@@ -221,6 +223,18 @@ def test_an_unknown_device_gets_no_percentage() -> None:
         ("NVIDIA A10G", 70.0),
         ("NVIDIA GB200", 2500.0),
         ("AMD Instinct MI300X OAM", 1307.4),
+        ("AMD Instinct MI250X / MI250", 191.5),
+        ("AMD Instinct MI325X", 1307.4),
+        ("AMD Instinct MI350X", 2306.9),
+        ("AMD Instinct MI355X", 2516.6),
+        ("NVIDIA A800-SXM4-80GB", 312.0),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA B200", 2250.0),
+        ("Tesla T4", None),
         ("Tesla V100-SXM2-32GB", None),
     ],
 )
