@@ -127,8 +127,8 @@ _DEVICES = (
     _geforce("5070 Ti", 8960, 2.452, 896, _GEFORCE_50),
     _geforce("5080", 10752, 2.617, 960, _GEFORCE_50),
     _geforce("5090", 21760, 2.407, 1792, _GEFORCE_50),
-    # PyTorch has one device for each of the two dies of an MI250: half of the data sheet. Products of fp32
-    # matrices run on matrix cores, which is twice the vector rate.
+    # PyTorch has one device for each of the two dies of an MI250: half of the data sheet. Products
+    # of fp32 matrices run on matrix cores, which is twice the vector rate.
     _Device(r"Instinct MI210", 181.0, 0, 45.3, 0, 1638, _CDNA),
     _Device(r"Instinct MI250", 181.0, 0, 45.3, 0, 1638, _CDNA),
     _Device(r"Instinct MI250X.*", 191.5, 0, 47.9, 0, 1638, _CDNA),

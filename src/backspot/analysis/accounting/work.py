@@ -11,7 +11,7 @@ kernels of pointwise work and reductions move is known from their sites; what th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from backspot.results.work import WorkOfModule
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
 
-__all__ = ["find_work"]
+__all__ = ["Counted", "count_work", "find_work"]
 
 
 _MOST = float(1 << 61)
@@ -40,7 +40,7 @@ _SAVING = ("aten::detach", "detach")
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counted:
     """The outermost operators with a formula.
 
     Attributes:
@@ -51,10 +51,10 @@ class _Counted:
     index: Ints
     amount: Ints
 
-    def with_more(self, others: _Counted) -> _Counted:
+    def with_more(self, others: Counted) -> Counted:
         """Return these and others."""
         columns = ((self.index, others.index), (self.amount, others.amount))
-        return _Counted(*map(np.concatenate, columns))
+        return Counted(*map(np.concatenate, columns))
 
 
 def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] | None:
@@ -66,7 +66,9 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     """
     if not len(events.signatures):
         return None
-    flops, moved = (_counted(events, formulas) for formulas in (flops_formulas(), bytes_formulas()))
+    flops, moved = (
+        count_work(events, formulas) for formulas in (flops_formulas(), bytes_formulas())
+    )
     moved = moved.with_more(_generated(events, ownership.compiled))
     by_flops, by_bytes = (_by_owner(events, ownership, one) for one in (flops, moved))
     share = _unknown_share(events, ownership, flops, moved)
@@ -79,7 +81,13 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     )
 
 
-def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
+def count_work(events: Events, formulas: Mapping[str, Formula]) -> Counted:
+    """Return the work of the operators of a trace, each piece of work once.
+
+    Args:
+        events: the trace.
+        formulas: the formula of each operator that has one.
+    """
     has_one = events.names_where(formulas.__contains__)
     index = events.chosen(has_one, Category.OPERATOR)
     index = index[~_call_themselves(events, index)]
@@ -101,14 +109,14 @@ def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
     amount = np.array(amounts, np.int64)[which.reshape(-1)]
     if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
         amount[:] = NOTHING
-    return _Counted(index, amount)
+    return Counted(index, amount)
 
 
-def _generated(events: Events, compiled: Compiled) -> _Counted:
+def _generated(events: Events, compiled: Compiled) -> Counted:
     """Return the generated kernels, and the bytes that their sites say."""
     loops = events.names_where(names.is_generated_loop)[events.name[compiled.event]]
     chosen = loops & (compiled.moved >= 0)
-    return _Counted(compiled.event[chosen], compiled.moved[chosen])
+    return Counted(compiled.event[chosen], compiled.moved[chosen])
 
 
 def _call_themselves(events: Events, index: Ints) -> Mask:
@@ -162,7 +170,7 @@ def _amount(formula: Formula, events: Events, signature: int) -> int:
 
 
 def _by_owner(
-    events: Events, ownership: Ownership, counted: _Counted
+    events: Events, ownership: Ownership, counted: Counted
 ) -> list[tuple[int | None, int | None, int | None]]:
     """Return what each owner does in forward, when it runs again, and in backward."""
     spans, steps, owners = ownership.spans, ownership.steps, len(ownership.owners)
@@ -204,7 +212,7 @@ def _by_owner(
 
 
 def _by_type(
-    events: Events, ownership: Ownership, flops: _Counted
+    events: Events, ownership: Ownership, flops: Counted
 ) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
     """Return the operations of each owner by type: of the backward, and of the forward."""
     types = [_type_of(one) for one in events.signatures]
@@ -218,7 +226,7 @@ def _by_type(
     )
     for number in np.unique(kind).tolist():
         mine = kind == number
-        part = _Counted(flops.index[mine], flops.amount[mine])
+        part = Counted(flops.index[mine], flops.amount[mine])
         for owner, (first, again, back) in enumerate(_by_owner(events, ownership, part)):
             for where, count in zip(found, ((again or 0) + (back or 0), first or 0), strict=True):
                 if count:
@@ -270,7 +278,7 @@ def _launches(
 
 
 def _unknown_share(
-    events: Events, ownership: Ownership, flops: _Counted, moved: _Counted
+    events: Events, ownership: Ownership, flops: Counted, moved: Counted
 ) -> list[float]:
     """Return the share of each owner's time in backward that no formula covers."""
     index = np.concatenate([one.index[one.amount >= 0] for one in (flops, moved)])
