@@ -600,6 +600,19 @@ def test_what_stays_inside_a_kernel_does_not_count():
     assert (line.file, line.line, line.text, index) == ("lib/model.py", 12, "y = self.a(x)", 0)
 
 
+def test_a_call_of_a_library_works_for_its_own_node_only():
+    made_before = frame(3, 100, reads="1.40", users="4")
+    call = frame(4, 8, reads="3.100,2.8", users="9", place="L['self'].b")
+    graph, _ = graph_of(
+        {
+            "torch.ops.aten.convolution_backward.default:1": [made_before, call],
+            "extern_kernels.mm:2": [call, made_before],
+        }
+    )
+    parts = [[(graph.places[one.place].path, one.weight) for one in s.parts] for s in graph.sites]
+    assert parts == [[("b", 116)], [("b", 116)]]
+
+
 def test_sites_that_an_earlier_graph_left_behind_are_dropped():
     graph, _ = graph_of(
         {

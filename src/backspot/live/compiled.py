@@ -36,6 +36,7 @@ from backspot.trace.compiled import (
     format_compiled,
     live_compiled,
 )
+from backspot.trace.names import is_library_call
 from backspot.trace.source_lines import SourceLine
 
 __all__ = ["CompiledBook", "compiled_book"]
@@ -195,6 +196,16 @@ def _line_of(trace: str) -> SourceLine | None:
     )
 
 
+def _ran(name: str, worked: list[_Worked | None]) -> list[_Worked]:
+    """Return the nodes that a site runs.
+
+    A call of a library is one node of the graph, the last one. The nodes before it made its inputs,
+    in other kernels.
+    """
+    known = [one for one in worked if one is not None]
+    return [max(known, key=lambda one: one.node)] if known and is_library_call(name) else known
+
+
 def _weights(
     kernel: list[_Worked],
 ) -> dict[tuple[Place | None, bool], tuple[int, SourceLine | None]]:
@@ -246,9 +257,7 @@ class _Tables:
                     code.backward and not of_backward,
                     -1 if line is None else self.lines.setdefault(line, len(self.lines)),
                 )
-                for (place, of_backward), (amount, line) in _weights(
-                    [one for one in some if one is not None]
-                ).items()
+                for (place, of_backward), (amount, line) in _weights(_ran(name, some)).items()
             ]
             sites.append(Site(name, tuple(sorted(parts, key=lambda part: -part.weight))))
         return CompiledGraph(code.key, code.backward, tuple(places), tuple(sites))
