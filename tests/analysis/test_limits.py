@@ -305,3 +305,84 @@ def test_garbage_in_memory_and_inputs_gives_a_report_that_can_be_saved(tmp_path:
 
 
 _DETAILS = ("Input", "Concrete", "Total", "Addr", "Bytes", "Device")
+
+
+# Hardware counters -------------------------------------------------------------------------------
+
+
+def sampled(tmp_path: Path, *samples: tuple[str, int, float], kineto: bool) -> backspot.Report:
+    """A report of a trace with counters: each a name, a time in microseconds, and a value.
+
+    Kineto and PyTorch's own writer of counters write them alike, but for a category and a thread.
+
+    The backward of ``a`` runs on the device from 100 to 200 µs, that of ``b`` to 250 µs.
+    """
+    trace = Trace()
+    for at, path in enumerate(("a", "b")):
+        trace.forward(path, "Linear", 1000 * at, 1000 * at + 900)
+        trace.operator("aten::mm", 1000 * at + 100, 1000 * at + 200, seq=at)
+    trace.node("MmBackward0", 5_000, 15_000, seq=0)
+    trace.node("MmBackward0", 15_000, 25_000, seq=1)
+    trace.kernel(100_000, 200_000, launch=6_000)
+    trace.kernel(200_000, 250_000, launch=16_000)
+    for name, time, value in samples:
+        event = {"ph": "C", "name": name, "pid": "GPU 0 Counters", "ts": time, "args": {"": value}}
+        trace.events.append(event | ({"cat": "hardware_counters", "tid": 0} if kineto else {}))
+    return backspot.locate(trace.save(tmp_path / "t.json"))
+
+
+@pytest.mark.parametrize("kineto", [False, True], ids=["PyTorch", "Kineto"])
+def test_a_sample_counts_for_the_module_that_fills_it(tmp_path: Path, kineto: bool) -> None:
+    name, read = "sm__cycles_active.avg.pct_of_peak_sustained_elapsed", "dram__bytes_read.sum"
+    times = range(50, 300, 20)  # at 190 µs both modules run
+    report = sampled(
+        tmp_path,
+        *((name, time, 80.0 if time < 200 else 40.0) for time in times),
+        *((read, time, 2e6 if 100 < time < 200 else 1e6) for time in times),
+        kineto=kineto,
+    )
+    first, second = report["a"].row.counters, report["b"].row.counters
+    assert first.mean == pytest.approx({name: 80.0, read: 2e6 / 20e-6})
+    assert first.sampled_ns == 4 * 20_000  # from 110 to 190 µs
+    assert second.mean == pytest.approx({name: 40.0, read: 1e6 / 20e-6})
+    assert second.sampled_ns == 2 * 20_000
+    assert (
+        report["a"].row.counters
+        == backspot.Report.load(report.save(tmp_path / "r.json"))["a"].row.counters
+    )
+    (both,) = (row for row in report.top(by="class") if row.class_name == "Linear")
+    assert both.counters.mean[name] == pytest.approx((80 * 4 + 40 * 2) / 6)
+
+
+def test_a_sample_that_nobody_fills_counts_for_nobody(tmp_path: Path) -> None:
+    report = sampled(tmp_path, *(("x", time, 1.0) for time in (0, 150, 300)), kineto=False)
+    assert all(row.counters is None for row in report.modules)
+    # Samples were lost between 120 and 190 µs.
+    lost = sampled(tmp_path, *(("x", at, 1.0) for at in (90, 100, 110, 120, 190)), kineto=False)
+    assert lost["a"].row.counters.sampled_ns == 20_000
+
+
+def test_what_is_no_counter_of_a_device_is_left_alone(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.forward("a", "Linear", 0, 900)
+    trace.operator("aten::mm", 100, 200, seq=0)
+    trace.node("MmBackward0", 5_000, 15_000, seq=0)
+    for process, args in (("GPU 0 Counters", {}), ("GPU x Counters", {"": 1.0}), (7, {"": 1.0})):
+        for time in (0, 10, 20):
+            event = {"ph": "C", "name": "x", "pid": process, "ts": time, "args": args}
+            trace.events.append(event)
+    report = backspot.locate(trace.save(tmp_path / "t.json"))
+    assert report["a"].row.counters is None
+
+
+def test_counters_give_the_measured_bandwidth_beside_the_one_that_is_needed() -> None:
+    report = backspot.locate(DATA / "vit.trace.json.gz")
+    row = report["blocks.0.mlp.act"].row
+    assert report.limit(row).measured_gbps is None
+    for mean, gbps in (
+        ({"dram__bytes_read.sum": 2e12, "dram__bytes_write.sum": 1e12}, 3000),
+        ({"dram__bytes_read.sum": 2e12}, None),
+        ({"HBM BW (%)": 50.0}, 0.5 * 4800),
+    ):
+        counted = replace(row, counters=backspot.CountersOfModule(mean, 10))
+        assert report.limit(counted).measured_gbps == gbps

@@ -187,7 +187,7 @@ def is_optimizer_mark(name: str) -> bool:
     return _OPTIMIZER_MARK.match(name) is not None
 
 
-# Hardware counters: CuptiPMSamplingProfiler in libkineto, torch/profiler/_cuspy --------------------
+# Hardware counters: CuptiPMSamplingProfiler.cpp in libkineto, torch/profiler/_cuspy ---------------
 
 _COUNTERS = re.compile(r"GPU (\d{1,3}) Counters")
 
