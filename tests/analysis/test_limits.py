@@ -136,6 +136,26 @@ def test_the_work_of_a_vision_transformer_is_what_its_paper_says() -> None:
     assert types == {"bf16"}
 
 
+def test_a_recurrent_layer_on_a_gpu_has_its_work_and_its_limit() -> None:
+    report = backspot.locate(DATA.parent / "work" / "lstm.trace.json.gz")
+    row = report["rnn"].row
+    rows, first, second = 30 * 8, 512 * (96 + 128), 512 * (256 + 128)
+    assert row.forward_flops == 2 * rows * 2 * (first + second)
+    assert row.flops == 2 * row.forward_flops
+    limit = report.limit(row)
+    assert limit.of_peak < 0.02  # its kernels depend on each other
+    assert limit.gbps is not None
+
+
+def test_each_row_of_grouped_products_meets_one_expert() -> None:
+    """As if the groups were multiplied one by one: their sizes do not matter."""
+    report = backspot.locate(DATA.parent / "work" / "experts.trace.json.gz")
+    row = report[""].row
+    groups = (64, 96, 32, 64)
+    assert row.forward_flops == sum(2 * 2 * rows * 128 * 256 for rows in groups)
+    assert row.flops == 2 * row.forward_flops
+
+
 def test_modules_fall_below_the_roof_and_headroom_follows() -> None:
     report = backspot.locate(DATA / "vit.trace.json.gz")
     peaks = report.peaks
