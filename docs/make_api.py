@@ -53,6 +53,7 @@ GROUPS = {
         "MemoryShare",
         "MemoryTimeline",
         "WorkOfModule",
+        "CountersOfModule",
         "LimitOfModule",
         "Peaks",
         "Finding",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         Row,
         WallKinds,
     )
+    from backspot.results.counters import CountersOfModule
     from backspot.results.findings import Finding, Place
     from backspot.results.job import (
         GroupCost,
@@ -78,6 +79,7 @@ __all__ = [
     "BackspotError",
     "Change",
     "Comparison",
+    "CountersOfModule",
     "Coverage",
     "DeviceCost",
     "Finding",
@@ -137,6 +139,7 @@ _HOMES = {
     "BackspotError": "backspot.errors",
     "Change": "backspot.comparison.changes",
     "Comparison": "backspot.comparison.changes",
+    "CountersOfModule": "backspot.results.counters",
     "Coverage": "backspot.results.costs",
     "DeviceCost": "backspot.results.costs",
     "Finding": "backspot.results.findings",

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.counters import find_counters
 from backspot.analysis.accounting.fused import find_fused
 from backspot.analysis.accounting.memory import Memory, find_memory
 from backspot.analysis.accounting.peaks import peaks_of
@@ -43,6 +44,7 @@ from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError,
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
+from backspot.results.counters import CountersOfModule
 from backspot.results.findings import Finding
 from backspot.results.grouping import fold, parents_of, ranked_rows
 from backspot.results.limits import share_of_peak
@@ -316,7 +318,7 @@ def _report(
     memory, work = find_memory(detailed, owned), find_work(detailed, owned)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=_in_detail(costs.modules, owned, memory, work),
+        modules=_in_detail(costs.modules, owned, memory, work, find_counters(detailed, owned)),
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
@@ -368,9 +370,10 @@ def _in_detail(
     ownership: Ownership,
     memory: Memory | None,
     work: tuple[WorkOfModule, ...] | None,
+    counters: tuple[CountersOfModule | None, ...] | None,
 ) -> tuple[Row, ...]:
-    """Add to each row what its owner has in memory, and its work, as far as they are recorded."""
-    if memory is None and work is None:
+    """Add to each row its owner's memory, work and counters, as far as they are recorded."""
+    if memory is None and work is None and counters is None:
         return rows
     owner_of = {_key(ownership, owner): owner for owner in range(len(ownership.owners))}
     found = []
@@ -378,7 +381,12 @@ def _in_detail(
         owner = owner_of.get((row.path, row.class_name))
         if owner is not None:
             held = memory.of_owner[owner] if memory else None
-            row = replace(row, memory=held, work=work[owner] if work else None)
+            row = replace(
+                row,
+                memory=held,
+                work=work[owner] if work else None,
+                counters=counters[owner] if counters else None,
+            )
         found.append(row)
     return tuple(found)
 

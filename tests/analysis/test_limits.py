@@ -75,6 +75,8 @@ def test_grouped_products_count_each_row_once() -> None:
         ("convolution", ([1, 2, 8, 8], [4, 2, 3, 3]), {6: "False", 3: "[1", 4: "[0]", 5: "[1]"}),
         ("_scaled_dot_product_flash_attention", ([2, 3, 4], [2, 3, 4], [2, 3, 4]), None),
         ("_flash_attention_forward", ([20, 3, 4], [20, 3, 4], [20, 3, 4]), None),
+        ("_cudnn_rnn", ([5, 2, 3], [16, 3]), None),
+        ("mkldnn_rnn_layer", ([5, 2, 3], [16, 4], [16, 4]), None),
     ],
 )
 def test_inputs_that_do_not_say_enough_are_unknown(
@@ -95,8 +97,32 @@ def test_bytes_are_those_that_must_be_moved() -> None:
     spread = Inputs.of(Signature("[[4, 8]]", '["float"]', "[[0, 1]]", "[]"))
     assert formulas["aten::neg"](spread) == 8 * 4 + 4 * 8 * 4
     assert formulas["aten::mm"](inputs([3, 4], [4, 5])) == 4 * (12 + 20 + 15)
+    # Compiled code gives the place for the result, too.
+    added = inputs([5], [3, 4], [4, 5], [], [], [3, 5])
+    assert formulas["aten::addmm"](added) == 4 * (5 + 12 + 20 + 15)
     assert formulas["aten::sum"](inputs([3, 4], values={1: "[1]"})) == 4 * (12 + 3)
     assert formulas["aten::sum"](inputs([3, 4])) == 4 * (12 + 1)
+
+
+def test_a_recurrent_layer_reads_its_weights_once() -> None:
+    """Two directions of an LSTM with 3 inputs and a state of 4, over 5 moments of 2 sequences."""
+    weights = [[16, 3], [16, 4], [16], [16]] * 2
+    of_weights, rows = 4 * 2 * (16 * 3 + 16 * 4 + 32), 5 * 2
+    values = ["", "", "4", "", "", "", "2", "4", "0", "1", "False", "0.", "True", "True", "[]", ""]
+    types = ["float", "TensorList", "Scalar", "float", *["Scalar"] * 12]
+    forward = Inputs([[5, 2, 3], weights, *[[]] * 14], types, [], values)
+    found = bytes_formulas()["aten::_cudnn_rnn"](forward)
+    assert found == of_weights + 4 * rows * (3 + 8)
+    values = [*values[:4], *[""] * 6, *values[6:], "", "[True, True, True, True]"]
+    kinds = ["float", "TensorList", "Scalar", *["float"] * 5, *["", ""], *["Scalar"] * 9, ""]
+    types = [*kinds, "unsigned char", "ScalarList"]
+    shapes = [[5, 2, 3], weights, [], [2 * 240], [2, 2, 4], [2, 2, 4], [5, 2, 8], [5, 2, 8]]
+    backward = Inputs([*shapes, *[[]] * 12, [900], []], types, [], values)
+    found = bytes_formulas()["aten::_cudnn_rnn_backward"](backward)
+    assert found == 2 * of_weights + 4 * rows * (2 * 3 + 2 * 8) + 900
+    assert flops_formulas()["aten::_cudnn_rnn_backward"](backward) == 2 * 2 * rows * 2 * 16 * 7
+    cell = inputs([2, 16], [2, 16], [2, 4])
+    assert bytes_formulas()["aten::_thnn_fused_lstm_cell"](cell) == 4 * 2 * (3 * 16 + 3 * 4)
 
 
 def test_the_work_of_a_vision_transformer_is_what_its_paper_says() -> None:
@@ -108,6 +134,26 @@ def test_the_work_of_a_vision_transformer_is_what_its_paper_says() -> None:
     assert backward == pytest.approx(2 * forward, rel=0.02)  # less the gradient of the images
     types = {kind for row in report.modules if row.work for kind in row.work.flops_by_type}
     assert types == {"bf16"}
+
+
+def test_a_recurrent_layer_on_a_gpu_has_its_work_and_its_limit() -> None:
+    report = backspot.locate(DATA.parent / "work" / "lstm.trace.json.gz")
+    row = report["rnn"].row
+    rows, first, second = 30 * 8, 512 * (96 + 128), 512 * (256 + 128)
+    assert row.forward_flops == 2 * rows * 2 * (first + second)
+    assert row.flops == 2 * row.forward_flops
+    limit = report.limit(row)
+    assert limit.of_peak < 0.02  # its kernels depend on each other
+    assert limit.gbps is not None
+
+
+def test_each_row_of_grouped_products_meets_one_expert() -> None:
+    """As if the groups were multiplied one by one: their sizes do not matter."""
+    report = backspot.locate(DATA.parent / "work" / "experts.trace.json.gz")
+    row = report[""].row
+    groups = (64, 96, 32, 64)
+    assert row.forward_flops == sum(2 * 2 * rows * 128 * 256 for rows in groups)
+    assert row.flops == 2 * row.forward_flops
 
 
 def test_modules_fall_below_the_roof_and_headroom_follows() -> None:
@@ -176,6 +222,8 @@ def test_a_user_may_give_the_peaks_of_a_device(tmp_path: Path) -> None:
 def test_an_unknown_device_gets_no_percentage() -> None:
     assert peaks_of("NVIDIA Imaginary 9000") is None
     assert peaks_of("NVIDIA Imaginary 9000", 100.0) is None
+    assert peaks_of("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert peaks_of("NVIDIA A100-SXM4-40GB MIG 3g.20gb") is None
     assert peaks_of("NVIDIA Imaginary 9000", 100.0, 10.0) is not None
     report = backspot.locate(DATA / "vit.trace.json.gz")
     unknown = replace(report, peaks=None, mfu=None)
@@ -195,6 +243,18 @@ def test_an_unknown_device_gets_no_percentage() -> None:
         ("NVIDIA A10G", 70.0),
         ("NVIDIA GB200", 2500.0),
         ("AMD Instinct MI300X OAM", 1307.4),
+        ("AMD Instinct MI250X / MI250", 191.5),
+        ("AMD Instinct MI325X", 1307.4),
+        ("AMD Instinct MI350X", 2306.9),
+        ("AMD Instinct MI355X", 2516.6),
+        ("NVIDIA A800-SXM4-80GB", 312.0),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA B200", 2250.0),
+        ("Tesla T4", None),
         ("Tesla V100-SXM2-32GB", None),
     ],
 )
@@ -265,3 +325,84 @@ def test_garbage_in_memory_and_inputs_gives_a_report_that_can_be_saved(tmp_path:
 
 
 _DETAILS = ("Input", "Concrete", "Total", "Addr", "Bytes", "Device")
+
+
+# Hardware counters -------------------------------------------------------------------------------
+
+
+def sampled(tmp_path: Path, *samples: tuple[str, int, float], kineto: bool) -> backspot.Report:
+    """A report of a trace with counters: each a name, a time in microseconds, and a value.
+
+    Kineto and PyTorch's own writer of counters write them alike, but for a category and a thread.
+
+    The backward of ``a`` runs on the device from 100 to 200 µs, that of ``b`` to 250 µs.
+    """
+    trace = Trace()
+    for at, path in enumerate(("a", "b")):
+        trace.forward(path, "Linear", 1000 * at, 1000 * at + 900)
+        trace.operator("aten::mm", 1000 * at + 100, 1000 * at + 200, seq=at)
+    trace.node("MmBackward0", 5_000, 15_000, seq=0)
+    trace.node("MmBackward0", 15_000, 25_000, seq=1)
+    trace.kernel(100_000, 200_000, launch=6_000)
+    trace.kernel(200_000, 250_000, launch=16_000)
+    for name, time, value in samples:
+        event = {"ph": "C", "name": name, "pid": "GPU 0 Counters", "ts": time, "args": {"": value}}
+        trace.events.append(event | ({"cat": "hardware_counters", "tid": 0} if kineto else {}))
+    return backspot.locate(trace.save(tmp_path / "t.json"))
+
+
+@pytest.mark.parametrize("kineto", [False, True], ids=["PyTorch", "Kineto"])
+def test_a_sample_counts_for_the_module_that_fills_it(tmp_path: Path, kineto: bool) -> None:
+    name, read = "sm__cycles_active.avg.pct_of_peak_sustained_elapsed", "dram__bytes_read.sum"
+    times = range(50, 300, 20)  # at 190 µs both modules run
+    report = sampled(
+        tmp_path,
+        *((name, time, 80.0 if time < 200 else 40.0) for time in times),
+        *((read, time, 2e6 if 100 < time < 200 else 1e6) for time in times),
+        kineto=kineto,
+    )
+    first, second = report["a"].row.counters, report["b"].row.counters
+    assert first.mean == pytest.approx({name: 80.0, read: 2e6 / 20e-6})
+    assert first.sampled_ns == 4 * 20_000  # from 110 to 190 µs
+    assert second.mean == pytest.approx({name: 40.0, read: 1e6 / 20e-6})
+    assert second.sampled_ns == 2 * 20_000
+    assert (
+        report["a"].row.counters
+        == backspot.Report.load(report.save(tmp_path / "r.json"))["a"].row.counters
+    )
+    (both,) = (row for row in report.top(by="class") if row.class_name == "Linear")
+    assert both.counters.mean[name] == pytest.approx((80 * 4 + 40 * 2) / 6)
+
+
+def test_a_sample_that_nobody_fills_counts_for_nobody(tmp_path: Path) -> None:
+    report = sampled(tmp_path, *(("x", time, 1.0) for time in (0, 150, 300)), kineto=False)
+    assert all(row.counters is None for row in report.modules)
+    # Samples were lost between 120 and 190 µs.
+    lost = sampled(tmp_path, *(("x", at, 1.0) for at in (90, 100, 110, 120, 190)), kineto=False)
+    assert lost["a"].row.counters.sampled_ns == 20_000
+
+
+def test_what_is_no_counter_of_a_device_is_left_alone(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.forward("a", "Linear", 0, 900)
+    trace.operator("aten::mm", 100, 200, seq=0)
+    trace.node("MmBackward0", 5_000, 15_000, seq=0)
+    for process, args in (("GPU 0 Counters", {}), ("GPU x Counters", {"": 1.0}), (7, {"": 1.0})):
+        for time in (0, 10, 20):
+            event = {"ph": "C", "name": "x", "pid": process, "ts": time, "args": args}
+            trace.events.append(event)
+    report = backspot.locate(trace.save(tmp_path / "t.json"))
+    assert report["a"].row.counters is None
+
+
+def test_counters_give_the_measured_bandwidth_beside_the_one_that_is_needed() -> None:
+    report = backspot.locate(DATA / "vit.trace.json.gz")
+    row = report["blocks.0.mlp.act"].row
+    assert report.limit(row).measured_gbps is None
+    for mean, gbps in (
+        ({"dram__bytes_read.sum": 2e12, "dram__bytes_write.sum": 1e12}, 3000),
+        ({"dram__bytes_read.sum": 2e12}, None),
+        ({"HBM BW (%)": 50.0}, 0.5 * 4800),
+    ):
+        counted = replace(row, counters=backspot.CountersOfModule(mean, 10))
+        assert report.limit(counted).measured_gbps == gbps

@@ -22,6 +22,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot.analysis.attribution.ownership import attribute  # noqa: E402
@@ -209,6 +210,41 @@ def test_what_changes_a_tensor_in_place_has_its_module_in_the_backward():
         {backward.places[part.place].path for part in site.parts} >= {"4", "5"}
         for site in backward.sites
     )
+
+
+@slow
+@with_inductor
+@pytest.mark.parametrize("checkpoints", [False, True], ids=["plain", "checkpointed"])
+def test_the_work_of_compiled_code_belongs_to_its_modules(checkpoints):
+    model = Net(checkpoints=checkpoints)
+    around, x = torch.compile(model), torch.ones(3, 8)
+    with backspot.instrument(model):
+        train(model, x, around=around)
+        with cpu_profile(record_shapes=True) as profiler:
+            train(model, x, around=around)
+    with FlopCounterMode(display=False) as counter:
+        train(model, x)
+    report = backspot.locate(profiler)
+    rows = {path: report[path].row for path in ALL}
+    one = 2 * 3 * 8 * 8
+    assert rows["stem"].flops == one  # its input needs no gradient
+    assert [rows[f"blocks.{at}.fc"].flops for at in (0, 1)] == [2 * one, 2 * one]
+    assert {path: row.forward_flops for path, row in rows.items()} == {
+        "stem": one,
+        "blocks.0.fc": one,
+        "blocks.1.fc": one,
+        "head": one // 4,
+    }
+    works = [row.work for row in report.modules if row.work]
+    again = sum(work.recompute_flops or 0 for work in works)
+    assert (again > 0) is checkpoints
+    known = sum((work.forward_flops or 0) + (work.flops or 0) for work in works)
+    # PyTorch recomputes whole blocks, and the compiler only what it needs.
+    assert known == counter.get_total_flops() - (2 * one if checkpoints else 0)
+    norm = report["blocks.1.norm"].row
+    assert (norm.flops, norm.work.unknown_share) == (None, 0)
+    # At least the gradient of the output, the input and the gradient of the input.
+    assert norm.bytes >= 3 * 4 * 3 * 8
 
 
 @slow
@@ -586,6 +622,19 @@ def test_what_stays_inside_a_kernel_does_not_count():
     assert (line.file, line.line, line.text, index) == ("lib/model.py", 12, "y = self.a(x)", 0)
 
 
+def test_a_call_of_a_library_works_for_its_own_node_only():
+    made_before = frame(3, 100, reads="1.40", users="4")
+    call = frame(4, 8, reads="3.100,2.8", users="9", place="L['self'].b")
+    graph, _ = graph_of(
+        {
+            "torch.ops.aten.convolution_backward.default:1": [made_before, call],
+            "extern_kernels.mm:2": [call, made_before],
+        }
+    )
+    parts = [[(graph.places[one.place].path, one.weight) for one in s.parts] for s in graph.sites]
+    assert parts == [[("b", 116)], [("b", 116)]]
+
+
 def test_sites_that_an_earlier_graph_left_behind_are_dropped():
     graph, _ = graph_of(
         {
@@ -615,6 +664,16 @@ def test_a_graph_without_frames_was_not_recorded():
 def test_expressions_of_dynamo_are_paths(expression, root, path):
     place = compiled._place_of("Linear", expression)
     assert (place.root, place.path) == (root, path)
+
+
+def test_a_look_up_reads_no_more_than_it_finds():
+    make_fx = pytest.importorskip("torch.fx.experimental.proxy_tensor").make_fx
+    table, rows = torch.ones(1000, 4), torch.tensor([1, 2, 3])
+    graph = make_fx(lambda table, rows: torch.embedding(table, rows))(table, rows).graph
+    compiled.write_frames(graph)
+    (trace,) = (n.meta["stack_trace"] for n in graph.nodes if n.op == "call_function")
+    ((amount, _),) = compiled._weights([compiled._worked(trace)]).values()
+    assert amount == 48 + 48 + 24  # written, read, and the indices
 
 
 def test_sizes_of_tensors():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import backspot
+from backspot.analysis.accounting.formulas.registry import Inputs, flops_formulas
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.trace import read_events
@@ -68,6 +70,41 @@ def convolutions() -> torch.nn.Module:
     )
 
 
+class Recurrent(torch.nn.Module):
+    """An LSTM or GRU whose first hidden state is learned, by the fused layer or written out."""
+
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.rnn = getattr(torch.nn, kind)(16, 24, **kwargs)
+        self.written_out = False
+        count = self.rnn.num_layers * (1 + self.rnn.bidirectional)
+        self.state = torch.nn.ParameterList(torch.zeros(count, 2, 24) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, cell = self.state
+        if not self.written_out:
+            is_lstm = isinstance(self.rnn, torch.nn.LSTM)
+            return self.rnn(x, (hidden, cell) if is_lstm else hidden)[0]
+        at = 0
+        for layer in range(self.rnn.num_layers):
+            found = []
+            for direction in range(1 + self.rnn.bidirectional):
+                name = f"l{layer}{'_reverse' * direction}"
+                from_input, from_hidden = (
+                    getattr(self.rnn, f"weight_{part}_{name}") for part in ("ih", "hh")
+                )
+                gates = (x.flatten(0, 1) @ from_input.T).unflatten(0, x.shape[:2])
+                h, outputs = hidden[at], []
+                for one in gates.unbind():
+                    mixed = (one + h @ from_hidden.T).unflatten(-1, (-1, 24)).tanh()
+                    h = mixed.sum(1) + cell[at]
+                    outputs.append(h)
+                found.append(torch.stack(outputs))
+                at += 1
+            x = torch.cat(found, -1)
+        return x
+
+
 CASES: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "linear": (
         lambda: torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)),
@@ -79,7 +116,7 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "attention written out": (lambda: Attention(fused=False), (2, 10, 32)),
     "baddbmm": (Biased, (3, 7, 16)),
     "checkpointed": (Checkpointed, (6, 32)),
-    "lstm": (lambda: torch.nn.LSTM(16, 24, batch_first=True), (2, 5, 16)),
+    "gru": (lambda: torch.nn.GRU(16, 24, batch_first=True), (2, 5, 16)),
 }
 
 
@@ -123,6 +160,33 @@ def test_all_operations_are_those_that_pytorch_counts(name: str, tmp_path: Path)
     assert sum(
         (one.forward_flops or 0) + (one.recompute_flops or 0) + (one.flops or 0) for one in found
     ) == counted(step)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_recurrent_layer_has_the_operations_of_the_one_that_is_written_out(
+    kind: str, bidirectional: bool, tmp_path: Path
+) -> None:
+    model = Recurrent(kind, num_layers=2, bidirectional=bidirectional)
+    step = step_of(model, (7, 2, 16))
+    row = backspot.locate(recorded(model, step, tmp_path / "t.json"))["rnn"].row
+    model.written_out = True
+    assert (row.forward_flops, 3 * row.forward_flops) == (row.flops // 2, counted(step))
+
+
+def test_the_recurrent_layers_of_cudnn_count_as_if_they_were_written_out() -> None:
+    for kind, reverse in (("LSTM", False), ("LSTM", True), ("GRU", True)):
+        model = Recurrent(kind, num_layers=3, bidirectional=reverse)
+        weights = [list(weight.shape) for weight in model.rnn._flat_weights]
+        model.written_out = True
+        whole = counted(step_of(model, (7, 2, 16)))
+        forward, backward = (
+            flops_formulas()[f"aten::_cudnn_rnn{name}"] for name in ("", "_backward")
+        )
+        for rows in ([7, 2, 16], [14, 16]):  # padded, or packed
+            mask = "[True, True, True, True]"
+            inputs = Inputs([rows, weights, []], ["float", "TensorList", ""], [], ["", "", mask])
+            assert (3 * forward(inputs), 1.5 * backward(inputs)) == (whole, whole)
 
 
 def test_each_module_has_its_own_and_what_has_no_formula_is_unknown(tmp_path: Path) -> None:

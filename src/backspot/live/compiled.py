@@ -36,6 +36,7 @@ from backspot.trace.compiled import (
     format_compiled,
     live_compiled,
 )
+from backspot.trace.names import is_library_call
 from backspot.trace.source_lines import SourceLine
 
 __all__ = ["CompiledBook", "compiled_book"]
@@ -93,6 +94,8 @@ def write_frames(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> None
         if not _is_view(node):
             amount = _bytes_of(node)
             inputs = {number[_source(one)]: _bytes_of(one) for one in node.all_input_nodes}
+            if str(node.target).startswith(_LOOK_UPS):  # not more than what is looked up
+                inputs = {source: min(size, amount) for source, size in inputs.items()}
             reads = ",".join(f"{source}.{size}" for source, size in inputs.items())
             users = ",".join(str(number[one]) for one in _users(node))
         frame = (
@@ -128,6 +131,7 @@ def _find_modules_of_changes_in_place(
 
 
 _SAFE = "[]'.() "
+_LOOK_UPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
 _VIEWS = ("aten.reshape.", "aten._unsafe_view.", "aten.lift_fresh")
 
 
@@ -227,6 +231,16 @@ def _line_of(trace: str) -> SourceLine | None:
     )
 
 
+def _ran(name: str, worked: list[_Worked | None]) -> list[_Worked]:
+    """Return the nodes that a site runs.
+
+    A call of a library is one node of the graph, the last one. The nodes before it made its inputs,
+    in other kernels.
+    """
+    known = [one for one in worked if one is not None]
+    return [max(known, key=lambda one: one.node)] if known and is_library_call(name) else known
+
+
 def _weights(
     kernel: list[_Worked],
 ) -> dict[tuple[Place | None, bool], tuple[int, SourceLine | None]]:
@@ -279,9 +293,7 @@ class _Tables:
                     code.backward and not of_backward,
                     -1 if line is None else self.lines.setdefault(line, len(self.lines)),
                 )
-                for (place, of_backward), (amount, line) in _weights(
-                    [one for one in some if one is not None]
-                ).items()
+                for (place, of_backward), (amount, line) in _weights(_ran(name, some)).items()
             ]
             then = at in reductions
             sites.append(Site(name, tuple(sorted(parts, key=lambda part: -part.weight)), then))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 from functools import cache
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
@@ -118,6 +119,10 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
             yield from _of_range(saving, f"what {what} saves")
     if row.work is not None:
         yield from _of_work(row.work, f"the work of {what}")
+    if row.counters is not None:
+        means = row.counters.mean.values()
+        if not all(map(isfinite, means)) or not 0 <= row.counters.sampled_ns < _LIMIT:
+            yield f"the counters of {what} have a number that is impossible"
     if row.memory is not None:
         yield from _impossible(row.memory, f"the memory of {what}")
     if not row.members:

@@ -36,7 +36,7 @@ _AGAIN = "make it again from the trace"
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
-    rb',"(?:memory|held_bytes|work|peaks|mfu|recorded)":(?:null|\[\]|\{\})(?=[,}])'
+    rb',"(?:memory|held_bytes|work|counters|peaks|mfu|recorded)":(?:null|\[\]|\{\})(?=[,}])'
 )
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
 

@@ -12,6 +12,7 @@ has one entry a recorded step, and ``recorded_*`` are sums over all of them.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
 - ``limits.py``: how far modules are from what the device can do.
 - ``work.py``: floating point operations and bytes of each module.
+- ``counters.py``: what hardware counters say of each module.
 - ``job.py``: ``JobReport``, many ranks of one job.
 - ``savings.py``: what a step would save, as ``Row``, ``Finding`` and ``Report.what_if`` have it.
 - ``subtrees.py``: ``Subtree``, a module with the modules inside it.

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
+from backspot.results.counters import CountersOfModule
 from backspot.results.memory import MemoryOfModule
 from backspot.results.public import public
 from backspot.results.savings import Saving
@@ -265,6 +266,8 @@ class Row:
             ``profile_memory=True``.
         work: How much work the module does, ``None`` unless the trace was recorded with
             ``record_shapes=True``.
+        counters: Hardware counters, ``None`` unless the profiler sampled some while the device
+            worked for this module alone.
 
     Example:
         >>> row = report.modules[0]
@@ -303,6 +306,7 @@ class Row:
     total_saves: Saving | None = None
     memory: MemoryOfModule | None = None
     work: WorkOfModule | None = None
+    counters: CountersOfModule | None = None
 
     @property
     def is_exchange(self) -> bool:

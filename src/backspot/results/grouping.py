@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds
+from backspot.results.counters import summed_counters
 from backspot.results.memory import MemoryOfModule, summed_memory
 from backspot.results.savings import Saving
 from backspot.results.work import summed_work
@@ -201,6 +202,7 @@ def _merge(
             [row.memory for row in rows], [row.memory for row in outer], memory, has_all=has_all
         ),
         work=summed_work((row.work, row.gpu_ns or row.cpu_ns) for row in rows),
+        counters=summed_counters(row.counters for row in rows),
     )
 
 

@@ -36,6 +36,7 @@ from backspot.results.costs import (
     line_of,
     time_of,
 )
+from backspot.results.counters import CountersOfModule
 from backspot.results.findings import Finding, Place
 from backspot.results.grouping import (
     add_totals,
@@ -65,6 +66,7 @@ __all__ = [
     "SCHEMA",
     "UNSTEADY",
     "By",
+    "CountersOfModule",
     "Coverage",
     "DeviceCost",
     "Finding",

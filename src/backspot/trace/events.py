@@ -16,7 +16,17 @@ from backspot.trace.compiled import CompiledTable
 from backspot.trace.labels import Label, parse_label
 from backspot.trace.source_lines import LineTable
 
-__all__ = ["CATEGORIES", "Allocations", "Category", "Events", "Flows", "Ints", "Mask", "Signature"]
+__all__ = [
+    "CATEGORIES",
+    "Allocations",
+    "Category",
+    "Events",
+    "Flows",
+    "Ints",
+    "Mask",
+    "Samples",
+    "Signature",
+]
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -101,6 +111,30 @@ def _no_allocations() -> Allocations:
     return Allocations(*(np.empty(0, np.int64) for _ in fields(Allocations)))
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Hardware counters that were read at regular times: arrays with one entry for each sample.
+
+    Attributes:
+        time: when the sample begins, nanoseconds on the clock of ``Events.start``.
+        device: index of the device.
+        counter: index into ``counters``.
+        value: what was read, floating point.
+        counters: the names of the counters.
+    """
+
+    time: Ints
+    device: Ints
+    counter: Ints
+    value: NDArray[np.float64]
+    counters: tuple[str, ...] = ()
+
+
+def _no_samples() -> Samples:
+    none = np.empty(0, np.int64)
+    return Samples(none, none, none, np.empty(0))
+
+
 class Signature(NamedTuple):
     """The inputs of an operator, with ``record_shapes=True``, as JSON lists with an entry an input.
 
@@ -152,6 +186,7 @@ class Events:
         truncated: whether the trace is cut short.
         lines: the lines of source that made the nodes, as far as they were recorded.
         allocations: the blocks of memory; none without ``profile_memory=True``.
+        samples: hardware counters; none unless the profiler was told to read some.
         device_names: the names of the devices by index, as far as the trace has them.
         clock_ns: the time of the clock at which ``start`` is 0: nanoseconds since 1970, if the
             trace has that; any number otherwise.
@@ -182,6 +217,7 @@ class Events:
     lines: LineTable = field(default_factory=LineTable)
     signatures: Sequence[Signature] = ()
     allocations: Allocations = field(default_factory=_no_allocations)
+    samples: Samples = field(default_factory=_no_samples)
     device_names: dict[int, str] = field(default_factory=dict)
     clock_ns: int = 0
     compiled: CompiledTable = field(default_factory=CompiledTable)

@@ -23,6 +23,7 @@ from backspot.trace.names import (
     COLLECTIVE_CALL,
     COMPLETE,
     CONCRETE_INPUTS,
+    COUNTER,
     DEVICE_ID,
     DEVICE_TYPE,
     ELEMENT_TYPE,
@@ -41,6 +42,7 @@ from backspot.trace.names import (
     SEQUENCE_NUMBER,
     TOTAL_ALLOCATED,
     TOTAL_RESERVED,
+    counter_device,
     item_size,
 )
 
@@ -66,6 +68,7 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     group: str | None = msgspec.field(name=PROCESS_GROUP, default=None)
     elements: int | None = msgspec.field(name=MESSAGE_ELEMENTS, default=None)
     dtype: str | None = msgspec.field(name=ELEMENT_TYPE, default=None)
+    sample: float | None = msgspec.field(name="", default=_NAN)
 
 
 _NO_ARGS = _Args()
@@ -168,6 +171,8 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
     if phases.count(COMPLETE) < len(phases):
         if in_detail:
             _gather_memory([e for e in events if e.ph == INSTANT and e.name == MEMORY], columns)
+        if COUNTER in phases:
+            _gather_samples([event for event in events if event.ph == COUNTER], columns)
         _gather_flows(
             [
                 event
@@ -230,6 +235,15 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
             [(flow.pid, flow.tid) for flow in flows],
             _nanoseconds(start),
         )
+
+
+def _gather_samples(events: list[Event], columns: Columns) -> None:
+    start = _floats(_TS, events)
+    value = _floats(_OF_ARGS["sample"], [event.args or _NO_ARGS for event in events])
+    device = np.array([counter_device(event.pid) for event in events], np.int64)
+    known = _possible(start, np.zeros(len(start))) & np.isfinite(value) & (device >= 0)
+    events, (start, value, device) = _chosen(known, events, start, value, device)
+    columns.add_samples([event.name or "" for event in events], _nanoseconds(start), device, value)
 
 
 def _gather_memory(events: list[Event], columns: Columns) -> None:

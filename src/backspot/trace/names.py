@@ -19,8 +19,9 @@ BASE_TIME = b'"baseTimeNanoseconds"'
 """The key of the time that the times of all events are relative to."""
 DEVICE_PROPERTIES = b'"deviceProperties"'
 """The key of the list of devices: for each its index, its name and more."""
-COMPLETE, FLOW_START, FLOW_FINISH, INSTANT = "X", "s", "f", "i"
-"""The phases (``ph``) of an event with a duration, of the two ends of an arrow, and of a moment."""
+COMPLETE, FLOW_START, FLOW_FINISH, INSTANT, COUNTER = "X", "s", "f", "i", "C"
+"""The phases (``ph``) of an event with a duration, of the two ends of an arrow, of a moment, and of
+a counter's sample."""
 OWN_HEAD, HAS_MEMORY, HAS_SHAPES = b'"schemaVersion"', b'"profile_memory"', b'"record_shapes"'
 """Keys before the events: Kineto writes the first always, the others where it recorded them."""
 SEQUENCE_NUMBER = "Sequence number"
@@ -186,9 +187,21 @@ def is_optimizer_mark(name: str) -> bool:
     return _OPTIMIZER_MARK.match(name) is not None
 
 
+# Hardware counters: CuptiPMSamplingProfiler.cpp in libkineto, torch/profiler/_cuspy ---------------
+
+_COUNTERS = re.compile(r"GPU (\d{1,3}) Counters")
+
+
+def counter_device(process: object) -> int:
+    """Return the device whose counters a process stands for; -1 for other processes."""
+    match = _COUNTERS.fullmatch(process) if isinstance(process, str) else None
+    return int(match[1]) if match else -1
+
+
 # Generated code: torch/_inductor -----------------------------------------------------------------
 
 _GENERATED_CPP = re.compile(r"cpp_")
+_GENERATED_LOOP = re.compile(r"(triton_(poi|red|per|for)|(graph_\d+_)?cpp)_fused_")
 _GRAPH_NUMBER = re.compile(r"graph_\d+_")
 _EXTERN_KERNEL = re.compile(r"(?:\w+\.)*extern_kernels\.(\w+)$")
 _GENERATED_COPY = re.compile(
@@ -209,9 +222,22 @@ def is_generated_cpp(name: str) -> bool:
     return _GENERATED_CPP.match(name) is not None
 
 
+def is_generated_loop(name: str) -> bool:
+    """Whether a generated kernel does pointwise work and reductions: ``triton_poi_fused_add_3``.
+
+    Kernels from templates multiply matrices, as ``triton_tem_fused_mm_0``.
+    """
+    return _GENERATED_LOOP.match(name) is not None
+
+
 def is_generated_copy(name: str) -> bool:
     """Whether a generated kernel only copies into another layout: ``triton_poi_fused_clone_3``."""
     return _GENERATED_COPY.match(name) is not None
+
+
+def is_library_call(name: str) -> bool:
+    """Whether a launch site calls an operator that is not generated: ``extern_kernels.mm``."""
+    return _EXTERN_KERNEL.match(name) is not None or _OVERLOAD.match(name) is not None
 
 
 def is_launch_of(site: str, name: str) -> bool:

@@ -48,6 +48,8 @@ _AMPERE = "NVIDIA data sheet of the card, 2021"
 _ADA = "NVIDIA data sheet of the card, 2023"
 _H100 = "NVIDIA H100 data sheet, 2024"
 _H200 = "NVIDIA H200 data sheet, 2024"
+_H20 = "NVIDIA H20 data sheet, 2023"
+_GH200 = "NVIDIA GH200 data sheet, 2024"
 _BLACKWELL = "NVIDIA Blackwell data sheet, 2025"
 _GEFORCE_30 = "NVIDIA Ampere GA102 architecture paper, 2021"
 _GEFORCE_40 = "NVIDIA Ada architecture paper, 2023"
@@ -75,6 +77,9 @@ _DEVICES = (
     _Device(r"A100-SXM4-80GB", 312.0, 156.0, 19.5, 0, 2039, _A100),
     _Device(r"A100-PCIE-40GB", 312.0, 156.0, 19.5, 0, 1555, _A100),
     _Device(r"A100 80GB PCIe", 312.0, 156.0, 19.5, 0, 1935, _A100),
+    # These variants for other markets have slower links between devices, and the same peaks.
+    _Device(r"A800-SXM4-80GB", 312.0, 156.0, 19.5, 0, 2039, _A100),
+    _Device(r"A800 80GB PCIe", 312.0, 156.0, 19.5, 0, 1935, _A100),
     _Device(r"A30", 165.0, 82.0, 10.3, 0, 933, _AMPERE),
     _Device(r"A10", 125.0, 62.5, 31.2, 0, 600, _AMPERE),
     # The tensor cores of this variant do 70 TFLOP/s, not the 125 of the A10.
@@ -88,10 +93,15 @@ _DEVICES = (
     _Device(r"H100 80GB HBM3", 989.4, 494.7, 66.9, 1978.9, 3352, _H100),
     _Device(r"H100 PCIe", 756.0, 378.0, 51.2, 1513.0, 2039, _H100),
     _Device(r"H100 NVL", 835.5, 417.5, 60.0, 1670.5, 3938, _H100),
+    _Device(r"H800", 989.4, 494.7, 66.9, 1978.9, 3352, _H100),
+    _Device(r"H20", 148.0, 74.0, 44.0, 296.0, 4000, _H20),
+    _Device(r"GH200 480GB", 989.4, 494.7, 66.9, 1978.9, 4000, _GH200),
+    _Device(r"GH200 144G HBM3e", 989.4, 494.7, 66.9, 1978.9, 4900, _GH200),
     _Device(r"H200", 989.4, 494.7, 66.9, 1978.9, 4800, _H200),
     _Device(r"H200 NVL", 835.5, 417.5, 60.0, 1670.5, 4800, _H200),
     _Device(r"B200", 2250.0, 1100.0, 75.0, 4500.0, 7700, _BLACKWELL),
     _Device(r"GB200", 2500.0, 1250.0, 80.0, 5000.0, 8000, _BLACKWELL),
+    _geforce("3050", 2560, 1.777, 224, _GEFORCE_30),
     _geforce("3060", 3584, 1.777, 360, _GEFORCE_30),
     _geforce("3060 Ti", 4864, 1.665, 448, _GEFORCE_30),
     _geforce("3070", 5888, 1.725, 448, _GEFORCE_30),
@@ -109,12 +119,18 @@ _DEVICES = (
     _geforce("4080", 9728, 2.505, 717, _GEFORCE_40),
     _geforce("4080 SUPER", 10240, 2.55, 736, _GEFORCE_40),
     _geforce("4090", 16384, 2.52, 1008, _GEFORCE_40),
+    _geforce("4090 D", 14592, 2.52, 1008, _GEFORCE_40),
+    _geforce("5050", 2560, 2.572, 320, _GEFORCE_50),
+    _geforce("5060", 3840, 2.497, 448, _GEFORCE_50),
+    _geforce("5060 Ti", 4608, 2.572, 448, _GEFORCE_50),
     _geforce("5070", 6144, 2.512, 672, _GEFORCE_50),
     _geforce("5070 Ti", 8960, 2.452, 896, _GEFORCE_50),
     _geforce("5080", 10752, 2.617, 960, _GEFORCE_50),
     _geforce("5090", 21760, 2.407, 1792, _GEFORCE_50),
-    # PyTorch has one device for each of the two dies: half of the data sheet. Products of fp32
-    # matrices run on matrix cores, which is twice the vector rate.
+    # PyTorch has one device for each of the two dies of an MI250: half of the data sheet. Products
+    # of fp32 matrices run on matrix cores, which is twice the vector rate.
+    _Device(r"Instinct MI210", 181.0, 0, 45.3, 0, 1638, _CDNA),
+    _Device(r"Instinct MI250", 181.0, 0, 45.3, 0, 1638, _CDNA),
     _Device(r"Instinct MI250X.*", 191.5, 0, 47.9, 0, 1638, _CDNA),
     _Device(r"Instinct MI300X.*", 1307.4, 653.7, 163.4, 2614.9, 5300, _CDNA),
     _Device(r"Instinct MI300A.*", 980.6, 490.3, 122.6, 1961.2, 5300, _CDNA),

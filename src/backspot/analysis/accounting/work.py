@@ -4,11 +4,14 @@ An operator may call others, and both may have a formula: the outermost one coun
 calls itself, the inner call counts: autocast casts the inputs in between. What no formula covers is
 unknown. Its share is that of the device's time, or without a device of the host's time in
 the owner's nodes.
+
+Inside compiled regions, an operator works for the modules of its launch site. What generated
+kernels of pointwise work and reductions move is known from their sites; what they compute is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,15 +23,15 @@ from backspot.analysis.accounting.formulas.registry import (
     bytes_formulas,
     flops_formulas,
 )
+from backspot.analysis.attribution.compiled import Compiled
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.analysis.typical import typical
 from backspot.results.work import WorkOfModule
-from backspot.trace import Category, Events
+from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
-from backspot.trace.names import is_tf32
 
-__all__ = ["find_work"]
+__all__ = ["Counted", "count_work", "find_work"]
 
 
 _MOST = float(1 << 61)
@@ -37,7 +40,7 @@ _SAVING = ("aten::detach", "detach")
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counted:
     """The outermost operators with a formula.
 
     Attributes:
@@ -47,6 +50,11 @@ class _Counted:
 
     index: Ints
     amount: Ints
+
+    def with_more(self, others: Counted) -> Counted:
+        """Return these and others."""
+        columns = ((self.index, others.index), (self.amount, others.amount))
+        return Counted(*map(np.concatenate, columns))
 
 
 def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] | None:
@@ -58,7 +66,10 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     """
     if not len(events.signatures):
         return None
-    flops, moved = (_counted(events, formulas) for formulas in (flops_formulas(), bytes_formulas()))
+    flops, moved = (
+        count_work(events, formulas) for formulas in (flops_formulas(), bytes_formulas())
+    )
+    moved = moved.with_more(_generated(events, ownership.compiled))
     by_flops, by_bytes = (_by_owner(events, ownership, one) for one in (flops, moved))
     share = _unknown_share(events, ownership, flops, moved)
     backward, forward = _by_type(events, ownership, flops)
@@ -70,7 +81,13 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     )
 
 
-def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
+def count_work(events: Events, formulas: Mapping[str, Formula]) -> Counted:
+    """Return the work of the operators of a trace, each piece of work once.
+
+    Args:
+        events: the trace.
+        formulas: the formula of each operator that has one.
+    """
     has_one = events.names_where(formulas.__contains__)
     index = events.chosen(has_one, Category.OPERATOR)
     index = index[~_call_themselves(events, index)]
@@ -92,7 +109,14 @@ def _counted(events: Events, formulas: dict[str, Formula]) -> _Counted:
     amount = np.array(amounts, np.int64)[which.reshape(-1)]
     if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
         amount[:] = NOTHING
-    return _Counted(index, amount)
+    return Counted(index, amount)
+
+
+def _generated(events: Events, compiled: Compiled) -> Counted:
+    """Return the generated kernels, and the bytes that their sites say."""
+    loops = events.names_where(names.is_generated_loop)[events.name[compiled.event]]
+    chosen = loops & (compiled.moved >= 0)
+    return Counted(compiled.event[chosen], compiled.moved[chosen])
 
 
 def _call_themselves(events: Events, index: Ints) -> Mask:
@@ -146,19 +170,31 @@ def _amount(formula: Formula, events: Events, signature: int) -> int:
 
 
 def _by_owner(
-    events: Events, ownership: Ownership, counted: _Counted
+    events: Events, ownership: Ownership, counted: Counted
 ) -> list[tuple[int | None, int | None, int | None]]:
     """Return what each owner does in forward, when it runs again, and in backward."""
     spans, steps, owners = ownership.spans, ownership.steps, len(ownership.owners)
     known = counted.amount >= 0
     index, amount = counted.index[known], counted.amount[known]
     span = spans.of(events, index)
-    owner = take(ownership.owner, span, Special.OUTSIDE)
     run = take(ownership.passes.of_span, span)
     node = take(spans.is_node, span, False)
+    owner = take(ownership.owner, span, Special.OUTSIDE)
+    # In compiled code, each launch has owners of its own.
+    shares = ownership.launch_shares
+    launch = ownership.compiled.around(events, index)
+    launched = np.flatnonzero(launch >= 0)
+    place, share, part = shares.split(launch[launched], amount[launched])
+    rest, place = np.flatnonzero(launch < 0), launched[place]
+    which = np.concatenate([rest, place])
+    index, run, node = index[which], run[which], node[which]
+    owner = np.concatenate([owner[rest], shares.owner[share]])
+    amount = np.concatenate([amount[rest], part])
+    again = np.concatenate([np.zeros(len(rest), bool), shares.again[share]])
     # A forward belongs to the pass that comes next.
     coming = np.searchsorted(ownership.passes.start, events.start[index], side="right")
     step = np.append(steps.of_pass, NOTHING)[np.where(run >= 0, run, coming)]
+    node &= ~again
     parts: tuple[Mask, ...] = (run < 0, (run >= 0) & ~node, (run >= 0) & node)
     columns: list[list[int | None]] = []
     for chosen in parts:
@@ -176,21 +212,21 @@ def _by_owner(
 
 
 def _by_type(
-    events: Events, ownership: Ownership, flops: _Counted
+    events: Events, ownership: Ownership, flops: Counted
 ) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
     """Return the operations of each owner by type: of the backward, and of the forward."""
-    names = [_type_of(one) for one in events.signatures]
-    kinds = sorted({*names, _TF32})
-    kind = np.array([kinds.index(name) for name in names], np.int64)[events.signature[flops.index]]
+    types = [_type_of(one) for one in events.signatures]
+    kinds = sorted({*types, _TF32})
+    kind = np.array([kinds.index(one) for one in types], np.int64)[events.signature[flops.index]]
     on_tensor_cores = (kind == kinds.index("fp32")) if "fp32" in kinds else kind < 0
-    on_tensor_cores &= _launches(events, ownership, flops.index, is_tf32)
+    on_tensor_cores &= _launches(events, ownership, flops.index, names.is_tf32)
     kind[on_tensor_cores] = kinds.index(_TF32)
     found: tuple[list[dict[str, int]], ...] = tuple(
         [{} for _ in range(len(ownership.owners))] for _ in range(2)
     )
     for number in np.unique(kind).tolist():
         mine = kind == number
-        part = _Counted(flops.index[mine], flops.amount[mine])
+        part = Counted(flops.index[mine], flops.amount[mine])
         for owner, (first, again, back) in enumerate(_by_owner(events, ownership, part)):
             for where, count in zip(found, ((again or 0) + (back or 0), first or 0), strict=True):
                 if count:
@@ -242,7 +278,7 @@ def _launches(
 
 
 def _unknown_share(
-    events: Events, ownership: Ownership, flops: _Counted, moved: _Counted
+    events: Events, ownership: Ownership, flops: Counted, moved: Counted
 ) -> list[float]:
     """Return the share of each owner's time in backward that no formula covers."""
     index = np.concatenate([one.index[one.amount >= 0] for one in (flops, moved)])
@@ -256,12 +292,14 @@ def _unknown_share(
     launched = np.flatnonzero(take(in_pass, work.span, False))
     if len(launched):
         length = work.end[launched] - work.start[launched]
-        np.add.at(whole, ownership.work_owner[launched], length)
-        for thread, mine in grouped(work.thread, launched):
+        covered = np.zeros(len(launched), bool)
+        for thread, mine in grouped(work.thread[launched]):
             if thread in covers:
-                covered = covers[thread].at(work.launch[mine]) >= 0
-                of = mine[covered]
-                np.add.at(known, ownership.work_owner[of], work.end[of] - work.start[of])
+                covered[mine] = covers[thread].at(work.launch[launched[mine]]) >= 0
+        place, share, part = ownership.work_shares.split(launched, length)
+        owner = ownership.work_shares.owner[share]
+        np.add.at(whole, owner, part)
+        np.add.at(known, owner[covered[place]], part[covered[place]])
     else:
         for thread, (mine, nesting) in spans.nesting.items():
             line = nesting.timeline

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,8 @@ class Compiled:
         span: the host's innermost span around the launch.
         shares: the owners of each of these launches: indices into the spans' modules followed by
             ``modules``; ``NOTHING`` stands for the owner of the region.
+        moved: the bytes that each launch reads and writes, each tensor once; ``NOTHING`` where its
+            site is not certain.
         of_work: for each piece of device work the index of its launch in ``event``, ``NOTHING`` for
             none.
         called: the modules in the forward code of regions, once for each call of the code: indices
@@ -86,10 +89,28 @@ class Compiled:
     end: Ints
     span: Ints
     shares: Shares
+    moved: Ints
     of_work: Ints
     called: Ints
     caller: Ints
     unmatched: tuple[Unmatched, ...]
+
+    def around(self, events: Events, index: Ints) -> Ints:
+        """Return the launch that each host event is or is called by; ``NOTHING`` for none.
+
+        Args:
+            events: the trace.
+            index: the host's events.
+        """
+        found = np.full(len(index), NOTHING, np.int64)
+        launched = dict(grouped(events.thread[self.event]))
+        for thread, here in grouped(events.thread[index]):
+            if thread in launched:
+                mine = launched[thread]
+                event = self.event[mine]
+                line = first_started(events.start[event], events.end[event], mine)
+                found[here] = line.at(events.start[index[here]])
+        return found
 
     def at(self, spans: Spans, span: Ints, time: Ints) -> Ints:
         """Return the launch that each span itself works for at a time; ``NOTHING`` for none.
@@ -130,6 +151,7 @@ def find_compiled_launches(
     launches: list[int] = []
     begin: list[int] = []
     shares: list[list[Share]] = []
+    moved: list[int] = []
     unmatched: Counter[tuple[int, str]] = Counter()
     of_work = np.full(len(work.start), NOTHING, np.int64)
     is_call = events.name_mask(names.COMPILED_GRAPH)
@@ -162,6 +184,7 @@ def find_compiled_launches(
                 begin += np.where(found.follows, np.minimum(before, began), began).tolist()
                 launches += children
                 shares += found.launches
+                moved += found.moved
                 called_in += [(one, int(around[call])) for one in found.called]
         matched = np.array(launches[first:], np.int64)
         timeline = innermost(events.start[matched], events.end[matched]).timeline
@@ -177,6 +200,7 @@ def find_compiled_launches(
         end=events.end[event],
         span=spans.of(events, event),
         shares=shares_of(shares),
+        moved=np.array(moved, np.int64),
         of_work=of_work,
         called=called,
         caller=caller,
@@ -241,11 +265,13 @@ class _Match(NamedTuple):
     Attributes:
         follows: whether each launch is the next thing that the code does after the launch before.
         launches: the shares of each launch.
+        moved: the bytes of each launch.
         called: the modules that the code calls, if it is a forward.
     """
 
     follows: list[bool]
     launches: list[list[Share]]
+    moved: list[int]
     called: tuple[int, ...]
 
 
@@ -323,9 +349,14 @@ class _Matcher:
             for site in graph.sites or ()
         ]
         launches = [of_sites[at] if at >= 0 else [Share(NOTHING, 1)] for at in aligned]
+        bytes_of_sites = [sum(p.weight for p in site.parts) for site in graph.sites or ()]
+        moved = [
+            bytes_of_sites[at] or NOTHING if at >= 0 and at != before else NOTHING
+            for before, at in pairwise((NOTHING, *aligned))
+        ]
         # The module that was entered has a label for its call.
         inside = () if graph.backward else tuple(sorted(called - {entered}))
-        return _Match(_following(graph.sites or (), aligned), launches, inside)
+        return _Match(_following(graph.sites or (), aligned), launches, moved, inside)
 
     def _base(self, places: Sequence[Place], entered: int) -> str | None:
         """Return the path of the module that is the root of some places; ``None`` if unknown.

@@ -192,14 +192,16 @@ def _memory(row: Row) -> list[int] | Literal[0]:
 
 
 def _limit(report: Report, row: Row, unit: int) -> list[Any] | Literal[0]:
-    """TFLOP/s, share of the peak, headroom, and which peak bounds the row."""
+    """TFLOP/s, share of the peak, headroom, which peak bounds the row, and the measured GB/s."""
     limit = report.limit(row) if row.work is not None else None
     if limit is None:
         return 0
     tflops = None if limit.tflops is None else round(limit.tflops, 1)
     of_peak = None if limit.of_peak is None else round(limit.of_peak, 4)
     headroom = None if limit.headroom_ns is None else _in(unit, limit.headroom_ns)
-    return [tflops, of_peak, headroom, limit.bound]
+    measured = None if limit.measured_gbps is None else round(limit.measured_gbps)
+    gbps = None if limit.gbps is None else round(limit.gbps)
+    return [tflops, of_peak, headroom, limit.bound, gbps, measured]
 
 
 def _limits_of_groups(report: Report, unit: int) -> dict[By, list[list[Any]]]:

@@ -78,6 +78,8 @@ function makeDetails(model, box, change, say) {
       row.held && row.held.frees ? line(["MB that checkpointing frees", megabytes(row.held.frees), whole ? "" : null]) : null,
       row.limit && row.limit.ofPeak !== null ? line([`of the peak, bound by ${row.limit.bound}`, percent(row.limit.ofPeak), whole ? "" : null]) : null,
       row.limit && row.limit.headroom !== null ? line(["headroom", per(row.limit.headroom, decimals), whole ? "" : null]) : null,
+      row.limit && row.limit.measured !== null ? line([row.limit.gbps === null ? "GB/s measured"
+        : `GB/s measured, ${row.limit.gbps} needed at least`, `${row.limit.measured}`, whole ? "" : null]) : null,
       row.split ? line(["known without splitting kernels", percent(1 - row.split / row.own.wall), whole ? "" : null]) : null));
   }
 

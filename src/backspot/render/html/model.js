@@ -119,6 +119,7 @@ function readModel(data) {
 
 const readLimit = (limit, unit) => limit && {
   tflops: limit[0], ofPeak: limit[1], headroom: limit[2] === null ? null : limit[2] * unit, bound: limit[3],
+  gbps: limit[4], measured: limit[5],
 } || null;
 
 const keyOf = (by, cls, path) => JSON.stringify([by, cls, path]);

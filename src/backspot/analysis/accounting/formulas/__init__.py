@@ -15,7 +15,8 @@ once, even if it is broadcast, and each element of an output.
 A formula raises ``Unknown`` if the recorded inputs do not say enough. What has no formula is
 unknown, and never counts as nothing.
 
-- ``registry.py``: the decorators, ``Inputs``, and ``work_of``.
-- ``products.py``, ``convolutions.py``, ``attention.py``: floating point operations.
+- ``registry.py``: the decorators and ``Inputs``.
+- ``products.py``, ``convolutions.py``, ``attention.py``, ``recurrent.py``: floating point
+  operations.
 - ``traffic.py``: bytes.
 """

@@ -97,6 +97,19 @@ class Inputs:
             raise Unknown
         return list(shape)
 
+    def shapes_in_list(self, at: int) -> list[list[int]]:
+        """Return the sizes of each tensor of a list.
+
+        Raises:
+            Unknown: If this input is no list of tensors, or their sizes are not recorded.
+        """
+        shapes = self.shapes[at] if at < len(self.shapes) else None
+        if not isinstance(shapes, list) or not all(isinstance(shape, list) for shape in shapes):
+            raise Unknown
+        if not all(isinstance(size, int) for shape in shapes for size in shape):
+            raise Unknown
+        return shapes
+
     def value(self, at: int) -> Any:
         """Return another input: a number, a truth value or a list.
 

@@ -96,10 +96,10 @@ def product(inputs: Inputs) -> int:
 
 @moved("aten::addmm", "aten::baddbmm")
 def added_product(inputs: Inputs) -> int:
-    """What the product is added to, then two factors."""
+    """What the product is added to, then two factors; what follows is written, not read."""
     first, second = inputs.shape(1), inputs.shape(2)
     result = [*first[:-1], second[-1]]
-    return inputs.read_all() + prod(result) * inputs.element(1)
+    return sum(map(inputs.read, range(3))) + prod(result) * inputs.element(1)
 
 
 @moved("aten::convolution")
@@ -197,3 +197,60 @@ def embedding(inputs: Inputs) -> int:
     """A table and indices: the rows that are looked up are read, and written."""
     rows = prod(inputs.shape(1)) * inputs.shape(0)[-1] * inputs.element(0)
     return inputs.read(1) + 2 * rows
+
+
+# Recurrent layers --------------------------------------------------------------------------------
+
+
+def _recurrent(inputs: Inputs, width: int) -> int:
+    """Input, weights and output; what is kept for the backward has no recorded size.
+
+    Each weight is read once.
+
+    Args:
+        inputs: input, weights, and more.
+        width: the width of the output.
+    """
+    rows = prod(inputs.shape(0)[:-1])
+    return inputs.read(0) + _weights(inputs) + rows * width * inputs.element(0)
+
+
+def _weights(inputs: Inputs) -> int:
+    return sum(map(prod, inputs.shapes_in_list(1))) * inputs.element(0)
+
+
+@moved("aten::_cudnn_rnn")
+def recurrent(inputs: Inputs) -> int:
+    """The output is as wide as the state, or its projection, in each direction."""
+    width = inputs.value(8) or inputs.value(7)
+    return _recurrent(inputs, width * (1 + inputs.value(13)))
+
+
+@moved("aten::miopen_rnn")
+def recurrent_on_amd(inputs: Inputs) -> int:
+    """As above, without projection, and with other places."""
+    return _recurrent(inputs, inputs.value(6) * (1 + inputs.value(11)))
+
+
+@moved("aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward")
+def recurrent_backward(inputs: Inputs) -> int:
+    """Input, weights, …, output, its gradient, …, what was kept, mask of the gradients."""
+    last = len(inputs.values) - 1
+    mask = inputs.value(last)
+    if not isinstance(mask, list) or len(mask) != 4:
+        raise Unknown
+    weights = _weights(inputs) * (1 + bool(mask[3]))
+    gradient = inputs.read(7) if 7 in inputs.tensors else 0
+    return sum(map(inputs.read, (0, 6, last - 1))) + gradient + weights + _like(inputs, 0)
+
+
+@moved("aten::_thnn_fused_lstm_cell")
+def lstm_cell(inputs: Inputs) -> int:
+    """Gates of the input and of the state, then the cell: a new state and cell, and the gates."""
+    return inputs.read_all() + _like(inputs, 0, 2, 2)
+
+
+@moved("aten::_thnn_fused_lstm_cell_backward_impl")
+def lstm_cell_backward(inputs: Inputs) -> int:
+    """Gradients of state and cell, the cell before and after, and the gates."""
+    return inputs.read_all() + _like(inputs, 4, 2)
