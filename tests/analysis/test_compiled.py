@@ -115,13 +115,29 @@ def reasons(events):
     return {one.reason for one in attribute(events).compiled.unmatched}
 
 
-def test_a_site_too_many_leaves_the_region_with_one_owner():
-    events = with_sites(events_of("llama"), lambda sites: (*sites, sites[0]))
-    assert reasons(events) == {
-        "it has 102 launch sites, and 101 launches were recorded",
-        "it has 136 launch sites, and 135 launches were recorded",
-    }
-    assert set(attribute(events).work_shares.count.tolist()) == {1}
+def test_a_site_too_many_leaves_the_launches_around_it_with_one_owner():
+    events = events_of("vit")
+    whole = attribute(events)
+    extra = Site("torch.ops.aten.sort.stable", ())
+    some = attribute(with_sites(events, lambda sites: (*sites[:40], extra, *sites[40:])))
+    assert len(some.compiled.unmatched) == 2  # forward and backward
+    assert all(one.partly for one in some.compiled.unmatched)
+    assert all("its code has" in one.reason for one in some.compiled.unmatched)
+    assert some.compiled.event.tolist() == whole.compiled.event.tolist()
+    differs = some.launch_shares.largest != whole.launch_shares.largest
+    assert 0 < differs.sum() < 0.1 * len(differs)
+    region = some.owner[some.compiled.span]
+    assert (some.launch_shares.largest[differs] == region[differs]).all()
+    warnings = [w for w in warnings_of(events, some) if "of some launches inside 2 calls" in w]
+    assert len(warnings) == 2
+
+
+def test_sites_and_launches_without_a_common_name_leave_the_region_with_one_owner():
+    other = Site("triton_poi_other_0", ())
+    ownership = attribute(with_sites(events_of("llama"), lambda sites: (other,) * 101))
+    assert len(ownership.compiled.unmatched) == 2
+    assert not any(one.partly for one in ownership.compiled.unmatched)
+    assert set(ownership.work_shares.count.tolist()) == {1}
 
 
 def test_launches_without_a_site_leave_the_others_with_their_modules():
@@ -160,10 +176,10 @@ def test_what_finishes_a_reduction_belongs_to_the_kernel_that_began_it():
 
     finishing = ["aten::slice", "aten::view", "aten::sum", "aten::to"]
     called = ["triton_red_0", *finishing, "aten::mm", "aten::sum"]
-    assert _aligned(sites(True), called, every=False) == [0, 0, 0, 0, 0, 1, -1]
-    assert _aligned(sites(False), called, every=False) == [0, -1, -1, -1, -1, 1, -1]
+    assert _aligned(sites(True), called, every=False) == ([0, 0, 0, 0, 0, 1, -1], "")
+    assert _aligned(sites(False), called, every=False) == ([0, -1, -1, -1, -1, 1, -1], "")
     between = ["triton_red_0", "aten::sum", "triton_poi_1", "aten::sum", "aten::mm"]
-    assert _aligned(sites(True), between, every=False) == [0, 0, -1, -1, 1]
+    assert _aligned(sites(True), between, every=False) == ([0, 0, -1, -1, 1], "")
 
 
 def test_graphs_with_one_key_are_told_apart_by_direction_and_launches():

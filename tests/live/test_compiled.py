@@ -670,7 +670,7 @@ def test_a_look_up_reads_no_more_than_it_finds():
     make_fx = pytest.importorskip("torch.fx.experimental.proxy_tensor").make_fx
     table, rows = torch.ones(1000, 4), torch.tensor([1, 2, 3])
     graph = make_fx(lambda table, rows: torch.embedding(table, rows))(table, rows).graph
-    compiled.write_frames(graph)
+    compiled.write_frames(graph, {})
     (trace,) = (n.meta["stack_trace"] for n in graph.nodes if n.op == "call_function")
     ((amount, _),) = compiled._weights([compiled._worked(trace)]).values()
     assert amount == 48 + 48 + 24  # written, read, and the indices

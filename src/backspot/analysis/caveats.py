@@ -150,16 +150,17 @@ def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
             "code was compiled: call backspot.instrument(model) before the first step, with torch "
             "2.10 or later."
         ]
-    by_reason: dict[str, list[Unmatched]] = {}
+    by_reason: dict[tuple[str, bool], list[Unmatched]] = {}
     for unmatched in ownership.compiled.unmatched:
-        by_reason.setdefault(unmatched.reason, []).append(unmatched)
+        by_reason.setdefault((unmatched.reason, unmatched.partly), []).append(unmatched)
     warnings = []
-    for reason, found in by_reason.items():
+    for (reason, partly), found in by_reason.items():
+        what = "of some launches inside" if partly else "inside"
         first, *others = sorted({one.path for one in found})
         more = f" and {counted(len(others), 'more module')}" if others else ""
         calls = counted(sum(one.calls for one in found), "call")
         warnings.append(
-            f"The modules inside {calls} of compiled code, in {first or 'the model'}{more}, are "
+            f"The modules {what} {calls} of compiled code, in {first or 'the model'}{more}, are "
             f"not known: {reason}."
         )
     return warnings

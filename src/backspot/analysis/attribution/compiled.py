@@ -5,8 +5,8 @@ the order of the generated code. If their number and names agree with the sites 
 recorded, the k-th event is the k-th site. Some launches have no site: then the sites are found
 among the launches by their names. What finishes the reduction of the launch before it belongs to
 that launch's site; any other launch that is no site, or could be another one, has the owner of the
-region. If not even the names agree, the whole region keeps its one owner, and ``unmatched`` says
-why.
+region. Where not even the names agree, the launches between the next ones that are certain, or the
+whole region, keep the owner of the region, and ``unmatched`` says why.
 
 What the host does between two launches, it does for the second one.
 """
@@ -41,6 +41,7 @@ _REPLAYED = (
     "a CUDA graph was replayed, which shows no launches; backspot.profile(..., cudagraphs=False) "
     "records the same code without graphs"
 )
+_MOST_NAMED = 3  # launches in a warning
 _ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
 
 
@@ -52,11 +53,13 @@ class Unmatched:
         path: the module that the region was entered at; ``""`` is the model or unknown.
         calls: how many calls.
         reason: why.
+        partly: whether the other launches of these calls are known.
     """
 
     path: str
     calls: int
     reason: str
+    partly: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ def find_compiled_launches(
     begin: list[int] = []
     shares: list[list[Share]] = []
     moved: list[int] = []
-    unmatched: Counter[tuple[int, str]] = Counter()
+    unmatched: Counter[tuple[int, str, bool]] = Counter()
     of_work = np.full(len(work.start), NOTHING, np.int64)
     is_call = events.name_mask(names.COMPILED_GRAPH)
     calls = events.chosen(is_call, Category.OPERATOR, Category.ANNOTATION)
@@ -177,8 +180,10 @@ def find_compiled_launches(
             if isinstance(found, str) and at in replayed:
                 found = _REPLAYED
             if isinstance(found, str):
-                unmatched[int(entered[call]), found] += 1
+                unmatched[int(entered[call]), found, False] += 1
             else:
+                if found.unknown:
+                    unmatched[int(entered[call]), found.unknown, True] += 1
                 before = np.append(events.start[children[:1]], events.end[children[:-1]])
                 began = events.start[children]
                 begin += np.where(found.follows, np.minimum(before, began), began).tolist()
@@ -205,8 +210,8 @@ def find_compiled_launches(
         called=called,
         caller=caller,
         unmatched=tuple(
-            Unmatched(spans.modules[where].path if where >= 0 else "", count, reason)
-            for (where, reason), count in unmatched.most_common()
+            Unmatched(spans.modules[where].path if where >= 0 else "", count, reason, partly)
+            for (where, reason, partly), count in unmatched.most_common()
         ),
     )
 
@@ -267,12 +272,14 @@ class _Match(NamedTuple):
         launches: the shares of each launch.
         moved: the bytes of each launch.
         called: the modules that the code calls, if it is a forward.
+        unknown: why launches between others are not known; ``""`` if there are none.
     """
 
     follows: list[bool]
     launches: list[list[Share]]
     moved: list[int]
     called: tuple[int, ...]
+    unknown: str
 
 
 class _Matcher:
@@ -322,7 +329,7 @@ class _Matcher:
             if isinstance(aligned, str):
                 found: _Match | str = aligned
             else:
-                found = self._owned(graph, aligned, asked.entered)
+                found = self._owned(graph, *aligned, asked.entered)
             if isinstance(found, str):
                 reasons[found] = abs(len(sites) - len(called))
             elif all(found.launches != known.launches for known in answers):
@@ -331,7 +338,9 @@ class _Matcher:
             return "several graphs in memory have its key, and other modules"
         return answers[0] if answers else min(reasons, key=reasons.__getitem__)
 
-    def _owned(self, graph: CompiledGraph, aligned: Sequence[int], entered: int) -> _Match | str:
+    def _owned(
+        self, graph: CompiledGraph, aligned: Sequence[int], unknown: str, entered: int
+    ) -> _Match | str:
         bases: dict[str, str | None] = {}
         for root in {place.root for place in graph.places}:
             bases[root] = self._base([p for p in graph.places if p.root == root], entered)
@@ -356,7 +365,7 @@ class _Matcher:
         ]
         # The module that was entered has a label for its call.
         inside = () if graph.backward else tuple(sorted(called - {entered}))
-        return _Match(_following(graph.sites or (), aligned), launches, moved, inside)
+        return _Match(_following(graph.sites or (), aligned), launches, moved, inside, unknown)
 
     def _base(self, places: Sequence[Place], entered: int) -> str | None:
         """Return the path of the module that is the root of some places; ``None`` if unknown.
@@ -416,13 +425,18 @@ def _joined(base: str, path: str) -> str:
     return f"{base}.{path}" if base and path else base or path
 
 
-def _aligned(sites: Sequence[Site], called: Sequence[str], *, every: bool) -> list[int] | str:
+def _aligned(
+    sites: Sequence[Site], called: Sequence[str], *, every: bool
+) -> tuple[list[int], str] | str:
     """Return the index of each launch's site, ``NOTHING`` if unknown; or why none is known.
 
     Args:
         sites: the sites of the graph.
         called: the names of the launches.
         every: whether each launch must be a site.
+
+    Returns:
+        The indices, and why those between some launches are unknown (``""`` if there are none such).
     """
     # The profiler does not see generated C++ code, unless Inductor was told to show it.
     seen = [at for at, site in enumerate(sites) if not names.is_generated_cpp(site.name)]
@@ -432,12 +446,14 @@ def _aligned(sites: Sequence[Site], called: Sequence[str], *, every: bool) -> li
             names.is_launch_of(sites[at].name, name)
             for at, name in zip(chosen, called, strict=True)
         ):
-            return chosen
+            return chosen, ""
     for chosen in () if every else choices:
         if chosen and (found := _embedded([sites[at].name for at in chosen], called)):
-            return _with_reductions(
-                sites, called, [chosen[at] if at >= 0 else NOTHING for at in found]
-            )
+            known = [chosen[at] if at >= 0 else NOTHING for at in found]
+            return _with_reductions(sites, called, known), ""
+    if not every and (between := _between_certain([site.name for site in sites], called)):
+        known, unknown = between
+        return _with_reductions(sites, called, known), unknown
     if len(called) not in (len(sites), len(seen)):
         return f"it has {len(sites)} launch sites, and {len(called)} launches were recorded"
     chosen = choices[0] if len(called) == len(sites) else seen
@@ -466,6 +482,45 @@ def _embedded(sites: Sequence[str], called: Sequence[str]) -> list[int]:
         if first == last:
             found[first] = site
     return found
+
+
+def _between_certain(sites: Sequence[str], called: Sequence[str]) -> tuple[list[int], str] | None:
+    """Match the launches between those that are certain, each stretch for itself.
+
+    A generated kernel that the code calls once, and that was launched once, is certain: its site and
+    its launch have the same name.
+
+    Returns:
+        The site of each launch, and why those of the first unknown stretch are unknown; ``None`` if
+        no launch is certain, or they came in another order.
+    """
+    times = Counter(sites), Counter(called)
+    single = {name for name, count in times[0].items() if count == 1 == times[1][name]}
+    certain = [(sites.index(name), at) for at, name in enumerate(called) if name in single]
+    if not certain or any(site > after for (site, _), (after, _) in pairwise(certain)):
+        return None
+    found = [NOTHING] * len(called)
+    unknown = ""
+    ends = (-1, -1), *certain, (len(sites), len(called))
+    for (site, launch), (next_site, next_launch) in pairwise(ends):
+        inside, asked = sites[site + 1 : next_site], called[launch + 1 : next_launch]
+        matched = _embedded(inside, asked)
+        if inside and not matched:
+            behind = f"behind {called[launch]}, " if launch >= 0 else ""
+            unknown = unknown or (
+                f"{behind}its code has {_list(inside)}, and {_list(asked)} was recorded"
+            )
+        for at, one in enumerate(matched):
+            if one >= 0:
+                found[launch + 1 + at] = site + 1 + one
+        if next_launch < len(called):
+            found[next_launch] = next_site
+    return found, unknown
+
+
+def _list(some: Sequence[str]) -> str:
+    shown = ", ".join(some[:_MOST_NAMED]) or "nothing"
+    return f"{shown} and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else shown
 
 
 def _with_reductions(
