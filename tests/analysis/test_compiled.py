@@ -115,19 +115,20 @@ def reasons(events):
     return {one.reason for one in attribute(events).compiled.unmatched}
 
 
-def test_a_site_too_many_leaves_the_launches_around_it_with_one_owner():
+def test_a_site_that_was_not_launched_leaves_the_launches_around_it_with_their_modules():
     events = events_of("vit")
     whole = attribute(events)
     extra = Site("torch.ops.aten.sort.stable", ())
-    some = attribute(with_sites(events, lambda sites: (*sites[:40], extra, *sites[40:])))
+    some = attribute(with_sites(events, lambda sites: (*sites[:40], extra, *sites[41:])))
     assert len(some.compiled.unmatched) == 2  # forward and backward
     assert all(one.partly for one in some.compiled.unmatched)
     assert all("its code has" in one.reason for one in some.compiled.unmatched)
     assert some.compiled.event.tolist() == whole.compiled.event.tolist()
     differs = some.launch_shares.largest != whole.launch_shares.largest
-    assert 0 < differs.sum() < 0.1 * len(differs)
+    assert 0 < differs.sum() <= 4  # two graphs, two steps
     region = some.owner[some.compiled.span]
     assert (some.launch_shares.largest[differs] == region[differs]).all()
+    assert_adds_up(_report(events, some, None))
     warnings = [w for w in warnings_of(events, some) if "of some launches inside 2 calls" in w]
     assert len(warnings) == 2
 

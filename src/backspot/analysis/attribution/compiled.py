@@ -436,7 +436,7 @@ def _aligned(
         every: whether each launch must be a site.
 
     Returns:
-        The indices, and why those between some launches are unknown (``""`` if there are none such).
+        The indices, and why those between some launches are unknown, ``""`` if none are.
     """
     # The profiler does not see generated C++ code, unless Inductor was told to show it.
     seen = [at for at, site in enumerate(sites) if not names.is_generated_cpp(site.name)]
@@ -487,8 +487,8 @@ def _embedded(sites: Sequence[str], called: Sequence[str]) -> list[int]:
 def _between_certain(sites: Sequence[str], called: Sequence[str]) -> tuple[list[int], str] | None:
     """Match the launches between those that are certain, each stretch for itself.
 
-    A generated kernel that the code calls once, and that was launched once, is certain: its site and
-    its launch have the same name.
+    A generated kernel that the code calls once, and that was launched once, is certain: its site
+    and its launch have the same name.
 
     Returns:
         The site of each launch, and why those of the first unknown stretch are unknown; ``None`` if
@@ -499,23 +499,45 @@ def _between_certain(sites: Sequence[str], called: Sequence[str]) -> tuple[list[
     certain = [(sites.index(name), at) for at, name in enumerate(called) if name in single]
     if not certain or any(site > after for (site, _), (after, _) in pairwise(certain)):
         return None
-    found = [NOTHING] * len(called)
+    found: list[int] = []
     unknown = ""
-    ends = (-1, -1), *certain, (len(sites), len(called))
-    for (site, launch), (next_site, next_launch) in pairwise(ends):
+    for (site, launch), (next_site, next_launch) in pairwise(
+        ((-1, -1), *certain, (len(sites), len(called)))
+    ):
         inside, asked = sites[site + 1 : next_site], called[launch + 1 : next_launch]
-        matched = _embedded(inside, asked)
-        if inside and not matched:
+        stretch = _embedded(inside, asked)
+        if inside and not stretch:
+            stretch = _from_both_ends(inside, asked)
             behind = f"behind {called[launch]}, " if launch >= 0 else ""
             unknown = unknown or (
                 f"{behind}its code has {_list(inside)}, and {_list(asked)} was recorded"
             )
-        for at, one in enumerate(matched):
-            if one >= 0:
-                found[launch + 1 + at] = site + 1 + one
-        if next_launch < len(called):
-            found[next_launch] = next_site
-    return found, unknown
+        known = stretch or [NOTHING] * len(asked)
+        found += [site + 1 + at if at >= 0 else NOTHING for at in known]
+        found.append(next_site)
+    return found[:-1], unknown
+
+
+def _from_both_ends(sites: Sequence[str], called: Sequence[str]) -> list[int]:
+    """Return the site of each launch, as far as they agree one by one from either end."""
+    found = [NOTHING] * len(called)
+    for site, at in _agreeing(sites, called):
+        found[at] = site
+    for site, at in _agreeing(sites[::-1], called[::-1]):
+        site, at = len(sites) - 1 - site, len(called) - 1 - at
+        found[at] = site if found[at] in (NOTHING, site) else NOTHING
+    return found
+
+
+def _agreeing(sites: Sequence[str], called: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the sites and launches that agree, up to the first ones that do not."""
+    found: list[tuple[int, int]] = []
+    for at, name in enumerate(called):
+        if len(found) < len(sites) and names.is_launch_of(sites[len(found)], name):
+            found.append((len(found), at))
+        elif name not in names.AFTER_REDUCTION:
+            break
+    return found
 
 
 def _list(some: Sequence[str]) -> str:
