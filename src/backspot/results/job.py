@@ -25,11 +25,24 @@ __all__ = [
     "Part",
     "RankCost",
     "RankLane",
+    "Role",
     "SlowestRank",
 ]
 
 SCHEMA = "backspot.job/1"
 """Version of the JSON form."""
+Role = Literal[
+    "data",
+    "sharded",
+    "tensor",
+    "pipeline",
+    "expert",
+    "context",
+    "expert_or_context",
+    "unknown",
+]
+"""What a process group is for: the exchange of gradients, sharded parameters (FSDP), tensor,
+pipeline, expert or context parallelism."""
 Part = Literal["forward_gpu", "forward_host", "backward_gpu", "backward_host"]
 """A part of a module's clock time: its kernels, or its host holding up the device."""
 
@@ -118,7 +131,12 @@ class GroupCost:
         name: The process group, ``""`` if the traces do not say so.
         ranks: Its ranks that have a summary.
         absent: Its ranks that have none. They may be the last to enter.
+        role: What it is for, as its collectives show, or as its name says where these leave
+            several answers: ``data``, ``sharded`` (FSDP), ``tensor``, ``pipeline``, ``expert``,
+            ``context``, ``expert_or_context``, or ``unknown``.
         collectives: How many a step has.
+        transfers: How many transfers between two ranks a step has on the typical rank: these are
+            no collectives, and their waits are in ``RankCost.stalled_ns``.
         wait_ns: Median of the ranks.
         transfer_ns: Median of the ranks.
         most_waiting: The rank that waits most.
@@ -133,6 +151,8 @@ class GroupCost:
     transfer_ns: int
     most_waiting: int
     most_wait_ns: int
+    role: Role = "unknown"
+    transfers: float = 0.0
 
 
 @public
