@@ -25,14 +25,16 @@ from backspot.job.summary import Call
 from backspot.results.job import Role
 from backspot.trace.names import ALL_TO_ALL, POINT_TO_POINT
 
-__all__ = ["role_of"]
+__all__ = ["Roles", "role_of"]
 
-_Roles: TypeAlias = frozenset[Role]
+Roles: TypeAlias = Mapping[tuple[str, tuple[int, ...]], Role]
+"""The role of each process group, by its name and ranks."""
+_Set: TypeAlias = frozenset[Role]
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 _EXCHANGES = (*_REDUCTIONS, "all_gather", ALL_TO_ALL, POINT_TO_POINT)
 """What can move activations, and the gradients of these back."""
-_WORDS: Mapping[str, _Roles] = {
-    word: _Roles(roles)
+_WORDS: Mapping[str, _Set] = {
+    word: _Set(roles)
     for words, roles in (
         ("dp data", ("data", "sharded")),
         ("ddp replicate replicated", ("data",)),
@@ -57,7 +59,7 @@ def role_of(name: str, calls: Collection[Call], classes: Mapping[str, str]) -> R
         classes: the class of each module by its path.
     """
     seen, said = _seen(calls, classes), _said(name)
-    fitting = said.intersection(_Roles().union(*seen)) if seen else said
+    fitting = said.intersection(_Set().union(*seen)) if seen else said
     if said:
         return next(iter(fitting)) if len(fitting) == 1 else "unknown"
     if len(seen) != 1:
@@ -67,23 +69,23 @@ def role_of(name: str, calls: Collection[Call], classes: Mapping[str, str]) -> R
     return next(iter(seen[0])) if len(seen[0]) == 1 else "unknown"
 
 
-def _said(name: str) -> _Roles:
+def _said(name: str) -> _Set:
     """Return which roles the words of a name can mean: ``dp_shard`` is ``sharded``."""
     known = [_WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in _WORDS]
-    every = _Roles().union(*known)
+    every = _Set().union(*known)
     return every.intersection(*known) or every
 
 
-def _seen(calls: Collection[Call], classes: Mapping[str, str]) -> list[_Roles]:
+def _seen(calls: Collection[Call], classes: Mapping[str, str]) -> list[_Set]:
     """Return for each thing that collectives do the roles in which groups do that."""
     found = []
     purposes = {call.purpose for call in calls}
     if "parameters" in purposes:
-        found.append(_Roles({"sharded"}))
+        found.append(_Set({"sharded"}))
     elif "gradients" in purposes:
-        found.append(_Roles({"data"}))
+        found.append(_Set({"data"}))
     if any(call.kind == POINT_TO_POINT and not call.purpose for call in calls):
-        found.append(_Roles({"pipeline"}))
+        found.append(_Set({"pipeline"}))
     moving = [
         call
         for call in calls
@@ -94,22 +96,24 @@ def _seen(calls: Collection[Call], classes: Mapping[str, str]) -> list[_Roles]:
     return found
 
 
-def _of_activations(calls: Collection[Call], classes: Mapping[str, str]) -> _Roles:
+def _of_activations(calls: Collection[Call], classes: Mapping[str, str]) -> _Set:
     """Return the roles of groups that exchange activations in these ways."""
     forward = [call for call in calls if not call.backward]
     kinds = {call.kind for call in calls}
     where = [f"{call.module} {classes.get(call.module, '')}" for call in calls]
     for_experts = all(_EXPERT.search(one) for one in where)
     attends = {call.module for call in forward if call.purpose == "attention"}
-    if len(attends) and all(call.module in attends for call in calls):
-        return _Roles({"context"})
+    if all(call.purpose == "attention" for call in forward) and all(
+        call.module in attends for call in calls
+    ):
+        return _Set({"context"})
     if kinds == {ALL_TO_ALL}:
         if for_experts:
-            return _Roles({"expert"})
-        return _Roles({"context"} if all(map(_ATTENTION.search, where)) else {"expert", "context"})
+            return _Set({"expert"})
+        return _Set({"context"} if all(map(_ATTENTION.search, where)) else {"expert", "context"})
     if POINT_TO_POINT in kinds:
-        return _Roles({"context", "pipeline"})
+        return _Set({"context", "pipeline"})
     reduced = any(call.kind in _REDUCTIONS for call in forward)
     if reduced and ALL_TO_ALL not in kinds and not for_experts:
-        return _Roles({"tensor"})
-    return _Roles({"tensor", "context", "expert"})
+        return _Set({"tensor"})
+    return _Set({"tensor", "context", "expert"})

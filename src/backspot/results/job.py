@@ -16,6 +16,7 @@ from backspot.results.presented import Presented
 from backspot.results.public import public
 
 __all__ = [
+    "ROLES",
     "SCHEMA",
     "GroupCost",
     "JobFinding",
@@ -43,6 +44,17 @@ Role = Literal[
 ]
 """What a process group is for: the exchange of gradients, sharded parameters (FSDP), tensor,
 pipeline, expert or context parallelism."""
+ROLES: dict[Role, str] = {
+    "data": "data parallel",
+    "sharded": "fully sharded",
+    "tensor": "tensor parallel",
+    "pipeline": "pipeline",
+    "expert": "expert parallel",
+    "context": "context parallel",
+    "expert_or_context": "expert or context parallel",
+    "unknown": "role not known",
+}
+"""The roles in words."""
 Part = Literal["forward_gpu", "forward_host", "backward_gpu", "backward_host"]
 """A part of a module's clock time: its kernels, or its host holding up the device."""
 
