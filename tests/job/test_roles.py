@@ -1,8 +1,6 @@
-"""What a process group is for: by what its collectives do, and by names where these leave it open."""
+"""The role of a process group: by what its collectives do, and by names if these leave it open."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -63,17 +61,22 @@ def test_collectives_of_one_kind_of_parallelism_tell_the_role(
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [(GRADIENTS, TENSOR), (SHARDED, ALL_TO_ALL), (STAGES, GRADIENTS), (TENSOR, STAGES)],
+    ("calls", "name", "role"),
+    [
+        ([*GRADIENTS, *TENSOR], "mesh_tp", "tensor"),
+        ([*GRADIENTS, *TENSOR], "mesh_dp", "data"),
+        ([*GRADIENTS, *TENSOR], "mesh_dp_shard", "unknown"),
+        ([*SHARDED, *ALL_TO_ALL], "mesh_dp", "sharded"),
+        ([*SHARDED, *ALL_TO_ALL], "mesh_ep", "expert"),
+        ([*SHARDED, *ALL_TO_ALL], "mesh_tp", "unknown"),
+        ([*STAGES, *GRADIENTS], "mesh_pp", "pipeline"),
+    ],
 )
 def test_a_group_that_does_several_things_is_unknown_unless_its_name_says_for_which(
-    one: list[Call], other: list[Call]
+    calls: list[Call], name: str, role: Role
 ) -> None:
-    both = [*one, *other]
-    assert role_of("default_pg", both, {}) == "unknown"
-    for name, roles in (("mesh_tp", "tensor"), ("dp", "data"), ("dp_shard", "sharded")):
-        expected = roles if roles in (role_of("", one, {}), role_of("", other, {})) else "unknown"
-        assert role_of(name, both, {}) == expected
+    assert role_of("default_pg", calls, {}) == "unknown"
+    assert role_of(name, calls, {}) == role
 
 
 @pytest.mark.parametrize(

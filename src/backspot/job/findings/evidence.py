@@ -96,9 +96,9 @@ class Evidence:
         """
         found = np.zeros((len(self.ranks), self.steps), np.int64)
         for row, (rank, summary) in enumerate(self.ranks.items()):
-            times = [time for one in summary.modules for time in (one.forward_gpu, one.backward_gpu)]
+            times = [(one.forward_gpu, one.backward_gpu) for one in summary.modules]
             if times:
-                found[row] = np.sum(times, axis=0)[list(self.at[rank])]
+                found[row] = np.sum(times, axis=(0, 1))[list(self.at[rank])]
         return found
 
     def transfers(self, purpose: str) -> Transfers:
