@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from backspot.job.reduce import summarize
 from backspot.job.roles import role_of
 from backspot.job.summary import Call, Purpose
 from backspot.results.job import Role
@@ -15,6 +18,7 @@ def _call(
     return Call(kind, purpose, module, backward=backward)
 
 
+DATA = Path(__file__).parents[1] / "data" / "ranks" / "parallel"
 GRADIENTS = [_call("all_reduce", "gradients", "", backward=True)]
 SHARDED = [
     _call("all_gather", "parameters"),
@@ -129,3 +133,27 @@ def test_experts_that_gather_their_tokens_are_not_taken_for_split_layers() -> No
 
 def test_statistics_do_not_hide_what_a_group_is_for() -> None:
     assert role_of("", [*GRADIENTS, *STATISTICS], {}) == "data"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "roles"),
+    [
+        ("fsdp1", {"default_pg": "sharded"}),
+        ("tp", {"default_pg": "tensor"}),
+        ("sp", {"default_pg": "tensor"}),
+        ("ep", {"default_pg": "data", "group 1": "expert_or_context"}),
+        ("ulysses", {"default_pg": "data", "group 2": "context"}),
+        ("cp", {"default_pg": "context"}),
+        ("cp_ring", {"default_pg": "context"}),
+        ("pp", {"": "pipeline"}),
+        ("mixed", {"default_pg": "unknown"}),
+    ],
+)
+def test_the_roles_of_groups_recorded_with_nccl_are_right(
+    recorded: str, roles: dict[str, Role]
+) -> None:
+    """None of these groups has a description of its own."""
+    summary = summarize(DATA / f"{recorded}.rank0.trace.json.gz")
+    classes = {module.path: module.class_name for module in summary.modules}
+    found = {group.name: role_of(group.name, group.calls, classes) for group in summary.groups}
+    assert found == roles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -163,7 +163,10 @@ def _listed(ranks: Sequence[int]) -> str:
 def _lateness(
     waits: Sequence[GroupWaits], clocks: Mapping[int, RankClock], steps: int
 ) -> dict[int, list[float]]:
-    """Return how much later than the others' median a rank enters collectives, by rank and step."""
+    """Return how much later than the others' median a rank enters collectives, by rank and step.
+
+    This is a mean: of ranks that wait in each of their collectives, one is late in a single one.
+    """
     late: dict[int, list[list[float]]] = {rank: [[] for _ in range(steps)] for rank in clocks}
     for one in waits:
         # A wait is the time to the last entry, so differences of waits are those of entries.
@@ -173,7 +176,7 @@ def _lateness(
             for rank, some in zip(one.ranks, of_step, strict=True):
                 late[rank][step] += some
     return {
-        rank: [median(some) if some else 0.0 for some in by_step] for rank, by_step in late.items()
+        rank: [fmean(some) if some else 0.0 for some in by_step] for rank, by_step in late.items()
     }
 
 

@@ -34,15 +34,15 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter")
 _EXCHANGES = (*_REDUCTIONS, "all_gather", ALL_TO_ALL, POINT_TO_POINT)
 """What can move activations, and the gradients of these back."""
 _WORDS: Mapping[str, _Set] = {
-    word: _Set(roles)
+    word: roles
     for words, roles in (
-        ("dp data", ("data", "sharded")),
-        ("ddp replicate replicated", ("data",)),
-        ("fsdp shard sharded", ("sharded",)),
-        ("tp tensor", ("tensor",)),
-        ("pp pipe pipeline", ("pipeline",)),
-        ("ep expert experts moe", ("expert",)),
-        ("cp context ulysses", ("context",)),
+        ("dp data", _Set({"data", "sharded"})),
+        ("ddp replicate replicated", _Set({"data"})),
+        ("fsdp shard sharded", _Set({"sharded"})),
+        ("tp tensor", _Set({"tensor"})),
+        ("pp pipe pipeline", _Set({"pipeline"})),
+        ("ep expert experts moe", _Set({"expert"})),
+        ("cp context ulysses", _Set({"context"})),
     )
     for word in words.split()
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from statistics import median
+from typing import Literal
 
 from backspot.formatting import counted, duration, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
@@ -192,9 +193,10 @@ def groups_alike(job: JobReport) -> list[list[GroupCost]]:
     return list(found.values())
 
 
-def median_of(groups: Sequence[GroupCost], what: str) -> int:
+def median_of(groups: Sequence[GroupCost], what: Literal["wait_ns", "transfer_ns"]) -> int:
     """Return the median of a time over process groups."""
-    return round(median(getattr(one, what) for one in groups))
+    times: list[int] = [getattr(one, what) for one in groups]
+    return round(median(times))
 
 
 def stalls(job: JobReport, top: int = _ROWS) -> str:

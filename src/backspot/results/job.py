@@ -74,8 +74,8 @@ class RankCost:
             as between the stages of a pipeline.
         wait_ns: Time in collectives before the last rank enters; can overlap with computing.
         transfer_ns: Time in collectives after that.
-        late_ns: How much later than the median of the other ranks it enters collectives; negative
-            if it enters earlier.
+        late_ns: How much later than the median of the other ranks it enters collectives, mean of
+            those of a step; negative if it enters earlier.
         offset_ns: What to add to its clock for the job's; ``None`` if that is not known.
         drift_ppm: By how much the offset grows, in microseconds for each second.
         uncertainty_ns: Standard deviation of its times on the job's clock.
@@ -117,7 +117,7 @@ class SlowestRank:
     Attributes:
         step: Number of the step.
         rank: The rank that enters collectives last.
-        late_ns: How much later than the median of the others, over the collectives of the step.
+        late_ns: How much later than the median of the others, mean of the collectives of the step.
         part: In what its module takes longer: ``forward_gpu``, ``backward_host``, …; ``""`` if no
             module takes longer than on the other ranks.
         path: The module whose time exceeds the median of the other ranks most.
