@@ -13,7 +13,7 @@ import pytest
 
 from backspot.commands import main
 from backspot.errors import SourceNotFoundError, UsageError
-from backspot.job import gather
+from backspot.job import worker
 from backspot.job.gather import ranks
 
 TRACES = Path(__file__).parents[1] / "data" / "h200"
@@ -130,11 +130,11 @@ def test_the_command_prints_the_answer_as_text_and_as_json(
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return a list that grows with each trace that is read."""
     read: list[Path] = []
-    original: Callable[[Path], Any] = gather.summarize
+    original: Callable[[Path], Any] = worker.summarize
 
     def summarize(path: Path) -> Any:
         read.append(path)
         return original(path)
 
-    monkeypatch.setattr(gather, "summarize", summarize)
+    monkeypatch.setattr(worker, "summarize", summarize)
     return read

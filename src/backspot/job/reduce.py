@@ -16,10 +16,10 @@ from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.timeline import NOTHING, Timeline, first_started, merged, take
+from backspot.analysis.whole import read_whole
 from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
 from backspot.job.summary import ModuleTimes, PhaseTimes, Summary
-from backspot.pipeline import read_whole
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
