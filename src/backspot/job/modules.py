@@ -181,6 +181,7 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
         chosen = np.flatnonzero(large | (worst == row)).tolist()
         if not chosen:
             continue
+        # Again, for few ranks: those of all ranks would take as much memory as the table.
         before, after = table.others(rank), table.times[row]
         was, now = before.sum(axis=1), after.sum(axis=1)
         # What the modules have in common is seen where neither side leaves out what is hidden.
