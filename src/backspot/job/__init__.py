@@ -19,7 +19,8 @@ The order in which the files work::
     findings/       what makes the job slow: one rule a file
     answer.py       all of that for the summaries of a job
     remote.py       traces on other machines, by ``fsspec``
-    worker.py       one trace in a process of its own, or its summary from the cache
+    worker.py       one trace, or its summary from the cache, in a process of its own
+    readers.py      these processes
     gather.py       all of this for the traces of a job
 
 Terms:

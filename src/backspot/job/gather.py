@@ -1,16 +1,14 @@
 """From the traces of a job to its answer: reduce each one where it lies, keep what was reduced.
 
-Each trace has a process of its own, so that a trace that is damaged, or too large for the memory,
-costs its own rank only.
+Other processes read the traces, so that a trace that is damaged, or too large for the memory, costs
+its own rank only.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -18,9 +16,10 @@ from typing import TypeAlias
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.job.answer import answer
+from backspot.job.readers import readers
 from backspot.job.remote import is_remote, remote_traces
 from backspot.job.summary import from_bytes
-from backspot.job.worker import kept_summary, read_summary
+from backspot.job.worker import read_summary
 from backspot.paths import path_text
 from backspot.progress import Progress
 from backspot.results.job import JobReport, LostRank
@@ -29,8 +28,6 @@ from backspot.trace.read import traces_in
 __all__ = ["Sources", "ranks"]
 
 Sources: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-
-_CODE = "import sys; from backspot.job.worker import main; sys.exit(main(*sys.argv[1:]))"
 
 
 def ranks(
@@ -46,8 +43,8 @@ def ranks(
             ``s3://bucket/traces`` are read by ``fsspec`` (``backspot[remote]``).
         executor: Where the traces are read: anything with the interface of
             ``concurrent.futures.Executor``. Its workers need the same paths and the same version of
-            Backspot. ``None`` (default) starts one process for each trace on this machine, as many
-            at once as there are processors.
+            Backspot. ``None`` (default) starts as many processes on this machine as there are
+            processors.
         cache: A folder that keeps what was read, so that a second call reads only what is new.
             ``None`` (default) keeps nothing.
 
@@ -121,28 +118,5 @@ def _pool(
             )
         yield executor, read_summary
         return
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        yield threads, _in_a_process
-
-
-def _in_a_process(path: str, cache: str | None) -> bytes:
-    """Read one trace in a process of its own. Raises ``RuntimeError`` with its last words."""
-    if (kept := kept_summary(path, cache)) is not None:
-        return kept
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "PYTHONIOENCODING": "utf-8",
-    }
-    done = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-c", _CODE, path, cache or ""],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=environment,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        ended = f"the process that read it ended with {done.returncode}"
-        raise RuntimeError(said[-1] if said else ended)
-    return done.stdout
+    with readers() as found:
+        yield found

@@ -1,4 +1,4 @@
-"""One trace of a job, read in a process of its own or by a worker of an executor.
+"""Traces of a job, read by a process that does nothing else, or by a worker of an executor.
 
 What this file imports, each of these processes imports: nothing that only the answer needs.
 """
@@ -11,6 +11,7 @@ import tempfile
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -20,8 +21,9 @@ from backspot.job.reduce import summarize
 from backspot.job.remote import copied, is_remote, version
 from backspot.job.summary import SCHEMA, from_bytes, to_bytes
 
-__all__ = ["kept_summary", "main", "read_summary"]
+__all__ = ["Reply", "Request", "kept_summary", "main", "read_summary", "receive", "send"]
 
+_Message = TypeVar("_Message", "Request", "Reply")
 _HEAD = 1 << 20
 """Bytes of a trace that are part of its key in the cache."""
 
@@ -55,15 +57,61 @@ def kept_summary(path: str, cache: str | None) -> bytes | None:
     return None if place is None else _read(place)
 
 
-def main(path: str, cache: str = "") -> int:
-    """Read one trace in a process of its own, and write the summary to standard output."""
-    try:
-        summary = read_summary(path, cache or None)
-    except BackspotError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    sys.stdout.buffer.write(summary)
-    return 0
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """A trace to read.
+
+    Attributes:
+        path: its path, in the encoding of file names.
+        cache: a folder of summaries, empty for none.
+    """
+
+    path: bytes
+    cache: bytes
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a trace.
+
+    Attributes:
+        summary: the summary's bytes.
+        reason: why there is none, else ``""``.
+    """
+
+    summary: bytes = b""
+    reason: str = ""
+
+
+def send(pipe: IO[bytes], message: Request | Reply) -> None:
+    """Write a message with its length before it."""
+    data = msgspec.msgpack.encode(message)
+    pipe.write(len(data).to_bytes(8, "little") + data)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes], kind: type[_Message]) -> _Message:
+    """Read a message. Raises ``EOFError`` if the other side has ended."""
+    head = pipe.read(8)
+    data = pipe.read(int.from_bytes(head, "little"))
+    if len(head) < 8 or len(data) < int.from_bytes(head, "little"):
+        raise EOFError
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def main() -> int:
+    """Read the traces that requests on standard input name, and reply on standard output."""
+    replies = sys.stdout.buffer
+    sys.stdout = sys.stderr  # what else is printed is no reply
+    while True:
+        try:
+            request = receive(sys.stdin.buffer, Request)
+        except EOFError:
+            return 0
+        try:
+            cache = os.fsdecode(request.cache) if request.cache else None
+            reply = Reply(summary=read_summary(os.fsdecode(request.path), cache))
+        except BackspotError as error:
+            reply = Reply(reason=str(error).encode(errors="replace").decode())
+        send(replies, reply)
 
 
 def _read(place: Path) -> bytes | None:
