@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (
             one["ranks"],
             one["tool"],
-            f"{one['megabytes'] / one['ranks']:.1f}",
+            f"{one['megabytes']:.0f}",
             one["seconds"],
             one["processor_seconds"],
             f"{one['megabytes'] / one['processor_seconds']:.0f}" if one["said"] else None,
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for one in cells
     ]
-    head = ("ranks", "tool", "MB each", "seconds", "processor s", "MB/s a core", "peak MB", "")
+    head = ("ranks", "tool", "MB", "seconds", "processor s", "MB/s a core", "peak MB", "")
     print_table(head, rows)
     for tool, reason in ended.items():
         print(f"{tool}: {reason}")
@@ -239,6 +239,7 @@ def _resumed(traces: Path, cache: Path, ranks: int, options: Any) -> list[dict[s
         kept = len(list(cache.glob("*.rank")))
         cell = _read("backspot", [str(traces), str(cache)], options.patience, options.gigabytes)
         size = sum(path.stat().st_size for path in traces.iterdir()) / _MB
+        size *= (ranks - kept) / ranks  # what is read
         name = f"backspot {what}, {kept} of {ranks} in the cache"
         found.append({"tool": name, "ranks": ranks, "megabytes": size, **cell})
     return found
