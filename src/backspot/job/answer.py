@@ -13,7 +13,7 @@ from backspot.errors import UsageError
 from backspot.formatting import counted, visible
 from backspot.job.align import RankClock, align
 from backspot.job.findings import Evidence, find_all
-from backspot.job.matching import common_steps, match_collectives, members
+from backspot.job.matching import are_mixed, common_steps, match_collectives, members
 from backspot.job.modules import PARTS, Table, find_spreads
 from backspot.job.others import Others
 from backspot.job.roles import Roles, role_of
@@ -137,7 +137,7 @@ def _alignment_problems(
 ) -> list[str]:
     problems = []
     alone = [rank for rank in ranks if rank not in clocks]
-    if alone and all(group.is_one for summary in ranks.values() for group in summary.groups):
+    if alone and not are_mixed(ranks):
         problems.append(
             f"The clock of {_listed(alone)} cannot be aligned, because no collective is shared "
             "with the other ranks: the waits do not count there."

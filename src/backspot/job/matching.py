@@ -21,7 +21,7 @@ from backspot.job.summary import Call, Group, Summary
 from backspot.trace.events import Ints
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["Matched", "Matching", "common_steps", "match_collectives", "members"]
+__all__ = ["Matched", "Matching", "are_mixed", "common_steps", "match_collectives", "members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,15 @@ def common_steps(summaries: Iterable[Summary]) -> tuple[int, ...]:
     return tuple(sorted(set.intersection(*numbers))) if numbers else ()
 
 
+def are_mixed(summaries: Mapping[int, Summary]) -> bool:
+    """Return whether it is not known of collectives to which process group they belong."""
+    return any(
+        not group.is_one and any(call.kind != POINT_TO_POINT for call in group.calls)
+        for summary in summaries.values()
+        for group in summary.groups
+    )
+
+
 def members(
     summaries: Mapping[int, Summary],
 ) -> dict[tuple[str, tuple[int, ...]], dict[int, Group]]:
@@ -91,7 +100,7 @@ def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
     """
     steps = common_steps(summaries.values())
     found, problems = [], []
-    if not all(group.is_one for summary in summaries.values() for group in summary.groups):
+    if are_mixed(summaries):
         problems.append(
             "The ranks use several process groups, and the traces do not say to which of them a "
             "collective belongs, as those of gloo do not: the waits do not count."
