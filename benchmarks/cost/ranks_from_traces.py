@@ -194,7 +194,7 @@ def _read(tool: str, arguments: Sequence[str], seconds: float, gigabytes: float)
         failed = errors[-1] if errors else f"exit code {process.returncode}"
     return {
         "seconds": took,
-        "processor_seconds": used,
+        "processor_seconds": None if failed else used,  # of killed processes it is not known
         "peak_mb": peak / _MB,
         "said": "" if failed else said,
         "failed": failed,
