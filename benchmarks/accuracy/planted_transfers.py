@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,6 @@ def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool)
     done: dict[str, Any] = {}
     with member(rank, kind, folder) as device:
         for name in names:
-            warnings.simplefilter("ignore")
             what, _, how = name.partition("/")
             if what == "pipeline":
                 model, pass_through = _pipeline(how, device, rank, small)

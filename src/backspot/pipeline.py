@@ -19,14 +19,9 @@ from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
 from backspot.analysis.accounting.work import find_work
-from backspot.analysis.attribution.ownership import (
-    Ownership,
-    Special,
-    attribute,
-)
-from backspot.analysis.attribution.partial import without_partial
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.tracks import find_tracks
-from backspot.analysis.caveats import warnings_of, why_no_backward
+from backspot.analysis.caveats import warnings_of
 from backspot.analysis.findings import (
     Evidence,
     Found,
@@ -40,7 +35,8 @@ from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_value
-from backspot.errors import BackspotError, NoBackwardError, SourceNotFoundError, UsageError
+from backspot.analysis.whole import owned, whole
+from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
@@ -56,7 +52,7 @@ from backspot.trace.profiler import LIVE, Export, exported, is_profiler
 from backspot.trace.read import newest
 from backspot.trace.source import Source
 
-__all__ = ["locate", "locate_export", "read_whole", "save_labelled", "trace_file"]
+__all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
 
 _Given: TypeAlias = tuple[float | None, float | None]
 """The peaks that a user gives: operations and bandwidth."""
@@ -135,7 +131,7 @@ def locate(
     if trace is None:
         events = read_events(source, progress=progress, jobs=jobs)
         live = is_profiler(source)
-        return _report(events, _owned(events), depth, given_peaks=given, live=live)
+        return _report(events, owned(events), depth, given_peaks=given, live=live)
     path_text(trace, "trace=")
     if is_profiler(source):
         return locate_export(source, LIVE, depth=depth, trace=trace, force=force, given_peaks=given)
@@ -147,7 +143,7 @@ def locate(
     path = trace_file(source)
     check_labelled(trace, force=force, source=path)
     events = read_events(path, progress=progress, jobs=jobs)
-    ownership = _owned(events)
+    ownership = owned(events)
     report = _report(events, ownership, depth, given_peaks=given)
     write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
     return report
@@ -217,9 +213,9 @@ def locate_export(
             more = read_events(path)
     with profiler if isinstance(profiler, Export) else exported(profiler) as path:
         events = replace(read_events(path), source=named)
-        ownership = _owned(events)
+        ownership = owned(events)
         if use is not None:
-            use(path, *_whole(events, ownership))
+            use(path, *whole(events, ownership))
         report = _report(
             events, ownership, depth, warmed_up, real_steps, more, given_peaks, live=True
         )
@@ -254,46 +250,14 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
         )
     check_labelled(path, force=force, source=source)
     events = read_events(source)
-    ownership = _owned(events)
-    _, whole = _whole(events, ownership)
-    if not _are_passes_of(report, whole):
+    ownership = owned(events)
+    if not _are_passes_of(report, whole(events, ownership)[1]):
         raise UsageError(
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
         )
     write_labelled(source, events, find_tracks(events, ownership), report, path, force=force)
     return Path(path)
-
-
-def read_whole(path: Path) -> tuple[Events, Ownership]:
-    """Read a trace file in this process alone.
-
-    Args:
-        path: a trace file.
-
-    Returns:
-        The events without passes and steps that were recorded in part, and their owners.
-
-    Raises:
-        SourceNotFoundError: If the file is missing or cannot be read.
-        NotATraceError: If the file is not a trace, or is too broken to use.
-        NoBackwardError: If the trace has no backward pass.
-    """
-    events = read_events(path, jobs=1)
-    return _whole(events, _owned(events))
-
-
-def _owned(events: Events) -> Ownership:
-    ownership = attribute(events)
-    if not len(ownership.passes.start):
-        raise NoBackwardError(why_no_backward(events))
-    return ownership
-
-
-def _whole(events: Events, ownership: Ownership) -> tuple[Events, Ownership]:
-    """Leave out what was recorded in part, as ``without_partial`` says."""
-    whole = without_partial(events, ownership)
-    return (events, ownership) if whole is events else (whole, attribute(whole))
 
 
 def _report(
@@ -307,18 +271,20 @@ def _report(
     *,
     live: bool = False,
 ) -> Report:
-    events, ownership = _whole(events, ownership)
-    detailed, owned = events, ownership
+    events, ownership = whole(events, ownership)
+    detailed, of_detailed = events, ownership
     if in_detail is not None:
-        detailed, owned = _whole(in_detail, _owned(in_detail))
+        detailed, of_detailed = whole(in_detail, owned(in_detail))
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
     costs = account(events, ownership, clock, steps)
-    memory, work = find_memory(detailed, owned), find_work(detailed, owned)
+    memory, work = find_memory(detailed, of_detailed), find_work(detailed, of_detailed)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=_in_detail(costs.modules, owned, memory, work, find_counters(detailed, owned)),
+        modules=_in_detail(
+            costs.modules, of_detailed, memory, work, find_counters(detailed, of_detailed)
+        ),
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
@@ -353,13 +319,13 @@ def _report(
             rules_unable=judged.unable,
         )
     if memory is not None and not detailed.truncated:
-        held = find_in_memory(MemoryEvidence(detailed, owned, memory))
+        held = find_in_memory(MemoryEvidence(detailed, of_detailed, memory))
         looked = report.rules_looked + len(rules_about_memory())
         report = replace(report, findings=(*report.findings, *held), rules_looked=looked)
     prediction = predict(events, ownership, steps, report.unprofiled_step_ns)
     report = _with_savings(report, events, ownership, prediction)
     if work is not None:
-        report = _with_peaks(report, detailed, owned, given_peaks)
+        report = _with_peaks(report, detailed, of_detailed, given_peaks)
     if depth is None:
         return report
     return changed(report, modules=ranked_rows(fold(report.modules, depth)))

@@ -224,7 +224,9 @@ def test_the_text_begins_with_the_answer_and_fits_a_terminal(name: str) -> None:
     assert text.splitlines()[0] == expected[name]
     assert len(text.splitlines()) <= 24
     assert "Next: --top " in text
-    assert "default_pg: " in render_job(job_of(name), 100, width=80)
+    role = {"ddp_host": "data parallel", "fsdp_even": "fully sharded"}[name]
+    assert text.splitlines()[1].startswith(f"2 ranks of 2 ({role}), ")
+    assert f"default_pg, {role}: " in render_job(job_of(name), 100, width=80)
 
 
 def test_names_from_a_trace_cannot_control_the_terminal() -> None:

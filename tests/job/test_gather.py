@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from backspot.commands import main
 from backspot.errors import SourceNotFoundError, UsageError
-from backspot.job import gather
+from backspot.job import worker
 from backspot.job.gather import ranks
 
 TRACES = Path(__file__).parents[1] / "data" / "h200"
@@ -130,11 +132,38 @@ def test_the_command_prints_the_answer_as_text_and_as_json(
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return a list that grows with each trace that is read."""
     read: list[Path] = []
-    original: Callable[[Path], Any] = gather.summarize
+    original: Callable[[Path], Any] = worker.summarize
 
     def summarize(path: Path) -> Any:
         read.append(path)
         return original(path)
 
-    monkeypatch.setattr(gather, "summarize", summarize)
+    monkeypatch.setattr(worker, "summarize", summarize)
     return read
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals")
+def test_a_trace_that_ends_its_process_costs_no_other_trace(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process reads all traces, and one of them is more than its memory holds."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "read = Path.open\n"
+        "def opened(self, *arguments, **more):\n"
+        "    if 'fatal' in self.name:\n"
+        "        print('out of memory', file=sys.stderr, flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return read(self, *arguments, **more)\n"
+        "Path.open = opened\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    shutil.copy(folder / "rank0.json.gz", folder / "fatal.json")
+    job = ranks([folder / "rank0.json.gz", folder / "fatal.json", folder / "rank1.json.gz"])
+    assert [one.rank for one in job.ranks] == [0, 1]
+    assert [(Path(lost.source).name, lost.reason) for lost in job.lost] == [
+        ("fatal.json", "out of memory")
+    ]

@@ -148,7 +148,7 @@ def test_a_summary_of_a_thousand_modules_has_less_than_300_kilobytes() -> None:
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"schema": "backspot.rank/2"}', b"\xff"])
 def test_what_is_no_summary_is_refused(data: bytes) -> None:
     for read in (from_bytes, from_json):
-        with pytest.raises(NotATraceError, match=r"backspot\.rank/3"):
+        with pytest.raises(NotATraceError, match=r"backspot\.rank/4"):
             read(data)
 
 

@@ -240,3 +240,25 @@ def _waits(summaries: dict[int, Summary]) -> list[object]:
 
 def _array(time: int) -> object:
     return np.array([time], np.int64)
+
+
+@pytest.mark.parametrize(("kind", "problems"), [("all_reduce", 1), ("send_recv", 0)])
+def test_collectives_of_unknown_groups_are_left_out_and_transfers_need_no_match(
+    kind: str, problems: int
+) -> None:
+    job = Job((0, 0), (0.0, 0.0), [[k * STEP // EACH for k in range(3 * EACH)]] * 2)
+    several = {
+        rank: msgspec.structs.replace(
+            one,
+            groups=(
+                *one.groups,
+                msgspec.structs.replace(
+                    one.groups[0], name="", ranks=(), calls=(Call(kind),), is_one=False
+                ),
+            ),
+        )
+        for rank, one in job.summaries().items()
+    }
+    matching = match_collectives(several)
+    assert [one.name for one in matching.groups] == ["data"]
+    assert len(matching.problems) == problems

@@ -5,19 +5,23 @@ where it lies, and only summaries are put together, so that memory grows with ra
 
 The order in which the files work::
 
-    identity.py   which rank a trace is of, and on which host, from its head and its name
-    reduce.py     one trace, read by ``pipeline.py``, to a ``Summary``
-    summary.py    ``Summary``, its bytes and back
-    matching.py   the same collective on all ranks
-    align.py      one clock for all ranks
-    waiting.py    how long each rank waits in each collective, and how long the transfer takes
-    others.py     the median of the other ranks, for each rank
-    scatter.py    whether a time is longer on one rank, beyond the noise
-    modules.py    the modules over the ranks, and those that take longer on one of them
-    findings/     what makes the job slow: one rule a file
-    answer.py     all of that for the summaries of a job
-    remote.py     traces on other machines, by ``fsspec``
-    gather.py     all of this for the traces of a job, one process for each
+    identity.py     which rank a trace is of, and on which host, from its head and its name
+    collectives.py  what the collectives of one trace are, and when the host waits for them
+    reduce.py       one trace to a ``Summary``
+    summary.py      ``Summary``, its bytes and back
+    matching.py     the same collective on all ranks
+    roles.py        what a process group is for
+    align.py        one clock for all ranks
+    waiting.py      how long each rank waits in each collective, and how long the transfer takes
+    others.py       the median of the other ranks, for each rank
+    scatter.py      whether a time is longer on one rank, beyond the noise
+    modules.py      the modules over the ranks, and those that take longer on one of them
+    findings/       what makes the job slow: one rule a file
+    answer.py       all of that for the summaries of a job
+    remote.py       traces on other machines, by ``fsspec``
+    worker.py       one trace, or its summary from the cache, in a process of its own
+    readers.py      these processes
+    gather.py       all of this for the traces of a job
 
 Terms:
 

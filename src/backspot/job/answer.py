@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from backspot.errors import UsageError
 from backspot.formatting import counted, visible
 from backspot.job.align import RankClock, align
 from backspot.job.findings import Evidence, find_all
-from backspot.job.matching import common_steps, match_collectives
+from backspot.job.matching import are_mixed, common_steps, match_collectives, members
 from backspot.job.modules import PARTS, Table, find_spreads
 from backspot.job.others import Others
-from backspot.job.summary import Summary
+from backspot.job.roles import Roles, role_of
+from backspot.job.summary import Group, Summary
 from backspot.job.waiting import GroupWaits, find_waits
 from backspot.results.job import (
     GroupCost,
@@ -27,6 +28,7 @@ from backspot.results.job import (
     SlowestRank,
 )
 from backspot.trace.events import Ints
+from backspot.trace.names import POINT_TO_POINT
 
 __all__ = ["answer"]
 
@@ -71,6 +73,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     sums = _sums(waits, len(numbers))
     table = Table(ranks, at)
     modules, claims = find_spreads(table, step_ns)
+    roles = _roles(ranks)
     world = max([len(ranks), *(summary.world_size for summary in ranks.values())])
     missing = world - len(ranks)
     if missing:
@@ -90,12 +93,12 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         steps=numbers,
         step_ns=step_ns,
         slowest=_slowest(numbers, late, table),
-        groups=tuple(_group_cost(one, len(numbers)) for one in waits),
+        groups=_group_costs(ranks, at, waits, roles),
         lane_step=numbers[lane_step],
         lanes=_lanes(ranks, at, waits, certain, lane_step),
         modules=modules,
         findings=find_all(
-            Evidence(ranks, at, step_ns, table, claims, costs, waits if known else ())
+            Evidence(ranks, at, step_ns, table, claims, costs, waits if known else (), roles)
         ),
         lost=tuple(lost),
         warnings=tuple(warnings),
@@ -134,7 +137,7 @@ def _alignment_problems(
 ) -> list[str]:
     problems = []
     alone = [rank for rank in ranks if rank not in clocks]
-    if alone:
+    if alone and not are_mixed(ranks):
         problems.append(
             f"The clock of {_listed(alone)} cannot be aligned, because no collective is shared "
             "with the other ranks: the waits do not count there."
@@ -160,7 +163,10 @@ def _listed(ranks: Sequence[int]) -> str:
 def _lateness(
     waits: Sequence[GroupWaits], clocks: Mapping[int, RankClock], steps: int
 ) -> dict[int, list[float]]:
-    """Return how much later than the others' median a rank enters collectives, by rank and step."""
+    """Return how much later than the others' median a rank enters collectives, by rank and step.
+
+    This is a mean: of ranks that wait in each of their collectives, one is late in a single one.
+    """
     late: dict[int, list[list[float]]] = {rank: [[] for _ in range(steps)] for rank in clocks}
     for one in waits:
         # A wait is the time to the last entry, so differences of waits are those of entries.
@@ -170,7 +176,7 @@ def _lateness(
             for rank, some in zip(one.ranks, of_step, strict=True):
                 late[rank][step] += some
     return {
-        rank: [median(some) if some else 0.0 for some in by_step] for rank, by_step in late.items()
+        rank: [fmean(some) if some else 0.0 for some in by_step] for rank, by_step in late.items()
     }
 
 
@@ -242,19 +248,59 @@ def _rank_cost(
     )
 
 
-def _group_cost(one: GroupWaits, steps: int) -> GroupCost:
-    wait, transfer = (typical(by_step) for by_step in one.by_step(steps))
-    most = int(wait.argmax())
-    return GroupCost(
-        name=one.group.name,
-        ranks=one.ranks,
-        absent=one.group.absent,
-        collectives=len(one.group.step) / steps,
-        wait_ns=int(np.median(wait)),
-        transfer_ns=int(np.median(transfer)),
-        most_waiting=one.ranks[most],
-        most_wait_ns=int(wait[most]),
-    )
+def _roles(ranks: Mapping[int, Summary]) -> Roles:
+    classes = {
+        module.path: module.class_name for summary in ranks.values() for module in summary.modules
+    }
+    return {
+        (name, of_group): role_of(
+            name, {call for group in groups.values() for call in group.calls}, classes
+        )
+        for (name, of_group), groups in members(ranks).items()
+    }
+
+
+def _group_costs(
+    ranks: Mapping[int, Summary],
+    at: Mapping[int, Sequence[int]],
+    waits: Sequence[GroupWaits],
+    roles: Roles,
+) -> tuple[GroupCost, ...]:
+    """Return the process groups whose collectives are matched, or that transfer between ranks."""
+    steps = len(next(iter(at.values())))
+    waited = {(one.group.name, one.group.all_ranks): one for one in waits}
+    found = []
+    for (name, of_group), groups in members(ranks).items():
+        one = waited.get((name, of_group))
+        transfers = median(_transfers(group, at[rank]) for rank, group in groups.items()) / steps
+        if one is None and not transfers:
+            continue
+        here = one.ranks if one else tuple(groups)
+        sums = one.by_step(steps) if one else (np.zeros((len(here), steps), np.int64),) * 2
+        wait, transfer = map(typical, sums)
+        most = int(wait.argmax())
+        found.append(
+            GroupCost(
+                name=name,
+                ranks=here,
+                absent=tuple(rank for rank in of_group if rank not in groups),
+                collectives=len(one.group.step) / steps if one else 0.0,
+                wait_ns=int(np.median(wait)),
+                transfer_ns=int(np.median(transfer)),
+                most_waiting=here[most],
+                most_wait_ns=int(wait[most]),
+                role=roles[name, of_group],
+                transfers=transfers,
+            )
+        )
+    return tuple(found)
+
+
+def _transfers(group: Group, steps: Sequence[int]) -> int:
+    """Return how many transfers between two ranks a group has in these steps."""
+    known = np.isin(group.step, steps)
+    is_one = np.array([call.kind == POINT_TO_POINT for call in group.calls], bool)
+    return int((known & is_one[np.array(group.call, np.int64)]).sum())
 
 
 def _typical_step(lengths: Mapping[int, Ints]) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from backspot.trace.names import process_group
+
 __all__ = ["RANK_IN_NAME", "Identity", "identify"]
 
 RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_.=]?(\d+)", re.IGNORECASE)
@@ -24,7 +26,8 @@ _HEAD = 1 << 20  # bytes: the profiler writes the ranks of all groups before the
 
 
 class _Group(msgspec.Struct, frozen=True):
-    name: str = msgspec.field(name="pg_desc", default="")
+    description: str = msgspec.field(name="pg_desc", default="")
+    number: str = msgspec.field(name="pg_name", default="")
     ranks: tuple[int, ...] = ()
 
 
@@ -49,9 +52,17 @@ class Identity:
     groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def ranks_of(self, group: str) -> tuple[int, ...]:
-        """Return the ranks of a process group, ``()`` if they are not known."""
-        found = {ranks for name, ranks in self.groups if name == group}
+        """Return the ranks of a process group, ``()`` if they are not known.
+
+        A group without a name can be any.
+        """
+        found = {ranks for name, ranks in self.groups if group in ("", name) and len(ranks) > 1}
         return found.pop() if len(found) == 1 else ()
+
+    @property
+    def has_several(self) -> bool:
+        """Whether the rank has process groups of different ranks."""
+        return len({ranks for _, ranks in self.groups if len(ranks) > 1}) > 1
 
 
 def identify(path: Path) -> Identity:
@@ -83,4 +94,6 @@ def _groups(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
         info = msgspec.convert(found, _Info)
     except (ValueError, msgspec.ValidationError):  # cut short by the limit, or of another shape
         return ()
-    return tuple((group.name, group.ranks) for group in info.groups)
+    return tuple(
+        (process_group(group.description, group.number), group.ranks) for group in info.groups
+    )

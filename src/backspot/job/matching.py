@@ -21,7 +21,7 @@ from backspot.job.summary import Call, Group, Summary
 from backspot.trace.events import Ints
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["Matched", "Matching", "common_steps", "match_collectives"]
+__all__ = ["Matched", "Matching", "are_mixed", "common_steps", "match_collectives", "members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Matched:
     Attributes:
         name: the process group, ``""`` if the traces do not say so.
         ranks: the ranks of the rows, ascending.
-        absent: the ranks of the group without a summary.
+        all_ranks: the ranks of the group, ``()`` if the traces do not say so.
         call: what each collective is.
         step: the step of each collective, an index into the common steps.
         start: when it begins to run, in nanoseconds of each rank's own clock.
@@ -43,7 +43,7 @@ class Matched:
 
     name: str
     ranks: tuple[int, ...]
-    absent: tuple[int, ...]
+    all_ranks: tuple[int, ...]
     call: tuple[Call, ...]
     step: Ints
     start: Ints
@@ -71,6 +71,27 @@ def common_steps(summaries: Iterable[Summary]) -> tuple[int, ...]:
     return tuple(sorted(set.intersection(*numbers))) if numbers else ()
 
 
+def are_mixed(summaries: Mapping[int, Summary]) -> bool:
+    """Return whether it is not known of collectives to which process group they belong."""
+    return any(
+        not group.is_one and any(call.kind != POINT_TO_POINT for call in group.calls)
+        for summary in summaries.values()
+        for group in summary.groups
+    )
+
+
+def members(
+    summaries: Mapping[int, Summary],
+) -> dict[tuple[str, tuple[int, ...]], dict[int, Group]]:
+    """Return the process groups of two ranks or more, by name and ranks, on each of their ranks."""
+    found: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
+    for rank in sorted(summaries):
+        for group in summaries[rank].groups:
+            if group.is_one:
+                found.setdefault((group.name, group.ranks), {})[rank] = group
+    return {key: groups for key, groups in sorted(found.items()) if len(groups) > 1}
+
+
 def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
     """Match the collectives of a job.
 
@@ -78,14 +99,13 @@ def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
         summaries: the summary of each rank.
     """
     steps = common_steps(summaries.values())
-    members: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
-    for rank in sorted(summaries):
-        for group in summaries[rank].groups:
-            members.setdefault((group.name, group.ranks), {})[rank] = group
     found, problems = [], []
-    for (name, ranks), groups in sorted(members.items(), key=lambda item: item[0]):
-        if len(groups) < 2:
-            continue
+    if are_mixed(summaries):
+        problems.append(
+            "The ranks use several process groups, and the traces do not say to which of them a "
+            "collective belongs, as those of gloo do not: the waits do not count."
+        )
+    for (name, ranks), groups in members(summaries).items():
         matched, lost = _match(name, ranks, groups, summaries, steps)
         shown = f"process group {name}" if name else "the process group"
         if len(matched.step):
@@ -139,7 +159,7 @@ def _match(
     return Matched(
         name=name,
         ranks=tuple(rows),
-        absent=tuple(rank for rank in ranks if rank not in groups),
+        all_ranks=ranks,
         call=tuple(calls),
         step=np.array(step_of, np.int64),
         start=_matrix([(origin, group.start, chosen) for origin, group, chosen in own]),

@@ -2,8 +2,8 @@
 
 A module's time on a rank is compared with the median of its times on the other ranks that have the
 module. The stages of a pipeline have different modules, even if these have the same paths: ranks
-that transfer to each other are compared if they exchange gradients. A module of one rank alone is
-compared with none.
+that transfer to each other are compared only if modules have collectives in common. A module of one
+rank alone is compared with none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from backspot.job.scatter import is_clear, least, shift_of
 from backspot.job.summary import ModuleTimes, Summary
 from backspot.results.job import ModuleSpread, Part
 from backspot.trace.events import Ints, Mask
+from backspot.trace.names import POINT_TO_POINT
 
 __all__ = ["PARTS", "Claim", "Table", "find_spreads"]
 
@@ -120,7 +121,8 @@ def _groups(has: Mask) -> list[tuple[Ints, Ints]]:
 def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
     """Return the ranks of each stage of a pipeline; all ranks if there is none.
 
-    Of two ranks that exchange gradients, both have the same modules.
+    Of two ranks that exchange gradients, parameters or activations in collectives, both have the
+    same modules.
     """
     if not any(any(one.stalled) for one in ranks.values()):
         return [np.ones(len(ranks), bool)]
@@ -128,7 +130,7 @@ def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
     first: dict[tuple[str, tuple[int, ...]], int] = {}
     for row, summary in enumerate(ranks.values()):
         for group in summary.groups:
-            if any(call.purpose == "gradients" for call in group.calls):
+            if any(call.purpose and call.kind != POINT_TO_POINT for call in group.calls):
                 before, now = stage[first.setdefault((group.name, group.ranks), row)], stage[row]
                 stage = [before if one == now else one for one in stage]
     return [np.array(stage) == one for one in dict.fromkeys(stage)]
@@ -179,6 +181,7 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
         chosen = np.flatnonzero(large | (worst == row)).tolist()
         if not chosen:
             continue
+        # Again, for few ranks: those of all ranks would take as much memory as the table.
         before, after = table.others(rank), table.times[row]
         was, now = before.sum(axis=1), after.sum(axis=1)
         # What the modules have in common is seen where neither side leaves out what is hidden.

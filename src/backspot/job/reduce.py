@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -13,13 +12,14 @@ from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.phases import find_phases
 from backspot.analysis.accounting.pieces import summed_by_step
 from backspot.analysis.accounting.steps import host_steps, step_windows
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
+from backspot.analysis.timeline import NOTHING, Timeline, first_started, merged, take
+from backspot.analysis.whole import read_whole
+from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
-from backspot.job.summary import Call, Group, ModuleTimes, PhaseTimes, Summary
-from backspot.pipeline import read_whole
+from backspot.job.summary import ModuleTimes, PhaseTimes, Summary
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -56,12 +56,14 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
     )
     phases = find_phases(events, ownership, clock, windows) if windows else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
-    work = _work_of_host(ownership, clock)
+    collectives = find_collectives(events, ownership)
+    work = _work_of_host(ownership, clock, collectives.waits)
     launches = _launches(events)
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
-    more = merged(transfers.edges, operators.edges, launches.edges, hidden)
-    line = _cut(ownership, clock, begin, end, more)
-    waiting = _waiting(ownership, line)
+    edges = (collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden)
+    line = _cut(collectives, clock, begin, end, merged(*edges))
+    waiting = _waiting(collectives.work, line)
+    host = host_steps(events, ownership) or (ownership.windows.start, ownership.windows.end)
     alone = (line.holder < 0) | line.exposed
     stalled = alone & (transfers.over(line.at) >= 0) & (operators.over(line.at) < 0)
     return Summary(
@@ -82,12 +84,12 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         exposed=line.by_step(line.exposed | stalled),
         stalled=line.by_step(stalled),
         modules=_modules(ownership, line, work),
-        groups=_groups(
-            events,
-            ownership,
+        groups=groups_of(
+            collectives,
             identity,
-            _exposed(ownership, line, waiting),
-            _launching(ownership, line, launches, waiting),
+            host,
+            _exposed(collectives.work, line, waiting),
+            _launching(collectives.work, line, launches, waiting),
         ),
         warnings=events.warnings,
     )
@@ -118,6 +120,8 @@ class _Line:
         step: the step.
         holder: who holds the clock, as in ``Clock``; ``NOTHING`` for none.
         kind: a ``WallKind``.
+        exchange: the communication that runs while nothing else does, or that the host waits for,
+            as an index into ``Collectives.work``; ``NOTHING`` for none.
         steps: number of steps.
         payers: who pays for each moment.
     """
@@ -127,13 +131,14 @@ class _Line:
     step: Ints
     holder: Ints
     kind: Ints
+    exchange: Ints
     steps: int
     payers: Payers
 
     @property
     def exposed(self) -> Mask:
         """Whether communication runs and nothing else does."""
-        found: Mask = (self.holder >= 0) & (self.kind == WallKind.COMMUNICATION)
+        found: Mask = self.exchange >= 0
         return found
 
     def by_step(self, chosen: Mask) -> tuple[int, ...]:
@@ -143,16 +148,17 @@ class _Line:
         return tuple(found.tolist())
 
 
-def _cut(ownership: Ownership, clock: Clock, begin: Ints, end: Ints, more: Ints) -> _Line:
+def _cut(collectives: Collectives, clock: Clock, begin: Ints, end: Ints, more: Ints) -> _Line:
     """Cut the clock into pieces that each belong to one step and have one holder.
 
     Args:
-        ownership: the owners.
+        collectives: the collectives.
         clock: the clock.
         begin: when each step begins.
         end: when each step ends.
         more: other times at which to cut.
     """
+    ownership = collectives.ownership
     steps = first_started(begin, end, np.arange(len(begin)))
     host = Shares.one_each(ownership.owner, ownership.line)
     payers = Payers(ownership, host, ownership.work_shares, Special.ENGINE)
@@ -161,25 +167,31 @@ def _cut(ownership: Ownership, clock: Clock, begin: Ints, end: Ints, more: Ints)
     at, holder, length = line.edges[:-1], line.values[:-1], np.diff(line.edges)
     step = steps.over(at)
     inside = step >= 0
+    runs = kinds == WallKind.COMMUNICATION
+    held = np.where(runs, holder - len(ownership.spans.start), NOTHING)
+    waited = collectives.waits.over(at)
+    exchange = np.where(waited >= 0, waited, take(collectives.place, held))
     return _Line(
         at[inside],
         length[inside],
         step[inside],
         holder[inside],
         kinds[inside],
+        exchange[inside],
         len(begin),
         payers,
     )
 
 
-def _work_of_host(ownership: Ownership, clock: Clock) -> Timeline:
-    """Return what the host executes, without calls in which it waits for the device."""
+def _work_of_host(ownership: Ownership, clock: Clock, waits: Timeline) -> Timeline:
+    """Return what the host executes, without waits for the device or for other ranks."""
     calls = ownership.waits
     blocked = first_started(calls.start, calls.end, np.zeros(len(calls.start), np.int64))
-    edges = merged(clock.host.edges, blocked.edges)
+    edges = merged(clock.host.edges, blocked.edges, waits.edges)
     held = clock.host.over(edges)
     # Holders behind the spans are exchanges with other ranks.
-    works = (held < len(ownership.spans.start)) & (blocked.over(edges) < 0)
+    works = held < len(ownership.spans.start)
+    works &= (blocked.over(edges) < 0) & (waits.over(edges) < 0)
     return Timeline(edges, np.where(works, held, NOTHING))
 
 
@@ -229,13 +241,12 @@ def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleT
     return tuple(found)
 
 
-def _waiting(ownership: Ownership, line: _Line) -> Ints:
+def _waiting(work: DeviceWork, line: _Line) -> Ints:
     """Return for each piece of the clock how long a collective runs alone while other work waits.
 
     Work waits from the time of its launch on.
     """
-    work = ownership.work
-    item = line.holder[line.exposed] - len(ownership.spans.start)
+    item = line.exchange[line.exposed]
     begin, length = line.at[line.exposed], line.length[line.exposed]
     others = np.flatnonzero((work.tier != Tier.COMMUNICATION) & (work.device >= 0))
     following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
@@ -246,11 +257,10 @@ def _waiting(ownership: Ownership, line: _Line) -> Ints:
     return found
 
 
-def _exposed(ownership: Ownership, line: _Line, waiting: Ints) -> Ints:
+def _exposed(work: DeviceWork, line: _Line, waiting: Ints) -> Ints:
     """Return for each piece of device work how long other work waits while it runs alone."""
-    item = line.holder[line.exposed] - len(ownership.spans.start)
-    found = np.zeros(len(ownership.work.start), np.int64)
-    np.add.at(found, item, waiting[line.exposed])
+    found = np.zeros(len(work.start), np.int64)
+    np.add.at(found, line.exchange[line.exposed], waiting[line.exposed])
     return found
 
 
@@ -261,12 +271,11 @@ def _launches(events: Events) -> Timeline:
     return first_started(events.start[calls], events.end[calls], calls)
 
 
-def _launching(ownership: Ownership, line: _Line, launches: Timeline, waiting: Ints) -> Ints:
+def _launching(work: DeviceWork, line: _Line, launches: Timeline, waiting: Ints) -> Ints:
     """Return for each piece of device work how long its launch as a collective holds the clock.
 
     A call can launch several collectives. Its time is that of the first one.
     """
-    work = ownership.work
     call = launches.over(line.at)
     alone = (call >= 0) & (line.exposed | (line.kind != WallKind.GPU))
     held = np.bincount(call[alone], (line.length - waiting)[alone]).astype(np.int64)
@@ -303,73 +312,3 @@ def _operators(events: Events, clock: Clock) -> Timeline:
     chosen = events.chosen(~collective, Category.OPERATOR)
     chosen = chosen[:0] if clock.devices else chosen
     return first_started(events.start[chosen], events.end[chosen], chosen)
-
-
-def _groups(
-    events: Events, ownership: Ownership, identity: Identity, exposed: Ints, launching: Ints
-) -> tuple[Group, ...]:
-    """Return the collectives by process group.
-
-    A collective without a launch record belongs to what ran before the recording.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-        identity: which rank it is of.
-        exposed: for each piece of device work, how long it runs alone while launched work waits.
-        launching: for each, how long its launch as a collective holds the clock.
-    """
-    work, steps = ownership.work, ownership.steps
-    host = host_steps(events, ownership)
-    begins, ends = host or (ownership.windows.start, ownership.windows.end)
-    mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
-    step = np.searchsorted(begins, work.launch[mine], side="right") - 1
-    # Marks of steps have gaps between them; a collective in a gap belongs to the step before.
-    inside = (step >= 0) & ((step < steps.count - 1) | (work.launch[mine] < ends[-1]))
-    mine, step = mine[inside], step[inside]
-    order = np.argsort(work.launch[mine], kind="stable")
-    mine, step = mine[order], step[order]
-    communication = ownership.communication
-    group = communication.group[mine]
-    calls = _calls(events, ownership, mine)
-    found = []
-    for number in distinct(group):
-        at = np.flatnonzero(group == number)
-        known = list(dict.fromkeys(calls[one] for one in at.tolist()))
-        number_of = {call: index for index, call in enumerate(known)}
-        name = events.groups[number] if number >= 0 else ""
-        found.append(
-            Group(
-                name=name,
-                ranks=identity.ranks_of(name),
-                calls=tuple(known),
-                call=tuple(number_of[calls[one]] for one in at.tolist()),
-                step=tuple(step[at].tolist()),
-                launch=tuple(work.launch[mine[at]].tolist()),
-                start=tuple(work.start[mine[at]].tolist()),
-                end=tuple(work.end[mine[at]].tolist()),
-                exposed=tuple(exposed[mine[at]].tolist()),
-                launching=tuple(launching[mine[at]].tolist()),
-            )
-        )
-    return tuple(found)
-
-
-def _calls(events: Events, ownership: Ownership, mine: Ints) -> list[Call]:
-    """Return what these collectives are."""
-    communication = ownership.communication
-    # Behind the kind may follow the process group.
-    kinds = [name.partition(" ")[0] for name in communication.names]
-    found = []
-    for at in mine.tolist():
-        kind, size = kinds[communication.collective[at]], int(communication.bytes[at])
-        if communication.of_parameters[at]:
-            mark = communication.gather[at]
-            module = names.gathered_module(events.names[mark]) if mark >= 0 else None
-            found.append(Call(kind, "parameters", module or "", size))
-        else:
-            purpose: Literal["", "gradients"] = (
-                "gradients" if communication.of_gradients[at] else ""
-            )
-            found.append(Call(kind, purpose, "", size))
-    return found

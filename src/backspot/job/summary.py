@@ -6,7 +6,7 @@ A summary of 1,000 modules and ten steps has less than 300 kB. It does not refer
 from __future__ import annotations
 
 import zlib
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,7 @@ __all__ = [
     "Group",
     "ModuleTimes",
     "PhaseTimes",
+    "Purpose",
     "Summary",
     "from_bytes",
     "from_json",
@@ -26,8 +27,10 @@ __all__ = [
     "to_json",
 ]
 
-SCHEMA = "backspot.rank/3"
+SCHEMA = "backspot.rank/4"
 """Version of a saved summary."""
+Purpose: TypeAlias = Literal["", "gradients", "parameters", "activations", "attention"]
+"""What a collective moves."""
 _MOST_BYTES = 1 << 28
 """What a summary may unpack to: far more than 10,000 modules in 100 steps take."""
 
@@ -79,15 +82,21 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kind: as ``torch.distributed`` calls it: ``all_reduce``.
-        purpose: what it moves: ``gradients``, ``parameters`` that are sharded, or ``""``.
-        module: the module whose parameters it gathers, ``""`` if the trace does not say so.
+        purpose: what it moves: ``gradients``; ``parameters`` that are sharded; ``activations``
+            or their gradients, in a module's call or its backward; ``attention``, which are
+            activations that an operator of attention exchanges, or that go to it and come from it
+            by all-to-all; or ``""``.
+        module: the module whose parameters it gathers, ``""`` if the trace does not say so; or in
+            whose call it is launched.
         bytes: what each rank puts in, -1 if the trace does not say so.
+        backward: whether a backward pass launches it.
     """
 
     kind: str
-    purpose: Literal["", "gradients", "parameters"] = ""
+    purpose: Purpose = ""
     module: str = ""
     bytes: int = -1
+    backward: bool = False
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -104,9 +113,12 @@ class Group(msgspec.Struct, frozen=True):
         launch: when the host launches it.
         start: when it begins to run on this rank.
         end: when it has ended on this rank.
-        exposed: clock time in nanoseconds in which it runs alone and launched work waits.
+        exposed: clock time in nanoseconds in which it runs alone and launched work, or the host,
+            waits.
         launching: clock time in nanoseconds in which the host launches it, and the device runs
             nothing, or collectives alone.
+        is_one: whether this is one process group. The rank has several, and the trace does not say
+            to which of them each of these collectives belongs, otherwise.
     """
 
     name: str
@@ -119,6 +131,7 @@ class Group(msgspec.Struct, frozen=True):
     end: tuple[int, ...]
     exposed: tuple[int, ...]
     launching: tuple[int, ...]
+    is_one: bool = True
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +156,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         warnings: what is wrong with the trace.
     """
 
-    schema: Literal["backspot.rank/3"] = "backspot.rank/3"
+    schema: Literal["backspot.rank/4"] = "backspot.rank/4"
     source: str
     rank: int | None
     world_size: int

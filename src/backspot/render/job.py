@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
 
 from backspot.formatting import counted, duration, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
-from backspot.results.job import JobReport
+from backspot.results.job import ROLES, GroupCost, JobReport
 
-__all__ = ["render_job", "stalls"]
+__all__ = ["groups_alike", "median_of", "render_job", "stalls"]
 
 _ROWS = 3
 _PARTS = {
@@ -50,7 +53,7 @@ class _Page:
         job = self._job
         lines = self._wrapped(_answer(job))
         lines += self._wrapped(
-            f"{counted(len(job.ranks), 'rank')} of {job.world_size}, "
+            f"{counted(len(job.ranks), 'rank')} of {job.world_size}{_role(job)}, "
             f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}. "
             "Times are of a typical step."
         )
@@ -103,16 +106,32 @@ class _Page:
             )
         if len(ranked) > top:
             lines.append(f"  and {counted(len(ranked) - top, 'rank')} more")
-        for group in job.groups if len(job.groups) > 1 or top > _ROWS else ():
-            name = self._short(group.name or "(process group)", 30)
-            lines += self._wrapped(
-                f"{name}: {counted(round(group.collectives), 'collective')} a step, "
-                f"{counted(len(group.ranks), 'rank')}; median wait {duration(group.wait_ns)}, "
-                f"transfer {duration(group.transfer_ns)}; rank {group.most_waiting} waits most, "
-                f"{duration(group.most_wait_ns)}",
-                "  ",
-            )
+        alike = groups_alike(job)
+        for groups in alike[:top] if len(alike) > 1 or top > _ROWS else ():
+            lines += self._wrapped(self._group(groups), "  ")
+        if len(alike) > max(top, 1):
+            lines.append(f"  and {counted(len(alike) - top, 'more process group')}")
         return [line.rstrip() for line in lines]
+
+    def _group(self, groups: Sequence[GroupCost]) -> str:
+        """Say what process groups with one name do."""
+        one = max(groups, key=lambda group: group.most_wait_ns)
+        said = []
+        if one.collectives:
+            said.append(counted(round(one.collectives), "collective"))
+        if one.transfers:
+            said.append(f"{counted(round(one.transfers), 'transfer')} between two ranks")
+        number = f"{len(groups)} groups of " if len(groups) > 1 else ""
+        waits = (
+            f"; median wait {duration(median_of(groups, 'wait_ns'))}, transfer "
+            f"{duration(median_of(groups, 'transfer_ns'))}; rank {one.most_waiting} waits most, "
+            f"{duration(one.most_wait_ns)}"
+        )
+        return (
+            f"{self._short(one.name or '(process group)', 30)}, {ROLES[one.role]}: "
+            f"{' and '.join(said)} a step, {number}{counted(len(one.ranks), 'rank')}"
+            f"{waits if one.collectives else ''}"
+        )
 
     def _slowest(self) -> list[str]:
         steps = self._job.slowest[: self._top]
@@ -158,6 +177,26 @@ def _answer(job: JobReport) -> str:
         return "No rank differs from the others beyond the noise."
     first = job.findings[0]
     return f"{first.title}: {first.bound} {duration(first.cost_ns)} of each step"
+
+
+def _role(job: JobReport) -> str:
+    """Return what all process groups are for, if that is one thing and known."""
+    roles = {group.role for group in job.groups}
+    return f" ({ROLES[roles.pop()]})" if len(roles) == 1 and "unknown" not in roles else ""
+
+
+def groups_alike(job: JobReport) -> list[list[GroupCost]]:
+    """Return the process groups by name, role and size: each stage of a pipeline may have one."""
+    found: dict[tuple[str, str, int], list[GroupCost]] = {}
+    for one in job.groups:
+        found.setdefault((one.name, one.role, len(one.ranks)), []).append(one)
+    return list(found.values())
+
+
+def median_of(groups: Sequence[GroupCost], what: Literal["wait_ns", "transfer_ns"]) -> int:
+    """Return the median of a time over process groups."""
+    times: list[int] = [getattr(one, what) for one in groups]
+    return round(median(times))
 
 
 def stalls(job: JobReport, top: int = _ROWS) -> str:

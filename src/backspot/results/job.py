@@ -16,6 +16,7 @@ from backspot.results.presented import Presented
 from backspot.results.public import public
 
 __all__ = [
+    "ROLES",
     "SCHEMA",
     "GroupCost",
     "JobFinding",
@@ -25,11 +26,35 @@ __all__ = [
     "Part",
     "RankCost",
     "RankLane",
+    "Role",
     "SlowestRank",
 ]
 
 SCHEMA = "backspot.job/1"
 """Version of the JSON form."""
+Role = Literal[
+    "data",
+    "sharded",
+    "tensor",
+    "pipeline",
+    "expert",
+    "context",
+    "expert_or_context",
+    "unknown",
+]
+"""What a process group is for: the exchange of gradients, sharded parameters (FSDP), tensor,
+pipeline, expert or context parallelism."""
+ROLES: dict[Role, str] = {
+    "data": "data parallel",
+    "sharded": "fully sharded",
+    "tensor": "tensor parallel",
+    "pipeline": "pipeline",
+    "expert": "expert parallel",
+    "context": "context parallel",
+    "expert_or_context": "expert or context parallel",
+    "unknown": "role not known",
+}
+"""The roles in words."""
 Part = Literal["forward_gpu", "forward_host", "backward_gpu", "backward_host"]
 """A part of a module's clock time: its kernels, or its host holding up the device."""
 
@@ -49,8 +74,8 @@ class RankCost:
             as between the stages of a pipeline.
         wait_ns: Time in collectives before the last rank enters; can overlap with computing.
         transfer_ns: Time in collectives after that.
-        late_ns: How much later than the median of the other ranks it enters collectives; negative
-            if it enters earlier.
+        late_ns: How much later than the median of the other ranks it enters collectives, mean of
+            those of a step; negative if it enters earlier.
         offset_ns: What to add to its clock for the job's; ``None`` if that is not known.
         drift_ppm: By how much the offset grows, in microseconds for each second.
         uncertainty_ns: Standard deviation of its times on the job's clock.
@@ -92,7 +117,7 @@ class SlowestRank:
     Attributes:
         step: Number of the step.
         rank: The rank that enters collectives last.
-        late_ns: How much later than the median of the others, over the collectives of the step.
+        late_ns: How much later than the median of the others, mean of the collectives of the step.
         part: In what its module takes longer: ``forward_gpu``, ``backward_host``, …; ``""`` if no
             module takes longer than on the other ranks.
         path: The module whose time exceeds the median of the other ranks most.
@@ -118,7 +143,12 @@ class GroupCost:
         name: The process group, ``""`` if the traces do not say so.
         ranks: Its ranks that have a summary.
         absent: Its ranks that have none. They may be the last to enter.
+        role: What it is for, as its collectives show, or as its name says where these leave
+            several answers: ``data``, ``sharded`` (FSDP), ``tensor``, ``pipeline``, ``expert``,
+            ``context``, ``expert_or_context``, or ``unknown``.
         collectives: How many a step has.
+        transfers: How many transfers between two ranks a step has on the typical rank: these are
+            no collectives, and their waits are in ``RankCost.stalled_ns``.
         wait_ns: Median of the ranks.
         transfer_ns: Median of the ranks.
         most_waiting: The rank that waits most.
@@ -133,6 +163,8 @@ class GroupCost:
     transfer_ns: int
     most_waiting: int
     most_wait_ns: int
+    role: Role = "unknown"
+    transfers: float = 0.0
 
 
 @public

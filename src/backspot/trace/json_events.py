@@ -39,11 +39,13 @@ from backspot.trace.names import (
     MESSAGE_ELEMENTS,
     MODULE_CALL,
     PROCESS_GROUP,
+    PROCESS_GROUP_NUMBER,
     SEQUENCE_NUMBER,
     TOTAL_ALLOCATED,
     TOTAL_RESERVED,
     counter_device,
     item_size,
+    process_group,
 )
 
 __all__ = [
@@ -66,6 +68,7 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     bytes: int | None = -1
     blocks: float | None = msgspec.field(name=BLOCKS_PER_MULTIPROCESSOR, default=_NAN)
     group: str | None = msgspec.field(name=PROCESS_GROUP, default=None)
+    group_number: str | None = msgspec.field(name=PROCESS_GROUP_NUMBER, default=None)
     elements: int | None = msgspec.field(name=MESSAGE_ELEMENTS, default=None)
     dtype: str | None = msgspec.field(name=ELEMENT_TYPE, default=None)
     sample: float | None = msgspec.field(name="", default=_NAN)
@@ -341,7 +344,9 @@ def _describe_collectives(
     calls = (names == columns.names.get(COLLECTIVE_CALL, -1)) & (category == Category.OPERATOR)
     for index in np.flatnonzero(calls).tolist():
         of_call = args[index]
-        group[index] = -1 if of_call.group is None else columns.groups[of_call.group]
+        if of_call.group is not None:
+            name = process_group(of_call.group, of_call.group_number or "")
+            group[index] = columns.groups[name]
         moved = (of_call.elements or 0) * item_size(of_call.dtype or "")
         size[index] = moved if 0 < moved <= _MOST_BYTES else -1
     return group

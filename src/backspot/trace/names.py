@@ -30,8 +30,11 @@ FORWARD_THREAD = "Fwd thread id"
 """Argument: autograd's number of the thread that built a node."""
 BLOCKS_PER_MULTIPROCESSOR = "blocks per SM"
 """Argument: the thread blocks of a kernel for each multiprocessor."""
-PROCESS_GROUP = "Process Group Description"
-"""Argument: the name of the process group that a collective runs in."""
+PROCESS_GROUP, PROCESS_GROUP_NUMBER = "Process Group Description", "Process Group Name"
+"""Arguments: what the program calls the process group of a collective, and what c10d calls it,
+which is a number, and the same on all its ranks."""
+UNDESCRIBED = "undefined"
+"""What describes a process group that the program gave no name."""
 MESSAGE_ELEMENTS, ELEMENT_TYPE = "In msg nelems", "dtype"
 """Arguments: how many elements a rank puts into a collective, and of which type."""
 MEMORY = "[memory]"
@@ -148,7 +151,8 @@ _FETCH_MARK = re.compile(rf"enumerate\(DataLoader\)|{_ACTION}(dataloader_next|va
 _COPY_MARK = re.compile(rf"{_ACTION}batch_to_device$")
 # "FSDP::": all that ``torch.distributed.fsdp.fully_shard`` does.
 _FORWARD_MARK = re.compile(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}training_step$")
-_SHARDING_MARK = re.compile(r"FSDP::|FullyShardedDataParallel\.")
+# FullyShardedDataParallel.forward is around the wrapped module's forward, too.
+_SHARDING_MARK = re.compile(r"FSDP::|FullyShardedDataParallel\._")
 _GATHER_MARK = re.compile(r"FSDP::all_gather(?: \((.+)\))?$")
 _OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}(zero_grad|configure_gradient_clipping)$")
 
@@ -263,6 +267,8 @@ EVALUATE_FUNCTION = "autograd::engine::evaluate_function: "
 """The engine executing a node, followed by the node's name: ``engine.cpp``."""
 AUTOGRAD_NAMESPACE = "torch::autograd::"
 """Before the name of a node that C++ wrote by hand, demangled: ``Node::name``."""
+NODE_NAMESPACES = ("autograd::", AUTOGRAD_NAMESPACE)
+"""Before the names of the engine's work and of nodes."""
 ACCUMULATE_GRAD = "AccumulateGrad"
 """The node that adds a gradient to its parameter: ``functions/accumulate_grad.h``."""
 BACKWARD = "Backward"
@@ -317,17 +323,21 @@ def short_node_name(name: str) -> str:
 
 LAUNCHES_OF_COLLECTIVES = ("c10d::", "_c10d_functional::", "nccl:")
 """What surrounds the start of a collective, and names it."""
+WAITS_FOR_COLLECTIVES = ("_c10d_functional::wait_tensor",)
+"""Where the host waits for a collective, or a queue of the device does."""
 COLLECTIVE_CALL = "record_param_comms"
 """The operator around the launch of any collective; its arguments describe the collective."""
 HOST_COLLECTIVES = ("gloo:", "mpi:")
 """A collective that threads of the host execute, from its start until all ranks have taken part."""
 POINT_TO_POINT = "send_recv"
 """The transfer between two ranks, which is no collective."""
+ALL_TO_ALL = "all_to_all"
+"""The collective in which each rank sends a part to each other."""
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",
     "allgather": "all_gather",
-    "alltoall": "all_to_all",
+    "alltoall": ALL_TO_ALL,
     "broadcast": "broadcast",
     "reduce": "reduce",
     "scatter": "scatter",
@@ -353,6 +363,11 @@ def item_size(dtype: str) -> int:
     return _BYTES_OF.get(dtype, 0)
 
 
+def process_group(description: str, number: str) -> str:
+    """Return what a process group is called: two without a description stay apart."""
+    return f"group {number}" if description == UNDESCRIBED and number else description
+
+
 def collective_in(name: str) -> str:
     """Return the collective that a kernel, operator or annotation names, ``""`` for none."""
     letters = name.lower().replace("_", "")
@@ -369,6 +384,16 @@ AFTER_REDUCTION = frozenset(
 )
 """What generated code calls after a kernel that reduces in two directions, to finish the second
 one: ``_codegen_mix_order_reduction`` in ``torch/_inductor/codegen/simd.py``."""
+ATTENTION = (
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product",
+    "aten::_flash_attention",
+    "aten::_efficient_attention",
+    "flash_attn::",
+)
+"""Operators of attention, and their backward."""
+SYNC_BATCH_NORM = "SyncBatchNorm"
+"""The class of the module that exchanges the statistics of its batches: ``torch.nn``."""
 _GRADIENT_OPERATOR = re.compile(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
 _NORM = re.compile(r"aten::(linalg_vector_)?norm$")
 _PIN_MEMORY = re.compile(r"aten::_?pin_memory$")

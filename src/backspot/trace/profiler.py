@@ -31,8 +31,10 @@ from backspot.trace.names import (
     MODULE_CALL,
     OVERHEADS,
     PROCESS_GROUP,
+    PROCESS_GROUP_NUMBER,
     is_python_frame,
     is_runtime_call,
+    process_group,
 )
 
 __all__ = ["LIVE", "Export", "exported", "is_profiler", "read_profiler"]
@@ -225,8 +227,9 @@ def _group(event: Any, columns: Columns) -> int:
     """Return ``Events.group``; before torch 2.13 an event has nothing of it."""
     if event.name() != COLLECTIVE_CALL or not hasattr(event, "extra_meta"):
         return -1
-    name = event.extra_meta().get(PROCESS_GROUP)
-    return columns.groups[name.strip('"')] if name else -1
+    said = event.extra_meta()
+    name, number = (said.get(key, "").strip('"') for key in (PROCESS_GROUP, PROCESS_GROUP_NUMBER))
+    return columns.groups[process_group(name, number)] if name else -1
 
 
 def _signatures(events: list[Any], of_operators: np.ndarray, columns: Columns) -> Ints:

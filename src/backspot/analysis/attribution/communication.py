@@ -13,7 +13,7 @@ from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Communication", "find_communication"]
+__all__ = ["Communication", "find_communication", "find_surrounding"]
 
 _UNKNOWN = "collective"
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -56,7 +56,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     mine = np.flatnonzero(work.tier == Tier.COMMUNICATION)
     known, which = _collectives(events, work, mine)
     calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
-    call = _around(events, work, mine, calls)
+    call = find_surrounding(events, work, mine, calls)
     shown, group, groups = known, take(events.group, call), len(events.groups)
     if groups > 1:
         pairs, which = np.unique(which * (groups + 1) + group + 1, return_inverse=True)
@@ -64,7 +64,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
         labels = ["", *(f" [{name}]" for name in events.groups)]
         shown = [f"{a}{labels[b]}" for a, b in zip(known, pairs % (groups + 1), strict=True)]
     gathering = events.names_where(lambda name: names.gathered_module(name) is not None)
-    gather = _around(events, work, mine, events.chosen(gathering, Category.ANNOTATION))
+    gather = find_surrounding(events, work, mine, events.chosen(gathering, Category.ANNOTATION))
 
     def of_work(values: Ints) -> Ints:
         found = np.full(len(work.start), NOTHING, np.int64)
@@ -76,7 +76,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     node = take(spans.node, work.span)
     by_sharding = np.zeros(len(work.start), bool)
     marks = events.chosen(events.names_where(names.is_sharding_mark), Category.ANNOTATION)
-    by_sharding[mine] = _around(events, work, mine, marks) >= 0
+    by_sharding[mine] = find_surrounding(events, work, mine, marks) >= 0
     by_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)
     reduces, gathers = (
         take(np.array([name in wanted for name in known], bool), collective, False)
@@ -100,7 +100,7 @@ def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence
         events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
     )
     # All-to-all runs as sends, and RCCL has one kernel for all: the operator says which it is.
-    around = take(events.name, _around(events, work, mine, operators))
+    around = take(events.name, find_surrounding(events, work, mine, operators))
     said = [names.collective_in(one) for one in events.names]
     found = [
         (said[operator] if operator >= 0 else "") or said[kernel] or _UNKNOWN
@@ -110,7 +110,7 @@ def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence
     return known, np.array([known.index(one) for one in found], np.int64)
 
 
-def _around(events: Events, work: DeviceWork, mine: Ints, marks: Ints) -> Ints:
+def find_surrounding(events: Events, work: DeviceWork, mine: Ints, marks: Ints) -> Ints:
     """Return the mark (event index) around the launch of each of these pieces of work."""
     found = np.full(len(mine), NOTHING, np.int64)
     asked = dict(grouped(work.thread[mine]))

@@ -42,8 +42,8 @@ _LAST = np.iinfo(np.int64).max  # where a launch is not known
 class DeviceWork:
     """Kernels, copies, memsets and the host's exchanges; arrays with one entry each.
 
-    An exchange of the host is a collective that a pass starts and that threads of gloo or MPI
-    execute. As a kernel does, it runs beside the host, and the pass lasts until it ends.
+    An exchange of the host is a collective that threads of gloo or MPI execute. As a kernel does,
+    it runs beside the host, and the pass that starts it lasts until it ends.
 
     Attributes:
         start: nanoseconds.
@@ -115,9 +115,22 @@ class Windows:
     device: Ints
 
 
-def find_device_work(events: Events, spans: Spans, passes: Passes) -> DeviceWork:
-    """Find the work of the devices, with the launch of each piece and the pass that launched it."""
-    exchanges, operators = _host_exchanges(events, passes)
+def find_device_work(
+    events: Events, spans: Spans, passes: Passes, *, all_exchanges: bool = False
+) -> DeviceWork:
+    """Find the work of the devices, with the launch of each piece and the pass that launched it.
+
+    Args:
+        events: the trace.
+        spans: its spans.
+        passes: its passes.
+        all_exchanges: whether to take in exchanges of the host that no pass starts.
+    """
+    exchanges, operators = _host_exchanges(events)
+    if not all_exchanges:
+        of_pass = pass_at(passes, events.start[operators]) >= 0
+        of_pass &= np.isin(events.thread[operators], passes.threads)
+        exchanges, operators = exchanges[of_pass], operators[of_pass]
     index = np.concatenate(
         [events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET), exchanges]
     )
@@ -186,8 +199,8 @@ def _rank(events: Events) -> Ints:
     return rank
 
 
-def _host_exchanges(events: Events, passes: Passes) -> tuple[Ints, Ints]:
-    """Find the exchanges of the host that passes start, and the operator that starts each.
+def _host_exchanges(events: Events) -> tuple[Ints, Ints]:
+    """Find the exchanges of the host, and the operator that starts each.
 
     This is the last operator of a collective that began before the exchange: a thread of gloo may
     take the exchange up later.
@@ -198,13 +211,13 @@ def _host_exchanges(events: Events, passes: Passes) -> tuple[Ints, Ints]:
     index = events.chosen(
         events.name_mask(*names.HOST_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
     )
-    operators = events.chosen(events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR)
+    launching = events.name_mask(*names.LAUNCHES_OF_COLLECTIVES)
+    launching &= ~events.name_mask(*names.WAITS_FOR_COLLECTIVES)
+    operators = events.chosen(launching, Category.OPERATOR)
     operators = operators[np.argsort(events.start[operators], kind="stable")]
     before = np.searchsorted(events.start[operators], events.start[index], side="right") - 1
-    operator = take(operators, before)
-    started = (operator >= 0) & (pass_at(passes, take(events.start, operator)) >= 0)
-    started &= np.isin(take(events.thread, operator), passes.threads)
-    return index[started], operator[started]
+    started = before >= 0
+    return index[started], operators[before[started]]
 
 
 def find_waits(events: Events, spans: Spans) -> Waits:

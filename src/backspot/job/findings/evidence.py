@@ -9,6 +9,7 @@ import numpy as np
 
 from backspot.analysis.typical import typical_value
 from backspot.job.modules import Claim, Table
+from backspot.job.roles import Roles
 from backspot.job.scatter import MATTERS
 from backspot.job.summary import Call, Summary
 from backspot.job.waiting import GroupWaits
@@ -60,6 +61,7 @@ class Evidence:
         claims: the modules that take longer on a rank, beyond the noise.
         costs: the ranks in a typical step, in the order of ``ranks``.
         waits: waits and transfers by process group; empty if any of them may be missing.
+        roles: what each process group is for.
     """
 
     ranks: Mapping[int, Summary]
@@ -69,6 +71,7 @@ class Evidence:
     claims: Sequence[Claim]
     costs: Sequence[RankCost]
     waits: Sequence[GroupWaits]
+    roles: Roles
 
     @property
     def steps(self) -> int:
@@ -87,13 +90,15 @@ class Evidence:
 
     @property
     def kernels(self) -> Ints:
-        """Time in which kernels of the modules run, by rank and step."""
+        """Time in which kernels run, by rank and step; also those outside of modules.
+
+        The loss is part of the work of the last stage of a pipeline.
+        """
         found = np.zeros((len(self.ranks), self.steps), np.int64)
         for row, (rank, summary) in enumerate(self.ranks.items()):
-            for module in summary.modules:
-                found[row] += np.array([module.forward_gpu, module.backward_gpu]).sum(axis=0)[
-                    list(self.at[rank])
-                ]
+            times = [(one.forward_gpu, one.backward_gpu) for one in summary.modules]
+            if times:
+                found[row] = np.sum(times, axis=(0, 1))[list(self.at[rank])]
         return found
 
     def transfers(self, purpose: str) -> Transfers:

@@ -11,8 +11,16 @@ from statistics import median_low
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
 from backspot.render.html._fragments import asset, facts_list, shown, warnings_list
-from backspot.render.job import stalls
-from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost, RankLane
+from backspot.render.job import groups_alike, median_of, stalls
+from backspot.results.job import (
+    ROLES,
+    GroupCost,
+    JobFinding,
+    JobReport,
+    ModuleSpread,
+    RankCost,
+    RankLane,
+)
 
 __all__ = ["job_to_html"]
 
@@ -222,20 +230,29 @@ def _row(
     )
 
 
+def _most_waiting(one: GroupCost) -> str:
+    waits = f"rank {one.most_waiting}, {duration(one.most_wait_ns)}"
+    return waits if one.collectives else ""
+
+
 def _groups(job: JobReport) -> str:
     if not job.groups:
         return ""
     rows = "".join(
         f'<tr><th scope="row"><code>{shown(one.name or "(process group)")}</code></th>'
-        f'<td class="n">{len(one.ranks)}</td><td class="n">{one.collectives:.0f}</td>'
-        f'<td class="n">{duration(one.wait_ns)}</td><td class="n">{duration(one.transfer_ns)}</td>'
-        f'<td class="n">rank {one.most_waiting}, {duration(one.most_wait_ns)}</td></tr>'
-        for one in job.groups[:_ROWS]
+        f"<td>{ROLES[one.role]}</td>"
+        f'<td class="n">{f"{len(groups)} × " if len(groups) > 1 else ""}{len(one.ranks)}</td>'
+        f'<td class="n">{one.collectives + one.transfers:.0f}</td>'
+        f'<td class="n">{duration(median_of(groups, "wait_ns"))}</td>'
+        f'<td class="n">{duration(median_of(groups, "transfer_ns"))}</td>'
+        f'<td class="n">{_most_waiting(one)}</td></tr>'
+        for groups in groups_alike(job)[:_ROWS]
+        for one in [max(groups, key=lambda group: group.most_wait_ns)]
     )
     heads = "".join(
-        f'<th scope="col"{" class=n" if at else ""}>{text}</th>'
+        f'<th scope="col"{" class=n" if at > 1 else ""}>{text}</th>'
         for at, text in enumerate(
-            ("process group", "ranks", "collectives", "median wait", "transfer", "waits most")
+            ("process group", "for", "ranks", "exchanges", "median wait", "transfer", "waits most")
         )
     )
     return (

@@ -1,0 +1,211 @@
+"""The collectives of one rank: what each of them is, and when the host waits for it.
+
+A trace of gloo says when an exchange runs, and not when the host waits for it. A host that waits
+records nothing until the exchange has ended. So it waits from the last event on the thread that
+started the exchange, unless that event is in an operator that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from backspot.analysis.attribution.communication import (
+    Communication,
+    find_communication,
+    find_surrounding,
+)
+from backspot.analysis.attribution.launches import DeviceWork, Tier, find_device_work
+from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.timeline import (
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    grouped,
+    innermost,
+    take,
+)
+from backspot.job.identity import Identity
+from backspot.job.summary import Call, Group, Purpose
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Collectives", "find_collectives", "groups_of"]
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The work of the devices with all exchanges of the host, also those that no pass starts.
+
+    Attributes:
+        work: the work.
+        communication: what the communication in it is for.
+        place: for each piece of ``Ownership.work`` its index in ``work``.
+    """
+
+    events: Events
+    ownership: Ownership
+    work: DeviceWork
+    communication: Communication
+    place: Ints
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The name of each collective in ``communication`` without its process group."""
+        return tuple(name.partition(" ")[0] for name in self.communication.names)
+
+    @cached_property
+    def waits(self) -> Timeline:
+        """For which exchange the host waits, as an index into ``work``; never with a device."""
+        work, events = self.work, self.events
+        if (work.device >= 0).any():
+            return first_started(work.start[:0], work.end[:0], work.start[:0])
+        mine = np.flatnonzero(work.launch >= 0)
+        since = np.full(len(mine), np.iinfo(np.int64).max)
+        computes = events.names_where(_computes)
+        recorded = dict(grouped(events.thread, events.of(Category.OPERATOR, Category.ANNOTATION)))
+        for thread, here in grouped(work.thread[mine]):
+            index = recorded[thread]
+            edges = np.unique(np.concatenate([events.start[index], events.end[index]]))
+            end = work.end[mine[here]]
+            # The operators that launch them are among these, so there is an edge before each end.
+            last = edges[np.searchsorted(edges, end, side="left") - 1]
+            nesting = innermost(events.start[index], events.end[index])
+            on_top = take(index, nesting.timeline.at(last))
+            idle = ~take(computes, take(events.name, on_top), False)
+            idle |= take(events.category, on_top) != Category.OPERATOR
+            since[here[idle]] = np.maximum(last, work.start[mine[here]])[idle]
+        known = since < work.end[mine]
+        return first_started(since[known], work.end[mine[known]], mine[known])
+
+
+def find_collectives(events: Events, ownership: Ownership) -> Collectives:
+    """Find all collectives that a rank launches."""
+    work, communication = ownership.work, ownership.communication
+    on_host = events.name_mask(*names.HOST_COLLECTIVES)
+    if len(events.chosen(on_host, Category.OPERATOR, Category.ANNOTATION)):
+        work = find_device_work(events, ownership.spans, ownership.passes, all_exchanges=True)
+        communication = find_communication(events, ownership.spans, work)
+    at = np.full(len(events.start), NOTHING, np.int64)
+    at[work.event] = np.arange(len(work.event))
+    return Collectives(events, ownership, work, communication, at[ownership.work.event])
+
+
+def _computes(name: str) -> bool:
+    """Whether an operator computes while it runs nothing else.
+
+    Functions of Python have names without a namespace, and can wait themselves.
+    """
+    return "::" in name and not name.startswith(
+        (*names.LAUNCHES_OF_COLLECTIVES, *names.HOST_COLLECTIVES, *names.NODE_NAMESPACES)
+    )
+
+
+def groups_of(
+    collectives: Collectives,
+    identity: Identity,
+    times: tuple[Ints, Ints],
+    exposed: Ints,
+    launching: Ints,
+) -> tuple[Group, ...]:
+    """Return the collectives by process group.
+
+    A collective without a launch record belongs to what ran before the recording.
+
+    Args:
+        collectives: the collectives.
+        identity: which rank they are of.
+        times: when the host begins and ends each step.
+        exposed: for each piece of work, how long it runs alone while other work, or the host,
+            waits.
+        launching: for each, how long its launch as a collective holds the clock.
+    """
+    work, events = collectives.work, collectives.events
+    begins, ends = times
+    mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
+    step = np.searchsorted(begins, work.launch[mine], side="right") - 1
+    # Marks of steps have gaps between them; a collective in a gap belongs to the step before.
+    last = collectives.ownership.steps.count - 1
+    inside = (step >= 0) & ((step < last) | (work.launch[mine] < ends[-1]))
+    mine, step = mine[inside], step[inside]
+    order = np.argsort(work.launch[mine], kind="stable")
+    mine, step = mine[order], step[order]
+    group = collectives.communication.group[mine]
+    calls = _calls(collectives, mine)
+    found = []
+    for number in distinct(group):
+        at = np.flatnonzero(group == number)
+        known = list(dict.fromkeys(calls[one] for one in at.tolist()))
+        number_of = {call: index for index, call in enumerate(known)}
+        name = events.groups[number] if number >= 0 else ""
+        found.append(
+            Group(
+                name=name,
+                ranks=identity.ranks_of(name),
+                calls=tuple(known),
+                call=tuple(number_of[calls[one]] for one in at.tolist()),
+                step=tuple(step[at].tolist()),
+                launch=tuple(work.launch[mine[at]].tolist()),
+                start=tuple(work.start[mine[at]].tolist()),
+                end=tuple(work.end[mine[at]].tolist()),
+                exposed=tuple(exposed[mine[at]].tolist()),
+                launching=tuple(launching[mine[at]].tolist()),
+                is_one=bool(name) or not identity.has_several,
+            )
+        )
+    return tuple(found)
+
+
+def _calls(collectives: Collectives, mine: Ints) -> list[Call]:
+    """Return what these collectives are."""
+    events, communication = collectives.events, collectives.communication
+    owners = collectives.ownership.owners
+    owner = take(collectives.ownership.owner, collectives.work.span[mine], Special.OUTSIDE)
+    # Statistics of batches are no activations.
+    inside = owners.mask(lambda one: not one.is_region and one.class_name != names.SYNC_BATCH_NORM)
+    attends = _of_attention(collectives, mine)
+    backward = (collectives.work.run[mine] >= 0).tolist()
+    found = []
+    for index, at in enumerate(mine.tolist()):
+        purpose: Purpose = ""
+        module = ""
+        if communication.of_parameters[at]:
+            mark = communication.gather[at]
+            purpose = "parameters"
+            module = (names.gathered_module(events.names[mark]) if mark >= 0 else None) or ""
+        elif communication.of_gradients[at]:
+            purpose = "gradients"
+        elif inside[owner[index]]:
+            purpose = "attention" if attends[index] else "activations"
+            module = owners.path(int(owner[index]))
+        kind = collectives.kinds[communication.collective[at]]
+        found.append(Call(kind, purpose, module, int(communication.bytes[at]), backward[index]))
+    return found
+
+
+def _of_attention(collectives: Collectives, mine: Ints) -> Mask:
+    """Return whether an operator of attention exchanges with each of these collectives.
+
+    It launches the collective itself; or the call of a module exchanges by all-to-all before the
+    operator and after it, and runs the operator itself.
+    """
+    events, work, spans = collectives.events, collectives.work, collectives.ownership.spans
+    operators = events.chosen(events.name_mask(*names.ATTENTION), Category.OPERATOR)
+    found = find_surrounding(events, work, mine, operators) >= 0
+    kinds = _are(collectives.kinds, names.ALL_TO_ALL)
+    exchanges = kinds[collectives.communication.collective[mine]] & (work.run[mine] < 0)
+    runs = dict(grouped(spans.of(events, operators)))
+    for span, at in grouped(work.span[mine], np.flatnonzero(exchanges)):
+        launch = work.launch[mine[at]]
+        begin = events.start[operators[runs.get(span, at[:0])]]
+        if span >= 0 and ((launch.min() < begin) & (begin < launch.max())).any():
+            found[at] = True
+    return found
+
+
+def _are(kinds: Sequence[str], kind: str) -> Mask:
+    return np.array([one == kind for one in kinds], bool)

@@ -1,0 +1,149 @@
+"""Traces of a job, read by a process that does nothing else, or by a worker of an executor.
+
+What this file imports, each of these processes imports: nothing that only the answer needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import nullcontext, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+
+from backspot._version import __version__
+from backspot.errors import BackspotError, NotATraceError, SourceNotFoundError
+from backspot.job.reduce import summarize
+from backspot.job.remote import copied, is_remote, version
+from backspot.job.summary import SCHEMA, from_bytes, to_bytes
+
+__all__ = ["Reply", "Request", "kept_summary", "main", "read_summary", "receive", "send"]
+
+_Message = TypeVar("_Message", "Request", "Reply")
+_HEAD = 1 << 20
+"""Bytes of a trace that are part of its key in the cache."""
+
+
+def read_summary(path: str, cache: str | None = None) -> bytes:
+    """Read one trace in this process.
+
+    Args:
+        path: a trace file.
+        cache: a folder of summaries that were read before; ``None`` for none.
+
+    Returns:
+        The summary's bytes.
+
+    Raises:
+        BackspotError: As ``summarize``.
+    """
+    place = None if cache is None else _place(path, Path(cache))
+    if place is not None and (kept := _read(place)) is not None:
+        return kept
+    with copied(path) if is_remote(path) else nullcontext(Path(path)) as file:
+        summary = to_bytes(msgspec.structs.replace(summarize(file), source=path))
+    if place is not None:
+        _keep(place, summary)
+    return summary
+
+
+def kept_summary(path: str, cache: str | None) -> bytes | None:
+    """Return a trace's summary if the cache has it; ``None`` otherwise."""
+    place = None if cache is None else _place(path, Path(cache))
+    return None if place is None else _read(place)
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """A trace to read.
+
+    Attributes:
+        path: its path, in the encoding of file names.
+        cache: a folder of summaries, empty for none.
+    """
+
+    path: bytes
+    cache: bytes
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a trace.
+
+    Attributes:
+        summary: the summary's bytes.
+        reason: why there is none, else ``""``.
+    """
+
+    summary: bytes = b""
+    reason: str = ""
+
+
+def send(pipe: IO[bytes], message: Request | Reply) -> None:
+    """Write a message with its length before it."""
+    data = msgspec.msgpack.encode(message)
+    pipe.write(len(data).to_bytes(8, "little") + data)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes], kind: type[_Message]) -> _Message:
+    """Read a message. Raises ``EOFError`` if the other side has ended."""
+    head = pipe.read(8)
+    data = pipe.read(int.from_bytes(head, "little"))
+    if len(head) < 8 or len(data) < int.from_bytes(head, "little"):
+        raise EOFError
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def main() -> int:
+    """Read the traces that requests on standard input name, and reply on standard output."""
+    replies = sys.stdout.buffer
+    sys.stdout = sys.stderr  # what else is printed is no reply
+    while True:
+        try:
+            request = receive(sys.stdin.buffer, Request)
+        except EOFError:
+            return 0
+        try:
+            cache = os.fsdecode(request.cache) if request.cache else None
+            reply = Reply(summary=read_summary(os.fsdecode(request.path), cache))
+        except BackspotError as error:
+            reply = Reply(reason=str(error).encode(errors="replace").decode())
+        send(replies, reply)
+
+
+def _read(place: Path) -> bytes | None:
+    """Return an entry of the cache, ``None`` if there is none; a broken one is written again."""
+    with suppress(OSError, NotATraceError):
+        kept = place.read_bytes()
+        from_bytes(kept)
+        return kept
+    return None
+
+
+def _place(path: str, cache: Path) -> Path | None:
+    """Return where the cache keeps a trace's summary; ``None`` if the trace cannot be read."""
+    try:
+        state = version(path, _HEAD) if is_remote(path) else _version(Path(path))
+    except (OSError, SourceNotFoundError):
+        return None
+    key = f"{SCHEMA} {__version__} {path} {state}"
+    return cache / f"{sha256(os.fsencode(key)).hexdigest()}.rank"
+
+
+def _version(path: Path) -> str:
+    about = path.stat()
+    with path.open("rb") as file:
+        head = sha256(file.read(_HEAD)).hexdigest()
+    return f"{about.st_size} {about.st_mtime_ns} {head}"
+
+
+def _keep(place: Path, summary: bytes) -> None:
+    """Write an entry whole or not at all. A cache that cannot be written is no error."""
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
+            file.write(summary)
+        Path(file.name).replace(place)
