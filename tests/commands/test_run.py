@@ -301,7 +301,9 @@ def test_nothing_remains_after_the_report(write, tmp_path):
 
 
 @pytest.mark.slow
-def test_while_it_waits_there_is_one_hook_of_pytorchs_own(write, tmp_path):
+def test_while_it_waits_there_are_one_hook_of_pytorchs_own_and_who_waits_for_inductor(
+    write, tmp_path
+):
     path = write(training(LEFT, "train(2)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = observed(path, cwd=tmp_path, env=environment)
