@@ -637,6 +637,7 @@ def test_a_graph_without_frames_was_not_recorded():
         ("L['self'].blocks[0].fc", "L['self']", "blocks.0.fc"),
         ("L['self']._modules['blocks']._modules['0']", "L['self']", "blocks.0"),
         ("G['model']", "G['model']", ""),
+        ("L['fn'].__self__.0.fc", "L['fn'].__self__", "0.fc"),
         ("L['self']._orig_mod.a._checkpoint_wrapped_module.b", "L['self']", "a.b"),
     ],
 )

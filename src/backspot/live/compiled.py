@@ -51,7 +51,7 @@ _FRAME = re.compile(
 _LINE = re.compile(
     r'  File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)\n(?: +(?P<text>.*))?'
 )
-_ROOT = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?")
+_ROOT = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?(\.__self__\b)?")  # a method's module is one, too
 _WRAPPERS = re.compile(r"\.(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
 _BEFORE = re.compile(r"^\d+/\d+: ")
 _REASON = re.compile(r"\s+")
