@@ -285,7 +285,7 @@ def left():
         *(name for name, found in vars(torch.Tensor).items()
           if getattr(found, "__globals__", {}).get("__name__", "").startswith("backspot")),
         *(thread.name for thread in threading.enumerate() if thread is not threading.main_thread()),
-        *(found for found in sys.meta_path if "backspot" in type(found).__module__),
+        *(type(one).__name__ for one in sys.meta_path if "backspot" in type(one).__module__),
         *filter(None, [sys.getprofile(), sys.gettrace()]),
         *(vars(optimizer).keys() & {"step"}),
     ]
@@ -301,12 +301,102 @@ def test_nothing_remains_after_the_report(write, tmp_path):
 
 
 @pytest.mark.slow
-def test_while_it_waits_there_is_one_hook_of_pytorchs_own(write, tmp_path):
+def test_while_it_waits_there_are_one_hook_of_pytorchs_own_and_who_waits_for_inductor(
+    write, tmp_path
+):
     path = write(training(LEFT, "train(2)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = observed(path, cwd=tmp_path, env=environment)
-    (one,) = eval(done.stdout.decode().splitlines()[-1])
-    assert "_global_optimizer_post_hooks" in one
+    hook, *waiting = eval(done.stdout.decode().splitlines()[-1], {"_Watcher": "_Watcher"})
+    assert "_global_optimizer_post_hooks" in hook
+    assert set(waiting) <= {"_Watcher"}
+
+
+# Compiled code -----------------------------------------------------------------------------------
+
+COMPILED = """
+import sys
+import torch
+import torch._inductor.config as config
+from torch import nn
+
+config.cpp.enable_kernel_profile = True  # the kernels are in traces
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + torch.relu(self.fc(self.norm(x)))
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), Block(), Block(), nn.Linear(8, 2))
+compiled = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    optimizer.zero_grad()
+    loss = compiled(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+    torch._dynamo.config.error_on_recompile = True
+found = torch._dynamo.utils.counters
+print("from the caches:", found["inductor"]["fxgraph_cache_hit"])
+print("left:", config.post_grad_custom_post_pass, config.trace.provenance_tracking_level)
+print("left:", [one for one in sys.meta_path if "backspot" in type(one).__module__])
+"""
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+with_inductor = pytest.mark.skipif(VERSION < (2, 10), reason="this PyTorch keeps no launch sites")
+
+
+def caches(tmp_path, name="caches"):
+    return {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name)}
+
+
+@pytest.mark.slow
+@with_inductor
+def test_the_modules_inside_compiled_code_are_known_also_with_warm_caches(write, tmp_path):
+    path = write(COMPILED)
+    plain = python(path, cwd=tmp_path, env={**os.environ, **caches(tmp_path, "others")})
+    assert plain.returncode == 0, plain.stderr.decode()
+    for folder, hits in (("cold", 0), ("warm", 2)):
+        done = program("run", *SMALL, "-o", folder, path, cwd=tmp_path, env=caches(tmp_path))
+        expected = plain.stdout.decode().replace("caches: 0", f"caches: {hits}")
+        assert done.stdout.decode() == expected
+        report = backspot.Report.load(tmp_path / folder / "report.json")
+        rows = {row.path: row for row in report.modules}
+        assert {"0", "1.norm", "1.fc", "2.norm", "2.fc", "3"} <= rows.keys()
+        assert "aten::mm" in {kernel.name for kernel in rows["2.fc"].kernels}
+        assert not [one for one in report.warnings if "compil" in one]
+
+
+@pytest.mark.slow
+@with_inductor
+def test_inductor_is_set_up_until_the_script_ends_unless_that_is_unwanted(write, tmp_path):
+    path = write(
+        "import atexit, torch, torch._inductor.config as config\n"
+        "def level(): print(config.trace.provenance_tracking_level)\n"
+        "print(config.post_grad_custom_post_pass is not None); level(); atexit.register(level)"
+    )
+    assert observed(path, cwd=tmp_path).stdout.split() == [b"True", b"2", b"0"]
+    unwanted = observed("--no-compiled", path, cwd=tmp_path)
+    assert unwanted.stdout.split() == [b"False", b"0", b"0"]
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_compile_loads_no_more_of_pytorch(write, tmp_path):
+    path = write(
+        "import sys\n"
+        "print('torch' in sys.modules)\n"
+        f"{training('train(9)')}\n"
+        "print(sorted(name for name in sys.modules if name.startswith('torch._inductor')))"
+    )
+    plain = python(path, cwd=tmp_path)
+    done = program("run", *SMALL, path, cwd=tmp_path)
+    assert done.stdout == plain.stdout
+    assert done.stdout.startswith(b"False")
 
 
 # Beside what the script does ---------------------------------------------------------------------

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the trainers
 ]
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 FILES = {"report.html", "report.json", "trace.json.gz"}
 
 
@@ -55,7 +56,16 @@ def tensorboard(folder):
 # Lightning ---------------------------------------------------------------------------------------
 
 
-def lit(callbacks, *, logger=False, fails_at=None, batches=16, accelerator="cpu", **options):
+def lit(
+    callbacks,
+    *,
+    logger=False,
+    fails_at=None,
+    batches=16,
+    accelerator="cpu",
+    compiles=False,
+    **options,
+):
     """Train a small module; the module, its losses and the trainer."""
     import lightning.pytorch as pl
     from torch import nn
@@ -80,6 +90,8 @@ def lit(callbacks, *, logger=False, fails_at=None, batches=16, accelerator="cpu"
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
     model, data = Lit(), torch.randn(4 * batches, 8)
+    if compiles:
+        model.net.compile()
     trainer = pl.Trainer(
         max_epochs=1,
         accelerator=accelerator,
@@ -181,6 +193,29 @@ def test_a_logger_that_fails_does_not_end_the_training(tmp_path, capfd):
     model, *_ = lit([BackspotCallback(warmup=1, steps=2)], logger=Broken(tmp_path))
     assert len(model.losses) == 16
     assert "Broken did not take the report: no network" in capfd.readouterr().err
+
+
+@needs("lightning")
+@pytest.mark.skipif(VERSION < (2, 10), reason="this PyTorch keeps no launch sites")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_modules_inside_compiled_code_are_known_unless_that_is_unwanted(
+    compiled, tmp_path, monkeypatch
+):
+    import torch._inductor.config as config
+
+    from backspot.integrations.lightning import BackspotCallback
+
+    torch._dynamo.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    callback = BackspotCallback(warmup=1, steps=2, folder=tmp_path, compiled=compiled)
+    with config.patch({"cpp.enable_kernel_profile": True}):
+        lit([callback], compiles=True)
+    assert config.post_grad_custom_post_pass is None
+    assert not config.trace.provenance_tracking_level
+    rows = {row.path for row in backspot.Report.load(tmp_path / "report.json").modules}
+    assert ({"net.0", "net.2"} <= rows) == compiled
+    with pytest.raises(backspot.UsageError, match="compiled=1: give True or False"):
+        BackspotCallback(compiled=1)
 
 
 @needs("lightning")

@@ -422,10 +422,24 @@ def test_a_pass_of_the_users_runs_and_is_there_again_afterwards():
         with backspot.instrument(model):
             ours = config.post_grad_custom_post_pass
             assert ours is not theirs
-            assert b"theirs" in ours.uuid()
             train(model, around=torch.compile(model))
         assert config.post_grad_custom_post_pass is theirs
     assert theirs.graphs == 2
+
+
+@slow
+@with_inductor
+def test_a_pass_of_the_users_is_part_of_the_key_of_the_caches():
+    from torch._inductor import config
+
+    ran = []
+    for uuid in (b"theirs", b"theirs", b"another"):
+        torch._dynamo.reset()
+        model, theirs = Net(), user_pass(uuid)
+        with config.patch(post_grad_custom_post_pass=theirs), backspot.instrument(model):
+            train(model, around=torch.compile(model))
+        ran.append(theirs.graphs)
+    assert ran == [2, 0, 2]
 
 
 @slow
@@ -476,20 +490,34 @@ def test_a_model_that_is_gone_takes_the_settings_back():
     assert config.post_grad_custom_post_pass is None
 
 
+class Chain(nn.Module):
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x):
+        for part in self.children():
+            x = part(x)
+        return x
+
+
 @slow
 @with_inductor
-def test_the_key_of_the_cache_has_the_names_of_the_modules():
-    from torch._inductor import config
-
-    def uuid(model):
-        with backspot.instrument(model):
-            return config.post_grad_custom_post_pass.uuid()
-
-    renamed = Net()
-    renamed.tail = renamed.head
-    del renamed.head
-    assert uuid(Net()) == uuid(Net())
-    assert uuid(Net()) != uuid(renamed)
+@pytest.mark.parametrize("renamed", ["layer", "activation"])
+def test_equal_code_with_other_names_does_not_come_from_the_caches(renamed):
+    found = []
+    for suffix in ("", "", "_2"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        names = {name: name + suffix * (name == renamed) for name in ("layer", "activation")}
+        parts = {names["layer"]: nn.Linear(8, 8), names["activation"]: nn.Softmax(-1)}
+        model = Chain(**parts)
+        launches = launches_of(*recorded(model, torch.compile(model)))
+        known = {path for _, paths in launches for path in paths} - {"-"}
+        hits = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
+        found.append((known == set(parts), hits))
+    assert found == [(True, 0), (True, 2), (True, 0)]
 
 
 PROGRAM = """
@@ -658,6 +686,7 @@ def test_a_graph_without_frames_was_not_recorded():
         ("L['self'].blocks[0].fc", "L['self']", "blocks.0.fc"),
         ("L['self']._modules['blocks']._modules['0']", "L['self']", "blocks.0"),
         ("G['model']", "G['model']", ""),
+        ("L['fn'].__self__.0.fc", "L['fn'].__self__", "0.fc"),
         ("L['self']._orig_mod.a._checkpoint_wrapped_module.b", "L['self']", "a.b"),
     ],
 )

@@ -76,6 +76,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="record the inputs of operators too, for operations per second, in the same steps",
     )
     parser.add_argument(
+        "--no-compiled",
+        dest="compiled",
+        action="store_false",
+        help="keep out of torch.compile: the modules inside compiled code are then unknown",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="DIR",
@@ -150,6 +156,7 @@ class _Observation:
             depth=args.depth,
             memory=args.memory,
             shapes=args.shapes,
+            compiled=args.compiled,
         )
         self._observer = Observer(self._plan, self._deliver, complain, self._stepped)
         self._observer.begin()

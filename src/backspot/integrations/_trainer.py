@@ -57,7 +57,7 @@ class Written:
         return to_markdown(self.report).decode()
 
 
-def plan_of(warmup: int, steps: int, every: int | None, depth: int | None) -> Plan:
+def plan_of(warmup: int, steps: int, every: int | None, depth: int | None, compiled: bool) -> Plan:
     """Return the plan that the arguments of a callback ask for.
 
     Raises:
@@ -73,7 +73,9 @@ def plan_of(warmup: int, steps: int, every: int | None, depth: int | None) -> Pl
             continue
         if type(value) is not int or value < least:
             raise UsageError(f"{name}={quoted(value)}: give a whole number of at least {least}")
-    return Plan(warmup=warmup, steps=steps, every=every, depth=depth)
+    if not isinstance(compiled, bool):
+        raise UsageError(f"compiled={quoted(compiled)}: give True or False")
+    return Plan(warmup=warmup, steps=steps, every=every, depth=depth, compiled=compiled)
 
 
 class TrainerRecording:
@@ -101,6 +103,7 @@ class TrainerRecording:
         self._to_loggers = to_loggers
         self._ended = False
         self._recorder = Recorder(plan, GivenModels({"": model}), self._deliver, self._say)
+        self._recorder.watch()
 
     def step_ended(self) -> None:
         """Count a step of the optimizer that has ended."""

@@ -36,19 +36,20 @@ class CellMagic:
     def backspot(self, line: str, cell: str) -> None:
         """Run a cell that trains, and show what makes its backward slow.
 
-            %%backspot [NAME] [--warmup N] [--steps N] [--depth D] [-o DIR]
+            %%backspot [NAME] [--warmup N] [--steps N] [--depth D] [--no-compiled] [-o DIR]
 
         The models and the steps are found as by ``backspot run``. The report appears as soon as
         enough steps are recorded, and the cell goes on as if nothing had happened.
 
         NAME: the variable that gets the report. --warmup N: how many steps to wait for first
         (default: 5). --steps N: how many steps to time without the profiler, and how many to record
-        (default: 10). --depth D: the deepest level that is labelled (default: all). -o DIR: also
-        write report.html, report.json and trace.json.gz into this folder.
+        (default: 10). --depth D: the deepest level that is labelled (default: all). --no-compiled:
+        keep out of torch.compile. -o DIR: also write report.html, report.json and trace.json.gz
+        into this folder.
         """
         args = _parser().parse_args(shlex.split(line))
         try:
-            plan = plan_of(args.warmup, args.steps, None, args.depth)
+            plan = plan_of(args.warmup, args.steps, None, args.depth, args.compiled)
         except UsageError as error:
             raise WrongLine(str(error)) from None
         stack = ExitStack()
@@ -97,5 +98,6 @@ def _parser() -> _Parser:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--depth", type=int)
+    parser.add_argument("--no-compiled", dest="compiled", action="store_false")
     parser.add_argument("-o", "--output")
     return parser

@@ -59,6 +59,8 @@ class BackspotCallback(TrainerCallback):  # type: ignore[misc]
         steps: how many steps to time without the profiler, and then how many to record. Default 10.
         every: make another report each time after so many steps. ``None`` (default): one report.
         depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default): all.
+        compiled: whether to record for which modules compiled code works, as in ``instrument``.
+            Default true.
         folder: where to write the report. ``None`` (default): the trainer's own folder, as above.
 
     Raises:
@@ -72,9 +74,10 @@ class BackspotCallback(TrainerCallback):  # type: ignore[misc]
         steps: int = 10,
         every: int | None = None,
         depth: int | None = None,
+        compiled: bool = True,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._plan = plan_of(warmup, steps, every, depth)
+        self._plan = plan_of(warmup, steps, every, depth, compiled)
         self._folder = folder
         self._recording: TrainerRecording | None = None
 

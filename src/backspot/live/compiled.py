@@ -23,7 +23,7 @@ import torch
 
 from backspot.live import torch_internals
 from backspot.live.line_names import file_name
-from backspot.live.modules import class_name, find_modules, is_called, unwrap, written_class_name
+from backspot.live.modules import class_name, is_called, unwrap, written_class_name
 from backspot.live.owner import Scope
 from backspot.trace.compiled import (
     KEY,
@@ -52,7 +52,7 @@ _FRAME = re.compile(
 _LINE = re.compile(
     r'  File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)\n(?: +(?P<text>.*))?'
 )
-_ROOT = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?")
+_ROOT = re.compile(r"[A-Za-z_]\w*(\[[^\]]*\])?(\.__self__\b)?")  # a method's module is one, too
 _WRAPPERS = re.compile(r"\.(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
 _BEFORE = re.compile(r"^\d+/\d+: ")
 _REASON = re.compile(r"\s+")
@@ -76,8 +76,7 @@ def write_frames(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> None
     """
     base = torch_internals.launch_sites_so_far()
     number = {node: at for at, node in enumerate(graph.nodes)}
-    modules: _Stacks = {node: torch_internals.module_stack_of(node) for node in number}
-    _find_modules_of_changes_in_place(modules, forward)
+    modules = _modules_of(graph, forward)
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -104,6 +103,30 @@ def write_frames(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> None
         )
         # First: messages show the innermost frame, which stays the user's.
         node.meta["stack_trace"] = frame + _FRAME.sub("", node.meta.get("stack_trace") or "")
+
+
+def _modules_of(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> _Stacks:
+    """Return the modules around each node of a graph; ``forward`` as in ``write_frames``."""
+    modules = {node: torch_internals.module_stack_of(node) for node in graph.nodes}
+    _find_modules_of_changes_in_place(modules, forward)
+    return modules
+
+
+def _digest(owner: torch.nn.Module, forward: dict[int, list[tuple[str, type]]]) -> bytes:
+    """Return a digest of the modules that frames in a graph, and in those inside of it, name.
+
+    Args:
+        owner: the module with the graph.
+        forward: as in ``write_frames``, but it stays as it is.
+    """
+    digest = hashlib.sha256()
+    for part in owner.modules():
+        if issubclass(type(part), torch.fx.GraphModule):
+            for stack, backward in _modules_of(part.graph, dict(forward)).values():
+                place, cls = stack[-1] if stack else ("", object)
+                line = f"{place}\0{written_class_name(cls)}\0{backward}\n"
+                digest.update(line.encode(errors="surrogatepass"))
+    return digest.digest()
 
 
 def _find_modules_of_changes_in_place(
@@ -346,27 +369,18 @@ def _known_modules(scope: Scope) -> Iterator[KnownModule]:
         )
 
 
-def _names_of(scope: Scope) -> bytes:
-    """Return a digest of the names and classes of a model's modules."""
-    digest = hashlib.sha256()
-    model = scope.model()
-    for path, module, _ in find_modules(model) if model is not None else ():
-        digest.update(f"{path}\0{class_name(module)}\n".encode(errors="surrogatepass"))
-    return digest.digest()
-
-
 # The pass ----------------------------------------------------------------------------------------
 
 
-def _make_pass(
-    settings: torch_internals.InductorSettings, theirs: Any, names: Callable[[], bytes]
-) -> Any:
+def _make_pass(settings: torch_internals.InductorSettings, theirs: Any) -> Any:
     """Return a pass that runs the user's passes, and then writes the frames.
+
+    A cached graph has its frames, too. So the key of the cache has the modules that they name: two
+    models with equal code can have other names.
 
     Args:
         settings: Inductor's settings.
         theirs: the user's setting: ``None``, a pass, or several.
-        names: a digest of all names that frames can have: a cached graph has them, too.
     """
     forward: dict[int, list[tuple[str, type]]] = {}
     passes: list[Any] = (
@@ -392,7 +406,11 @@ def _make_pass(
                 if not uuid:
                     return None  # as without Backspot: the graph cannot be cached
                 inner.append(uuid)
-            return ("backspot", 2, names(), *inner)
+            try:
+                graph = torch_internals.graph_for_key()
+                return graph and ("backspot", 3, _digest(graph, forward), *inner)
+            except Exception:
+                return None  # it costs a compilation, and no wrong name
 
     return Frames()
 
@@ -411,11 +429,11 @@ def _first(reasons: str) -> str:
 
 
 class CompiledBook:
-    """Has Inductor keep the modules of launch sites while models are instrumented."""
+    """Has Inductor keep the modules of launch sites while models are instrumented, or will be."""
 
     def __init__(self) -> None:
         self._scopes: list[Scope] = []
-        self._names: dict[Scope, bytes] = {}
+        self._watches = 0
         self._stop_watching: Callable[[], None] | None = None
         self._stop_keeping: Callable[[], None] | None = None
         self._pass: Any = None
@@ -427,11 +445,20 @@ class CompiledBook:
         """Whether there is a table that is in no trace yet."""
         return self._waiting is not None
 
+    def watch(self) -> None:
+        """Set up Inductor, once it is loaded: a model that compiles now is instrumented later."""
+        self._watches += 1
+        self._begin()
+
+    def unwatch(self) -> None:
+        """Take a ``watch`` back; with the last one, restore Inductor's settings."""
+        self._watches -= 1
+        self._end()
+
     def join(self, scope: Scope) -> None:
         """Add an instrumentation; with the first one, set up Inductor, once it is loaded."""
         self._scopes.append(scope)
-        if self._stop_watching is None:
-            self._stop_watching = torch_internals.when_inductor_loads(self._install)
+        self._begin()
 
     def leave(self, scope: Scope) -> None:
         """Remove an instrumentation; with the last one, restore Inductor's settings."""
@@ -441,8 +468,14 @@ class CompiledBook:
             with suppress(Exception):  # at worst the trace has no such table
                 self._waiting = self._table()
         self._scopes.remove(scope)
-        self._names.pop(scope, None)
-        if not self._scopes and self._stop_watching is not None:
+        self._end()
+
+    def _begin(self) -> None:
+        if self._stop_watching is None:
+            self._stop_watching = torch_internals.when_inductor_loads(self._install)
+
+    def _end(self) -> None:
+        if not self._scopes and not self._watches and self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
             self._restore()
@@ -484,7 +517,7 @@ class CompiledBook:
         config = settings.config
         theirs, level = config.post_grad_custom_post_pass, config.trace.provenance_tracking_level
         self._before = theirs, level
-        self._pass = _make_pass(settings, theirs, self._digest)
+        self._pass = _make_pass(settings, theirs)
         config.post_grad_custom_post_pass = self._pass
         if not level:
             config.trace.provenance_tracking_level = _LEVEL
@@ -503,12 +536,6 @@ class CompiledBook:
         if not level and config.trace.provenance_tracking_level == _LEVEL:
             config.trace.provenance_tracking_level = level
         self._pass, self._before = None, (None, 0)
-
-    def _digest(self) -> bytes:
-        for scope in self._scopes:
-            if scope not in self._names:
-                self._names[scope] = _names_of(scope)
-        return b"".join(sorted(self._names.values()))
 
 
 compiled_book = CompiledBook()

@@ -32,6 +32,7 @@ from torch.profiler import ProfilerAction
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.errors import UsageError
 from backspot.live import discovery, torch_internals
+from backspot.live.compiled import compiled_book
 from backspot.live.instrumentation import put_labels
 from backspot.live.recording import (
     STEPS_IN_DETAIL,
@@ -61,6 +62,7 @@ class Plan:
         depth: the deepest level that is labelled, as in ``instrument``.
         memory: whether to record some more steps with what is in memory.
         shapes: whether to record some more steps with the inputs of operators.
+        compiled: whether to record for which modules compiled code works, as in ``instrument``.
     """
 
     warmup: int = 5
@@ -70,6 +72,7 @@ class Plan:
     depth: int | None = None
     memory: bool = False
     shapes: bool = False
+    compiled: bool = True
 
     @property
     def in_detail(self) -> bool:
@@ -242,7 +245,8 @@ class State(Enum):
 class Recorder:
     """Times and records some steps of a training.
 
-    At the end of each step, ``count`` is called, and then ``advance`` if it returns true.
+    ``watch`` comes first. At the end of each step, ``count`` is called, and then ``advance`` if it
+    returns true.
 
     Args:
         plan: when to record.
@@ -274,6 +278,7 @@ class Recorder:
         self._said: set[str] = set()
         self._process = os.getpid()
         self._due: int | None = plan.warmup
+        self._watches = False
         self._thread = 0
         self._times: list[int] = []
         self._since = 0
@@ -294,6 +299,25 @@ class Recorder:
     def is_child(self) -> bool:
         """Whether this process was forked from the one that is observed."""
         return os.getpid() != self._process
+
+    def watch(self) -> None:
+        """Have compiled code keep its modules from now on, until no more steps are recorded.
+
+        A training compiles its code in its first steps, long before there are labels.
+        """
+        if self._plan.compiled and not self._watches:
+            self._watches = True
+            compiled_book.watch()
+
+    def _unwatch(self) -> None:
+        if self._watches:
+            self._watches = False
+            compiled_book.unwatch()
+
+    def _end_counting(self) -> None:
+        self._due = None
+        self._unwatch()
+        self._retire()
 
     def request(self) -> None:
         """Make a report as soon as possible."""
@@ -383,7 +407,7 @@ class Recorder:
                         hooks="call",
                         markers=False,
                         lines=True,
-                        compiled=False,  # its code was compiled before
+                        compiled=self._plan.compiled,
                     )
                 )
         self._make_ready()
@@ -418,14 +442,13 @@ class Recorder:
         recorded = self._so_far()
         self._stop()
         if self._plan.every is None:
-            self._due = None
-            self._retire()
+            self._end_counting()
         else:
             while self._due is not None and self._due <= self.steps:
                 self._due += self._plan.every
         self._hand_over(recorded)
         if self._plan.ends:
-            self._retire()
+            self._end_counting()
             raise SystemExit(0)
 
     def _so_far(self) -> Recorded | None:
@@ -470,8 +493,7 @@ class Recorder:
         recorded = self._so_far()
         with suppress(Exception):
             self._stop()
-        self._due = None
-        self._retire()
+        self._end_counting()
         self._hand_over(recorded)
 
     def complain(self, sentence: str) -> None:
@@ -489,6 +511,7 @@ class Recorder:
         with suppress(Exception):
             self._stop()
         self._due = None
+        self._unwatch()
         self.complain(f"no report: {type(error).__name__}: {error}")
 
 

@@ -122,6 +122,7 @@ class Observer:
     def begin(self) -> None:
         """Start counting. Not while an optimizer takes a step."""
         if self._hook is None:
+            self.recorder.watch()
             self._hook = register_optimizer_step_post_hook(self._after_step)
             if not self._optimizers:
                 self._backward.begin()

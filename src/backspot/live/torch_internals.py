@@ -58,6 +58,7 @@ __all__ = [
     "exporting",
     "forward_hooks_of",
     "full_backward_flag",
+    "graph_for_key",
     "guards_check_hooks",
     "has_hooks",
     "hint_of",
@@ -831,6 +832,29 @@ def _keep_unnamed(scheduling: Any, note: str, put: _Put) -> None:
 
     put(scheduling, "define_kernel", define_kernel)
     put(scheduling, "codegen_comment", codegen_comment)
+
+
+_MOST_FRAMES = 32
+
+
+def graph_for_key() -> torch.nn.Module | None:
+    """Return the graph for which Inductor or AOTAutograd makes the key of its cache at this moment.
+
+    A pass is asked for its part of the key without being told the graph. It is in a variable of a
+    calling function, in all versions that keep launch sites. ``None`` without: the graph cannot be
+    cached.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        code = frame.f_code
+        if "gm" in code.co_varnames or "gm" in code.co_cellvars:
+            graph = frame.f_locals.get("gm")
+            if issubclass(type(graph), torch.fx.GraphModule):
+                return graph
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
 
 
 def launch_sites_so_far() -> int:
