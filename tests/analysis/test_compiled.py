@@ -183,6 +183,14 @@ def test_what_finishes_a_reduction_belongs_to_the_kernel_that_began_it():
     assert _aligned(sites(True), between, every=False) == ([0, 0, -1, -1, 1], "")
 
 
+def test_what_finishes_a_reduction_does_not_keep_graphs_with_one_key_from_being_told_apart():
+    sites = [Site("triton_red_0", (), True), Site("extern_kernels.mm", ())]
+    called = ["triton_red_0", "aten::slice", "aten::sum", "aten::mm"]
+    assert _aligned(sites, called, every=True) == ([0, 0, 0, 1], "")
+    assert isinstance(_aligned(sites, [*called, "aten::sum"], every=True), str)
+    assert isinstance(_aligned(sites, called[:-1], every=True), str)
+
+
 def test_graphs_with_one_key_are_told_apart_by_direction_and_launches():
     events = events_of("vit")
     graphs = events.compiled.graphs

@@ -442,11 +442,8 @@ def _aligned(
     seen = [at for at, site in enumerate(sites) if not names.is_generated_cpp(site.name)]
     choices = [list(range(len(sites))), seen]
     for chosen in choices:
-        if len(chosen) == len(called) and all(
-            names.is_launch_of(sites[at].name, name)
-            for at, name in zip(chosen, called, strict=True)
-        ):
-            return chosen, ""
+        if (each := _each(sites, chosen, called)) is not None:
+            return each, ""
     for chosen in () if every else choices:
         if chosen and (found := _embedded([sites[at].name for at in chosen], called)):
             known = [chosen[at] if at >= 0 else NOTHING for at in found]
@@ -482,6 +479,26 @@ def _embedded(sites: Sequence[str], called: Sequence[str]) -> list[int]:
         if first == last:
             found[first] = site
     return found
+
+
+def _each(sites: Sequence[Site], chosen: Sequence[int], called: Sequence[str]) -> list[int] | None:
+    """Return the site of each launch; ``None`` unless the launches are those of the code, in order.
+
+    Args:
+        sites: the sites of the graph.
+        chosen: the indices of those that the profiler sees.
+        called: the names of the launches.
+    """
+    found: list[int] = []
+    left = list(reversed(chosen))
+    for name in called:
+        if left and names.is_launch_of(sites[left[-1]].name, name):
+            found.append(left.pop())
+        elif found and sites[found[-1]].then and name in names.AFTER_REDUCTION:
+            found.append(found[-1])
+        else:
+            return None
+    return None if left else found
 
 
 def _between_certain(sites: Sequence[str], called: Sequence[str]) -> tuple[list[int], str] | None:
