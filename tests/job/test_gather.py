@@ -105,14 +105,28 @@ class Interrupted:
 def test_what_gives_no_two_ranks_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match="has no trace"):
         ranks(tmp_path / "traces" / "..")
-    with pytest.raises(UsageError, match=r"fewer than two ranks.*nothing\.json"):
-        ranks([folder / "rank0.json.gz", folder / "nothing.json"])
+    (folder / "notes.json").write_text("no trace")
+    with pytest.raises(UsageError, match=r"fewer than two ranks.*notes\.json is no Kineto trace"):
+        ranks([folder / "rank0.json.gz", folder / "notes.json"])
     with pytest.raises(UsageError, match="paths of two traces or more"):
         ranks([])
     with pytest.raises(UsageError, match="give a folder"):
         ranks(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="executor="):
         ranks(folder, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [[], ["rank0.json.gz"]], ids=["alone", "with one that is there"])
+def test_a_missing_path_has_the_exit_code_that_it_has_in_every_command(
+    folder: Path, other: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = folder / "nothing.json"
+    assert main(["ranks", *(str(folder / name) for name in other), str(missing)]) == 3
+    said = capsys.readouterr().err
+    assert f"{missing} is not there: check the trace's path" in said.replace("\n", " ")
+    with ThreadPoolExecutor(1) as executor, pytest.raises(SourceNotFoundError, match="two ranks"):
+        ranks([*(folder / name for name in other), missing], executor)
 
 
 @pytest.mark.slow

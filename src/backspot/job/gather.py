@@ -63,9 +63,10 @@ def ranks(
         ``lost``, and the others are reported.
 
     Raises:
-        SourceNotFoundError: If a folder is missing or has no traces.
-        UsageError: If fewer than two ranks can be read, two traces are of one rank, or the ranks
-            have recorded no step in common.
+        SourceNotFoundError: If a folder has no traces, or fewer than two ranks can be read because
+            a folder or a trace is missing.
+        UsageError: If fewer than two ranks can be read for another reason, two traces are of one
+            rank, or the ranks have recorded no step in common.
 
     Example:
         >>> job = backspot.ranks(["ddp.rank0.trace.json.gz", "ddp.rank1.trace.json.gz"])
@@ -76,6 +77,7 @@ def ranks(
     kept = None if cache is None else path_text(cache, "ranks(cache=)")
     read = []
     lost = []
+    missing = False
     with (
         _pool(executor) as (pool, work),
         Progress("reading", "traces", total=len(paths)) as progress,
@@ -86,6 +88,7 @@ def ranks(
                 try:
                     read.append(from_bytes(future.result()))
                 except Exception as error:  # whatever ended a worker costs one rank
+                    missing = missing or isinstance(error, SourceNotFoundError)
                     reason = str(error) or type(error).__name__
                     lost.append(LostRank(path, reason.removeprefix(f"{path} ")))
                 progress.advance()
@@ -95,7 +98,8 @@ def ranks(
             raise
     if len(read) < 2 and lost:
         named = "; ".join(f"{visible(one.source)} {one.reason}" for one in lost[:3])
-        raise UsageError(f"fewer than two ranks can be read: {named}")
+        kind = SourceNotFoundError if missing else UsageError
+        raise kind(f"fewer than two ranks can be read: {named}")
     return answer(read, lost)
 
 
@@ -170,7 +174,12 @@ def _pool(
 
 
 def _in_a_process(path: str, cache: str | None) -> bytes:
-    """Read one trace in a process of its own. Raises ``RuntimeError`` with its last words."""
+    """Read one trace in a process of its own.
+
+    Raises:
+        SourceNotFoundError: If the process says so by its exit code.
+        RuntimeError: If the process fails otherwise, with its last words.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -186,7 +195,8 @@ def _in_a_process(path: str, cache: str | None) -> bytes:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         ended = f"the process that read it ended with {done.returncode}"
-        raise RuntimeError(said[-1] if said else ended)
+        not_found = done.returncode == SourceNotFoundError.exit_code
+        raise (SourceNotFoundError if not_found else RuntimeError)(said[-1] if said else ended)
     return done.stdout
 
 
