@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -135,7 +136,13 @@ def test_the_command_prints_the_answer_as_text_and_as_json(
 ) -> None:
     cache = str(tmp_path / "kept")
     assert main(["ranks", str(folder), "--cache", cache]) == 0
-    assert capsys.readouterr().out.startswith("No rank differs from the others beyond the noise.")
+    said = capsys.readouterr().out
+    assert said.startswith("No rank differs from the others beyond the noise.")
+    more = re.search(r"\nNext: --top (\d+) for all ranks, steps and modules", said)
+    assert more
+    assert "job.save" not in said
+    assert main(["ranks", str(folder), "--cache", cache, "--top", more[1]]) == 0
+    assert "Next: " not in capsys.readouterr().out
     assert main(["ranks", str(folder), "--cache", cache, "--format", "json"]) == 0
     said = msgspec.json.decode(capsys.readouterr().out)
     assert (said["schema"], said["world_size"]) == ("backspot.job/1", 2)
