@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 from support.synthetic import Trace
 
+DATA = Path(__file__).parents[1] / "data"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -123,6 +125,35 @@ def test_layers_that_are_alike_are_the_answer_together(layers, head, said, tmp_p
     assert said in markdown.replace("\\*", "*")
     for html in (made.save(tmp_path / "report.html").read_text("utf-8"), made._repr_html_()):
         assert said in re.sub("<[^>]+>", "", html)
+
+
+@pytest.mark.parametrize("isatty", [True, False])
+@pytest.mark.parametrize("width", range(40, 100))
+def test_no_line_ends_between_a_number_and_its_unit(width, isatty, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: isatty, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    made = SAMPLES["diagnosed"]()
+    for text in (str(made), render_text(made, full=True)):
+        lines = text.splitlines()
+        assert not [line for line in lines if re.match(r" *(µs|ms|s|MB|GB)\b", line)]
+        assert max(map(cell_len, lines)) <= width or not isatty
+
+
+@pytest.mark.parametrize("name", ["h200/two_streams", "memory/vit"])
+def test_no_line_begins_with_a_dot_or_ends_with_a_multiplication_sign(name):
+    made = locate(DATA / f"{name}.trace.json.gz")
+    lines = [
+        line.strip()
+        for width in range(60, 100)
+        for line in render_text(made, width=width, full=True).splitlines()
+    ]
+    assert "12 × blocks.*.mlp.act" in " ".join(lines) or name != "memory/vit"
+    assert not [line for line in lines if line.startswith("·") or line.endswith("×")]
+
+
+def test_steps_of_several_passes_say_how_many():
+    made = locate(DATA / "h200" / "gradient_accumulation.trace.json.gz")
+    assert "\n2 profiler steps (6 passes) of 9.5 ms while recorded" in render_text(made, width=80)
 
 
 def test_a_phase_that_is_longer_than_any_backward_comes_first():

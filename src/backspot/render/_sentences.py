@@ -394,14 +394,14 @@ def setting(report: Report) -> list[str]:
     wall = duration(report.wall_ns)
     facts = [f"backward {wall} per {report.per}{_spread(report)}"]
     unit = counted(steps, *_UNITS[report.step_unit])
+    if len(report.passes) > steps:
+        unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
     whole = report.step_ns
     if report.unprofiled_step_ns is not None:
         recorded = f"; {duration(whole)} while recorded" if report.per == "step" else ""
         facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{recorded}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
         unit += f" of {duration(whole)} while recorded{_replayed(report)}"
-    if len(report.passes) > steps:
-        unit += f" with {counted(len(report.passes), 'pass', 'passes')}"
     facts.append(unit)
     if report.has_gpu:
         facts.append(f"GPU {duration(report.gpu_ns)}")
