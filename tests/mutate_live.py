@@ -50,6 +50,7 @@ class Mutation(NamedTuple):
 
 INSTRUMENTATION = "live/test_instrumentation.py"
 LABELLING = "live/test_labelling.py"
+CALLS = "live/test_call_wrapper.py"
 MARKERS = "live/test_markers.py"
 INTERRUPTIONS = "live/test_interruptions.py"
 TRANSFORMS = "live/test_transforms.py"
@@ -433,6 +434,35 @@ MUTATIONS = (
         "    finally:\n        if torch_internals.recording():",
         "    except ZeroDivisionError:\n        if torch_internals.recording():",
         f"{PROFILING}::test_what_the_step_raises_passes_through_and_the_next_profile_works",
+    ),
+    # The wrapper on the classes of modules, where compiled code checks that of all modules.
+    Mutation(
+        "the wrapper on classes does not step aside while Dynamo compiles",
+        "live/class_calls.py",
+        "            self._take()\n            # Where guards",
+        "            # Where guards",
+        f"{CALLS}::test_no_class_has_the_wrapper_while_dynamo_compiles",
+    ),
+    Mutation(
+        "the wrapper does not come back to the classes after a compilation",
+        "live/class_calls.py",
+        "                if vars(cls).get(_CALL) is before:\n",
+        "                if False:\n",
+        f"{CALLS}::test_a_region_keeps_its_graph_and_is_compiled_once",
+    ),
+    Mutation(
+        "the wrapper stays on the classes when the profiler stops",
+        "live/class_calls.py",
+        "        self._stop_loading()\n        self._take()\n",
+        "        self._stop_loading()\n",
+        f"{CALLS}::test_the_call_of_all_modules_stays_where_a_model_has_such_a_class",
+    ),
+    Mutation(
+        "the own call of a class is gone after the wrapper was on it",
+        "live/class_calls.py",
+        "                setattr(cls, _CALL, before)\n",
+        "                delattr(cls, _CALL)\n",
+        f"{CALLS}::test_a_region_keeps_its_graph_and_is_compiled_once",
     ),
     # The offline half: who owns a node.
     Mutation(

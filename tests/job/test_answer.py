@@ -223,10 +223,18 @@ def test_the_text_begins_with_the_answer_and_fits_a_terminal(name: str) -> None:
     }
     assert text.splitlines()[0] == expected[name]
     assert len(text.splitlines()) <= 24
-    assert "Next: --top " in text
     role = {"ddp_host": "data parallel", "fsdp_even": "fully sharded"}[name]
     assert text.splitlines()[1].startswith(f"2 ranks of 2 ({role}), ")
     assert f"default_pg, {role}: " in render_job(job_of(name), 100, width=80)
+
+
+def test_python_and_notebooks_are_told_calls() -> None:
+    job = job_of("ddp_host")
+    for text in (str(job), job._repr_html_()):
+        assert "Next: job.ranks, job.slowest, job.modules for all" in text
+        assert "--top" not in text
+        assert "-o job" not in text
+    assert 'job.save("job.html")' in str(job)
 
 
 def test_names_from_a_trace_cannot_control_the_terminal() -> None:

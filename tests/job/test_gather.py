@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -107,8 +108,9 @@ class Interrupted:
 def test_what_gives_no_two_ranks_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match="has no trace"):
         ranks(tmp_path / "traces" / "..")
-    with pytest.raises(UsageError, match=r"fewer than two ranks.*nothing\.json"):
-        ranks([folder / "rank0.json.gz", folder / "nothing.json"])
+    (folder / "notes.json").write_text("no trace")
+    with pytest.raises(UsageError, match=r"fewer than two ranks.*notes\.json is no Kineto trace"):
+        ranks([folder / "rank0.json.gz", folder / "notes.json"])
     with pytest.raises(UsageError, match="paths of two traces or more"):
         ranks([])
     with pytest.raises(UsageError, match="give a folder"):
@@ -118,12 +120,31 @@ def test_what_gives_no_two_ranks_is_refused(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("other", [[], ["rank0.json.gz"]], ids=["alone", "with one that is there"])
+def test_a_missing_path_has_the_exit_code_that_it_has_in_every_command(
+    folder: Path, other: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = folder / "nothing.json"
+    assert main(["ranks", *(str(folder / name) for name in other), str(missing)]) == 3
+    said = capsys.readouterr().err
+    assert f"{missing} is not there: check the trace's path" in said.replace("\n", " ")
+    with ThreadPoolExecutor(1) as executor, pytest.raises(SourceNotFoundError, match="two ranks"):
+        ranks([*(folder / name for name in other), missing], executor)
+
+
+@pytest.mark.slow
 def test_the_command_prints_the_answer_as_text_and_as_json(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = str(tmp_path / "kept")
     assert main(["ranks", str(folder), "--cache", cache]) == 0
-    assert capsys.readouterr().out.startswith("No rank differs from the others beyond the noise.")
+    said = capsys.readouterr().out
+    assert said.startswith("No rank differs from the others beyond the noise.")
+    more = re.search(r"\nNext: --top (\d+) for all ranks, steps and modules", said)
+    assert more
+    assert "job.save" not in said
+    assert main(["ranks", str(folder), "--cache", cache, "--top", more[1]]) == 0
+    assert "Next: " not in capsys.readouterr().out
     assert main(["ranks", str(folder), "--cache", cache, "--format", "json"]) == 0
     said = msgspec.json.decode(capsys.readouterr().out)
     assert (said["schema"], said["world_size"]) == ("backspot.job/1", 2)

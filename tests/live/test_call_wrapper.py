@@ -498,6 +498,7 @@ def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, block, record)
     torch._dynamo.reset()
     model, counter = net(block), CompileCounterWithBackend("aot_eager")
     options = {"backend": counter, "fullgraph": True}
+    own_call = vars(torch._dynamo.OptimizedModule).get("__call__")
     x = torch.randn(3, 4)
     expected = model(x)
 
@@ -525,8 +526,34 @@ def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, block, record)
         assert record(lambda: run(called)).forward() == names
         run(called)
         assert counter.frame_count == frames <= 2
+        assert vars(torch._dynamo.OptimizedModule).get("__call__") is own_call
         assert names[0] == "forward: (Sequential)"
         assert len(names) == (2 if how != "blocks" else 6)
+
+
+@pytest.mark.slow
+def test_no_class_has_the_wrapper_while_dynamo_compiles(record):
+    pytest.importorskip("torch._dynamo")
+    torch._dynamo.reset()
+    model, seen = net(PassedOn), []
+
+    def look():
+        seen.append("__call__" in vars(nn.Linear))
+
+    def backend(graph, _inputs):
+        look()
+        return graph.forward
+
+    def run():
+        fast = torch.compile(model, backend=backend, fullgraph=True)
+        look()
+        fast(torch.randn(3, 4)).sum().backward()
+        look()
+
+    with backspot.instrument(model):
+        record(run)
+        look()
+    assert seen == [True, False, True, False]
 
 
 @pytest.mark.slow

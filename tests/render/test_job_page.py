@@ -46,6 +46,15 @@ def test_the_page_shows_the_answer_the_lanes_and_the_heat_map(tmp_path: Path) ->
     assert len(html) < 60_000
 
 
+@pytest.mark.parametrize(("at_least", "bound"), [(False, "up to"), (True, "at least")])
+def test_each_cost_is_a_bound_in_one_direction(at_least: bool, bound: str, tmp_path: Path) -> None:
+    job = answer(recorded("ddp_host"))
+    job = replace(job, findings=tuple(replace(one, at_least=at_least) for one in job.findings))
+    text = text_of(page_of(job, tmp_path))
+    assert text.count(f"{bound} 10.4 ms of each step") == 1
+    assert text.count(f"10.4 ms {bound}") == 1
+
+
 def test_names_from_a_trace_are_no_markup(tmp_path: Path) -> None:
     job = answer(recorded("ddp_host"))
     evil = "<img src=x onerror=alert(1)>"

@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 from support.synthetic import Trace
 
+DATA = Path(__file__).parents[1] / "data"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -81,7 +83,8 @@ def test_what_the_screen_has_no_room_for_is_counted_with_what_to_ask_for():
 def test_grouping_by_pattern_is_offered_where_it_shortens_a_list_that_is_longer_than_a_screen(
     layers, offered
 ):
-    made = report([row(str(n), wall=9_000_000 - n) for n in range(layers)])
+    walls = [16_000_000, *(9_000_000 - n for n in range(1, layers))]  # the first is the answer
+    made = report([row(str(n), wall=wall) for n, wall in enumerate(walls)])
     assert ("for repeated layers" in render_text(made, width=100)) == offered
     named = report([row(f"layer{n}", wall=9_000_000 - n) for n in range(layers)])
     assert "for repeated layers" not in render_text(named, width=100)
@@ -96,6 +99,61 @@ def test_layers_that_are_the_answer_together_are_one_row_of_the_screen():
         render_text(even_vit(), width=100, full=True),
     ):
         assert re.search(r"^\d  blocks\.11\.mlp\.fc1 ", single, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("layers", "head", "said"),
+    [
+        # Layers that are alike are the answer together, however large the share of each is.
+        ([11, 11, 11, 11], 5, "4 × layers.*.up (Linear) take"),
+        ([30, 29, 21, 20], 0, "4 × layers.*.up (Linear) take"),
+        # One that stands out is the answer by itself.
+        ([17, 11, 11, 11], 5, "layers.0.up (Linear) takes"),
+        ([25, 2, 2, 2], 5, "layers.0.up (Linear) takes"),
+        # So is a module that takes longer than each of them, and is no layer.
+        ([11, 11, 11, 11], 15, "head (Linear) takes"),
+        # Two are no majority of anything.
+        ([30, 29], 5, "layers.0.up (Linear) takes"),
+    ],
+)
+def test_layers_that_are_alike_are_the_answer_together(layers, head, said, tmp_path):
+    rows = [row(f"layers.{at}.up", wall=1_000_000 * ms) for at, ms in enumerate(layers)]
+    made = report([*rows, row("head", wall=1_000_000 * head)])
+    assert render_text(made, width=100).startswith(said)
+    assert render_text(made, width=100, full=True).startswith(said)
+    markdown = made.save(tmp_path / "report.md").read_text("utf-8").replace("`", "")
+    assert said in markdown.replace("\\*", "*")
+    for html in (made.save(tmp_path / "report.html").read_text("utf-8"), made._repr_html_()):
+        assert said in re.sub("<[^>]+>", "", html)
+
+
+@pytest.mark.parametrize("isatty", [True, False])
+@pytest.mark.parametrize("width", range(40, 100))
+def test_no_line_ends_between_a_number_and_its_unit(width, isatty, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: isatty, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    made = SAMPLES["diagnosed"]()
+    for text in (str(made), render_text(made, full=True)):
+        lines = text.splitlines()
+        assert not [line for line in lines if re.match(r" *(µs|ms|s|MB|GB)\b", line)]
+        assert max(map(cell_len, lines)) <= width or not isatty
+
+
+@pytest.mark.parametrize("name", ["h200/two_streams", "memory/vit"])
+def test_no_line_begins_with_a_dot_or_ends_with_a_multiplication_sign(name):
+    made = locate(DATA / f"{name}.trace.json.gz")
+    lines = [
+        line.strip()
+        for width in range(60, 100)
+        for line in render_text(made, width=width, full=True).splitlines()
+    ]
+    assert "12 × blocks.*.mlp.act" in " ".join(lines) or name != "memory/vit"
+    assert not [line for line in lines if line.startswith("·") or line.endswith("×")]
+
+
+def test_steps_of_several_passes_say_how_many():
+    made = locate(DATA / "h200" / "gradient_accumulation.trace.json.gz")
+    assert "\n2 profiler steps (6 passes) of 9.5 ms while recorded" in render_text(made, width=80)
 
 
 def test_a_phase_that_is_longer_than_any_backward_comes_first():

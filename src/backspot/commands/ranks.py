@@ -19,6 +19,7 @@ from backspot.commands._console import add_width, count, write_bytes, write_text
 from backspot.errors import MissingDependencyError, UsageError
 
 EXIT_CODES = (3, 6, 7)
+_MORE = ("--top {} for all ranks, steps and modules", "-o job.html")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from backspot.render.job import render_job
 
-    write_text(render_job(job, args.top, width=args.width))
+    write_text(render_job(job, args.top, width=args.width, more=_MORE))
     return 0
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from backspot.live.gathering import Gathering
     from backspot.live.recorder import Plan, Recorded
     from backspot.live.running import Observer
+    from backspot.results.job import JobReport
     from backspot.results.report import Report
 
 EXIT_CODES = (3, 6, 7)
@@ -233,7 +234,7 @@ class _Observation:
         except (BackspotError, OSError) as error:
             complain(f"no report of all ranks: {error}")
             return
-        _write_error(f"\n{job}\n")
+        _print_job(job, self._args.width)
         self._wrote(*names)
 
     def _wrote(self, *names: str) -> None:
@@ -258,9 +259,7 @@ def _print(report: Report, width: int | None, more: str) -> None:
 
     if sys.stderr is None:
         return
-    if width is None and sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-    text = render_text(report, width=width, color=use_color(sys.stderr), more=more)
+    text = render_text(report, width=_width(width), color=use_color(sys.stderr), more=more)
     _write_error(f"\n{text}\n")
     times = report.unprofiled_step_ns_by_step
     if report.unprofiled_step_ns is not None:
@@ -268,6 +267,21 @@ def _print(report: Report, width: int | None, more: str) -> None:
             f"without the profiler a step takes {duration(report.unprofiled_step_ns)} (median of "
             f"{len(times)}; {duration(min(times))} to {duration(max(times))})"
         )
+
+
+def _print_job(job: JobReport, width: int | None) -> None:
+    """Print the answer for all ranks on standard error; the page that is written has the rest."""
+    from backspot.render.job import render_job
+
+    if sys.stderr is not None:
+        _write_error(f"\n{render_job(job, width=_width(width), more=())}\n")
+
+
+def _width(wanted: int | None) -> int | None:
+    """The width of what is printed on standard error, as ``render_text`` takes it."""
+    if wanted is None and sys.stderr.isatty():
+        return shutil.get_terminal_size().columns
+    return wanted
 
 
 def _write_error(text: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from backspot.errors import UsageError
+from backspot.errors import SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.job.answer import answer
 from backspot.job.readers import readers
@@ -53,9 +53,10 @@ def ranks(
         ``lost``, and the others are reported.
 
     Raises:
-        SourceNotFoundError: If a folder is missing or has no traces.
-        UsageError: If fewer than two ranks can be read, two traces are of one rank, or the ranks
-            have recorded no step in common.
+        SourceNotFoundError: If a folder has no traces, or fewer than two ranks can be read because
+            a folder or a trace is missing.
+        UsageError: If fewer than two ranks can be read for another reason, two traces are of one
+            rank, or the ranks have recorded no step in common.
 
     Example:
         >>> job = backspot.ranks(["ddp.rank0.trace.json.gz", "ddp.rank1.trace.json.gz"])
@@ -66,6 +67,7 @@ def ranks(
     kept = None if cache is None else path_text(cache, "ranks(cache=)")
     read = []
     lost = []
+    missing = False
     with (
         _pool(executor) as (pool, work),
         Progress("reading", "traces", total=len(paths)) as progress,
@@ -76,6 +78,7 @@ def ranks(
                 try:
                     read.append(from_bytes(future.result()))
                 except Exception as error:  # whatever ended a worker costs one rank
+                    missing = missing or isinstance(error, SourceNotFoundError)
                     reason = str(error) or type(error).__name__
                     lost.append(LostRank(path, reason.removeprefix(f"{path} ")))
                 progress.advance()
@@ -85,7 +88,8 @@ def ranks(
             raise
     if len(read) < 2 and lost:
         named = "; ".join(f"{visible(one.source)} {one.reason}" for one in lost[:3])
-        raise UsageError(f"fewer than two ranks can be read: {named}")
+        kind = SourceNotFoundError if missing else UsageError
+        raise kind(f"fewer than two ranks can be read: {named}")
     return answer(read, lost)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import IO, cast
 
+from backspot.errors import SourceNotFoundError
 from backspot.job.worker import Reply, Request, kept_summary, receive, send
 
 __all__ = ["readers"]
@@ -27,8 +28,8 @@ _CODE = "import sys; from backspot.job.worker import main; sys.exit(main())"
 def readers() -> Iterator[tuple[Executor, Callable[[str, str | None], bytes]]]:
     """Yield threads, and the function that they are to call with a path and the cache.
 
-    There are at most as many processes as processors. The function raises ``RuntimeError`` with
-    the reason if a trace cannot be read.
+    There are at most as many processes as processors. The function raises ``SourceNotFoundError``
+    if there is no such trace, and ``RuntimeError`` with the reason if it cannot be read.
     """
     count = os.cpu_count() or 1
     free: SimpleQueue[_Reader | None] = SimpleQueue()  # None: a process that is not needed yet
@@ -48,7 +49,7 @@ def readers() -> Iterator[tuple[Executor, Callable[[str, str | None], bytes]]]:
         finally:
             free.put(reader)
         if reply.reason:
-            raise RuntimeError(reply.reason)
+            raise (SourceNotFoundError if reply.missing else RuntimeError)(reply.reason)
         return reply.summary
 
     try:

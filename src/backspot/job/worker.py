@@ -75,10 +75,12 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         summary: the summary's bytes.
         reason: why there is none, else ``""``.
+        missing: whether there is no such trace.
     """
 
     summary: bytes = b""
     reason: str = ""
+    missing: bool = False
 
 
 def send(pipe: IO[bytes], message: Request | Reply) -> None:
@@ -110,7 +112,8 @@ def main() -> int:
             cache = os.fsdecode(request.cache) if request.cache else None
             reply = Reply(summary=read_summary(os.fsdecode(request.path), cache))
         except BackspotError as error:
-            reply = Reply(reason=str(error).encode(errors="replace").decode())
+            reason = str(error).encode(errors="replace").decode()
+            reply = Reply(reason=reason, missing=isinstance(error, SourceNotFoundError))
         send(replies, reply)
 
 

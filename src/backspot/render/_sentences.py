@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Literal
 
 from backspot.formatting import counted, duration, percent, size
@@ -73,6 +74,8 @@ Part = tuple[Literal["text", "name", "node", "number"], str]
 
 _DIFFUSE = 0.10
 """If the first row has a smaller share than this, the answer may be about repeated layers."""
+_STANDS_OUT = 1.5
+"""A layer that takes this many times as long as the median of its like is an answer by itself."""
 _MOSTLY = 0.5
 _PARTLY = 0.25
 """Idle shares of a time: from the second the answer says so, from the first that comes first."""
@@ -209,11 +212,25 @@ def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
     """The first row, or the repeated layers that take more together, ``None`` without any time."""
     if not time_of(first, view.sort):
         return None
-    if view.by == "path" and report.share(first, view.sort) < _DIFFUSE:
+    if view.by != "path":
+        return first
+    if report.share(first, view.sort) < _DIFFUSE or _is_like_others(report, first, view):
         layers = select(report, replace(view, top=1, by="pattern")).shown[0]
         if layers.members > 1 and time_of(layers, view.sort) >= 2 * time_of(first, view.sort):
             return layers
     return first
+
+
+def _is_like_others(report: Report, first: Row, view: View) -> bool:
+    """Whether the first row is a repeated layer that takes hardly longer than the others."""
+    kind = numberless(first.path), first.class_name
+    times = [
+        time_of(row, view.sort)
+        for row in select(report, replace(view, top=None)).shown
+        if (numberless(row.path), row.class_name) == kind
+    ]
+    slowest = time_of(first, view.sort)
+    return sum(times) >= 2 * slowest and slowest < _STANDS_OUT * median(times)
 
 
 def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
@@ -377,14 +394,14 @@ def setting(report: Report) -> list[str]:
     wall = duration(report.wall_ns)
     facts = [f"backward {wall} per {report.per}{_spread(report)}"]
     unit = counted(steps, *_UNITS[report.step_unit])
+    if len(report.passes) > steps:
+        unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
     whole = report.step_ns
     if report.unprofiled_step_ns is not None:
         recorded = f"; {duration(whole)} while recorded" if report.per == "step" else ""
         facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{recorded}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
         unit += f" of {duration(whole)} while recorded{_replayed(report)}"
-    if len(report.passes) > steps:
-        unit += f" with {counted(len(report.passes), 'pass', 'passes')}"
     facts.append(unit)
     if report.has_gpu:
         facts.append(f"GPU {duration(report.gpu_ns)}")

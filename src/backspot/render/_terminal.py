@@ -6,7 +6,6 @@ identifies the module, and a whole column is dropped before its numbers become u
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import sys
@@ -15,7 +14,6 @@ from dataclasses import replace
 from itertools import islice
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from backspot.formatting import visible
@@ -41,7 +39,11 @@ _NARROWEST = 40
 _MARKS = 8
 """Characters that one terminal cell may take: a letter and its combining marks."""
 _WIDENS = "\ufe0f"
-_WORD = re.compile(r"(\S+)\s*")
+_WORD = re.compile(
+    r"((?:\d+ × (?=\S{1,40}(?:\s|$)))?(?:\S*\d (?:ns|µs|ms|s|kB|MB|GB)\b\S*|\S+)(?: ·(?!\S))?)\s*"
+)
+"""What stays on one line, and the space behind it: a word with the number before it, the unit or
+the dot behind it."""
 _BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
 
 
@@ -310,24 +312,26 @@ def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) ->
         lead: what its first line begins with; the others are indented as far.
         whole: whether no word is broken, however long.
     """
-    room = width - len(lead)
-    console = Console(file=io.StringIO(), width=width, _environ={})
-    parts = text.divide(_breaks(text.plain, room)) if whole else text.wrap(console, room)
-    for index, part in enumerate(parts):
+    breaks = _breaks(text.plain, width - len(lead), whole=whole)
+    for index, part in enumerate(text.divide(breaks)):
         part.rstrip()
         line = Text(" " * len(lead) if index else lead, no_wrap=True)
         line.append_text(part)
         yield line
 
 
-def _breaks(text: str, width: int) -> list[int]:
-    """Where lines begin, but the first, if no word is broken."""
+def _breaks(text: str, width: int, *, whole: bool) -> list[int]:
+    """Where lines begin, but the first; a word is broken if it is longer than a line, or never."""
     begins, taken = [], 0
     for word in _WORD.finditer(text):
         if taken and taken + cell_len(word[1]) > width:
             begins.append(word.start())
             taken = 0
-        taken += cell_len(word[0])
+        rest = word[0]
+        while not whole and not fits(rest.rstrip(), width):
+            rest = rest[max(1, _fitting(rest, width)) :]
+            begins.append(word.end() - len(rest))
+        taken += cell_len(rest)
     return begins
 
 

@@ -22,17 +22,22 @@ _PARTS = {
     "": "",
 }
 _HOST = 20  # cells
+_CALLS = ("job.ranks, job.slowest, job.modules for all", 'job.save("job.html")')
 
 
-def render_job(job: JobReport, top: int = _ROWS, *, width: int | None = None) -> str:
+def render_job(
+    job: JobReport, top: int = _ROWS, *, width: int | None = None, more: Sequence[str] = _CALLS
+) -> str:
     """Return the answer, the waits, the slowest ranks and the modules that differ.
 
     Args:
         job: many ranks.
         top: how many modules, ranks and steps to show of each.
         width: number of cells in a line, as in ``render_text``.
+        more: what to ask for the rest, for the end: calls, or options of ``backspot ranks``.
+            ``{}`` stands for how many there are at most of ranks, steps or modules.
     """
-    return "\n".join(_Page(job, top, *space_for(width)).lines())
+    return "\n".join(_Page(job, top, *space_for(width)).lines(more))
 
 
 class _Page:
@@ -48,8 +53,8 @@ class _Page:
     def __init__(self, job: JobReport, top: int, width: int, whole: bool) -> None:
         self._job, self._top, self._width, self._whole = job, top, width, whole
 
-    def lines(self) -> list[str]:
-        """All lines."""
+    def lines(self, more: Sequence[str]) -> list[str]:
+        """All lines, with what to ask for the rest if there is a rest."""
         job = self._job
         lines = self._wrapped(_answer(job))
         lines += self._wrapped(
@@ -70,9 +75,10 @@ class _Page:
         for warning in job.warnings:
             lines += ["", *self._wrapped(f"! {visible(warning)}")]
         longest = max(len(job.ranks), len(job.slowest), self._costly())
-        if longest > self._top:
-            what = f"next: --top {longest} for all ranks, steps and modules"
-            lines += [line.plain for line in fact_lines([what, "-o job.html"], self._width)]
+        if more and longest > self._top:
+            facts = [fact.format(longest) for fact in more]
+            facts[0] = f"next: {facts[0]}"
+            lines += [line.plain for line in fact_lines(facts, self._width)]
         return lines
 
     def _costly(self) -> int:

@@ -112,7 +112,7 @@ def _findings(findings: Sequence[JobFinding]) -> str:
         return ""
     items = "".join(
         f'<li><div class="cost"><b>{duration(one.cost_ns)}</b>'
-        f'<span class="muted">at most</span></div><div><h3>{shown(one.title)}</h3>'
+        f'<span class="muted">{one.bound}</span></div><div><h3>{shown(one.title)}</h3>'
         f'<p>{shown(one.seen)}</p><p class="remedy">{shown(one.remedy)}</p></div></li>'
         for one in findings[:_ROWS]
     )
