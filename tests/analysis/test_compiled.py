@@ -100,12 +100,45 @@ def test_a_module_in_a_region_has_a_row_and_the_whole_still_sums_up():
     assert not report.warnings
 
 
-def test_the_replay_of_a_cuda_graph_has_one_owner_and_says_so():
+def test_kernels_of_a_replayed_graph_have_the_modules_of_the_code():
     events = events_of("resnet_graphs")
     ownership = attribute(events)
-    assert not len(ownership.compiled.event)
+    compiled, work, owners = ownership.compiled, ownership.work, ownership.owners
+    assert not compiled.unmatched
+    assert not len(compiled.event)  # a replay launches nothing
+    replayed = np.flatnonzero(compiled.of_work >= 0)
+    replayed = replayed[np.argsort(work.start[replayed], kind="stable")]
+    called = [events.names[name] for name in events.name[work.event[replayed]].tolist()]
+    generated = [at for at, name in enumerate(called) if name.startswith("triton_")]
+    forward, backward = events.compiled.graphs
+    sites = [
+        (graph, site)
+        for graph in (forward, backward) * 2
+        for site in graph.sites
+        if site.name.startswith("triton_")
+    ]
+    shares = ownership.work_shares
+    for at, (graph, site) in zip(generated, sites, strict=True):
+        assert called[at] == site.name
+        mine = slice(*shares.first[replayed[at] : replayed[at] + 2])
+        expected = {graph.places[part.place].path for part in site.parts if part.place >= 0}
+        assert {owners.path(owner) for owner in shares.owner[mine].tolist()} >= expected
+    length = (work.end - work.start)[replayed]
+    known = compiled.shares.largest[compiled.of_work[replayed]] >= 0
+    assert length[known].sum() > 0.95 * length.sum()
+    libraries = [path for path, name in zip(paths_of(ownership, replayed), called, strict=True)
+                 if "fprop" in name]  # fmt: skip
+    assert len(libraries) > 30
+    assert {path.rpartition(".")[2][:4] for path in libraries} <= {"conv", "0"}
+
+
+def test_a_replayed_graph_of_other_code_has_one_owner_and_says_so():
+    events = with_sites(events_of("resnet_graphs"), lambda sites: tuple(sites[1:]))
+    ownership = attribute(events)
+    assert (ownership.compiled.of_work < 0).all()
     (warning,) = (w for w in warnings_of(events, ownership) if "compiled code" in w)
     assert "CUDA graph" in warning
+    assert_adds_up(_report(events, ownership, None))
 
 
 # Disagreement -------------------------------------------------------------------------------------

@@ -103,9 +103,10 @@ def profile(
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
             Default true.
         cudagraphs: whether compiled code may record and replay CUDA graphs, as
-            ``mode="reduce-overhead"`` has it do. Default true. A replay does not show the modules
-            inside. With false, the same code runs without graphs in all steps of the profile, and
-            nothing is compiled again. Graphs that you capture yourself are replayed in any case.
+            ``mode="reduce-overhead"`` has it do. Default true. A replay shows the kernels of
+            modules, but not what the host does for each. With false, the same code runs without
+            graphs in all steps of the profile, and nothing is compiled again. Graphs that you
+            capture yourself are replayed in any case.
         memory: whether to record what is in memory, for ``Report.memory`` and ``Row.memory``: in
             three steps of their own, so that the times are not affected. Default false.
         shapes: whether to record the inputs of operators, for ``Row.work``: floating point

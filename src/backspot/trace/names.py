@@ -226,6 +226,11 @@ def is_generated_cpp(name: str) -> bool:
     return _GENERATED_CPP.match(name) is not None
 
 
+def is_triton(name: str) -> bool:
+    """Whether a launch site calls a generated Triton kernel, which has the same name."""
+    return name.startswith("triton_")
+
+
 def is_generated_loop(name: str) -> bool:
     """Whether a generated kernel does pointwise work and reductions: ``triton_poi_fused_add_3``.
 

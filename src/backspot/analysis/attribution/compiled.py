@@ -9,6 +9,10 @@ region. Where not even the names agree, the launches between the next ones that 
 whole region, keep the owner of the region, and ``unmatched`` says why.
 
 What the host does between two launches, it does for the second one.
+
+A call that replays a CUDA graph shows no launches, but its kernels, in the order of the code. If
+the generated kernels among them are exactly those of the sites, each is its site's, and the kernels
+between two of them are of the library calls between these two sites, if these have one owner.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ from backspot.trace.events import Ints, Mask
 __all__ = ["Compiled", "Unmatched", "find_compiled_launches"]
 
 _REPLAYED = (
-    "a CUDA graph was replayed, which shows no launches; backspot.profile(..., cudagraphs=False) "
-    "records the same code without graphs"
+    "a CUDA graph was replayed, whose kernels are not those of the code, one by one; "
+    "backspot.profile(..., cudagraphs=False) records the same code without graphs"
 )
 _MOST_NAMED = 3  # launches in a warning
 _ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
@@ -74,12 +78,13 @@ class Compiled:
             this is when the launch began.
         end: when the launch ended.
         span: the host's innermost span around the launch.
-        shares: the owners of each of these launches: indices into the spans' modules followed by
-            ``modules``; ``NOTHING`` stands for the owner of the region.
+        shares: the owners of each of these launches, and behind them those of each kernel that a
+            replay ran: indices into the spans' modules followed by ``modules``; ``NOTHING`` stands
+            for the owner of the region.
         moved: the bytes that each launch reads and writes, each tensor once; ``NOTHING`` where its
             site is not certain.
-        of_work: for each piece of device work the index of its launch in ``event``, ``NOTHING`` for
-            none.
+        of_work: for each piece of device work the index of its owners in ``shares``: that of its
+            launch in ``event``, or its own in a replay. ``NOTHING`` for none.
         called: the modules in the forward code of regions, once for each call of the code: indices
             into the spans' modules followed by ``modules``.
         caller: the host's innermost span around each of these calls.
@@ -155,6 +160,8 @@ def find_compiled_launches(
     begin: list[int] = []
     shares: list[list[Share]] = []
     moved: list[int] = []
+    in_replays: list[int] = []
+    shares_in_replays: list[list[Share]] = []
     unmatched: Counter[tuple[int, str, bool]] = Counter()
     of_work = np.full(len(work.start), NOTHING, np.int64)
     is_call = events.name_mask(names.COMPILED_GRAPH)
@@ -167,18 +174,25 @@ def find_compiled_launches(
     is_backward = _backwards(spans)
     for thread, here in grouped(events.thread[calls]):
         called = _called(events, calls[here], thread)
-        replayed = _replayed(events, calls[here], thread)
+        replayed = _replayed(events, calls[here], thread, work)
         first = len(launches)
         for at, (call, children) in enumerate(zip(here.tolist(), called, strict=True)):
-            graphs = _Asked(
+            asked = _Asked(
                 int(events.name[calls[call]]),
                 int(entered[call]),
                 bool(is_backward[around[call]]),
                 tuple(events.name[children].tolist()),
             )
-            found = matcher.match(graphs)
+            found = matcher.match(asked)
             if isinstance(found, str) and at in replayed:
-                found = _REPLAYED
+                kernels = replayed[at]
+                launched = tuple(events.name[work.event[kernels]].tolist())
+                found = matcher.match(asked._replace(launched=launched, replays=True))
+                if not isinstance(found, str):
+                    in_replays += kernels.tolist()
+                    shares_in_replays += found.launches
+                    called_in += [(one, int(around[call])) for one in found.called]
+                    continue
             if isinstance(found, str):
                 unmatched[int(entered[call]), found, False] += 1
             else:
@@ -196,6 +210,7 @@ def find_compiled_launches(
         mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
         launch = timeline.at(work.launch[mine])
         of_work[mine] = np.where(launch >= 0, launch + first, NOTHING)
+    of_work[in_replays] = len(launches) + np.arange(len(in_replays))
     event = np.array(launches, np.int64)
     called, caller = np.array(called_in, np.int64).reshape(-1, 2).T
     return Compiled(
@@ -204,7 +219,7 @@ def find_compiled_launches(
         start=np.array(begin, np.int64),
         end=events.end[event],
         span=spans.of(events, event),
-        shares=shares_of(shares),
+        shares=shares_of(shares + shares_in_replays),
         moved=np.array(moved, np.int64),
         of_work=of_work,
         called=called,
@@ -240,12 +255,25 @@ def _called(events: Events, calls: Ints, thread: int) -> list[list[int]]:
     return inside
 
 
-def _replayed(events: Events, calls: Ints, thread: int) -> set[int]:
-    """Return the indices of those calls that replay a captured graph."""
+def _replayed(events: Events, calls: Ints, thread: int, work: DeviceWork) -> dict[int, Ints]:
+    """Return the kernels of those calls that replay a captured graph, in the order of their start.
+
+    The keys are indices of calls, the values of device work.
+    """
     replays = events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)
     replays = replays[events.thread[replays] == thread]
     timeline = innermost(events.start[calls], events.end[calls]).timeline
-    return set(timeline.at(events.start[replays]).tolist())
+    within = innermost(events.start[replays], events.end[replays]).timeline
+    kernels = np.flatnonzero(
+        (work.thread == thread) & (events.category[work.event] == Category.KERNEL)
+    )
+    kernels = kernels[within.at(work.launch[kernels]) >= 0]
+    kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
+    of_call = dict(grouped(timeline.at(work.launch[kernels])))
+    return {
+        call: kernels[of_call.get(call, kernels[:0])]
+        for call in timeline.at(events.start[replays]).tolist()
+    }
 
 
 class _Asked(NamedTuple):
@@ -255,13 +283,15 @@ class _Asked(NamedTuple):
         name: the name of the call, an index into ``Events.names``.
         entered: the module that the region was entered at, ``NOTHING`` for none.
         backward: whether a region's node makes the call.
-        launched: the names of the launches.
+        launched: the names of the launches, or of the kernels of a replay.
+        replays: whether the call replays a captured graph.
     """
 
     name: int
     entered: int
     backward: bool
     launched: tuple[int, ...]
+    replays: bool = False
 
 
 class _Match(NamedTuple):
@@ -325,7 +355,10 @@ class _Matcher:
         answers: list[_Match] = []
         for graph in graphs:
             sites = graph.sites or ()
-            aligned = _aligned(sites, called, every=len(same_key) > 1)
+            if asked.replays:
+                aligned = _aligned_with_kernels(sites, called)
+            else:
+                aligned = _aligned(sites, called, every=len(same_key) > 1)
             if isinstance(aligned, str):
                 found: _Match | str = aligned
             else:
@@ -560,6 +593,27 @@ def _agreeing(sites: Sequence[str], called: Sequence[str]) -> list[tuple[int, in
 def _list(some: Sequence[str]) -> str:
     shown = ", ".join(some[:_MOST_NAMED]) or "nothing"
     return f"{shown} and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else shown
+
+
+def _aligned_with_kernels(
+    sites: Sequence[Site], kernels: Sequence[str]
+) -> tuple[list[int], str] | str:
+    """Return the index of the site of each kernel that a replay ran, as ``_aligned`` does."""
+    generated = [at for at, site in enumerate(sites) if names.is_triton(site.name)]
+    ran = [at for at, name in enumerate(kernels) if names.is_triton(name)]
+    if not ran or [sites[at].name for at in generated] != [kernels[at] for at in ran]:
+        return _REPLAYED
+    found = [NOTHING] * len(kernels)
+    pairs = [(-1, -1), *zip(generated, ran, strict=True), (len(sites), len(kernels))]
+    for (site, kernel), (next_site, next_kernel) in pairwise(pairs):
+        if kernel >= 0:
+            found[kernel] = site
+        between = list(range(site + 1, next_site))
+        if site >= 0 and sites[site].then:
+            between.insert(0, site)
+        if between and len({sites[at].parts for at in between}) == 1:
+            found[kernel + 1 : next_kernel] = [between[0]] * (next_kernel - kernel - 1)
+    return found, ""
 
 
 def _with_reductions(

@@ -148,14 +148,17 @@ def _working_for(evidence: Evidence, chosen: Mask) -> Mask:
 
 
 def _estimated(evidence: Evidence) -> Mask:
-    """Whether most of each owner's device time is its share of kernels that serve several owners.
+    """Whether most of each owner's device time is estimated, and says little about its own work.
 
-    Such a share says little about how long the owner's part takes.
+    That is its share of kernels that serve several owners, and what it has as the owner of a
+    compiled region: kernels inside for which no module is known.
     """
     shares, owners = evidence.ownership.work_shares, len(evidence.ownership.owners)
     work = np.arange(len(evidence.work.start))
     place, share, part = shares.split(work, evidence.costs.device_ns)
-    split = shares.is_split[place]
+    compiled = evidence.ownership.compiled
+    nobodys = np.append(compiled.shares.largest < 0, False)
+    split = (shares.is_split | nobodys[compiled.of_work])[place]
     sums = np.zeros((2, owners), np.int64)
     np.add.at(sums, (split.astype(np.int64), shares.owner[share]), part)
     found: Mask = sums[1] > sums[0]
