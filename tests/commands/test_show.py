@@ -128,3 +128,14 @@ def test_the_mention_is_dim_on_a_colour_terminal(ranked, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert err.startswith("\x1b[2mbackspot: ")
     assert err.endswith("\x1b[0m\n")
+
+
+@pytest.mark.parametrize("wanted", ["memory", "headroom"])
+def test_an_order_that_was_not_recorded_is_said_to_be_missing(wanted, trace, capsys):
+    assert main(["show", str(trace), "--sort", wanted]) == 0
+    said = capsys.readouterr()
+    assert main(["show", str(trace)]) == 0
+    assert said.out == capsys.readouterr().out
+    (note,) = said.err.splitlines()
+    assert "sorted by wall time" in note
+    assert "report.json" in note

@@ -44,6 +44,9 @@ def owned(events: Events) -> Ownership:
 
 
 def whole(events: Events, ownership: Ownership) -> tuple[Events, Ownership]:
-    """Leave out what was recorded in part, as ``without_partial`` says."""
+    """Leave out what was recorded in part, as ``without_partial`` says, if a pass is left then."""
     complete = without_partial(events, ownership)
-    return (events, ownership) if complete is events else (complete, attribute(complete))
+    if complete is events:
+        return events, ownership
+    found = attribute(complete)
+    return (complete, found) if len(found.passes.start) else (events, ownership)

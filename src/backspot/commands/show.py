@@ -113,6 +113,15 @@ def _show(source: str, args: argparse.Namespace) -> None:
         match=args.match,
         order=args.sort if other else None,
     )
+    missing = {
+        "memory": not report.memory and "memory (--memory)",
+        "headroom": not any(row.work for row in report.modules) and "shapes (--shapes)",
+    }.get(args.sort)
+    if missing:
+        complain(
+            f"note: sorted by wall time: {visible(source)} was recorded without {missing}; "
+            "backspot run writes what it records of this into report.json, not into the trace"
+        )
     print_result(report, args, view, report.warnings)
     if source != "-" and not saved:
         flush_output()

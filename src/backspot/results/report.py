@@ -603,7 +603,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 43))
+            ('patch_drop', (78, 44))
         """
         return presented.forms().as_frame(self)
 

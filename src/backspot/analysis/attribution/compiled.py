@@ -344,8 +344,8 @@ class _Matcher:
         graphs = [graph for graph in same_key if graph.sites is not None]
         if not graphs:
             return (
-                "the code was compiled before backspot.instrument(model); call "
-                "torch.compiler.reset() after it to compile again"
+                "it was compiled before; torch.compiler.reset() after backspot.instrument(model) "
+                "has it compile again"
             )
         # Graphs that PyTorch cannot cache all have the same key.
         if len(same_key) > 1:

@@ -52,9 +52,9 @@ _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file in this folder."""
+    """The text of a file in this folder, without indentation: a page is to stay small."""
     data = get_data(__package__, name) or b""
-    return data.decode().rstrip("\n")
+    return "\n".join(line.strip() for line in data.decode().splitlines()).strip()
 
 
 def shown(text: str) -> str:
