@@ -7,10 +7,10 @@ must agree to the byte, and the sum of its parts; (b) what each module keeps for
 against the allocator's own snapshot of the same step, in which hooks of this benchmark name the
 module of each block: within 1%; (c) the operations of all modules against
 ``torch.utils.flop_counter``, which must agree exactly; (d) what checkpointing the module that keeps
-the most would free and cost, as predicted by the plain recording, against a recording of the model
-with that module checkpointed: bytes kept from forward to backward, and the step's time without a
-profiler. On a CPU there is no allocator to compare with: (a) checks the sum alone, and (b) is left
-out.
+the most would free and cost, as ``backspot.profile(memory=True)`` predicts it, against the model
+with that module checkpointed: bytes kept from forward to backward in a recording, and the step's
+time without a profiler, in turns with that of the plain model. On a CPU there is no allocator to
+compare with: (a) checks the sum alone, and (b) is left out.
 """
 
 from __future__ import annotations
@@ -233,9 +233,14 @@ def _checkpointing(
     """
     from torch.utils.checkpoint import CheckpointError
 
+    import backspot
+
     row = _best(report)
     if row is None:
         return None
+    # Its times are those of steps in which no memory is recorded.
+    steps = {"steps": 2, "warmup": 1, "unprofiled": 0} if small else {}
+    predicted = backspot.profile(step, model, memory=True, **steps)[row.path].row
     root = report[next(r.path for r in report.modules if r.is_module and r.path == r.root)].row
     undo = _checkpointed(model, row.path)
     try:
@@ -253,14 +258,16 @@ def _checkpointing(
         finally:
             undo()
 
-    times = interleaved([step, checkpointed], device, rounds=2 if small else 10)
-    plain, again = map(statistics.median, times)
+    times = interleaved([step, checkpointed], device, rounds=2 if small else 12)
+    more = [again - plain for plain, again in zip(*times, strict=True)]
     return {
         "module": row.path,
-        "predicted_bytes": row.memory.checkpoint_frees_bytes,
+        "predicted_bytes": predicted.memory.checkpoint_frees_bytes,
         "real_bytes": real,
-        "predicted_ms": row.total_forward_ns / 1e6,
-        "real_ms": again - plain,
+        "predicted_ms": predicted.total_forward_ns / 1e6,
+        "real_ms": statistics.median(more),
+        "real_ms_quartiles": statistics.quantiles(more, n=4)[::2],
+        "step_ms": statistics.median(times[0]),
     }
 
 

@@ -138,3 +138,30 @@ def test_code_of_a_cuda_graph_shows_its_modules_without_the_graph():
     assert all(map(torch.equal, before, after))
     launches = {event.name() for event in profiler.profiler.kineto_results.events()}
     assert "cudaGraphLaunch" in launches
+
+
+def test_kernels_of_a_replayed_cuda_graph_have_their_modules():
+    plant = nn.Sequential(nn.Linear(64, 8192), nn.GELU(), nn.Linear(8192, 64))
+    model = Planted(plant).to(DEVICE)
+    called = torch.compile(model, mode="reduce-overhead")
+    x = torch.randn(65536, 64, device=DEVICE)
+
+    def step():
+        torch.compiler.cudagraph_mark_step_begin()
+        for parameter in model.parameters():
+            parameter.grad = None  # they lie in the memory of the graph that is replayed next
+        called(x).square().mean().backward()
+
+    with backspot.instrument(model):
+        for _ in range(4):
+            step()
+        with gpu_profile() as profiler:
+            step()
+            step()
+    launches = {event.name() for event in profiler.profiler.kineto_results.events()}
+    assert "cudaGraphLaunch" in launches
+    replayed = backspot.locate(profiler)
+    assert_adds_up(replayed)
+    assert replayed.modules[0].path.startswith("plant")
+    assert replayed["plant"].row.total_gpu_ns > 0.8 * replayed.gpu_ns
+    assert replayed["head"].row.total_gpu_ns > 0
