@@ -14,7 +14,7 @@ from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
 from backspot.render.html._fragments import facts_list, shown, warnings_list
 from backspot.render.html._page import page
-from backspot.render.job import groups_alike, median_of, stalls
+from backspot.render.job import groups_alike, median_of, not_read, stalls
 from backspot.results.job import (
     ROLES,
     GroupCost,
@@ -54,7 +54,7 @@ def job_to_html(job: JobReport) -> bytes:
         f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}",
         *filter(None, [stalls(job)]),
     ]
-    warnings = [*job.warnings, *(f"not read: {one.source}: {one.reason}" for one in job.lost)]
+    warnings = [*job.warnings, *not_read(job)]
     parts = (
         f'<section class="answer" aria-label="The answer"><h1>{shown(title)}{cost}</h1>'
         f"{facts_list(facts)}{warnings_list(warnings)}</section>",

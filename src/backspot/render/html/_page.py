@@ -1,4 +1,4 @@
-"""The frame of every page: its head with the styles, and what lets a reader choose light or dark."""
+"""The frame of every page: its head with the styles, and the choice of light or dark."""
 
 from __future__ import annotations
 
