@@ -175,7 +175,7 @@ def _reachable(text: str, drawn: str) -> str:
     said = shown(text)
     return (
         f'<g class="reach" tabindex="0" role="img" aria-label="{said}">{drawn}'
-        f'<foreignObject class="said" y="-38" width="100%" height="36" aria-hidden="true">{said}'
+        f'<foreignObject class="said" y="-44" width="100%" height="38" aria-hidden="true">{said}'
         "</foreignObject></g>"
     )
 
