@@ -5,8 +5,7 @@ A document asks for it in a comment, which readers do not see, before a block of
     <!-- output of: backspot show tests/data/h200/vit_patch_drop.trace.json.gz | head -20 -->
 
 ``| head -N`` keeps the first lines, ``| grep -A N TEXT`` a line with that text and N lines after
-it. ``summaries FILE…`` in place of a command prints the answer about ranks whose traces were
-reduced.
+it.
 
 Usage: python docs/make_output.py
 """
@@ -21,9 +20,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from backspot.commands import main as backspot
-from backspot.job.answer import answer
-from backspot.job.summary import from_json
-from backspot.render.job import render_job
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"(<!-- output of: (.+?) -->\n```\n)(.*?)(```\n)", re.DOTALL)
@@ -63,8 +59,6 @@ def _output(command: str) -> str:
 
 
 def _printed(words: list[str]) -> str:
-    if words[0] == "summaries":
-        return render_job(answer([from_json(Path(word).read_bytes()) for word in words[1:]]), 10)
     printed = io.StringIO()
     with redirect_stdout(printed), patch.dict("os.environ", {"COLUMNS": "80", "NO_COLOR": "1"}):
         code = backspot(words[1:])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "counted",
     "decimals_for",
     "duration",
+    "failures",
     "milliseconds",
     "percent",
     "quoted",
@@ -44,6 +47,27 @@ def quoted(value: object) -> str:
 
 
 _QUOTED = 120
+
+
+def failures(failed: Iterable[tuple[str, str]], joint: str = " ") -> list[str]:
+    """Say which inputs failed: each reason once, with the inputs that it holds for.
+
+    Args:
+        failed: the name of each input, and why it failed.
+        joint: what stands between names and reason.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in failed:
+        by_reason.setdefault(visible(reason), []).append(visible(name))
+    said = []
+    for reason, (first, *others) in by_reason.items():
+        named = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
+        more = f" (and {len(others):,} more: {named})" if others else ""
+        said.append(f"{first}{more}{joint}{reason}")
+    return said
+
+
+_NAMED = 2
 
 
 def duration(ns: float) -> str:

@@ -228,6 +228,26 @@ def test_the_text_begins_with_the_answer_and_fits_a_terminal(name: str) -> None:
     assert f"default_pg, {role}: " in render_job(job_of(name), 100, width=80)
 
 
+@pytest.mark.parametrize("width", [60, 80, 160])
+@pytest.mark.parametrize("name", ["ddp_host", "fsdp_kernel", "many"])
+def test_no_word_is_broken_in_a_terminal_of_any_width(name: str, width: int) -> None:
+    ranks = many(12) if name == "many" else recorded(name)
+    job = answer([msgspec.structs.replace(one, host=f"node{one.rank}") for one in ranks])
+    lines = render_job(job, 10, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    heads = " ".join(" ".join(lines).split())
+    for said in (
+        "waits in collectives, most first (they can overlap with computing)",
+        "the last rank to enter, step by step, and the module that takes longest there",
+        "modules, by what the difference over the ranks costs (* beyond the noise)",
+        "rank wait transfer",
+        "step rank late by longer by module",
+    ):
+        assert said in heads
+    if name != "many":
+        assert "down_proj" in heads.split("longer by module")[1]
+
+
 def test_python_and_notebooks_are_told_calls() -> None:
     job = job_of("ddp_host")
     for text in (str(job), job._repr_html_()):

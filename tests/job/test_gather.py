@@ -17,7 +17,9 @@ import pytest
 from backspot.commands import main
 from backspot.errors import SourceNotFoundError, UsageError
 from backspot.job import worker
+from backspot.job.answer import answer
 from backspot.job.gather import ranks
+from support.summaries import RANKS, recorded
 
 TRACES = Path(__file__).parents[1] / "data" / "h200"
 
@@ -74,6 +76,45 @@ def test_what_was_read_once_is_not_read_again(
         (folder / "copied").replace(folder / "rank0.json.gz")  # another time of change
         assert ranks(folder, executor, cache=cache) == first
         assert len(read) == 2
+
+
+def test_summaries_that_were_kept_stand_for_their_traces(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "kept"
+    with ThreadPoolExecutor(1) as executor:
+        job = ranks(folder, executor, cache=cache)
+        copied = shutil.copytree(cache, tmp_path / "copied")
+        with pytest.raises(UsageError, match="both of rank"):
+            ranks([copied, folder], executor)
+        for sources in (copied, [*copied.iterdir()]):
+            again = ranks(sources, executor)
+            assert again.findings == job.findings
+            assert [one.wait_ns for one in again.ranks] == [one.wait_ns for one in job.ranks]
+        as_json = [RANKS / f"fsdp_kernel.rank{rank}.json" for rank in (0, 1)]
+        assert ranks(as_json, executor).findings == answer(recorded("fsdp_kernel")).findings
+        old = tmp_path / "old.rank1.json"
+        old.write_text(as_json[1].read_text().replace("backspot.rank/4", "backspot.rank/1"))
+        with pytest.raises(UsageError, match=r"old\.rank1\.json is no summary of version .*/4"):
+            ranks([as_json[0], old], executor)
+
+
+def test_a_reason_that_holds_for_many_traces_is_said_once(tmp_path: Path) -> None:
+    for rank in range(40):
+        (tmp_path / f"rank{rank:02}.json").write_text("no trace")
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(UsageError) as refused:
+            ranks(tmp_path, executor)
+        said = str(refused.value)
+        assert said.count("is no Kineto trace") == 1
+        assert "rank00.json (and 39 more: " in said
+        assert "give a file that export_chrome_trace wrote" in said
+        assert len(said) < 200 + 3 * len(str(tmp_path))
+        traces = [RANKS / f"fsdp_kernel.rank{rank}.json" for rank in (0, 1)]
+        job = ranks([*traces, tmp_path], executor)
+    assert len(job.lost) == 40
+    for text in (str(job), job.save(tmp_path / "job.html").read_text()):
+        said = " ".join(text.split())
+        assert said.count("not read: ") == 1
+        assert "(and 39 more: " in said
 
 
 def test_an_interrupted_reading_goes_on_where_it_was(

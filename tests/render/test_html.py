@@ -215,4 +215,5 @@ def test_the_page_is_a_form_that_a_name_can_ask_for(tmp_path):
 
 def test_what_the_page_is_made_of_is_installed():
     names = {entry.name for entry in files("backspot.render.html").iterdir()}
-    assert {"template.html", "explorer.html", "report.css", "report.js", "model.js"} <= names
+    assert {"page.html", "report.html", "explorer.html", "report.css", "job.css"} <= names
+    assert {"theme.js", "report.js", "model.js"} <= names

@@ -4,16 +4,39 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from support.sample_reports import SAMPLES, diagnosed, vit
+from backspot.job.answer import answer
+from support.sample_reports import SAMPLES, detailed, diagnosed, vit
+from support.summaries import many, recorded
 
 SCHEMES = ("light", "dark")
+JOBS = {
+    "two ranks": lambda: answer(recorded("fsdp_kernel")),
+    "even ranks": lambda: answer(recorded("ddp_even")),
+    "sixteen ranks": lambda: answer(many(16)),
+    "many ranks": lambda: answer([*many(64)[1:], planted()]),
+}
+PAGES = {**SAMPLES, **JOBS}
+
+
+def planted():
+    """The first of 64 even ranks, but one module takes 10 ms more there."""
+    first = many(64)[0]
+    modules = [
+        msgspec.structs.replace(one, forward_gpu=tuple(ns + 10_000_000 for ns in one.forward_gpu))
+        if one.path == "model.layers.2.mlp.down_proj"
+        else one
+        for one in first.modules
+    ]
+    return msgspec.structs.replace(first, modules=tuple(modules))
 
 
 @pytest.mark.slow
-def test_a_choice_of_light_or_dark_lasts(opened):
-    page = opened(vit(), color_scheme="light")
+@pytest.mark.parametrize("name", ["even_vit", "two ranks"])
+def test_a_choice_of_light_or_dark_lasts(opened, name):
+    page = opened(PAGES[name](), color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
     page.get_by_role("button", name="Switch between light and dark").click()
@@ -24,10 +47,54 @@ def test_a_choice_of_light_or_dark_lasts(opened):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 820, 1280, 2000])
-@pytest.mark.parametrize("name", ["diagnosed", "odd", "unlabelled"])
+@pytest.mark.parametrize("name", ["diagnosed", "detailed", "odd", "unlabelled", *JOBS])
 def test_nothing_sticks_out_of_the_page(opened, name, width):
-    page = opened(SAMPLES[name](), viewport={"width": width, "height": 800})
+    page = opened(PAGES[name](), viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CUT) == []
+
+
+CUT = """() => [...document.querySelectorAll('.table-box, .plot-box')]
+  .filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText.slice(0, 80))"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["diagnosed", *JOBS])
+@pytest.mark.parametrize("width", [1280, 2000])
+def test_tables_and_lanes_use_the_room_that_there_is(opened, name, width):
+    page = opened(PAGES[name](), viewport={"width": width, "height": 800})
+    widths = page.evaluate(
+        """() => [...document.querySelectorAll('.table-box > table, .lanes, .split, .bar, .top')]
+        .map(one => one.getBoundingClientRect().width / one.closest('body > *').clientWidth)"""
+    )
+    assert widths
+    assert min(widths) > (0.6 if name == "diagnosed" else 0.99)  # details stand beside the table
+
+
+@pytest.mark.slow
+def test_a_table_of_ranks_stays_a_table_to_the_ear_where_its_rows_are_blocks(opened):
+    for width in (400, 1280):
+        page = opened(PAGES["two ranks"](), viewport={"width": width, "height": 800})
+        table = page.get_by_role("region", name="Modules over the ranks").get_by_role("table")
+        row = table.get_by_role("row", name="model.layers.2.mlp.down_proj")
+        assert row.get_by_role("cell").filter(has_text="10.44").count() == 1
+        label = row.get_by_role("cell").last.evaluate(
+            "one => getComputedStyle(one, '::before').content"
+        )
+        assert ("rank 1" in label) == (width == 400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["detailed", "diagnosed", "unlabelled"])
+def test_no_choice_of_what_to_measure_stands_alone(opened, name):
+    page = opened(SAMPLES[name](), viewport={"width": 400, "height": 800})
+    right = page.evaluate(
+        """() => [...document.querySelectorAll('#measure')].filter(one => one.checkVisibility())
+        .flatMap(all => [...Map.groupBy(all.querySelectorAll('label'), one => one.offsetTop)]
+            .map(([_, row]) => [row.length, row.at(-1).getBoundingClientRect().right
+                - all.getBoundingClientRect().right]))"""
+    )
+    assert all(count > 1 and abs(gap) <= 1.5 for count, gap in right)
 
 
 @pytest.mark.slow
@@ -44,9 +111,9 @@ def test_on_a_narrow_screen_details_open_on_demand_and_close(opened):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["diagnosed", "odd", "even_vit", "unlabelled"])
+@pytest.mark.parametrize("name", ["diagnosed", "odd", "even_vit", "unlabelled", "two ranks"])
 def test_every_control_has_a_name_and_no_id_stands_twice(opened, name):
-    page = opened(SAMPLES[name]())
+    page = opened(PAGES[name]())
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll('button, input, a, [role=tree], [role=treeitem]')]
         .filter(one => one.checkVisibility() && !(one.ariaLabel || one.innerText.trim()
@@ -114,20 +181,41 @@ AXE = """() => axe.run(document, { resultTypes: ['violations'] }).then((found) =
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "scheme"), [("detailed", "light"), ("odd", "dark")])
-def test_axe_finds_nothing_that_keeps_people_from_using_the_page(opened, name, scheme):
+@pytest.mark.parametrize(
+    ("name", "scheme", "width"),
+    [
+        ("detailed", "light", 1280),
+        ("odd", "dark", 1280),
+        *((name, scheme, width) for name in JOBS for scheme in SCHEMES for width in (400, 1280)),
+    ],
+)
+def test_axe_finds_nothing_that_keeps_people_from_using_the_page(opened, name, scheme, width):
     axe = pytest.importorskip("axe_playwright_python")
-    page = opened(SAMPLES[name](), color_scheme=scheme)
+    page = opened(PAGES[name](), color_scheme=scheme, viewport={"width": width, "height": 900})
     page.wait_for_timeout(300)  # until blocks have their places
     page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text("utf-8"))
     assert page.evaluate(AXE) == []
 
 
 @pytest.mark.slow
-def test_printed_the_page_is_light_and_without_controls(opened):
-    page = opened(diagnosed(), color_scheme="dark")
+@pytest.mark.parametrize("name", ["diagnosed", *JOBS])
+def test_printed_the_page_is_light_and_without_controls(opened, name):
+    page = opened(PAGES[name](), color_scheme="dark", viewport={"width": 690, "height": 900})
     page.emulate_media(media="print")
-    assert not page.locator(".controls").is_visible()
-    assert page.locator("#table-box table").is_visible()
+    assert not page.locator(".controls, #theme").filter(visible=True).count()
+    assert page.locator(".table-box table").first.is_visible()
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == "rgb(252, 252, 251)"
+    assert page.evaluate(CUT) == []
+
+
+@pytest.mark.slow
+def test_a_printed_table_has_its_labels_on_each_sheet(opened):
+    page = opened(detailed())
+    page.emulate_media(media="print")
+    shown = page.evaluate(
+        """() => [...document.querySelectorAll('.ranked thead button')]
+        .filter(one => one.offsetParent && getComputedStyle(one).display !== 'contents')"""
+    )
+    assert shown == []  # a browser repeats text on each sheet, and no controls
+    assert "wall" in page.locator(".ranked thead").inner_text()

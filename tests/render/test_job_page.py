@@ -25,7 +25,9 @@ def page_of(job: JobReport, folder: Path) -> str:
 
 
 def text_of(html: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<style>.*?</style>", "", html)))
+    return re.sub(
+        r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<(style|script)>.*?</\1>", "", html))
+    )
 
 
 def test_the_heat_map_of_ranks_that_hardly_differ_stays_pale(tmp_path: Path) -> None:
@@ -42,7 +44,7 @@ def test_the_page_shows_the_answer_the_lanes_and_the_heat_map(tmp_path: Path) ->
     assert "model.layers.2.mlp.down_proj is slow on rank 1" in text
     assert "rank 0 waits 53.9 ms, most for rank 1" in text
     assert html.count("--heat:54%") + html.count("--heat:42%") >= 1
-    assert "<script" not in html
+    assert html.count("<script") == 1  # which chooses light or dark
     assert len(html) < 60_000
 
 

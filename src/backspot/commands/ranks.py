@@ -1,8 +1,9 @@
 """Put the traces of a job's ranks together: which is slow, where, and who waits.
 
 SOURCE is a folder with one trace for each rank, or the traces themselves, here
-or at a place such as s3://bucket/traces. A trace that cannot be read costs its
-own rank only, and is named.
+or at a place such as s3://bucket/traces. The summaries that --cache keeps may
+stand in place of their traces. A trace that cannot be read costs its own rank
+only, and is named.
 
 Example:
   backspot ranks traces/ -o job.html
@@ -41,7 +42,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
         metavar="FOLDER",
-        help="keep there what was read of each trace, for the next time",
+        help="keep there a summary of each trace, for the next time",
     )
     parser.add_argument(
         "--scheduler",

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from backspot.errors import SourceNotFoundError, UsageError
-from backspot.formatting import quoted, visible
+from backspot.formatting import failures, quoted
 from backspot.job.answer import answer
 from backspot.job.readers import readers
 from backspot.job.remote import is_remote, remote_traces
-from backspot.job.summary import from_bytes
+from backspot.job.summary import SUFFIX, from_bytes
 from backspot.job.worker import read_summary
 from backspot.paths import path_text
 from backspot.progress import Progress
@@ -40,7 +40,8 @@ def ranks(
 
     Args:
         sources: A folder with one trace for each rank, or the paths of the traces. Paths such as
-            ``s3://bucket/traces`` are read by ``fsspec`` (``backspot[remote]``).
+            ``s3://bucket/traces`` are read by ``fsspec`` (``backspot[remote]``). The summaries that
+            ``cache`` keeps may stand in place of their traces.
         executor: Where the traces are read: anything with the interface of
             ``concurrent.futures.Executor``. Its workers need the same paths and the same version of
             Backspot. ``None`` (default) starts as many processes on this machine as there are
@@ -87,7 +88,7 @@ def ranks(
                 future.cancel()
             raise
     if len(read) < 2 and lost:
-        named = "; ".join(f"{visible(one.source)} {one.reason}" for one in lost[:3])
+        named = "; ".join(failures((one.source, one.reason) for one in lost))
         kind = SourceNotFoundError if missing else UsageError
         raise kind(f"fewer than two ranks can be read: {named}")
     return answer(read, lost)
@@ -104,10 +105,21 @@ def _traces(sources: Sources) -> list[str]:
         if is_remote(path):
             found += remote_traces(path)
         else:
-            found += map(str, traces_in(Path(path)) if Path(path).is_dir() else [Path(path)])
+            found += map(str, _in_folder(Path(path)) if Path(path).is_dir() else [Path(path)])
     if not found:
         raise UsageError("ranks([]): give a folder, or the paths of two traces or more")
     return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the traces directly in a folder, or the summaries if it has no other files."""
+    try:
+        return traces_in(folder)
+    except SourceNotFoundError:
+        kept = sorted(folder.glob(f"*{SUFFIX}"))
+        if not kept:
+            raise
+        return kept
 
 
 @contextmanager

@@ -5,7 +5,9 @@ A summary of 1,000 modules and ten steps has less than 300 kB. It does not refer
 
 from __future__ import annotations
 
+import re
 import zlib
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -15,6 +17,7 @@ from backspot.results.report import StepUnit
 
 __all__ = [
     "SCHEMA",
+    "SUFFIX",
     "Call",
     "Group",
     "ModuleTimes",
@@ -22,6 +25,7 @@ __all__ = [
     "Purpose",
     "Summary",
     "from_bytes",
+    "from_file",
     "from_json",
     "to_bytes",
     "to_json",
@@ -29,8 +33,12 @@ __all__ = [
 
 SCHEMA = "backspot.rank/4"
 """Version of a saved summary."""
+SUFFIX = ".rank"
+"""How the name of a file ends that has a summary in the small form."""
 Purpose: TypeAlias = Literal["", "gradients", "parameters", "activations", "attention"]
 """What a collective moves."""
+_HEAD = re.compile(rb'x[\x01\x5e\x9c\xda]|\s*\{\s*"schema"\s*:\s*"backspot\.rank/')
+"""How a summary begins, and no trace: as zlib writes it, or as JSON."""
 _MOST_BYTES = 1 << 28
 """What a summary may unpack to: far more than 10,000 modules in 100 steps take."""
 
@@ -212,3 +220,21 @@ def from_json(data: bytes) -> Summary:
         return msgspec.json.decode(data, type=Summary)
     except msgspec.DecodeError as error:
         raise NotATraceError(f"no summary of version {SCHEMA}: {error}") from None
+
+
+def from_file(path: Path) -> Summary | None:
+    """Return the summary that a file has in either form; ``None`` if the file has something else.
+
+    Raises:
+        NotATraceError: If it is a summary, and not of this version.
+        OSError: If the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if not _HEAD.match(file.read(64)):
+            return None
+        file.seek(0)
+        data = file.read()
+    try:
+        return from_bytes(data) if data.startswith(b"x") else from_json(data)
+    except NotATraceError as error:
+        raise NotATraceError(f"{path} is {error}; make it again from its trace") from None

@@ -19,7 +19,7 @@ from backspot._version import __version__
 from backspot.errors import BackspotError, NotATraceError, SourceNotFoundError
 from backspot.job.reduce import summarize
 from backspot.job.remote import copied, is_remote, version
-from backspot.job.summary import SCHEMA, from_bytes, to_bytes
+from backspot.job.summary import SCHEMA, SUFFIX, Summary, from_bytes, from_file, to_bytes
 
 __all__ = ["Reply", "Request", "kept_summary", "main", "read_summary", "receive", "send"]
 
@@ -32,7 +32,7 @@ def read_summary(path: str, cache: str | None = None) -> bytes:
     """Read one trace in this process.
 
     Args:
-        path: a trace file.
+        path: a trace file, or a summary of one.
         cache: a folder of summaries that were read before; ``None`` for none.
 
     Returns:
@@ -45,8 +45,10 @@ def read_summary(path: str, cache: str | None = None) -> bytes:
     if place is not None and (kept := _read(place)) is not None:
         return kept
     with copied(path) if is_remote(path) else nullcontext(Path(path)) as file:
-        summary = to_bytes(msgspec.structs.replace(summarize(file), source=path))
-    if place is not None:
+        known = _summary_in(file)
+        found = summarize(file) if known is None else known
+    summary = to_bytes(msgspec.structs.replace(found, source=path))
+    if place is not None and known is None:
         _keep(place, summary)
     return summary
 
@@ -117,6 +119,13 @@ def main() -> int:
         send(replies, reply)
 
 
+def _summary_in(file: Path) -> Summary | None:
+    """Return the summary if the file is one; what cannot be read is an error of the trace."""
+    with suppress(OSError):
+        return from_file(file)
+    return None
+
+
 def _read(place: Path) -> bytes | None:
     """Return an entry of the cache, ``None`` if there is none; a broken one is written again."""
     with suppress(OSError, NotATraceError):
@@ -133,7 +142,7 @@ def _place(path: str, cache: Path) -> Path | None:
     except (OSError, SourceNotFoundError):
         return None
     key = f"{SCHEMA} {__version__} {path} {state}"
-    return cache / f"{sha256(os.fsencode(key)).hexdigest()}.rank"
+    return cache / f"{sha256(os.fsencode(key)).hexdigest()}{SUFFIX}"
 
 
 def _version(path: Path) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from backspot.formatting import counted, duration, percent, visible
+from backspot.formatting import counted, duration, failures, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
 from backspot.results.job import ROLES, GroupCost, JobReport
 
-__all__ = ["groups_alike", "median_of", "render_job", "stalls"]
+__all__ = ["groups_alike", "median_of", "not_read", "render_job", "stalls"]
 
 _ROWS = 3
 _PARTS = {
@@ -22,6 +22,7 @@ _PARTS = {
     "": "",
 }
 _HOST = 20  # cells
+_NARROW = 72  # cells
 _CALLS = ("job.ranks, job.slowest, job.modules for all", 'job.save("job.html")')
 
 
@@ -52,6 +53,7 @@ class _Page:
 
     def __init__(self, job: JobReport, top: int, width: int, whole: bool) -> None:
         self._job, self._top, self._width, self._whole = job, top, width, whole
+        self._narrow = width < _NARROW
 
     def lines(self, more: Sequence[str]) -> list[str]:
         """All lines, with what to ask for the rest if there is a rest."""
@@ -69,9 +71,8 @@ class _Page:
                 lines += self._wrapped(f"{finding.title}: {cost}")
             lines += self._wrapped(f"{finding.seen} {finding.remedy}", "  ")
         lines += [*self._waits(), *self._slowest(), *self._modules()]
-        for lost in job.lost:
-            named = f"not read: {visible(lost.source)}: {visible(lost.reason)}"
-            lines += ["", *self._wrapped(named)]
+        for said in not_read(job):
+            lines += ["", *self._wrapped(said)]
         for warning in job.warnings:
             lines += ["", *self._wrapped(f"! {visible(warning)}")]
         longest = max(len(job.ranks), len(job.slowest), self._costly())
@@ -95,20 +96,26 @@ class _Page:
             break_on_hyphens=False,
         )
 
+    def _heading(self, text: str) -> list[str]:
+        return ["", *self._wrapped(text)]
+
     def _waits(self) -> list[str]:
         job, top = self._job, self._top
         bubbles = stalls(job, top)
         lines = ["", *self._wrapped(bubbles)] if bubbles else []
         ranked = sorted(job.ranks, key=lambda one: (-one.wait_ns, one.rank))
-        lines += ["", "waits in collectives, most first (they can overlap with computing)"]
+        lines += self._heading("waits in collectives, most first (they can overlap with computing)")
+        later = "late by" if self._narrow else "enters later by"
         lines.append(
-            f"{'rank':>6} {'wait':>10} {'transfer':>10} {'enters later by':>16} {'clock ±':>9}"
+            f"{'rank':>6} {'wait':>10} {'transfer':>10} {later:>{len(later) + 1}} {'clock ±':>9}"
         )
+        room = min(_HOST, self._width - len(lines[-1]) - 2)
         for one in ranked[:top]:
             late = f"{'-' if one.late_ns < 0 else ''}{duration(abs(one.late_ns))}"
             lines.append(
                 f"{one.rank:>6} {duration(one.wait_ns):>10} {duration(one.transfer_ns):>10} "
-                f"{late:>16} {duration(one.uncertainty_ns):>9}  {self._short(one.host, _HOST)}"
+                f"{late:>{len(later) + 1}} {duration(one.uncertainty_ns):>9}  "
+                f"{self._short(one.host, room)}"
             )
         if len(ranked) > top:
             lines.append(f"  and {counted(len(ranked) - top, 'rank')} more")
@@ -143,26 +150,29 @@ class _Page:
         steps = self._job.slowest[: self._top]
         if not steps:
             return []
-        lines = [
-            "",
-            "the last rank to enter, step by step, and the module that takes longest there",
-        ]
+        lines = self._heading(
+            "the last rank to enter, step by step, and the module that takes longest there"
+        )
         lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
         for one in steps:
-            part = f" ({_PARTS[one.part]})" if one.part else ""
+            part = f" ({_PARTS[one.part]})" if one.part and not self._narrow else ""
             lead = (
                 f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
                 f"{duration(one.longer_ns):>10}  "
             )
-            room = self._width - len(lead) - max(map(len, _PARTS.values())) - 3
-            lines.append(f"{lead}{self._short(one.path or one.class_name, room)}{part}")
+            room = self._width - len(lead)
+            if not self._narrow:  # names are cut alike, whatever part stands behind them
+                room -= max(map(len, _PARTS.values())) + 3
+            lines.append(f"{lead}{self._short(one.path or one.class_name, room)}{part}".rstrip())
         return lines
 
     def _modules(self) -> list[str]:
         modules = [one for one in self._job.modules if one.cost_ns][: self._top]
         if not modules:
             return []
-        lines = ["", "modules, by what the difference over the ranks costs (* beyond the noise)"]
+        lines = self._heading(
+            "modules, by what the difference over the ranks costs (* beyond the noise)"
+        )
         lines.append(f"{'costs':>9} {'median':>9} {'worst':>9} {'rank':>5}    module")
         for one in modules:
             lead = (
@@ -176,6 +186,12 @@ class _Page:
     def _short(self, name: str, width: int) -> str:
         """Return the end of a name, which says most, or all of it without a terminal."""
         return visible(name) if self._whole else keep_end(visible(name), max(8, width))
+
+
+def not_read(job: JobReport) -> list[str]:
+    """Say which traces are not part of the answer: each reason once."""
+    lost = ((one.source, one.reason) for one in job.lost)
+    return [f"not read: {said}" for said in failures(lost, ": ")]
 
 
 def _answer(job: JobReport) -> str:

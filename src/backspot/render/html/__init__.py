@@ -6,12 +6,13 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
    tables. Notebooks use it too.
 2. ``_plots.py`` draws memory over time and the roofline, with ``plots.css``, if they are recorded.
 3. ``_page_data.py`` writes the report as JSON for the script, within a limit of size.
-4. ``to_html`` puts all into ``template.html``, with ``report.css``, ``explorer.html`` and the
-   scripts, joined in the order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js``
-   (the module tree), ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the
-   page). With a script, the *explorer* (tree, filter, table, details) replaces the static table.
+4. ``to_html`` puts all into ``report.html``, with ``explorer.html``, and adds the scripts in the
+   order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js`` (the module tree),
+   ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the page). With a
+   script, the *explorer* (tree, filter, table, details) replaces the static table.
 
-``_job.py`` writes the page of many ranks, with ``job.css``, and without a script.
+``_job.py`` writes the page of many ranks, with ``job.css``. Both pages have the frame of
+``_page.py``: ``page.html`` with ``report.css``, and ``theme.js`` for the choice of light or dark.
 
 Every name comes from a trace. Python escapes it in ``_fragments.shown``; the scripts insert it as
 text only; the content security policy forbids every other script and every request.
@@ -19,8 +20,6 @@ text only; the content security policy forbids every other script and every requ
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from string import Template
 
@@ -52,6 +51,7 @@ from backspot.render.html._fragments import (
     warnings_list,
 )
 from backspot.render.html._job import job_to_html
+from backspot.render.html._page import page
 from backspot.render.html._page_data import page_data
 from backspot.render.html._plots import plots
 from backspot.render.html._reading import reading
@@ -73,21 +73,12 @@ def to_html(report: Report) -> bytes:
     Names from the trace are escaped in the markup, and the script only inserts them as text. The
     page loads nothing, and its content security policy forbids it to.
     """
-    script = "\n".join(asset(name) for name in _SCRIPTS)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     plain = only_nodes(report)
     said, drawn = answer(report), plots(report)
     first, rest = _divided(said)
     table, notes = _operators(report) if plain else _modules(report)
-    page = Template(asset("template.html")).substitute(
-        version=__version__,
-        per=report.per,
-        title=shown(_title(said)),
-        trace=shown(report.trace),
+    main = Template(asset("report.html")).substitute(
         recorded=shown(" · ".join([*recording(report), f"Backspot {__version__}"])),
-        style="\n".join(map(asset, ("report.css", "plots.css") if drawn else ("report.css",))),
-        script=script,
-        script_hash=f"sha256-{digest}",
         answer=sentence(first),
         more=f'<p class="more-said">{sentence(rest)}</p>' if rest else "",
         line=line_of_answer(report),
@@ -102,9 +93,18 @@ def to_html(report: Report) -> bytes:
         table=table,
         notes=notes,
         reading="" if plain else reading(report),
-        data="{}" if plain else page_data(report),
     )
-    return page.encode()
+    data = "{}" if plain else page_data(report)
+    return page(
+        _title(said),
+        report.trace,
+        main,
+        f"Times are those of a typical {report.per}, in ms: the median over the recorded ones, "
+        "of each row by itself.",
+        styles=("plots.css",) if drawn else (),
+        scripts=_SCRIPTS,
+        data=f'<script type="application/json" id="report">{data}</script>',
+    )
 
 
 FORMATS = (Format(".html", {Report: to_html, JobReport: job_to_html}),)

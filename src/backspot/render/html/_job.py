@@ -1,6 +1,8 @@
 """Many ranks as a page: a heat map of ranks and modules, and a lane for each rank of one step.
 
-The page needs no script. Of many ranks it shows those that matter, and the median of the others.
+All of it is there without a script. Of many ranks the page shows those that matter, and the median
+of the others. Where a table is too narrow for its columns, each row becomes a block in which every
+cell has its label (``_table``).
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from statistics import median_low
 
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
-from backspot.render.html._fragments import asset, facts_list, shown, warnings_list
-from backspot.render.job import groups_alike, median_of, stalls
+from backspot.render.html._fragments import facts_list, shown, warnings_list
+from backspot.render.html._page import page
+from backspot.render.job import groups_alike, median_of, not_read, stalls
 from backspot.results.job import (
     ROLES,
     GroupCost,
@@ -24,12 +27,14 @@ from backspot.results.job import (
 
 __all__ = ["job_to_html"]
 
-_COLUMNS = 24
+_COLUMNS = 16
 _ROWS = 40
 _THINNEST = 0.0005
 """Share of the lanes' time below which a part is not drawn."""
 _DARK = 0.02
 """Share of the step from which a difference can be darkest, so that an even job stays pale."""
+_OF_GROUPS = ("ranks", "exchanges", "median wait", "transfer", "waits most")
+_BAR = '<span class="unseen">drawn</span>'
 _PARTS = {
     "forward_gpu": "forward, kernels",
     "forward_host": "forward, host",
@@ -39,7 +44,7 @@ _PARTS = {
 
 
 def job_to_html(job: JobReport) -> bytes:
-    """The answer for all ranks as a page in UTF-8, which loads nothing and runs nothing."""
+    """The answer for all ranks as a page in UTF-8, which loads nothing."""
     chosen = _chosen(job)
     first = job.findings[0] if job.findings else None
     title = first.title if first else "No rank differs from the others beyond the noise"
@@ -49,45 +54,25 @@ def job_to_html(job: JobReport) -> bytes:
         f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}",
         *filter(None, [stalls(job)]),
     ]
-    warnings = [*job.warnings, *(f"not read: {one.source}: {one.reason}" for one in job.lost)]
-    page = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="Backspot {__version__}">
-<title>{shown(title[:100])} · Backspot</title>
-<style>
-{asset("report.css")}
-{asset("job.css")}
-</style>
-</head>
-<body>
-<a class="skip" href="#modules">Skip to the modules</a>
-<header class="top"><p class="brand"><strong>Backspot</strong> \
-<span class="muted">all ranks of a job</span></p></header>
-<main>
-<section class="answer" aria-label="The answer">
-<h1>{shown(title)}{cost}</h1>
-{facts_list(facts)}
-{warnings_list(warnings)}
-</section>
-{_findings(job.findings)}
-{_lanes(job, chosen)}
-{_heat(job, chosen)}
-{_groups(job)}
-</main>
-<footer><p class="muted">Times are those of a typical step: the median over the recorded ones. A \
-rank waits from its own entry into a collective until the last rank enters; the rest is transfer. \
-Waits can overlap with computing. What a difference costs is at most its time. \
-Made by Backspot {__version__}.</p></footer>
-</body>
-</html>
-"""
-    return page.encode()
+    warnings = [*job.warnings, *not_read(job)]
+    parts = (
+        f'<section class="answer" aria-label="The answer"><h1>{shown(title)}{cost}</h1>'
+        f"{facts_list(facts)}{warnings_list(warnings)}</section>",
+        _findings(job.findings),
+        _lanes(job, chosen),
+        _heat(job, chosen),
+        _groups(job),
+    )
+    return page(
+        f"{title[:100]} · Backspot",
+        "all ranks of a job",
+        "\n".join(filter(None, parts)),
+        "Times are those of a typical step: the median over the recorded ones. A rank waits from "
+        "its own entry into a collective until the last rank enters; the rest is transfer. Waits "
+        "can overlap with computing. What a difference costs is at most its time. Made by "
+        f"Backspot {__version__}.",
+        styles=("job.css",),
+    )
 
 
 def _chosen(job: JobReport) -> list[int]:
@@ -171,12 +156,35 @@ def _lane(lane: RankLane, whole: int) -> str:
         said += f", most for rank {most}"
     text = f"{said}; transfers {duration(moved)}"
     return (
-        f'<li tabindex="0"><span class="who">rank {lane.rank}</span>'
+        f'<li><span class="who">rank {lane.rank}</span>'
         f'<span class="lane" aria-hidden="true">{drawn}</span><span class="told">{text}</span></li>'
     )
 
 
-# The heat map ------------------------------------------------------------------------------------
+# Tables ------------------------------------------------------------------------------------------
+
+
+def _table(
+    title: str, about: str, heads: Sequence[tuple[str, str]], rows: Sequence[str], more: str = ""
+) -> str:
+    """A section with a table that becomes blocks where it is too narrow for its columns.
+
+    Args:
+        title: its heading.
+        about: more on it, in grey.
+        heads: the classes and the text of each column's head; the first column names the row.
+        rows: its rows: a heading, and cells with ``data-label``.
+        more: what stands below it.
+    """
+    told = f' <span class="muted">{about}</span>' if about else ""
+    drawn = "".join(f'<th scope="col" class="{kind}">{text}</th>' for kind, text in heads)
+    below = f'<p class="muted">{more}</p>' if more else ""
+    return (
+        f'<section id="{title.split()[0].lower()}" tabindex="-1"><h2>{title}{told}</h2>'
+        f'<div class="table-box stacks" style="--columns:{len(heads)}" role="region" '
+        f'aria-label="{title}" tabindex="0"><table class="ranked"><thead><tr>{drawn}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{below}</section>"
+    )
 
 
 def _heat(job: JobReport, chosen: Sequence[int]) -> str:
@@ -185,24 +193,16 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
         return ""
     others = _others(job, chosen)
     most = max(modules[0].cost_ns, round(_DARK * job.step_ns))
-    heads = "".join(f'<th scope="col" class="n">{job.ranks[at].rank}</th>' for at in chosen)
-    if others:
-        heads += '<th scope="col" class="n">others</th>'
-    rows = "".join(_row(one, job.ranks, chosen, others, most) for one in modules[:_ROWS])
+    ranks = [str(job.ranks[at].rank) for at in chosen] + (["others"] if others else [])
+    heads = [("", "module"), ("o4", "differs in"), ("n", "costs at most"), ("b", _BAR)]
+    heads += [("n", text) for text in ("median", *ranks)]
+    rows = [_row(one, job.ranks, chosen, others, most) for one in modules[:_ROWS]]
     rest = len(modules) - _ROWS
     notes = [f"{counted(rest, 'more module')} in the JSON form."] if rest > 0 else []
     if others:
         notes.append(f"others: the median of {counted(len(others), 'rank')}.")
-    return (
-        '<section id="modules" aria-labelledby="modules-title" tabindex="-1">'
-        '<h2 id="modules-title">Modules over the ranks <span class="muted">ms, darker where a rank '
-        "takes longer than the median</span></h2>"
-        '<div class="table-box" role="region" aria-label="Table" tabindex="0">'
-        '<table class="heat"><thead><tr><th scope="col">module</th>'
-        '<th scope="col" class="n">costs at most</th><th scope="col" class="n">median</th>'
-        f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="muted">{" ".join(notes)}</p></section>'
-    )
+    about = "ms, by rank; darker where a rank takes longer than the median"
+    return _table("Modules over the ranks", about, heads, rows, " ".join(notes))
 
 
 def _row(
@@ -215,48 +215,51 @@ def _row(
     def cell(ns: int, who: str) -> str:
         heat = min(max((ns - one.median_ns) / most, 0.0), 1.0) ** 0.5  # small ones are seen too
         style = f' style="--heat:{60 * heat:.0f}%"' if heat >= 0.1 else ""
-        return f'<td class="n" title="{who}"{style}>{milliseconds(ns, 2)}</td>'
+        return f'<td class="n" data-label="{who}"{style}>{milliseconds(ns, 2)}</td>'
 
     cells = "".join(cell(one.ns_by_rank[at], f"rank {ranks[at].rank}") for at in chosen)
     if others:
-        cells += cell(median_low(one.ns_by_rank[at] for at in others), "median of the others")
-    name = shown(one.path or one.class_name)
-    where = f"{shown(one.class_name)}; {_PARTS[one.part]}"
+        cells += cell(median_low(one.ns_by_rank[at] for at in others), "others")
     mark = ' <span class="clear">beyond the noise</span>' if one.clear else ""
     return (
-        f'<tr><th scope="row" title="{where}"><code>{name}</code>{mark}</th>'
-        f'<td class="n"><b>{milliseconds(one.cost_ns, 2)}</b></td>'
-        f'<td class="n">{milliseconds(one.median_ns, 2)}</td>{cells}</tr>'
+        f'<tr><th scope="row" title="{shown(one.class_name)}">{_name(one.path or one.class_name)}'
+        f'{mark}</th><td class="o4">{_PARTS[one.part]}</td>'
+        f'<td class="n" data-label="costs"><b>{milliseconds(one.cost_ns, 2)}</b></td>'
+        f'<td class="b"><span class="mix" style="--part:{min(one.cost_ns / most, 1):.3f}">'
+        '<i class="k-sync"></i></span></td>'
+        f'<td class="n" data-label="median">{milliseconds(one.median_ns, 2)}</td>{cells}</tr>'
     )
 
 
-def _most_waiting(one: GroupCost) -> str:
-    waits = f"rank {one.most_waiting}, {duration(one.most_wait_ns)}"
-    return waits if one.collectives else ""
+def _name(name: str) -> str:
+    """A name that breaks after its dots, if it must."""
+    return f"<code>{shown(name).replace('.', '.<wbr>')}</code>"
 
 
 def _groups(job: JobReport) -> str:
     if not job.groups:
         return ""
-    rows = "".join(
-        f'<tr><th scope="row"><code>{shown(one.name or "(process group)")}</code></th>'
-        f"<td>{ROLES[one.role]}</td>"
-        f'<td class="n">{f"{len(groups)} × " if len(groups) > 1 else ""}{len(one.ranks)}</td>'
-        f'<td class="n">{one.collectives + one.transfers:.0f}</td>'
-        f'<td class="n">{duration(median_of(groups, "wait_ns"))}</td>'
-        f'<td class="n">{duration(median_of(groups, "transfer_ns"))}</td>'
-        f'<td class="n">{_most_waiting(one)}</td></tr>'
+    heads = ("", "process group"), ("", "for"), *(("n", text) for text in _OF_GROUPS)
+    rows = [
+        f'<tr><th scope="row">{_name(one.name or "(process group)")}</th>'
+        f"<td>{ROLES[one.role]}</td>{_numbers(groups, one)}</tr>"
         for groups in groups_alike(job)[:_ROWS]
         for one in [max(groups, key=lambda group: group.most_wait_ns)]
+    ]
+    return _table("Collectives of a step", "", heads, rows)
+
+
+def _numbers(groups: Sequence[GroupCost], one: GroupCost) -> str:
+    """The cells of process groups with one name; ``one`` of them has the longest wait."""
+    waits = f"rank {one.most_waiting}, {duration(one.most_wait_ns)}" if one.collectives else ""
+    texts = (
+        f"{f'{len(groups)} × ' if len(groups) > 1 else ''}{len(one.ranks)}",
+        f"{one.collectives + one.transfers:.0f}",
+        duration(median_of(groups, "wait_ns")),
+        duration(median_of(groups, "transfer_ns")),
+        waits,
     )
-    heads = "".join(
-        f'<th scope="col"{" class=n" if at > 1 else ""}>{text}</th>'
-        for at, text in enumerate(
-            ("process group", "for", "ranks", "exchanges", "median wait", "transfer", "waits most")
-        )
-    )
-    return (
-        '<section><h2 id="groups-title">Collectives of a step</h2><div class="table-box" '
-        'role="region" aria-labelledby="groups-title" tabindex="0"><table class="heat">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    return "".join(
+        f'<td class="n" data-label="{head}">{text}</td>'
+        for head, text in zip(_OF_GROUPS, texts, strict=True)
     )

@@ -2,6 +2,9 @@
 
 Each band and each point can be reached by the keyboard. What it is appears above the plot while it
 has the focus or the pointer.
+
+A plot is as wide as its place, and its text keeps its size: points, ticks and text are placed in
+per cent of the plot, and areas and lines are stretched to it.
 """
 
 from __future__ import annotations
@@ -18,8 +21,6 @@ from backspot.results.report import Report
 
 __all__ = ["plots"]
 
-_WIDTH, _HEIGHT = 960, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 34, 44
 _NUMBERED = 8
 _MOST_POINTS = 200
 
@@ -43,37 +44,36 @@ def _memory(report: Report, one: MemoryOfDevice) -> str:
     step = _round_step(highest / 4)
 
     def x(ns: int) -> float:
-        return _LEFT + (ns - begin) / (end - begin) * (_WIDTH - _LEFT - _RIGHT)
+        return 100 * (ns - begin) / (end - begin)
 
     def y(held: float) -> float:
-        return _HEIGHT - _BOTTOM - held / highest * (_HEIGHT - _TOP - _BOTTOM)
+        return 100 - 100 * held / highest
 
     marks = [(y(tick * step), size(int(tick * step))) for tick in range(int(highest // step) + 1)]
     parts = [_across(at, text) for at, text in marks]
     spaced = [begin + (end - begin) * tick // 4 for tick in range(5)]
-    parts += [_below(x(ns), duration(ns - begin)) for ns in spaced]
+    parts += [_below(at, x(ns), duration(ns - begin)) for at, ns in enumerate(spaced)]
     floor = [0] * len(line.ns)
     legend = []
     at_peak = line.ns.index(one.peak_ns) if one.peak_ns in line.ns else 0
     for number, (name, held) in enumerate(layers_over_time(report, line)):
         top = [low + more for low, more in zip(floor, held, strict=True)]
-        up = [f"{x(ns):.1f},{y(of):.1f}" for ns, of in zip(line.ns, top, strict=True)]
-        down = [f"{x(ns):.1f},{y(of):.1f}" for ns, of in zip(line.ns, floor, strict=True)]
+        up = [f"{x(ns):.2f},{y(of):.2f}" for ns, of in zip(line.ns, top, strict=True)]
+        down = [f"{x(ns):.2f},{y(of):.2f}" for ns, of in zip(line.ns, floor, strict=True)]
         text = f"{name}: {size(held[at_peak])} at the peak, {size(max(held))} at most"
         band = f'<polygon class="c{number}" points="{" ".join([*up, *reversed(down)])}"/>'
-        parts.append(_reachable(text, band))
+        parts.append(_reachable(text, _stretched(band)))
         legend.append(
             f'<li><i class="c{number}" aria-hidden="true"></i>{shown(name)} '
             f"<b>{size(held[at_peak])}</b></li>"
         )
         floor = top
     peak = f"peak {size(one.peak_bytes)}"
-    anchor = "end" if x(one.peak_ns) > _WIDTH / 2 else "start"
-    shift = -9 if anchor == "end" else 9
+    anchor, shift = ("end", -9) if x(one.peak_ns) > 50 else ("start", 9)
     parts.append(
-        f'<circle class="peak" cx="{x(one.peak_ns):.1f}" cy="{y(one.peak_bytes):.1f}" r="5"/>'
-        f'<text class="strong" x="{x(one.peak_ns) + shift:.1f}" '
-        f'y="{y(one.peak_bytes) + 4:.1f}" text-anchor="{anchor}">{peak}</text>'
+        f'<circle class="peak" cx="{x(one.peak_ns):.2f}%" cy="{y(one.peak_bytes):.2f}%" r="5"/>'
+        f'<text class="strong" x="{x(one.peak_ns):.2f}%" y="{y(one.peak_bytes):.2f}%" '
+        f'dx="{shift}" dy="4" text-anchor="{anchor}">{peak}</text>'
     )
     label = f"Memory of {one.name} over the recorded steps, {peak}"
     return _figure(
@@ -103,34 +103,32 @@ def _roofline(lines: Roofline) -> str:
     least, most = _decades(min(*intensities, *ridges), 3 * max(*intensities, *ridges))
 
     def x(intensity: float) -> float:
-        return _LEFT + (math.log10(intensity) - least) / (most - least) * (_WIDTH - _LEFT - _RIGHT)
+        return 100 * (math.log10(intensity) - least) / (most - least)
 
     def y(tflops: float) -> float:
-        part = (math.log10(tflops) - low) / (high - low)
-        return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
+        return 100 - 100 * (math.log10(tflops) - low) / (high - low)
 
     parts = [_across(y(10.0**power), _power(power)) for power in range(low, high + 1)]
-    parts += [_below(x(10.0**power), _power(power)) for power in range(least, most + 1)]
+    powers = range(least, most + 1)
+    parts += [_below(at, x(10.0**power), _power(power)) for at, power in enumerate(powers)]
     begin = max(10.0**least, 1e3 * 10.0**low / peaks.gbps)
     for number, (kind, peak) in enumerate(lines.roofs.items()):
         ridge = 1e3 * peak / peaks.gbps
         corners = [(begin, begin * peaks.gbps / 1e3), (ridge, peak), (10.0**most, peak)]
-        drawn = " ".join(f"{x(at):.1f},{y(of):.1f}" for at, of in corners)
-        parts.append(f'<polyline class="roof r{number}" points="{drawn}"/>')
+        drawn = " ".join(f"{x(at):.2f},{y(of):.2f}" for at, of in corners)
+        parts.append(_stretched(f'<polyline class="roof r{number}" points="{drawn}"/>'))
         parts.append(
-            f'<text x="{_WIDTH - _RIGHT - 4}" y="{y(peak) - 6:.1f}" text-anchor="end">'
+            f'<text x="100%" y="{y(peak):.2f}%" dy="-6" text-anchor="end">'
             f"{peak:,.0f} TFLOP/s {shown(kind)}</text>"
         )
-    parts.append(
-        f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">FLOP per byte</text>'
-    )
+    parts.append('<text x="100%" y="100%" dy="37" text-anchor="end">FLOP per byte</text>')
     largest = max(point.row.gpu_ns for point in points)
     for number, point in reversed(list(enumerate(points, 1))):
         radius = 4 + 9 * math.sqrt(point.row.gpu_ns / largest)
-        at, of = x(point.intensity), y(point.tflops)
-        drawn = f'<circle class="point" cx="{at:.1f}" cy="{of:.1f}" r="{radius:.1f}"/>'
+        at, of = f"{x(point.intensity):.2f}%", f"{y(point.tflops):.2f}%"
+        drawn = f'<circle class="point" cx="{at}" cy="{of}" r="{radius:.1f}"/>'
         if number <= _NUMBERED:
-            drawn += f'<text class="number" x="{at:.1f}" y="{of + 4:.1f}">{number}</text>'
+            drawn += f'<text class="number" x="{at}" y="{of}" dy="4">{number}</text>'
         parts.append(_reachable(f"{point.name}: {point.said}", drawn))
     items = "".join(
         f"<li><b>{number}</b> <code>{shown(point.name)}</code> {shown(point.said)}, "
@@ -163,26 +161,34 @@ def _power(power: int) -> str:
 def _figure(title: str, about: str, label: str, parts: Sequence[str], below: str) -> str:
     return (
         f'<section class="plot"><h2>{shown(title)} <span class="muted">{shown(about)}</span></h2>'
-        f'<div class="plot-box"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="group" '
-        f'aria-label="{shown(label)}">{"".join(parts)}</svg></div>{below}</section>'
+        f'<div class="plot-box"><svg role="group" aria-label="{shown(label)}">{"".join(parts)}'
+        f"</svg></div>{below}</section>"
     )
+
+
+def _stretched(drawn: str) -> str:
+    """Areas and lines whose points are in per cent of the plot."""
+    return f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{drawn}</svg>'
 
 
 def _reachable(text: str, drawn: str) -> str:
     said = shown(text)
     return (
         f'<g class="reach" tabindex="0" role="img" aria-label="{said}">{drawn}'
-        f'<text class="said" x="{_LEFT}" y="20" aria-hidden="true">{said}</text></g>'
+        f'<foreignObject class="said" y="-44" width="100%" height="38" aria-hidden="true">{said}'
+        "</foreignObject></g>"
     )
 
 
 def _across(y: float, text: str) -> str:
     return (
-        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+        f'<line x2="100%" y1="{y:.2f}%" y2="{y:.2f}%"/>'
+        f'<text x="-8" y="{y:.2f}%" dy="4" text-anchor="end">{text}</text>'
     )
 
 
-def _below(x: float, text: str) -> str:
-    anchor = "end" if x > _WIDTH - 2 * _RIGHT else "middle"
-    return f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 19}" text-anchor="{anchor}">{text}</text>'
+def _below(at: int, x: float, text: str) -> str:
+    """The label of a tick; each second one goes where it is narrow."""
+    anchor = "end" if x > 98 else "middle"
+    kind = ' class="odd"' if at % 2 else ""
+    return f'<text{kind} x="{x:.2f}%" y="100%" dy="19" text-anchor="{anchor}">{text}</text>'

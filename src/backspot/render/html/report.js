@@ -3,7 +3,6 @@
 (() => {
   const element = (id) => document.getElementById(id);
 
-  themes(element("theme"));
   const data = JSON.parse(element("report").textContent);
   if (!data.rows || !data.rows.length || !element("explorer")) return;
   const model = readModel(data);
@@ -156,24 +155,3 @@
   folding();
   change({});
 })();
-
-// Light or dark; the system decides until somebody chooses.
-function themes(button) {
-  const root = document.documentElement;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const kept = () => {
-    try { return localStorage.getItem("backspot-theme"); } catch { return null; }
-  };
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-  const tell = () => { button.textContent = isDark() ? "Light" : "Dark"; };
-  if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
-  button.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("backspot-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
-    tell();
-  });
-  dark.addEventListener("change", tell);
-  button.hidden = false;
-  button.setAttribute("aria-label", "Switch between light and dark");
-  tell();
-}
