@@ -424,7 +424,7 @@ def test_what_the_typical_times_leave_over_is_shown_unless_it_is_little_or_negat
 
 def test_a_step_that_takes_far_longer_is_named_among_the_warnings():
     text = render_text(SAMPLES["unsteady"](), width=160)
-    assert "! Step 7 took 64.7 ms longer, in (data). The numbers are those of a typical" in text
+    assert "! Step 7 took 64.7 ms longer (waiting for data). The numbers are those of a" in text
 
 
 PHASES = ("data", "copy", "loss", "optimizer", "other", "idle")

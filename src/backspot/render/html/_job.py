@@ -11,14 +11,13 @@ from statistics import median_low
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
 from backspot.render.html._fragments import asset, facts_list, shown, warnings_list
-from backspot.render.job import groups_alike, median_of, stalls
+from backspot.render.job import differs, groups_alike, median_of, middle, stalls
 from backspot.results.job import (
     ROLES,
     GroupCost,
     JobFinding,
     JobReport,
     ModuleSpread,
-    RankCost,
     RankLane,
 )
 
@@ -188,7 +187,7 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
     heads = "".join(f'<th scope="col" class="n">{job.ranks[at].rank}</th>' for at in chosen)
     if others:
         heads += '<th scope="col" class="n">others</th>'
-    rows = "".join(_row(one, job.ranks, chosen, others, most) for one in modules[:_ROWS])
+    rows = "".join(_row(one, job, chosen, others, most) for one in modules[:_ROWS])
     rest = len(modules) - _ROWS
     notes = [f"{counted(rest, 'more module')} in the JSON form."] if rest > 0 else []
     if others:
@@ -196,10 +195,10 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
     return (
         '<section id="modules" aria-labelledby="modules-title" tabindex="-1">'
         '<h2 id="modules-title">Modules over the ranks <span class="muted">ms, darker where a rank '
-        "takes longer than the median</span></h2>"
+        "takes longer, beyond the noise</span></h2>"
         '<div class="table-box" role="region" aria-label="Table" tabindex="0">'
         '<table class="heat"><thead><tr><th scope="col">module</th>'
-        '<th scope="col" class="n">costs at most</th><th scope="col" class="n">median</th>'
+        f'<th scope="col" class="n">costs at most</th><th scope="col" class="n">{middle(job)}</th>'
         f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
         f'<p class="muted">{" ".join(notes)}</p></section>'
     )
@@ -207,19 +206,21 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
 
 def _row(
     one: ModuleSpread,
-    ranks: Sequence[RankCost],
+    job: JobReport,
     chosen: Sequence[int],
     others: Sequence[int],
     most: int,
 ) -> str:
-    def cell(ns: int, who: str) -> str:
+    def cell(ns: int, who: str, rank: int | None) -> str:
         heat = min(max((ns - one.median_ns) / most, 0.0), 1.0) ** 0.5  # small ones are seen too
-        style = f' style="--heat:{60 * heat:.0f}%"' if heat >= 0.1 else ""
+        is_hot = heat >= 0.1 and differs(job, one, rank)
+        style = f' style="--heat:{60 * heat:.0f}%"' if is_hot else ""
         return f'<td class="n" title="{who}"{style}>{milliseconds(ns, 2)}</td>'
 
-    cells = "".join(cell(one.ns_by_rank[at], f"rank {ranks[at].rank}") for at in chosen)
+    ranks = [(at, job.ranks[at].rank) for at in chosen]
+    cells = "".join(cell(one.ns_by_rank[at], f"rank {rank}", rank) for at, rank in ranks)
     if others:
-        cells += cell(median_low(one.ns_by_rank[at] for at in others), "median of the others")
+        cells += cell(median_low(one.ns_by_rank[at] for at in others), "median of the others", None)
     name = shown(one.path or one.class_name)
     where = f"{shown(one.class_name)}; {_PARTS[one.part]}"
     mark = ' <span class="clear">beyond the noise</span>' if one.clear else ""
@@ -252,7 +253,15 @@ def _groups(job: JobReport) -> str:
     heads = "".join(
         f'<th scope="col"{" class=n" if at > 1 else ""}>{text}</th>'
         for at, text in enumerate(
-            ("process group", "for", "ranks", "exchanges", "median wait", "transfer", "waits most")
+            (
+                "process group",
+                "for",
+                "ranks",
+                "exchanges",
+                f"{middle(job)} wait",
+                "transfer",
+                "waits most",
+            )
         )
     )
     return (
