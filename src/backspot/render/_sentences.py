@@ -566,17 +566,13 @@ def _unusual(report: Report) -> list[str]:
     if not steps:
         return []
     first, *others = steps
-    where = f" ({_in_words(first.where)})" if first.where else ""
+    phases = {f"({name})": f" ({text})" for name, text in _PHASES.items()}
+    where = phases.get(first.where, f", in {first.where}") if first.where else ""
     text = f"Step {first.step} took {duration(first.longer_ns)} longer{where}"
     if others:
         least = duration(others[-1].longer_ns)
         text += f"; {counted(len(others), 'more step')} took at least {least} longer"
     return [f"{text}. The numbers are those of a typical step."]
-
-
-def _in_words(where: str) -> str:
-    """A phase of the step in words; a row by its name."""
-    return next((text for name, text in _PHASES.items() if where == f"({name})"), where)
 
 
 HEADING = "Why, and what to do"

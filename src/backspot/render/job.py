@@ -149,7 +149,7 @@ class _Page:
         ]
         lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
         for one in steps:
-            part = f" ({_PARTS[one.part]})" if one.part else ""
+            part = f", {_PARTS[one.part]}" if one.part else ""
             lead = (
                 f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
                 f"{duration(one.longer_ns):>10}  "
