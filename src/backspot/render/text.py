@@ -227,14 +227,18 @@ class _Page:
             lines += self._paragraph(Text("! " + shown, "yellow"))
         rows = len(self._nodes[: self._view.top] or self._chosen.shown)
         room = _SCREEN + max(0, rows - SCREEN_ROWS)
-        spare = range(1, 1 + len(self._chosen.shown) - self._view.fewest)
+        fewest = self._view.fewest if self._view.top == SCREEN_ROWS else len(self._chosen.shown)
+        spare = range(1, 1 + len(self._chosen.shown) - fewest)
         choices = [*_CHOICES, *(_CHOICES[-1]._replace(fewer=number) for number in spare)]
         if self._advice:
             choices.append(choices[-1]._replace(detailed=0))
+        chosen, table = self._chosen, self._ranked(self._chosen)
         screen: list[Text] = []
         for choice in choices:
-            chosen = self._without_last(choice.fewer)
-            screen = [*lines, Text(), *self._ranked(chosen), *self._findings(choice)]
+            if choice.fewer:
+                chosen = self._without_last(choice.fewer)
+                table = self._ranked(chosen)
+            screen = [*lines, Text(), *table, *self._findings(choice)]
             screen += fact_lines(self._next(chosen, choice.named, more), self._width)
             if len(screen) <= room:
                 break
