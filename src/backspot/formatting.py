@@ -9,6 +9,7 @@ __all__ = [
     "decimals_for",
     "duration",
     "failures",
+    "labelled",
     "milliseconds",
     "percent",
     "quoted",
@@ -35,6 +36,11 @@ def _escape(character: str) -> str:
     if code <= 0xFF:
         return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, f"\\x{code:02x}")
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def labelled(name: str, class_name: str) -> str:
+    """Return a module's name with its class, ``blocks.3.attn (Attention)``, if both are known."""
+    return f"{name} ({class_name})" if class_name not in ("", name) else name
 
 
 def quoted(value: object) -> str:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -139,3 +140,19 @@ def test_an_order_that_was_not_recorded_is_said_to_be_missing(wanted, trace, cap
     (note,) = said.err.splitlines()
     assert "sorted by wall time" in note
     assert "report.json" in note
+
+
+def test_a_table_ranks_by_memory_where_that_was_recorded_and_a_file_by_time(tmp_path, capsys):
+    source = Path(__file__).parents[1] / "data" / "memory" / "vit.trace.json.gz"
+    saved = str(locate(source).save(tmp_path / "report.json"))
+
+    def shown(*options):
+        assert main(["show", saved, *options]) == 0
+        return capsys.readouterr().out
+
+    assert shown() == shown("--sort", "memory")
+    assert " of the memory at the peak" in shown()
+    by_time = shown("--sort", "wall")
+    assert by_time == render_text(locate(source), View(), width=80, more="--full") + "\n"
+    assert "of the memory at the peak" not in by_time
+    assert shown("--format", "csv") == shown("--format", "csv", "--sort", "wall")

@@ -63,9 +63,9 @@ def test_equal_jobs_do_not_differ() -> None:
 
 def test_causes_that_came_and_went_are_noted() -> None:
     comparison = backspot.compare(job_of("ddp_even"), job_of("ddp_host"))
-    assert any(f"New: {SLOW} is slow on rank 1" in note for note in comparison.notes)
+    assert any(f"New: {SLOW} (Linear) is slow on rank 1" in note for note in comparison.notes)
     comparison = backspot.compare(job_of("ddp_host"), job_of("ddp_even"))
-    assert any(f"Gone: {SLOW} is slow on rank 1" in note for note in comparison.notes)
+    assert any(f"Gone: {SLOW} (Linear) is slow on rank 1" in note for note in comparison.notes)
 
 
 def test_ranks_are_compared_by_their_own_time() -> None:

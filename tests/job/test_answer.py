@@ -218,7 +218,7 @@ def test_the_text_begins_with_the_answer_and_fits_a_terminal(name: str) -> None:
     text = render_job(job_of(name), width=80)
     assert max(map(len, text.splitlines())) <= 80
     expected = {
-        "ddp_host": f"{SLOW} is slow on rank 1: up to 10.4 ms of each step",
+        "ddp_host": f"{SLOW} (Linear) is slow on rank 1: up to 10.4 ms a step",
         "fsdp_even": "No rank differs from the others beyond the noise.",
     }
     assert text.splitlines()[0] == expected[name]

@@ -131,6 +131,17 @@ def test_an_output_that_the_next_operator_saves_stays_and_so_does_the_input(
     assert predicted == before - after == freed
 
 
+def test_a_report_with_memory_prints_who_fills_it() -> None:
+    report = profiled(Net())
+    printed = str(report)
+    assert " of the memory at the peak: " in printed.replace("\n", " ")
+    first = next(line for line in printed.splitlines() if line.startswith("1  "))
+    top = next(row for row in report.top(by="pattern", sort="memory") if row.is_module)
+    assert top.name in first
+    assert 'report.top(sort="wall") for time' in printed
+    assert len(printed.splitlines()) <= 24
+
+
 def test_what_is_live_at_the_peak_are_the_tensors_that_the_backward_still_needs() -> None:
     """When the second GELU's output has its gradient, both blocks and the weights' are live."""
     rows = 3 * BATCH
@@ -197,8 +208,16 @@ def test_a_script_gets_its_memory_from_further_steps(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(steps=steps))
     command = [sys.executable, "-m", "backspot", "run", "--memory", "--warmup", "2", "--steps", "3"]
-    subprocess.run([*command, "-o", "out", str(script)], cwd=tmp_path, check=True)
+    ran = subprocess.run(
+        [*command, "-o", "out", str(script)],
+        cwd=tmp_path,
+        check=True,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
     report = backspot.Report.load(tmp_path / "out" / "report.json")
+    assert ("of the memory at the peak: " in ran.stderr) is has_memory
+    assert ("--sort wall for time" in ran.stderr) is has_memory
     assert bool(report.memory) is has_memory
     assert report.steps == 3
     if has_memory:

@@ -21,6 +21,7 @@ def recorded(name: str) -> list[Summary]:
 
 
 def page_of(job: JobReport, folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
     return job.save(folder / "job.html").read_text()
 
 
@@ -30,18 +31,40 @@ def text_of(html: str) -> str:
     )
 
 
-def test_the_heat_map_of_ranks_that_hardly_differ_stays_pale(tmp_path: Path) -> None:
-    even = answer(recorded("ddp_even"))
+@pytest.mark.parametrize("name", ["ddp_even", "fsdp_even"])
+def test_no_cell_is_coloured_where_no_rank_differs(name: str, tmp_path: Path) -> None:
+    even = answer(recorded(name))
     assert not even.findings
-    heats = re.findall(r"--heat:(\d+)%", page_of(even, tmp_path))
-    assert heats
-    assert max(map(int, heats)) < 30
+    page = page_of(even, tmp_path)
+    assert "No rank differs" in page
+    assert even.modules[0].path in page
+    assert "--heat:" not in page
+
+
+def test_only_the_module_that_differs_is_coloured(tmp_path: Path) -> None:
+    job = answer(recorded("ddp_host"))
+    assert len([one for one in job.modules if one.cost_ns]) > 1
+    rows = re.findall(r"<tr>.*?</tr>", page_of(job, tmp_path))
+    coloured = [row for row in rows if "--heat:" in row]
+    assert [re.findall("<code>(.*?)</code>", row) for row in coloured] == [[job.findings[0].path]]
+
+
+def test_the_mean_of_two_ranks_is_not_called_a_median(tmp_path: Path) -> None:
+    job = answer(recorded("ddp_host"))
+    page, text = text_of(page_of(job, tmp_path)), str(job)
+    assert "costs at most mean" in page
+    assert "mean wait" in page
+    assert re.search(r"costs +mean +worst", text)
+    first, _ = recorded("fsdp_even")
+    many = answer([generated(first, rank, 4) for rank in range(4)])
+    assert "costs at most median" in text_of(page_of(many, tmp_path / "many"))
+    assert re.search(r"costs +median +worst", str(many))
 
 
 def test_the_page_shows_the_answer_the_lanes_and_the_heat_map(tmp_path: Path) -> None:
     html = page_of(answer(recorded("ddp_host")), tmp_path)
     text = text_of(html)
-    assert "model.layers.2.mlp.down_proj is slow on rank 1" in text
+    assert "model.layers.2.mlp.down_proj (Linear) is slow on rank 1" in text
     assert "rank 0 waits 53.9 ms, most for rank 1" in text
     assert html.count("--heat:54%") + html.count("--heat:42%") >= 1
     assert html.count("<script") == 1  # which chooses light or dark

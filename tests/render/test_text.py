@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from backspot import locate
 from backspot.errors import UsageError
-from backspot.formatting import milliseconds
+from backspot.formatting import milliseconds, size, visible
 from backspot.render import renderer_for
 from backspot.render.text import render_subtree, render_text
 from backspot.render.view import View
@@ -65,6 +65,94 @@ def test_a_finding_about_the_answer_alone_has_its_remedy_before_the_others():
     assert "backspot explain sorted-indexing" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 160])
+@pytest.mark.parametrize("name", ["diagnosed", "unsteady", "odd"])
+def test_the_first_finding_has_its_remedy_at_every_width(name, width):
+    made = SAMPLES[name]()
+    first = min(made.findings, key=lambda one: one.rule != "sorted-indexing")
+    text = render_text(made, width=width)
+    assert "".join(visible(first.remedy).split()) in "".join(text.split())
+    assert text.index("1. ") < text.index("→ ")
+    assert f"backspot explain {first.rule}" in text
+
+
+def test_rows_give_way_to_a_remedy_unless_they_were_asked_for():
+    made = SAMPLES["unsteady"]()
+    assert "blocks.9.mlp.fc1" not in render_text(made, width=60)
+    assert "blocks.9.mlp.fc1" in render_text(made, View(fewest=5), width=60)
+
+
+def test_a_finding_about_a_phase_names_no_place():
+    (waiting,) = [
+        replace(one, places=(Place("(data)", "", 1, one.wall_ns),), title="The step waits")
+        for one in SAMPLES["diagnosed"]().findings[:1]
+    ]
+    made = report([row("fc", wall=9_000_000)], findings=(waiting,))
+    forms = [renderer_for(f"x.{suffix}")(made).decode() for suffix in ("html", "md")]
+    for text in (render_text(made, width=200), render_text(made, width=200, full=True), *forms):
+        assert "The step waits" in text
+        assert "in (data)" not in text
+        assert "<code>(data)" not in text
+    both = replace(waiting, places=(*waiting.places, Place("fc", "Linear", 1, 5)))
+    made = replace(made, findings=(both,))
+    assert "in the loading of data and 1 more place." in render_text(made, width=200)
+
+
+def test_the_finding_about_the_phase_of_the_headline_comes_first():
+    sorting, copying = SAMPLES["unsteady"]().findings[0], SAMPLES["diagnosed"]().findings[1]
+    waiting = replace(copying, rule="waiting-for-data", places=(Place("(data)", "", 1, 9),))
+    made = replace(SAMPLES["unsteady"](), findings=(copying, sorting, waiting))
+    text = render_text(made, width=80)
+    assert text.startswith("Waiting for data takes 23%")
+    assert text.endswith("backspot explain waiting-for-data")
+
+
+# Memory, where it was recorded.
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+@pytest.mark.parametrize("name", ["vit", "llama"])
+def test_the_first_screen_says_who_fills_the_memory_and_what_to_do(name, width):
+    made = locate(DATA / "memory" / f"{name}.trace.json.gz")
+    text = render_text(made, width=width, more="--full")
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    gpu = made.memory[0]
+    assert " of the memory at the peak: " in " ".join(lines[:2])
+    assert f"peak {size(gpu.peak_bytes)} of {size(gpu.reserved_at_peak_bytes)} reserved" in text
+    for kind in list(gpu.kinds.values())[:2]:
+        assert f"{size(kind)} " in text
+    first = next(line for line in lines if line.startswith("1  "))
+    top = next(one for one in made.top(by="pattern", sort="memory") if one.is_module)
+    assert top.name in first
+    assert f" {top.memory.at_peak_bytes / 1e6:,.0f} " in first
+    assert "→ " in text
+    assert "--sort wall for time" in text
+
+
+def test_where_memory_was_recorded_the_view_by_time_says_how_to_see_it():
+    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    by_time = render_text(made, View(), width=100, more="--full")
+    assert "--sort memory for memory" in by_time
+    assert by_time != render_text(made, width=100, more="--full")
+    assert "memory" not in render_text(vit(), width=100, more="--full")
+
+
+def test_checkpointing_layers_is_advised_with_what_it_frees_and_its_price():
+    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    (blocks,) = [one for one in made.top(by="pattern") if one.path == "blocks.*"]
+    frees = size(blocks.memory.checkpoint_frees_bytes * 11 // 12)
+    text = render_text(made, width=200)
+    assert f"→ Checkpointing the 12 × blocks.* (Block) would free up to about {frees}, " in text
+    nothing = [
+        replace(one, memory=replace(one.memory, checkpoint_frees_bytes=0))
+        if one.memory is not None
+        else one
+        for one in made.modules
+    ]
+    assert "Checkpointing" not in render_text(replace(made, modules=tuple(nothing)), width=200)
+
+
 def test_what_the_screen_has_no_room_for_is_counted_with_what_to_ask_for():
     made = replace(SAMPLES["diagnosed"](), warnings=tuple(f"Warning {n}." for n in range(5)))
     shown, asked = render_text(made, width=200, more="--full").rsplit("\n", 1)
@@ -102,23 +190,26 @@ def test_layers_that_are_the_answer_together_are_one_row_of_the_screen():
 
 
 @pytest.mark.parametrize(
-    ("layers", "head", "said"),
+    ("layers", "rest", "said", "where"),
     [
         # Layers that are alike are the answer together, however large the share of each is.
-        ([11, 11, 11, 11], 5, "4 × layers.*.up (Linear) take"),
-        ([30, 29, 21, 20], 0, "4 × layers.*.up (Linear) take"),
+        ([11, 11, 11, 11], 5, "4 × layers.*.up (Linear) take", "head"),
+        ([30, 29, 21, 20], 0, "4 × layers.*.up (Linear) take", "head"),
         # One that stands out is the answer by itself.
-        ([17, 11, 11, 11], 5, "layers.0.up (Linear) takes"),
-        ([25, 2, 2, 2], 5, "layers.0.up (Linear) takes"),
+        ([17, 11, 11, 11], 5, "layers.0.up (Linear) takes", "head"),
+        ([25, 2, 2, 2], 5, "layers.0.up (Linear) takes", "head"),
         # So is a module that takes longer than each of them, and is no layer.
-        ([11, 11, 11, 11], 15, "head (Linear) takes"),
+        ([11, 11, 11, 11], 15, "head (Linear) takes", "head"),
+        # A module around the layers, which takes what they leave over, is not.
+        ([11, 11, 11, 11], 15, "4 × layers.*.up (Linear) take", "layers"),
+        ([11, 11, 11, 11], 15, "4 × layers.*.up (Linear) take", ""),
         # Two are no majority of anything.
-        ([30, 29], 5, "layers.0.up (Linear) takes"),
+        ([30, 29], 5, "layers.0.up (Linear) takes", "head"),
     ],
 )
-def test_layers_that_are_alike_are_the_answer_together(layers, head, said, tmp_path):
+def test_layers_that_are_alike_are_the_answer_together(layers, rest, said, where, tmp_path):
     rows = [row(f"layers.{at}.up", wall=1_000_000 * ms) for at, ms in enumerate(layers)]
-    made = report([*rows, row("head", wall=1_000_000 * head)])
+    made = report([*rows, row(where, wall=1_000_000 * rest)])
     assert render_text(made, width=100).startswith(said)
     assert render_text(made, width=100, full=True).startswith(said)
     markdown = made.save(tmp_path / "report.md").read_text("utf-8").replace("`", "")
@@ -424,7 +515,7 @@ def test_what_the_typical_times_leave_over_is_shown_unless_it_is_little_or_negat
 
 def test_a_step_that_takes_far_longer_is_named_among_the_warnings():
     text = render_text(SAMPLES["unsteady"](), width=160)
-    assert "! Step 7 took 64.7 ms longer, in (data). The numbers are those of a typical" in text
+    assert "! Step 7 took 64.7 ms longer (waiting for data). The numbers are those of a" in text
 
 
 PHASES = ("data", "copy", "loss", "optimizer", "other", "idle")

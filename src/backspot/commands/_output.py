@@ -73,7 +73,7 @@ def print_result(
         from backspot.render.text import render_comparison, render_text
 
         if top is not None or args.full:
-            view = replace(view, top=top)
+            view = replace(view, top=top, fewest=top or 0)
         color = use_color(sys.stdout)
         if isinstance(result, Comparison):
             write_text(render_comparison(result, view, width=args.width, color=color))

@@ -208,24 +208,26 @@ class _Observation:
                 )
         except (BackspotError, OSError) as error:
             complain(f"no report: {error}")
-        else:
             if _is_first():
-                saved = next(name for name in names if name.endswith(".json"))
-                _print(
-                    report, self._args.width, f"backspot show {self._shown()}{os.sep}{saved} --full"
-                )
-                self._wrote(*names)
-        if _is_first():
-            self._answer(recorded, gathering)
+                self._answer(recorded, gathering)
+            return
+        if not _is_first():
+            return
+        # What the other ranks wait for comes before what this rank does by itself.
+        if self._answer(recorded, gathering):
+            _write_error("\nRank 0 by itself:")
+        saved = next(name for name in names if name.endswith(".json"))
+        _print(report, self._args.width, f"backspot show {self._shown()}{os.sep}{saved} --full")
+        self._wrote(*names)
 
-    def _answer(self, recorded: Recorded, gathering: Gathering | None) -> None:
-        """Print which rank is slow, if there are several."""
+    def _answer(self, recorded: Recorded, gathering: Gathering | None) -> bool:
+        """Print which rank is slow, if there are several; return whether that was possible."""
         from backspot.live.recorder import rank_and_ranks
 
         if gathering is None:
             if rank_and_ranks()[1] > 1:
                 complain(f"for all ranks together: backspot ranks {self._shown()}")
-            return
+            return False
         try:
             job = gathering.collect()
             names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
@@ -233,9 +235,10 @@ class _Observation:
                 job.save(self._folder / name, force=True)
         except (BackspotError, OSError) as error:
             complain(f"no report of all ranks: {error}")
-            return
+            return False
         _print_job(job, self._args.width)
         self._wrote(*names)
+        return True
 
     def _wrote(self, *names: str) -> None:
         folder = f"{self._shown()}{os.sep}"

@@ -20,6 +20,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from backspot.commands._console import (
     add_jobs,
@@ -61,9 +62,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sort",
         choices=("wall", "gpu", "cpu", "saves", "memory", "headroom"),
-        default="wall",
         help="the time to rank by; what a step would save without the module; what it has in "
-        "memory at the peak; or the device time it would save near the peak (default: wall)",
+        "memory at the peak; or the device time it would save near the peak (default: wall, or in "
+        "a table memory if that was recorded)",
     )
     add_format(parser, "Report")
     add_jobs(parser)
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._ranks import mention_ranks
     from backspot.commands._source import is_report, read
-    from backspot.render.view import View
+    from backspot.render.view import View, first_view
     from backspot.results.report import Report
 
     saved = is_report(source)
@@ -105,14 +106,12 @@ def _show(source: str, args: argparse.Namespace) -> None:
     else:
         peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
         report = read(source, jobs=args.jobs, **peaks)
-    other = args.sort in ("memory", "headroom")
-    view = View(
-        depth=args.depth,
-        sort="wall" if other else args.sort,
-        by=args.by or "path",
-        match=args.match,
-        order=args.sort if other else None,
-    )
+    view = View() if args.sort or args.format != "table" else first_view(report)
+    if args.sort in ("memory", "headroom"):
+        view = replace(view, order=args.sort)
+    elif args.sort:
+        view = replace(view, sort=args.sort)
+    view = replace(view, depth=args.depth, by=args.by or "path", match=args.match)
     missing = {
         "memory": not report.memory and "memory (--memory)",
         "headroom": not any(row.work for row in report.modules) and "shapes (--shapes)",

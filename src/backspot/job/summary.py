@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from backspot.errors import NotATraceError
+from backspot.formatting import labelled
 from backspot.results.report import StepUnit
 
 __all__ = [
@@ -83,6 +84,11 @@ class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
     backward_gpu: tuple[int, ...]
     backward_host: tuple[int, ...]
     backward_hidden: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """Path and class of the module."""
+        return labelled(self.path or self.class_name, self.class_name)
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):

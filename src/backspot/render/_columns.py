@@ -24,7 +24,7 @@ from backspot.render.view import (
 )
 from backspot.results.costs import half_spread
 from backspot.results.limits import LimitOfModule
-from backspot.results.memory import MemoryOfModule
+from backspot.results.memory import HOST, MemoryOfModule
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
@@ -159,6 +159,9 @@ def module_columns(
         columns.append(Column("class", "class", classes, need=5, least=11, left=True))
     if view.by != "path":
         columns.append(Column("members", "modules", of_modules(lambda row: row.members), need=3))
+    held_first = view.order == "memory" and bool(report.memory)
+    if held_first:
+        columns += _memory_columns(report, rows)
     time, share, *costs = _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
     if sort == "saves":
         time = replace(time, cells=saving)
@@ -166,9 +169,8 @@ def module_columns(
     if sort != "saves" and shown and all(row.saves_ns is not None for row in shown):
         columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
     columns += costs
-    if report.memory:
-        held = numbers("" if row.memory is None else _megabytes(row.memory) for row in rows)
-        columns.append(Column("memory", "memory", held, full_head="memory MB", need=1))
+    if report.memory and not held_first:
+        columns += [replace(one, need=1, style="") for one in _memory_columns(report, rows)[:1]]
     columns += _limit_columns(report, rows, ms, need=1 if view.order == "headroom" else 12)
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
@@ -309,9 +311,26 @@ def _limit_columns(
     return columns
 
 
-def _megabytes(memory: MemoryOfModule) -> str:
-    """What a module has in memory at the peak."""
-    held = memory.at_peak_bytes / 1e6
+def _memory_columns(report: Report, rows: Sequence[Row]) -> list[Column]:
+    """What each row has in memory at the peak, and its share of the peak."""
+    held = [None if row.memory is None else row.memory.at_peak_bytes for row in rows]
+    devices = [one for one in report.memory if one.device != HOST] or report.memory
+    peak = sum(one.peak_bytes for one in devices)
+    shares = ("" if one is None or not peak else percent(one / peak) for one in held)
+    return [
+        Column(
+            "memory",
+            "memory",
+            numbers("" if one is None else _megabytes(one) for one in held),
+            full_head="memory MB",
+            style="bold",
+        ),
+        Column("share", "share", numbers(shares), gap=1),
+    ]
+
+
+def _megabytes(count: int) -> str:
+    held = count / 1e6
     return f"{held:,.{0 if held >= 100 else 1}f}" if held >= 0.05 or not held else "0.0"
 
 

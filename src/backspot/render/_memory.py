@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from backspot.formatting import percent, size
+from backspot.formatting import duration, labelled, percent, size
+from backspot.render._sentences import Part
 from backspot.results.grouping import numberless
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
 from backspot.results.memory import MemoryKind, MemoryOfDevice, MemoryTimeline
 from backspot.results.report import Report
 
 __all__ = [
+    "checkpointing",
+    "layers_hold_most",
     "layers_over_time",
     "limit_facts",
+    "memory_answer",
     "memory_facts",
     "memory_sentences",
     "shown_devices",
 ]
 
 _SAID: dict[MemoryKind, str] = {
-    "before": "from before the recording",
+    "before": "from before the recording (parameters, …)",
     "activation": "activations",
     "recomputed": "recomputed activations",
     "gradient": "gradients of parameters",
@@ -33,6 +38,100 @@ _LEAST = 0.01
 """What has a smaller share of the peak is left out."""
 _HOLDERS = 3
 """How many of the modules that hold the most are named."""
+_WORTH = 0.1
+"""Share of the peak from which checkpointing is worth a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Who holds memory at the peak: a module, or repeated layers.
+
+    Attributes:
+        name: its path, or the pattern of the paths.
+        class_name: the class, ``""`` if it is no module.
+        members: how many modules these are.
+        kinds: the bytes of each kind, the largest first.
+    """
+
+    name: str
+    class_name: str
+    members: int
+    kinds: Mapping[MemoryKind, int]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all kinds."""
+        return sum(self.kinds.values())
+
+    @property
+    def parts(self) -> list[Part]:
+        """It by name, with its class and the number of modules."""
+        number: list[Part] = [("number", f"{self.members} × ")] if self.members > 1 else []
+        return [*number, ("name", labelled(self.name, self.class_name))]
+
+
+def memory_answer(report: Report) -> list[Part]:
+    """One sentence: who holds most of the memory at the peak of the first device.
+
+    If that is no module, it names the module that holds most, too. Empty without any memory.
+    """
+    if not report.memory:
+        return []
+    one = report.memory[0]
+    holders = _holders(one, _names(report))
+    if not holders:
+        return [("text", f"All memory of {one.name} at its peak is from before the recording.")]
+    first = holders[0]
+    kind = next(iter(first.kinds))
+    parts: list[Part] = [
+        *first.parts,
+        ("text", f" {_hold(first)} "),
+        ("number", percent(first.bytes / one.peak_bytes)),
+        ("text", " of the memory at the peak: "),
+        ("number", size(first.bytes)),
+        ("text", " of "),
+        ("number", size(one.peak_bytes)),
+        ("text", f", mostly {_SAID[kind]}"),
+    ]
+    module = next((holder for holder in holders if holder.class_name), None)
+    if module is not None and module is not first:
+        parts += [
+            ("text", "; of the modules, "),
+            *module.parts,
+            ("text", f" {_hold(module)} most, "),
+        ]
+        parts.append(("number", size(module.bytes)))
+    return parts
+
+
+def layers_hold_most(report: Report) -> bool:
+    """Whether the modules that hold most at the peak are repeated layers."""
+    holders = _holders(report.memory[0], _names(report)) if report.memory else []
+    first = next((holder for holder in holders if holder.class_name), None)
+    return first is not None and first.members > 1
+
+
+def checkpointing(report: Report) -> str:
+    """What checkpointing repeated layers would free at most, and its price.
+
+    All but one of the layers are free of their activations while that one runs its backward.
+    ``""`` if that is little, or less than what a finding about memory is about.
+    """
+    if not report.memory:
+        return ""
+    found = [
+        (row.memory.checkpoint_frees_bytes * (row.members - 1) // row.members, row)
+        for row in report.top(by="pattern")
+        if row.is_module and row.memory is not None and row.members > 1
+    ]
+    frees, row = max(found, key=lambda one: one[0], default=(0, None))
+    most = max((one.held_bytes or 0 for one in report.findings), default=0)
+    if row is None or frees < max(most, _WORTH * report.memory[0].peak_bytes):
+        return ""
+    return (
+        f"Checkpointing the {row.members} × {row.label} would free up to about {size(frees)}, for "
+        f"their forward once more: {duration(row.total_forward_ns)} of a {report.per}."
+    )
 
 
 def memory_facts(report: Report) -> list[list[str]]:
@@ -48,7 +147,7 @@ def shown_devices(report: Report) -> list[MemoryOfDevice]:
 
 def layers_over_time(report: Report, line: MemoryTimeline) -> list[tuple[str, list[int]]]:
     """What each name of a timeline has at each moment, and what all others have."""
-    names = {row.path: row.name for row in report.modules}
+    names = _names(report)
     layers = [
         (names.get(path, path), list(held))
         for path, held in zip(line.paths, line.bytes_by_path, strict=True)
@@ -87,7 +186,7 @@ def memory_sentences(report: Report) -> list[str]:
 
 
 def _facts(report: Report, one: MemoryOfDevice) -> list[str]:
-    names = {row.path: row.name for row in report.modules}
+    names = _names(report)
     of = f" of {size(one.reserved_at_peak_bytes)} reserved" if one.reserved_at_peak_bytes else ""
     where = names.get(one.peak_path, one.peak_path)
     facts = [
@@ -95,24 +194,37 @@ def _facts(report: Report, one: MemoryOfDevice) -> list[str]:
     ]
     least = _LEAST * one.peak_bytes
     facts += [f"{size(held)} {_SAID[kind]}" for kind, held in one.kinds.items() if held > least]
-    holders = [(name, held) for name, held in _holders(one, names) if held > least]
+    holders = [holder for holder in _holders(one, names)[:_HOLDERS] if holder.bytes > least]
     if holders:
-        facts.append(f"most in {', '.join(f'{name} {size(held)}' for name, held in holders)}")
+        most = (
+            f"{f'{holder.members} × ' if holder.members > 1 else ''}{holder.name} "
+            f"{size(holder.bytes)}"
+            for holder in holders
+        )
+        facts.append(f"most in {', '.join(most)}")
     return facts
 
 
-def _holders(one: MemoryOfDevice, names: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Who holds the most at the peak: modules, repeated layers as one."""
-    held_by: Counter[tuple[str, str]] = Counter()
+def _hold(holder: _Holder) -> str:
+    return "hold" if holder.members > 1 else "holds"
+
+
+def _names(report: Report) -> dict[str, str]:
+    return {row.path: row.name for row in report.modules}
+
+
+def _holders(one: MemoryOfDevice, names: Mapping[str, str]) -> list[_Holder]:
+    """Who holds memory at the peak, the most first: modules, repeated layers as one."""
+    held: dict[tuple[str, str], Counter[MemoryKind]] = {}
     paths: dict[tuple[str, str], set[str]] = {}
     for share in one.live:
         if share.kind != "before":
             key = numberless(share.path), share.class_name
-            held_by[key] += share.bytes
+            held.setdefault(key, Counter())[share.kind] += share.bytes
             paths.setdefault(key, set()).add(share.path)
     found = []
-    for key, held in held_by.most_common(_HOLDERS):
+    for key, kinds in held.items():
         (path, *more) = paths[key]
-        name = f"{1 + len(more)} × {key[0]}" if more else names.get(path, path)
-        found.append((name, held))
-    return found
+        name = key[0] if more else names.get(path, path)
+        found.append(_Holder(name, key[1], 1 + len(more), dict(kinds.most_common())))
+    return sorted(found, key=lambda holder: -holder.bytes)

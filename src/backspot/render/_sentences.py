@@ -42,6 +42,7 @@ from backspot.results.unusual import unusual_steps
 from backspot.trace.names import short_node_name
 
 __all__ = [
+    "FINDINGS_ON_A_SCREEN",
     "HEADING",
     "KINDS",
     "Part",
@@ -55,10 +56,12 @@ __all__ = [
     "has_repeats",
     "hidden_work",
     "kept_phases",
+    "listed",
     "longer_phase",
     "made_by",
     "notes",
     "phase_text",
+    "place_name",
     "recording",
     "remedies",
     "savings",
@@ -193,10 +196,8 @@ def longer_phase(report: Report, row: Row | None) -> list[Part]:
         report: the report.
         row: what the answer is about.
     """
-    phases = [phase for phase in report.phases if phase.name in _TAKES]
-    longest = max(phases, key=lambda phase: phase.wall_ns, default=None)
-    least = max(_LONG * report.step_ns, row.wall_ns if row else 0)
-    if longest is None or longest.wall_ns <= least:
+    longest = _longer_phase(report, row)
+    if longest is None:
         return []
     _, time, share = phase_text(report, longest)
     return [
@@ -208,17 +209,32 @@ def longer_phase(report: Report, row: Row | None) -> list[Part]:
     ]
 
 
+def _longer_phase(report: Report, row: Row | None) -> Phase | None:
+    """The longest phase without modules, if it takes much and more than the answer."""
+    phases = [phase for phase in report.phases if phase.name in _TAKES]
+    longest = max(phases, key=lambda phase: phase.wall_ns, default=None)
+    least = max(_LONG * report.step_ns, row.wall_ns if row else 0)
+    return longest if longest is not None and longest.wall_ns > least else None
+
+
 def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
     """The first row, or the repeated layers that take more together, ``None`` without any time."""
     if not time_of(first, view.sort):
         return None
     if view.by != "path":
         return first
-    if report.share(first, view.sort) < _DIFFUSE or _is_like_others(report, first, view):
-        layers = select(report, replace(view, top=1, by="pattern")).shown[0]
-        if layers.members > 1 and time_of(layers, view.sort) >= 2 * time_of(first, view.sort):
-            return layers
+    layers = select(report, replace(view, top=1, by="pattern")).shown[0]
+    if layers.members == 1 or time_of(layers, view.sort) < 2 * time_of(first, view.sort):
+        return first
+    is_little = report.share(first, view.sort) < _DIFFUSE
+    if is_little or _is_around(first, layers) or _is_like_others(report, first, view):
+        return layers
     return first
+
+
+def _is_around(row: Row, layers: Row) -> bool:
+    """Whether a module contains these layers, so that it takes what they leave over."""
+    return layers.path.startswith(f"{numberless(row.path)}." if row.path else "")
 
 
 def _is_like_others(report: Report, first: Row, view: View) -> bool:
@@ -550,7 +566,8 @@ def _unusual(report: Report) -> list[str]:
     if not steps:
         return []
     first, *others = steps
-    where = f", in {first.where}" if first.where else ""
+    phases = {f"({name})": f" ({text})" for name, text in _PHASES.items()}
+    where = phases.get(first.where, f", in {first.where}") if first.where else ""
     text = f"Step {first.step} took {duration(first.longer_ns)} longer{where}"
     if others:
         least = duration(others[-1].longer_ns)
@@ -686,7 +703,7 @@ _SAME = 0.25
 clock differ a little."""
 
 
-def shares_time_with(report: Report, finding: Finding) -> list[Finding]:
+def shares_time_with(report: Report, finding: Finding, before: Sequence[Finding]) -> list[Finding]:
     """The findings listed before this one that may count some of the same time.
 
     That is so where both together say of a module more than it takes, and where they name the same
@@ -708,7 +725,7 @@ def shares_time_with(report: Report, finding: Finding) -> list[Finding]:
                     return True
         return False
 
-    return [other for other in report.findings[: report.findings.index(finding)] if overlap(other)]
+    return [other for other in before if overlap(other)]
 
 
 def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:
@@ -764,7 +781,48 @@ def _of_memory(report: Report, held: int) -> float:
     return held / peak if peak else 0.0
 
 
+_PHASE_PLACES = {
+    "(data)": "the loading of data",
+    "(optimizer)": "the optimizer",
+    "(allocator)": "the allocator",
+}
+"""Places of findings that have no row, in words."""
+
+
 def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:
-    """The first places to name, and how many more there are."""
+    """The first places to name, and how many more there are.
+
+    A place that has no row is named only among others: alone, the title of the finding says it.
+    """
+    if len(finding.places) == 1 and finding.path in _PHASE_PLACES:
+        return (), ""
     named, rest = finding.places[:limit], len(finding.places) - limit
     return named, counted(rest, "more place") if rest > 0 else ""
+
+
+def place_name(place: Place) -> str:
+    """What a place is called: path and class of a module, or words."""
+    return _PHASE_PLACES.get(place.path, place.label)
+
+
+FINDINGS_ON_A_SCREEN = 3
+
+
+def listed(report: Report, view: View = DEFAULT_VIEW) -> list[Finding]:
+    """The findings in the order in which to read them.
+
+    The most expensive come first, and before them, of the first few, the one that is about the
+    answer alone: its remedy is the next thing to do. Where memory is the question, findings about
+    memory come first.
+    """
+    found = list(report.findings)
+    if view.order == "memory":
+        return sorted(found, key=lambda one: one.held_bytes is None)
+    row = answered(report, replace(view, order=None))
+    phase = _longer_phase(report, row) if view.sort == "wall" else None
+    subjects = [f"({phase.name})" if phase else "", row.path if row else ""]
+    for subject in filter(None, subjects):
+        for index, one in enumerate(found[:FINDINGS_ON_A_SCREEN]):
+            if [place.path for place in one.places] == [subject]:
+                return [one, *found[:index], *found[index + 1 :]]
+    return found

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from backspot.formatting import visible
 from backspot.render._columns import Column
-from backspot.render._sentences import cost_of, kept_phases, phase_text, worth
+from backspot.render._sentences import cost_of, kept_phases, phase_text, place_name, worth
 from backspot.results.report import Finding, Report
 
 __all__ = [
@@ -261,6 +261,7 @@ def finding(
     *,
     whole: bool = False,
     evidence: int | None = None,
+    remedy: int | None = None,
 ) -> list[Text]:
     """A finding as a paragraph: its cost and place, what was seen, and the remedy.
 
@@ -271,23 +272,30 @@ def finding(
         width: number of cells in a line.
         whole: whether its place is never cut.
         evidence: how many sentences about what was seen there are at most; ``None`` has all.
+        remedy: how many sentences about what to do there are at most; ``None`` has all.
     """
     text = Text(visible(found.title), "bold")
     text.append(f": {', '.join(cost_of(report, found))}", "not bold")
-    (place, *_), more = worth(found, 1)
-    label, line = visible(place.label), visible(place.line)
-    if not whole:
-        label, line = keep_end(label, min(width - 8, 70)), keep_end(line, min(width - 8, 60))
-    text.append(" in ", "not bold")
-    text.append(label, "not bold cyan")
-    if line:
-        text.append(f", {line}", "not bold")
+    places, more = worth(found, 1)
+    for place in places:
+        label, line = visible(place_name(place)), visible(place.line)
+        if not whole:
+            label, line = keep_end(label, min(width - 8, 70)), keep_end(line, min(width - 8, 60))
+        text.append(" in ", "not bold")
+        text.append(label, "not bold cyan")
+        if line:
+            text.append(f", {line}", "not bold")
     text.append(f" and {more}." if more else ".", "not bold")
     lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
-    seen = " ".join(_BETWEEN_SENTENCES.split(visible(found.seen))[:evidence])
-    if seen:
+    if seen := _sentences(found.seen, evidence):
         lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
-    return [*lines, *paragraph(Text(visible(found.remedy)), width, "   → ", whole=whole)]
+    advice = Text(_sentences(found.remedy, remedy))
+    return [*lines, *paragraph(advice, width, "   → ", whole=whole)]
+
+
+def _sentences(text: str, most: int | None) -> str:
+    """The first sentences of a text from a finding; ``None`` has all."""
+    return " ".join(_BETWEEN_SENTENCES.split(visible(text))[:most])
 
 
 def brief_finding(
@@ -296,7 +304,7 @@ def brief_finding(
     """A finding in a line: its cost, and its place if it has one; the arguments of ``finding``."""
     text = Text(visible(found.title), "bold")
     text.append(f": {', '.join(cost_of(report, replace(found, saves=None)))}", "not bold")
-    if len(found.places) == 1:
+    if len(found.places) == 1 and worth(found, 1)[0]:
         name = visible(found.path or found.places[0].label)
         text.append(" in ", "not bold")
         text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")

@@ -9,9 +9,17 @@ from typing import Literal
 
 from backspot.formatting import counted, duration, failures, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
-from backspot.results.job import ROLES, GroupCost, JobReport
+from backspot.results.job import ROLES, GroupCost, JobReport, ModuleSpread
 
-__all__ = ["groups_alike", "median_of", "not_read", "render_job", "stalls"]
+__all__ = [
+    "differs",
+    "groups_alike",
+    "median_of",
+    "middle",
+    "not_read",
+    "render_job",
+    "stalls",
+]
 
 _ROWS = 3
 _PARTS = {
@@ -136,7 +144,7 @@ class _Page:
             said.append(f"{counted(round(one.transfers), 'transfer')} between two ranks")
         number = f"{len(groups)} groups of " if len(groups) > 1 else ""
         waits = (
-            f"; median wait {duration(median_of(groups, 'wait_ns'))}, transfer "
+            f"; {middle(self._job)} wait {duration(median_of(groups, 'wait_ns'))}, transfer "
             f"{duration(median_of(groups, 'transfer_ns'))}; rank {one.most_waiting} waits most, "
             f"{duration(one.most_wait_ns)}"
         )
@@ -155,7 +163,7 @@ class _Page:
         )
         lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
         for one in steps:
-            part = f" ({_PARTS[one.part]})" if one.part and not self._narrow else ""
+            part = f", {_PARTS[one.part]}" if one.part and not self._narrow else ""
             lead = (
                 f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
                 f"{duration(one.longer_ns):>10}  "
@@ -163,23 +171,24 @@ class _Page:
             room = self._width - len(lead)
             if not self._narrow:  # names are cut alike, whatever part stands behind them
                 room -= max(map(len, _PARTS.values())) + 3
-            lines.append(f"{lead}{self._short(one.path or one.class_name, room)}{part}".rstrip())
+            lines.append(f"{lead}{self._short(one.label, room)}{part}".rstrip())
         return lines
 
     def _modules(self) -> list[str]:
-        modules = [one for one in self._job.modules if one.cost_ns][: self._top]
+        job = self._job
+        modules = [one for one in job.modules if one.cost_ns][: self._top]
         if not modules:
             return []
         lines = self._heading(
             "modules, by what the difference over the ranks costs (* beyond the noise)"
         )
-        lines.append(f"{'costs':>9} {'median':>9} {'worst':>9} {'rank':>5}    module")
+        lines.append(f"{'costs':>9} {middle(job):>9} {'worst':>9} {'rank':>5}    module")
         for one in modules:
             lead = (
                 f"{duration(one.cost_ns):>9} {duration(one.median_ns):>9} "
                 f"{duration(one.worst_ns):>9} {one.worst_rank:>5}  {'*' if one.clear else ' '} "
             )
-            name = self._short(one.path or one.class_name, self._width - len(lead))
+            name = self._short(one.label, self._width - len(lead))
             lines.append(f"{lead}{name}".rstrip())
         return lines
 
@@ -198,13 +207,30 @@ def _answer(job: JobReport) -> str:
     if not job.findings:
         return "No rank differs from the others beyond the noise."
     first = job.findings[0]
-    return f"{first.title}: {first.bound} {duration(first.cost_ns)} of each step"
+    return f"{first.title}: {first.bound} {duration(first.cost_ns)} a step"
 
 
 def _role(job: JobReport) -> str:
     """Return what all process groups are for, if that is one thing and known."""
     roles = {group.role for group in job.groups}
     return f" ({ROLES[roles.pop()]})" if len(roles) == 1 and "unknown" not in roles else ""
+
+
+def differs(job: JobReport, one: ModuleSpread, rank: int | None) -> bool:
+    """Return whether the answer says that a module takes longer, on a rank or anywhere.
+
+    An output may draw the eye to nothing else.
+    """
+    return one.clear or any(
+        found.path == one.path if found.path else found.kind == "gpu" and found.rank == rank
+        for found in job.findings
+        if found.path or found.rank is not None
+    )
+
+
+def middle(job: JobReport) -> str:
+    """Return what the value in the middle of the ranks is called: that of two is their mean."""
+    return "median" if len(job.ranks) > 2 else "mean"
 
 
 def groups_alike(job: JobReport) -> list[list[GroupCost]]:

@@ -27,8 +27,10 @@ from backspot.render._sentences import (
     coverage,
     explained,
     kept_phases,
+    listed,
     notes,
     phase_text,
+    place_name,
     remedies,
     savings,
     searched,
@@ -134,15 +136,16 @@ def _findings(report: Report) -> list[str]:
     if not report.findings:
         return ["", *told]
     lines = ["", f"**{HEADING}**", ""]
-    for number, finding in enumerate(report.findings[:_FINDINGS], 1):
+    for number, finding in enumerate(listed(report)[:_FINDINGS], 1):
         places, more = worth(finding, 3)
         named = [
-            _code(place.label) + (f", {_code(place.line)}" if place.line else "")
+            _code(place_name(place)) + (f", {_code(place.line)}" if place.line else "")
             for place in places
         ]
         where = "; ".join([*named, more] if more else named)
+        where = f" in {where}" if where else ""
         cost = _text(", ".join(cost_of(report, finding)))
-        lines.append(f"{number}. **{_text(finding.title)}**: {cost} in {where}.")
+        lines.append(f"{number}. **{_text(finding.title)}**: {cost}{where}.")
         lines.append(f"   {_text(finding.seen)} {_text(finding.remedy)}")
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")

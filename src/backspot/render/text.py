@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -29,7 +31,13 @@ from backspot.render._comparison import (
     recordings,
     step_columns,
 )
-from backspot.render._memory import limit_facts, memory_facts
+from backspot.render._memory import (
+    checkpointing,
+    layers_hold_most,
+    limit_facts,
+    memory_answer,
+    memory_facts,
+)
 from backspot.render._sentences import (
     HEADING,
     Part,
@@ -39,6 +47,7 @@ from backspot.render._sentences import (
     explained,
     has_repeats,
     hidden_work,
+    listed,
     longer_phase,
     made_by,
     notes,
@@ -65,6 +74,7 @@ from backspot.render.view import (
     SCREEN_ROWS,
     Selection,
     View,
+    first_view,
     heaviest_line,
     only_nodes,
     operators_by,
@@ -82,16 +92,38 @@ _WARNINGS = 2
 _MARGIN = 8  # what breaking lines between words can cost in two lines
 _LEAST_PHASE = 0.01  # share of the step from which a screen shows a phase
 _LEAST_UNOWNED = 0.05  # share of the backward from which a screen shows a row without a module
-_CHOICES = ((3, 3, 1), (3, 2, 1), (2, 2, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1), (1, 1, 0), (1, 0, 0))
-"""What a screen can say about findings, the best first: how many it names, of how many it has the
-remedy, and how many sentences of evidence each of these has."""
+
+
+class _Choice(NamedTuple):
+    """What a screen says about findings.
+
+    Attributes:
+        named: how many it names.
+        detailed: of how many it has the remedy.
+        evidence: how many sentences about what was seen each of these has.
+        remedy: how many sentences about what to do each of these has; ``None`` has all.
+        fewer: how many of the last modules in the table give way.
+    """
+
+    named: int
+    detailed: int
+    evidence: int
+    remedy: int | None = None
+    fewer: int = 0
+
+
+_CHOICES = (
+    *(_Choice(3, 3, 1), _Choice(3, 2, 1), _Choice(2, 2, 1), _Choice(3, 1, 1), _Choice(2, 1, 1)),
+    *(_Choice(1, 1, 1), _Choice(1, 1, 0), _Choice(1, 1, 0, 1)),
+)
+"""The best first. Each has the remedy of the first finding."""
 _STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
 _VERDICTS = {"slower": "red", "faster": "green", "within the noise": "dim", "undecided": "dim"}
 
 
 def render_text(
     report: Report,
-    view: View = DEFAULT_VIEW,
+    view: View | None = None,
     *,
     width: int | None = None,
     color: bool = False,
@@ -103,7 +135,7 @@ def render_text(
 
     Args:
         report: the report.
-        view: which rows to show.
+        view: which rows to show; ``None`` ranks by memory if it was recorded, else by time.
         width: number of cells in a line; ``None`` takes the terminal's. Without a terminal, that is
             80 (or ``COLUMNS``), and no path is cut, so that a line may be longer.
         color: whether to write colours as escape sequences.
@@ -117,7 +149,9 @@ def render_text(
         UsageError: If the view has a value that ``Report.top`` refuses.
     """
     width, whole = space_for(width)
-    page = _Page(report, view, width, whole=whole, regroup=regroup and not full)
+    page = _Page(
+        report, view or first_view(report), width, whole=whole, regroup=regroup and not full
+    )
     return _written(page.full() if full else page.screen(more), width, color=color)
 
 
@@ -137,10 +171,16 @@ class _Page:
     ) -> None:
         self._report, self._view, self._width, self._whole = report, view, width, whole
         self._answered = answered(report, replace(view, order=None))
-        groups = regroup and view.by == "path" and view.order is None
-        if groups and self._answered and self._answered.members > 1:
+        self._is_memory = view.order == "memory" and bool(report.memory)
+        self._advice = checkpointing(report) if self._is_memory else ""
+        if self._is_memory:
+            repeats = layers_hold_most(report)
+        else:
+            repeats = self._answered is not None and self._answered.members > 1
+        if regroup and view.by == "path" and view.order != "headroom" and repeats:
             view = replace(view, by="pattern")
         self._table_view = view
+        self._found = listed(report, view)
         self._chosen = select(report, view)
         self._nodes = operators_by(report, view.sort) if only_nodes(report) else []
 
@@ -166,9 +206,9 @@ class _Page:
         elif hidden := len(self._nodes[self._view.top :] if self._view.top is not None else ()):
             more = f"{counted(hidden, 'more node name')}; see --top {len(self._nodes)}."
             lines.append(Text(more, "dim"))
-        if report.findings:
+        if self._found:
             lines += [Text(), Text(HEADING, "bold")]
-        for number, found in enumerate(report.findings, 1):
+        for number, found in enumerate(self._found, 1):
             lines += finding(report, number, found, width, whole=self._whole)
         if told := searched(report):
             lines += [Text(), *self._paragraph(Text(told, "dim"))]
@@ -177,26 +217,68 @@ class _Page:
     def screen(self, more: str) -> list[Text]:
         """What matters most, on one screen unless ``view`` wants many rows; then what to ask for.
 
-        The first finding is always there; as many others as there is room for, with their
-        evidence and remedies before their number. A finding about the answer alone gets them first.
+        The first finding and its remedy are always there, unless there is advice above the table;
+        as many others as there is room for, with their evidence and remedies before their number.
         """
         report = self._report
-        lines = self._above_the_table()
-        chosen = self._chosen
-        unowned = [row for row in chosen.unowned if report.share(row) >= _LEAST_UNOWNED]
-        table = self._table(replace(chosen, unowned=tuple(unowned)))
-        lines += [Text(), *table]
-        for text in hidden_work(report, chosen):
-            lines += self._paragraph(Text(visible(text), "dim"))
-        more_rows = max(0, len(table) - 1 - len(unowned) - SCREEN_ROWS)
-        room = _SCREEN + more_rows - len(lines)
-        below: list[Text] = []
-        for choice in _CHOICES:
-            below = self._findings(*choice)
-            below += fact_lines(self._next(choice[0], more), self._width)
-            if len(below) <= room:
+        lines = self._memory() if self._is_memory else self._above_the_table()
+        for text in remedies(report)[:_WARNINGS]:
+            shown = keep_start(visible(text), 2 * self._width - _MARGIN)
+            lines += self._paragraph(Text("! " + shown, "yellow"))
+        rows = len(self._nodes[: self._view.top] or self._chosen.shown)
+        room = _SCREEN + max(0, rows - SCREEN_ROWS)
+        fewest = self._view.fewest if self._view.top == SCREEN_ROWS else len(self._chosen.shown)
+        spare = range(1, 1 + len(self._chosen.shown) - fewest)
+        choices = [*_CHOICES, *(_CHOICES[-1]._replace(fewer=number) for number in spare)]
+        if self._advice:
+            choices.append(choices[-1]._replace(detailed=0))
+        chosen, table = self._chosen, self._ranked(self._chosen)
+        screen: list[Text] = []
+        for choice in choices:
+            if choice.fewer:
+                chosen = self._without_last(choice.fewer)
+                table = self._ranked(chosen)
+            screen = [*lines, Text(), *table, *self._findings(choice)]
+            screen += fact_lines(self._next(chosen, choice.named, more), self._width)
+            if len(screen) <= room:
                 break
-        return lines + below
+        return screen
+
+    def _without_last(self, number: int) -> Selection:
+        """The modules, of which the last ones are hidden."""
+        chosen = self._chosen
+        kept = len(chosen.shown) - number
+        hidden = (*chosen.shown[kept:], *chosen.hidden)
+        return replace(chosen, shown=chosen.shown[:kept], hidden=hidden)
+
+    def _ranked(self, chosen: Selection) -> list[Text]:
+        """The table, and what surprises in it."""
+        unowned = [row for row in chosen.unowned if self._share(row) >= _LEAST_UNOWNED]
+        lines = self._table(replace(chosen, unowned=tuple(unowned)))
+        for text in () if self._is_memory else hidden_work(self._report, chosen):
+            lines += self._paragraph(Text(visible(text), "dim"))
+        return lines
+
+    def _share(self, row: Row) -> float:
+        """The share of the backward, or of the peak of memory, that a row has."""
+        if not self._is_memory:
+            return self._report.share(row)
+        held = 0 if row.memory is None else row.memory.at_peak_bytes
+        return held / max(1, self._report.memory[0].peak_bytes)
+
+    def _memory(self) -> list[Text]:
+        """Who fills the memory, what is in it, what to do about it; and the answer about time."""
+        report, width = self._report, self._width
+        lines = [*self._paragraph(_sentence(memory_answer(report), width, whole=self._whole))]
+        first, *others = memory_facts(report)
+        lines += fact_lines(first[:-1], width)  # the table has the modules
+        for facts in others:
+            lines += fact_lines(facts[:1], width)
+        if self._advice:
+            lines += paragraph(Text(visible(self._advice)), width, "→ ", whole=self._whole)
+        parts = answer(report, replace(self._view, order=None))
+        short = takewhile(lambda part: part[0] != "text" or part[1][0] not in ",;", parts)
+        return [*lines, *self._paragraph(_sentence([*short], width, whole=self._whole))]
 
     def _above_the_table(self) -> list[Text]:
         report, width = self._report, self._width
@@ -211,38 +293,26 @@ class _Page:
         if not report.findings:
             for text in explained(report):
                 lines += self._paragraph(Text(text))
-        for text in remedies(report)[:_WARNINGS]:
-            shown = keep_start(visible(text), 2 * width - _MARGIN)
-            lines += self._paragraph(Text("! " + shown, "yellow"))
         return lines
 
-    def _findings(self, named: int, detailed: int, evidence: int) -> list[Text]:
-        """The first findings, as a choice of ``_CHOICES`` has them."""
+    def _findings(self, choice: _Choice) -> list[Text]:
+        """The first findings."""
         report, width = self._report, self._width
         lines = [Text()]
         if not report.findings and (told := searched(report)):
             lines += self._paragraph(Text(told))
-        first = self._first_detailed(named)
-        order = sorted(range(len(report.findings[:named])), key=lambda index: index != first)
-        for index, found in enumerate(report.findings[:named]):
-            at = (report, index + 1, found, width)
-            if index in order[:detailed]:
-                lines += finding(*at, whole=self._whole, evidence=evidence)
+        for number, found in enumerate(self._found[: choice.named], 1):
+            at = (report, number, found, width)
+            if number <= choice.detailed:
+                evidence, remedy = choice.evidence, choice.remedy
+                lines += finding(*at, whole=self._whole, evidence=evidence, remedy=remedy)
             else:
                 lines += brief_finding(*at, whole=self._whole)
         return lines
 
-    def _first_detailed(self, named: int) -> int:
-        """Which of the named findings gets its remedy first: one about the answer alone, or 0."""
-        for index, found in enumerate(self._report.findings[:named]):
-            paths = [place.path for place in found.places]
-            if self._answered is not None and paths == [self._answered.path]:
-                return index
-        return 0
-
-    def _next(self, named: int, more: str) -> list[str]:
+    def _next(self, chosen: Selection, named: int, more: str) -> list[str]:
         """What to ask for next: ``more`` has everything, ``named`` findings are named."""
-        report, chosen, by = self._report, self._chosen, self._table_view.by
+        report, by = self._report, self._table_view.by
         things = {"path": ("module",), "class": ("class", "more classes"), "pattern": ("row",)}[by]
         hidden = {
             f"more {things[0]}": len(chosen.hidden),
@@ -256,14 +326,16 @@ class _Page:
             if number > 0
         ]
         facts = [f"next: {more} for {', '.join(rest) or 'all details'}"]
-        ask = "--by {}" if "--full" in more else 'report.top(by="{}")'
+        ask = "--{} {}" if "--full" in more else 'report.top({}="{}")'
+        if report.memory:
+            sort, what = ("wall", "time") if self._is_memory else ("memory", "memory")
+            facts.append(f"{ask.format('sort', sort)} for {what}")
         if by != self._view.by:
-            facts.append(f"{ask.format('path')} for single modules")
+            facts.append(f"{ask.format('by', 'path')} for single modules")
         elif by == "path" and has_repeats(chosen):
-            facts.append(f"{ask.format('pattern')} for repeated layers")
-        if report.findings:
-            first = report.findings[self._first_detailed(named)]
-            facts.append(f"backspot explain {visible(first.rule)}")
+            facts.append(f"{ask.format('by', 'pattern')} for repeated layers")
+        if self._found:
+            facts.append(f"backspot explain {visible(self._found[0].rule)}")
         return facts
 
     def _answer(self) -> list[Text]:
@@ -396,7 +468,8 @@ def render_comparison(
 
 
 def _report_file(report: Report) -> bytes:
-    return (render_text(report, View(top=None), width=100, full=True) + "\n").encode()
+    view = replace(first_view(report), top=None)
+    return (render_text(report, view, width=100, full=True) + "\n").encode()
 
 
 def _comparison_file(comparison: Comparison) -> bytes:

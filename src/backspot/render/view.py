@@ -26,6 +26,7 @@ __all__ = [
     "Selection",
     "View",
     "costs_anything",
+    "first_view",
     "heaviest",
     "heaviest_line",
     "is_unsteady",
@@ -55,6 +56,7 @@ class View:
         by: what makes a row: a module, a class, or a pattern of repeated layers.
         match: patterns of the module paths to keep.
         order: another thing than a time to rank by; then ``sort`` is the time that is shown first.
+        fewest: how many modules a screen shows at least, where it lacks room for what to do.
     """
 
     top: int | None = SCREEN_ROWS
@@ -63,6 +65,7 @@ class View:
     by: By = "path"
     match: Sequence[str] | None = None
     order: Literal["memory", "headroom"] | None = None
+    fewest: int = 3
 
     def ranked(self, report: Report) -> tuple[Row, ...]:
         """Return all rows, the most expensive first."""
@@ -80,6 +83,12 @@ class View:
 
 
 DEFAULT_VIEW = View()
+
+
+def first_view(report: Report) -> View:
+    """What a terminal shows first: who fills the memory if that was recorded, else who is slow."""
+    return View(order="memory") if report.memory else DEFAULT_VIEW
+
 
 LEAST_UNSTEADY = 0.01
 """Outputs for people leave out what is unsteady if it takes a smaller share than this."""

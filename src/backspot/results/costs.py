@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from backspot.errors import UsageError
-from backspot.formatting import quoted, visible
+from backspot.formatting import labelled, quoted, visible
 from backspot.results.counters import CountersOfModule
 from backspot.results.memory import MemoryOfModule
 from backspot.results.public import public
@@ -336,9 +336,7 @@ class Row:
     @property
     def label(self) -> str:
         """Path and class, ``blocks.3.attn (Attention)``, as the labels in a trace have them."""
-        if not self.is_module or not self.class_name or self.class_name == self.name:
-            return self.name
-        return f"{self.name} ({self.class_name})"
+        return labelled(self.name, self.class_name) if self.is_module else self.name
 
     @property
     def steps(self) -> int:

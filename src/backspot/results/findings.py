@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backspot.formatting import size, visible
+from backspot.formatting import labelled, size, visible
 from backspot.results.public import public
 from backspot.results.savings import Saving
 
@@ -41,8 +41,7 @@ class Place:
     @property
     def label(self) -> str:
         """Path and class, as the labels in a trace have them."""
-        name = self.path or self.class_name or "(root)"
-        return f"{name} ({self.class_name})" if self.class_name not in ("", name) else name
+        return labelled(self.path or self.class_name or "(root)", self.class_name)
 
 
 @public

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from backspot.formatting import counted
+from backspot.formatting import counted, labelled
 from backspot.results import presented
 from backspot.results.presented import Presented
 from backspot.results.public import public
@@ -133,6 +133,11 @@ class SlowestRank:
     class_name: str
     longer_ns: int
 
+    @property
+    def label(self) -> str:
+        """Path and class of the module."""
+        return labelled(self.path or self.class_name, self.class_name)
+
 
 @public
 @dataclass(frozen=True, slots=True)
@@ -200,6 +205,11 @@ class ModuleSpread:
     clear: bool
     ns_by_rank: tuple[int, ...]
     ns_by_step: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """Path and class of the module."""
+        return labelled(self.path or self.class_name, self.class_name)
 
 
 @public

@@ -24,8 +24,10 @@ from backspot.render._sentences import (
     elsewhere,
     explained,
     kept_phases,
+    listed,
     made_by,
     phase_text,
+    place_name,
     searched,
     shares_time_with,
     worth,
@@ -143,7 +145,8 @@ def findings_list(report: Report, *, shown_first: int) -> str:
     below = f'<p class="muted searched">{shown(told)}</p>' if told else ""
     if not report.findings:
         return f'<section class="findings">{below}</section>' if told else ""
-    items = [_finding(report, one) for one in report.findings]
+    found = listed(report)
+    items = [_finding(report, one, found[:index]) for index, one in enumerate(found)]
     first, rest = items[:shown_first], items[shown_first:]
     more = ""
     if rest:
@@ -155,25 +158,28 @@ def findings_list(report: Report, *, shown_first: int) -> str:
     )
 
 
-def _finding(report: Report, finding: Finding) -> str:
+def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str:
     time, share = cost_of(report, finding)
     places, more = worth(finding, 3)
     named = "".join(
-        f'<li><code data-path="{shown(place.path)}">{shown(place.label)}</code> '
+        f'<li><code data-path="{shown(place.path)}">{shown(place_name(place))}</code> '
         f'<span class="muted">{shown(place.line)} {cost_of_place(place)}</span></li>'
         for place in places
     )
     named += f'<li class="muted">{more}</li>' if more else ""
-    same = " and ".join(f"“{shown(other.title)}”" for other in shares_time_with(report, finding))
+    same = " and ".join(
+        f"“{shown(other.title)}”" for other in shares_time_with(report, finding, before)
+    )
     overlap = f'<p class="muted">Can be partly the same time as {same}: do not add them up.</p>'
     link = ""
     if urlsplit(finding.link).scheme == "https":
         link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
+    where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span></div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
         f'<p class="remedy">{shown(finding.remedy)}{link}</p>'
-        f'{overlap if same else ""}<ul class="places" aria-label="Where">{named}</ul></div></li>'
+        f"{overlap if same else ''}{where}</div></li>"
     )
 
 

@@ -14,14 +14,13 @@ from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
 from backspot.render.html._fragments import facts_list, shown, warnings_list
 from backspot.render.html._page import page
-from backspot.render.job import groups_alike, median_of, not_read, stalls
+from backspot.render.job import differs, groups_alike, median_of, middle, not_read, stalls
 from backspot.results.job import (
     ROLES,
     GroupCost,
     JobFinding,
     JobReport,
     ModuleSpread,
-    RankCost,
     RankLane,
 )
 
@@ -33,7 +32,6 @@ _THINNEST = 0.0005
 """Share of the lanes' time below which a part is not drawn."""
 _DARK = 0.02
 """Share of the step from which a difference can be darkest, so that an even job stays pale."""
-_OF_GROUPS = ("ranks", "exchanges", "median wait", "transfer", "waits most")
 _BAR = '<span class="unseen">drawn</span>'
 _PARTS = {
     "forward_gpu": "forward, kernels",
@@ -195,31 +193,33 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
     most = max(modules[0].cost_ns, round(_DARK * job.step_ns))
     ranks = [str(job.ranks[at].rank) for at in chosen] + (["others"] if others else [])
     heads = [("", "module"), ("o4", "differs in"), ("n", "costs at most"), ("b", _BAR)]
-    heads += [("n", text) for text in ("median", *ranks)]
-    rows = [_row(one, job.ranks, chosen, others, most) for one in modules[:_ROWS]]
+    heads += [("n", text) for text in (middle(job), *ranks)]
+    rows = [_row(one, job, chosen, others, most) for one in modules[:_ROWS]]
     rest = len(modules) - _ROWS
     notes = [f"{counted(rest, 'more module')} in the JSON form."] if rest > 0 else []
     if others:
         notes.append(f"others: the median of {counted(len(others), 'rank')}.")
-    about = "ms, by rank; darker where a rank takes longer than the median"
+    about = "ms, by rank; marked where a rank takes longer, beyond the noise"
     return _table("Modules over the ranks", about, heads, rows, " ".join(notes))
 
 
 def _row(
     one: ModuleSpread,
-    ranks: Sequence[RankCost],
+    job: JobReport,
     chosen: Sequence[int],
     others: Sequence[int],
     most: int,
 ) -> str:
-    def cell(ns: int, who: str) -> str:
+    def cell(ns: int, who: str, rank: int | None) -> str:
         heat = min(max((ns - one.median_ns) / most, 0.0), 1.0) ** 0.5  # small ones are seen too
-        style = f' style="--heat:{60 * heat:.0f}%"' if heat >= 0.1 else ""
+        is_hot = heat >= 0.1 and differs(job, one, rank)
+        style = f' style="--heat:{60 * heat:.0f}%"' if is_hot else ""
         return f'<td class="n" data-label="{who}"{style}>{milliseconds(ns, 2)}</td>'
 
-    cells = "".join(cell(one.ns_by_rank[at], f"rank {ranks[at].rank}") for at in chosen)
+    ranks = [(at, job.ranks[at].rank) for at in chosen]
+    cells = "".join(cell(one.ns_by_rank[at], f"rank {rank}", rank) for at, rank in ranks)
     if others:
-        cells += cell(median_low(one.ns_by_rank[at] for at in others), "others")
+        cells += cell(median_low(one.ns_by_rank[at] for at in others), "others", None)
     mark = ' <span class="clear">beyond the noise</span>' if one.clear else ""
     return (
         f'<tr><th scope="row" title="{shown(one.class_name)}">{_name(one.path or one.class_name)}'
@@ -227,7 +227,8 @@ def _row(
         f'<td class="n" data-label="costs"><b>{milliseconds(one.cost_ns, 2)}</b></td>'
         f'<td class="b"><span class="mix" style="--part:{min(one.cost_ns / most, 1):.3f}">'
         '<i class="k-sync"></i></span></td>'
-        f'<td class="n" data-label="median">{milliseconds(one.median_ns, 2)}</td>{cells}</tr>'
+        f'<td class="n" data-label="{middle(job)}">{milliseconds(one.median_ns, 2)}</td>'
+        f"{cells}</tr>"
     )
 
 
@@ -239,17 +240,18 @@ def _name(name: str) -> str:
 def _groups(job: JobReport) -> str:
     if not job.groups:
         return ""
-    heads = ("", "process group"), ("", "for"), *(("n", text) for text in _OF_GROUPS)
+    measures = ("ranks", "exchanges", f"{middle(job)} wait", "transfer", "waits most")
+    heads = ("", "process group"), ("", "for"), *(("n", text) for text in measures)
     rows = [
         f'<tr><th scope="row">{_name(one.name or "(process group)")}</th>'
-        f"<td>{ROLES[one.role]}</td>{_numbers(groups, one)}</tr>"
+        f"<td>{ROLES[one.role]}</td>{_numbers(measures, groups, one)}</tr>"
         for groups in groups_alike(job)[:_ROWS]
         for one in [max(groups, key=lambda group: group.most_wait_ns)]
     ]
     return _table("Collectives of a step", "", heads, rows)
 
 
-def _numbers(groups: Sequence[GroupCost], one: GroupCost) -> str:
+def _numbers(measures: Sequence[str], groups: Sequence[GroupCost], one: GroupCost) -> str:
     """The cells of process groups with one name; ``one`` of them has the longest wait."""
     waits = f"rank {one.most_waiting}, {duration(one.most_wait_ns)}" if one.collectives else ""
     texts = (
@@ -261,5 +263,5 @@ def _numbers(groups: Sequence[GroupCost], one: GroupCost) -> str:
     )
     return "".join(
         f'<td class="n" data-label="{head}">{text}</td>'
-        for head, text in zip(_OF_GROUPS, texts, strict=True)
+        for head, text in zip(measures, texts, strict=True)
     )

@@ -36,9 +36,9 @@ def find(evidence: Evidence) -> Finding | None:
             f"computes nothing and waits for other ranks: {parts}."
         ),
         remedy=(
-            "Use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), FSDP's "
-            "prefetching, gradients in bf16, or no_sync() while gradients accumulate. If one rank "
-            "is late, the others wait for it here: backspot ranks says which."
+            "If one rank is late, the others wait for it here: backspot ranks says which. "
+            "Otherwise use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), "
+            "FSDP's prefetching, gradients in bf16, or no_sync() while gradients accumulate."
         ),
         link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
         nodes=costs.top_nodes(evidence.spans_of_work(work)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.formatting import counted, duration, visible
+from backspot.formatting import counted, duration, labelled, visible
 from backspot.job.findings.evidence import Evidence
 from backspot.job.findings.registry import rule
 from backspot.results.job import JobFinding
@@ -29,7 +29,8 @@ def find(evidence: Evidence) -> list[JobFinding]:
         by_module[call.module] = by_module.get(call.module, 0) + time
     worst = max(sorted(by_module), key=lambda module: by_module[module])
     concerned = sum(time > 0 for time in by_module.values())
-    name = visible(worst) or "the root"
+    classes = {module.path: module.class_name for module in evidence.table.modules}
+    name = visible(labelled(worst or "the root", classes.get(worst, "")))
     return [
         JobFinding(
             rule="",

@@ -29,7 +29,7 @@ def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
         "Compare the shapes and the kernels of the module on both ranks: unequal sequence lengths, "
         "experts or shards"
     )
-    name = visible(claim.module.path or claim.module.class_name)
+    name = visible(claim.module.label)
     return JobFinding(
         rule="",
         kind="host" if on_host else "gpu",

@@ -36,7 +36,7 @@ def find(evidence: Evidence) -> Iterator[JobFinding]:
             module = table.modules[here[place]]
             if module.path in claimed:
                 continue
-            name = visible(module.path or module.class_name)
+            name = visible(module.label)
             cost = int(costs[place])
             yield JobFinding(
                 rule="",
