@@ -37,14 +37,14 @@ def test_no_cell_is_coloured_where_no_rank_differs(name: str, tmp_path: Path) ->
     assert not even.findings
     page = page_of(even, tmp_path)
     assert "No rank differs" in page
-    assert even.modules[0].path in page
+    assert even.modules[0].path in page.replace("<wbr>", "")
     assert "--heat:" not in page
 
 
 def test_only_the_module_that_differs_is_coloured(tmp_path: Path) -> None:
     job = answer(recorded("ddp_host"))
     assert len([one for one in job.modules if one.cost_ns]) > 1
-    rows = re.findall(r"<tr>.*?</tr>", page_of(job, tmp_path))
+    rows = re.findall(r"<tr>.*?</tr>", page_of(job, tmp_path).replace("<wbr>", ""))
     coloured = [row for row in rows if "--heat:" in row]
     assert [re.findall("<code>(.*?)</code>", row) for row in coloured] == [[job.findings[0].path]]
 
@@ -52,12 +52,12 @@ def test_only_the_module_that_differs_is_coloured(tmp_path: Path) -> None:
 def test_the_mean_of_two_ranks_is_not_called_a_median(tmp_path: Path) -> None:
     job = answer(recorded("ddp_host"))
     page, text = text_of(page_of(job, tmp_path)), str(job)
-    assert "costs at most mean" in page
+    assert "costs at most drawn mean" in page
     assert "mean wait" in page
     assert re.search(r"costs +mean +worst", text)
     first, _ = recorded("fsdp_even")
     many = answer([generated(first, rank, 4) for rank in range(4)])
-    assert "costs at most median" in text_of(page_of(many, tmp_path / "many"))
+    assert "costs at most drawn median" in text_of(page_of(many, tmp_path / "many"))
     assert re.search(r"costs +median +worst", str(many))
 
 
