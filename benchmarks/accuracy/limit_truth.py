@@ -8,7 +8,8 @@ with CUDA events without a profiler, and the operations and bytes that follow fr
 5%. The MFU of a step of products, against the same clock.
 
 (b) Small models of all families of timm: the operations of all modules against
-``torch.utils.flop_counter``. Equal.
+``torch.utils.flop_counter``. Equal, or more where a model has recurrent layers, which PyTorch does
+not count.
 
 (c) Four of these compiled: the operations of each module against those of the eager model. Equal.
 """
@@ -182,8 +183,9 @@ def _limit(name: str, device: str, small: bool, path: Path) -> dict[str, Any]:
     return found
 
 
-def _operations(name: str, device: str, path: Path) -> dict[str, int]:
+def _operations(name: str, device: str, path: Path) -> dict[str, Any]:
     """(b): the operations of a step of a timm model."""
+    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     import backspot
@@ -202,7 +204,8 @@ def _operations(name: str, device: str, path: Path) -> dict[str, int]:
     ours = sum(getattr(row.work, kind) or 0 for row in report.modules if row.work for kind in kinds)
     with FlopCounterMode(display=False) as counter:
         step()
-    return {"ours": ours, "counted": counter.get_total_flops()}
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    return {"ours": ours, "counted": counter.get_total_flops(), "recurrent": recurrent}
 
 
 def _in_regions(name: str, device: str, path: Path) -> dict[str, Any]:
@@ -262,13 +265,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {len(one['differ'])} of {one['modules']} modules differ", *one["differ"])
     write_results(arguments, {"layers": layers, "models": models, "compiled": regions})
     judged = not arguments.small and device == "cuda"
-    if any(one["ours"] != one["counted"] for one in models.values()):
+    if any(map(_is_counted_otherwise, models.values())):
         return 1
     if any(one["differ"] for one in regions.values()):
         return 1
     if judged and any(map(_is_wrong, layers.values())):
         return 1
     return 3 if len(layers) + len(models) + len(regions) < len(names) else 0
+
+
+def _is_counted_otherwise(found: dict[str, Any]) -> bool:
+    if found["recurrent"]:
+        return bool(found["ours"] <= found["counted"])
+    return bool(found["ours"] != found["counted"])
 
 
 def _is_wrong(found: dict[str, Any]) -> bool:
