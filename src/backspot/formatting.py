@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "MINUS",
     "counted",
     "decimals_for",
     "duration",
@@ -12,6 +13,8 @@ __all__ = [
     "size",
     "visible",
 ]
+
+MINUS = "\N{MINUS SIGN}"
 
 
 def visible(text: str) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
-from backspot.formatting import counted, decimals_for, duration, visible
+from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
 from backspot.render._sentences import Part
+from backspot.results.costs import UNSTEADY
 from backspot.trace.names import short_node_name
 
 __all__ = [
@@ -23,10 +24,11 @@ __all__ = [
     "step_columns",
 ]
 
-_MINUS = "\N{MINUS SIGN}"
 _MOVES = 5  # how many are named
 _RANKS = 8  # how many are shown
 _LEAST = 0.005  # share of the step from which a phase is shown
+_WORTH = 5  # percent of change from which the answer says that it is unsteady
+_MOSTLY = 0.5  # share of a change from which the answer says that it is unsteady
 
 FIELDS = (
     "kind",
@@ -94,7 +96,7 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
             parts += [("text", " by "), ("number", _percent(abs(first.percent)))]
         parts.append(("text", f": {was} before, {now} after, per step"))
     elif first.verdict == "undecided":
-        change = ", ".join(filter(None, [share, _signed_time(first.change_ms)]))
+        change = ", ".join(filter(None, [share, _signed_time(first.change_ms) + _give(first)]))
         steps = min(comparison.before.steps, comparison.after.steps)
         why = "too few steps to tell it from noise" if steps < 2 else "which may be the machine"
         parts = [
@@ -104,16 +106,53 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
             ("number", now),
             ("text", f" after ({change}): {why}"),
         ]
+    elif first.is_noisy:
+        change = f" ({share})" if share else ""
+        parts = [
+            ("text", f"Too noisy to tell: the {what} took "),
+            ("number", was),
+            ("text", " before, "),
+            ("number", now),
+            ("text", f" after{change}, and the noise is{_give(first)}"),
+        ]
     else:
         change = f" ({share})" if share else ""
         parts = [
-            ("text", f"No difference beyond the noise: the {what} took "),
+            ("text", f"No difference beyond the noise{_of(first)}: the {what} took "),
             ("number", was),
             ("text", " before, "),
             ("number", now),
             ("text", f" after{change}"),
         ]
+    parts += _unsteady(comparison, first)
     return [*parts, *_first_change(comparison, first), ("text", ".")]
+
+
+def _give(change: Change) -> str:
+    """The noise as a time after a change: `` ±39 ms``."""
+    return "" if change.noise_ms is None else f" ±{duration(change.noise_ms * 1e6)}"
+
+
+def _of(change: Change) -> str:
+    """The noise as a share of the time before: `` of ±4.1%``."""
+    if not change.noise_ms or not change.before_ms:
+        return ""
+    return f" of ±{_percent(change.noise_ms / change.before_ms * 100)}"
+
+
+def _unsteady(comparison: Comparison, whole: Change) -> Iterator[Part]:
+    """That most of a change is in no phase or module, if it is."""
+    left_over = [
+        change.change_ms
+        for change in (*(comparison.phases if whole.kind == "step" else ()), *comparison.changes)
+        if (change.kind, change.path) in (("phase", "unsteady"), ("unowned", UNSTEADY))
+    ]
+    by = sum(left_over)
+    worth_saying = whole.claimed or whole.percent is None or abs(whole.percent) >= _WORTH
+    if worth_saying and whole.change_ms and by / whole.change_ms >= _MOSTLY:
+        yield ("text", "; of that change, ")
+        yield ("number", _signed_time(by))
+        yield ("text", " is unsteady: each step is slow in another place")
 
 
 def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
@@ -236,11 +275,11 @@ def _times(rows: Sequence[Change]) -> list[Column]:
     decimals = decimals_for(max((max(was, now) for was, now, _ in times), default=0) * 1e6)
 
     def ms(value: float) -> str:
-        return f"{value:.{decimals}f}".replace("-", _MINUS) if value else "0"
+        return f"{value:.{decimals}f}".replace("-", MINUS) if value else "0"
 
     def signed(value: float) -> str:
-        shown = f"{value:+.{decimals}f}".replace("-", _MINUS)
-        return shown if shown.strip(f"+{_MINUS}0.") else "0"  # too little for these decimals
+        shown = f"{value:+.{decimals}f}".replace("-", MINUS)
+        return shown if shown.strip(f"+{MINUS}0.") else "0"  # too little for these decimals
 
     def spread(change: Change) -> str:
         if change.low_ms is None or change.high_ms is None:
@@ -276,8 +315,8 @@ def _percent(value: float) -> str:
 def _signed_percent(value: float) -> str:
     if abs(value) < 0.05:
         return "0%"
-    return f"{'+' if value > 0 else _MINUS}{_percent(abs(value))}"
+    return f"{'+' if value > 0 else MINUS}{_percent(abs(value))}"
 
 
 def _signed_time(ms: float) -> str:
-    return f"{'+' if ms > 0 else _MINUS if ms < 0 else ''}{duration(abs(ms) * 1e6)}"
+    return f"{'+' if ms > 0 else MINUS if ms < 0 else ''}{duration(abs(ms) * 1e6)}"
