@@ -145,14 +145,23 @@ def _unsteady(comparison: Comparison, whole: Change) -> Iterator[Part]:
     left_over = [
         change.change_ms
         for change in (*(comparison.phases if whole.kind == "step" else ()), *comparison.changes)
-        if (change.kind, change.path) in (("phase", "unsteady"), ("unowned", UNSTEADY))
+        if _is_left_over(change)
     ]
     by = sum(left_over)
-    worth_saying = whole.claimed or whole.percent is None or abs(whole.percent) >= _WORTH
-    if worth_saying and whole.change_ms and by / whole.change_ms >= _MOSTLY:
+    large = whole.percent is None or abs(whole.percent) >= _WORTH
+    if (
+        (whole.claimed or (large and not whole.is_noisy))
+        and whole.change_ms
+        and by / whole.change_ms >= _MOSTLY
+    ):
         yield ("text", "; of that change, ")
         yield ("number", _signed_time(by))
         yield ("text", " is unsteady: each step is slow in another place")
+
+
+def _is_left_over(change: Change) -> bool:
+    """Whether it is what typical times leave over, which is no time of its own."""
+    return (change.kind, change.path) in (("phase", "unsteady"), ("unowned", UNSTEADY))
 
 
 def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
@@ -292,7 +301,8 @@ def _times(rows: Sequence[Change]) -> list[Column]:
     after = (
         ms(now) if c.verdict != "gone" else "" for c, (_, now, _) in zip(rows, times, strict=True)
     )
-    percents = (c.judged_percent for c in rows)
+    percents = (None if _is_left_over(c) else c.judged_percent for c in rows)
+    verdicts = ("" if _is_left_over(c) else c.verdict for c in rows)
     return [
         Column("other time", "before", numbers(before)),
         Column("other time", "after", numbers(after)),
@@ -304,7 +314,7 @@ def _times(rows: Sequence[Change]) -> list[Column]:
             numbers("" if one is None else _signed_percent(one) for one in percents),
             need=1,
         ),
-        Column("verdict", "", [("text", c.verdict) for c in rows], least=16, left=True),
+        Column("verdict", "", [("text", one) for one in verdicts], least=16, left=True),
     ]
 
 
