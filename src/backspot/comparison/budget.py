@@ -23,8 +23,8 @@ def too_noisy(change: Change, percent: float) -> str:
     why = "too noisy to tell" if larger else "cannot tell"
     machine = "" if larger else ", which may be the machine"
     return (
-        f"{why} {asked}: {measured(change)}{machine}; record both on an idle machine, a CPU with "
-        "OMP_NUM_THREADS=1, or allow more"
+        f"{why} {asked}: {measured(change)}{machine}; record both on an idle machine and, on a "
+        "CPU, with OMP_NUM_THREADS=1, or allow more"
     )
 
 

@@ -49,6 +49,12 @@ Time = Literal["wall", "gpu"]
 Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
 
 
+def _check(percent: float, method: str) -> None:
+    number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
+    if not number or not 0 <= percent < math.inf:
+        raise UsageError(f"{method}({quoted(percent)}): give a percentage of at least 0")
+
+
 @public
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -183,28 +189,42 @@ class Change:
         """Return whether this got slower beyond the noise and by more than a limit.
 
         Args:
-            percent: Percentage of the time before, in the time that the verdict is about.
+            percent: Percentage of the time before, at least 0, in the time that the verdict is
+                about.
+
+        Returns:
+            True if the verdict is ``slower`` and the change is more than ``percent`` percent.
+
+        Raises:
+            UsageError: If ``percent`` is not a number of at least 0.
 
         Example:
             >>> comparison["blocks.2.attn"].exceeds(10)
             True
         """
+        _check(percent, "exceeds")
         by = self.judged_percent
         return self.verdict == "slower" and (by is None or by > percent)
 
     def too_noisy_for(self, percent: float) -> bool:
         """Return whether a slowdown by more than a limit can neither be claimed nor excluded.
 
-        That is so where the interval of the change reaches beyond the limit, and either the noise
-        or the change itself is larger than the limit.
-
         Args:
-            percent: Percentage of the time before, in the time that the verdict is about.
+            percent: Percentage of the time before, at least 0, in the time that the verdict is
+                about.
+
+        Returns:
+            True if the interval of the change reaches beyond the limit, and either the noise or the
+            change itself is larger than the limit. False if the change exceeds the limit.
+
+        Raises:
+            UsageError: If ``percent`` is not a number of at least 0.
 
         Example:
             >>> comparison["blocks.2.attn"].too_noisy_for(10)
             False
         """
+        _check(percent, "too_noisy_for")
         if self.exceeds(percent):
             return False
         noise, (before, _, change) = self.noise_ms, self.judged_ms
@@ -324,9 +344,7 @@ class Comparison(Presented):
             >>> comparison.slower_than(5), comparison.slower_than(50)
             (True, False)
         """
-        number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
-        if not number or not 0 <= percent < math.inf:
-            raise UsageError(f"slower_than({quoted(percent)}): give a percentage of at least 0")
+        _check(percent, "slower_than")
         return any(change.exceeds(percent) for change in (self.step, self.whole))
 
     # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.

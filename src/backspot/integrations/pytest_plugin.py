@@ -287,7 +287,8 @@ def _told(unknown: list[Change], slower_by: float) -> str:
     return "\n".join(
         [
             *lines,
-            "Run on an idle machine, a CPU with OMP_NUM_THREADS=1, or allow more with slower_by=.",
+            "Run on an idle machine and, on a CPU, with OMP_NUM_THREADS=1, or allow more with "
+            "slower_by=.",
             "pytest --backspot-strict makes this a failure.",
         ]
     )
