@@ -34,7 +34,8 @@ def measured(change: Change) -> str:
     times = [duration(ms * 1e6) for ms in (before, after)]
     said = f"{times[0]}, then {times[1]}"
     if change.judged_percent is not None:
-        said += f" ({change.judged_percent:+.0f}%)".replace("-", MINUS)
+        by = f"{change.judged_percent:+.0f}%".replace("-", MINUS)
+        said += f" ({by})" if by[1:] != "0%" else " (0%)"
     if change.noise_ms is not None:
         said += f", noise ±{duration(change.noise_ms * 1e6)}"
         said += f" (±{change.noise_ms / before:.0%})" if before else ""
