@@ -95,11 +95,11 @@ again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=20)
 backspot.compare(before, again, names=("one run", "another"))
 
 # %% [markdown]
-# Nothing changed in between. “Too noisy to tell” in the first line means that the steps vary by more
-# than a fifth, so that nothing smaller would show. The noise column is estimated from the steps within each recording.
-# If a module is called faster or slower nevertheless, the machine was busier during one of the
-# two. If most modules change alike, a line above the table says so. Record both under the same
-# load.
+# Nothing changed in between. “Too noisy to tell” in the first line means that the noise is more
+# than a fifth of the step, so that nothing smaller would show. The noise column is estimated from
+# the steps within each recording. If a module is called faster or slower nevertheless, the machine
+# was busier during one of the two. If most modules change alike, a line above the table says so.
+# Record both under the same load.
 #
 # ## Fix it
 #

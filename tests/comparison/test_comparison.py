@@ -284,6 +284,23 @@ def test_the_answer_says_when_most_of_a_change_is_unsteady():
     assert "unsteady" not in str(compare(recorded(quiet), recorded(quiet))).partition("\n\n")[0]
 
 
+def test_the_answer_names_first_what_changed_most_and_calls_a_small_part_small():
+    quiet = {f"blocks.{at}": [1_000_000 + at] * 12 for at in range(12)}
+    idle = {"idle": [1_000_000] * 12}
+    slow = {**quiet, "blocks.3": [9_000_000] * 12}
+    both = compare(recorded(quiet, None, idle), recorded(slow, None, {"idle": [4_000_000] * 12}))
+    text = " ".join(str(both).split())
+    assert "; blocks.3 got slower by 8.0 ms; idle got slower by 3.0 ms. Times" in text
+    hit = {
+        path: [9_000_000 if step == at else time for step, time in enumerate(quiet[path])]
+        for at, path in enumerate(quiet)
+    }
+    hit["blocks.3"] = [1_500_000] * 12
+    small = " ".join(str(compare(recorded(quiet), recorded(hit))).split())
+    assert "is unsteady: each step is slow in another place; the largest part beyond" in small
+    assert "the noise is blocks.3, +0.50 ms" in small
+
+
 def test_modules_that_are_called_more_often_or_are_new_are_told():
     def called(made, times):
         rows = (replace(row, calls=times if row.path == "fc" else 1) for row in made.modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
@@ -28,6 +29,7 @@ _MOVES = 5  # how many are named
 _RANKS = 8  # how many are shown
 _LEAST = 0.005  # share of the step from which a phase is shown
 _WORTH = 5  # percent of change from which the answer says that it is unsteady
+_PART = 0.1  # share of a change from which the answer names a part as what changed
 _MOSTLY = 0.5  # share of a change from which the answer says that it is unsteady
 
 FIELDS = (
@@ -166,23 +168,39 @@ def _is_left_over(change: Change) -> bool:
 
 def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
     """The parts that changed beyond the noise; if there are none, what changed most."""
-    phases = [phase for phase in comparison.phases if phase.path != "backward"]
-    slowest = sorted(
-        (phase for phase in phases if phase.claimed), key=lambda phase: -abs(phase.change_ms)
+    phases = sorted(
+        (phase for phase in comparison.phases if phase.claimed and phase.path != "backward"),
+        key=_by_size,
     )
     claimed = [change for change in comparison.changes if change.claimed]
-    if slowest:
-        first = slowest[0]
-        yield from (("text", f"; {first.path} got {first.verdict} by "), _by(first))
-    if claimed:
-        yield from (("text", "; "), *_claim(claimed[0]))
-    if more := len(claimed[1:]) + len(slowest[1:]):
+    parts = sorted([*phases[:1], *claimed[:1]], key=_by_size)
+    if whole.claimed:
+        large = [one for one in parts if -_by_size(one) >= _PART * abs(whole.change_ms)]
+        parts, small = large, [] if large else parts[:1]
+    else:
+        small = []
+    for part in parts:
+        yield from (("text", "; "), *_claim(part))
+    for part in small:
+        yield from (("text", "; the largest part beyond the noise is "), *_change(part))
+    parts += small
+    if parts and (more := len(claimed) + len(phases) - len(parts)):
         yield ("text", f", {counted(more, 'other')} changed too")
-    if not claimed and not slowest and whole.claimed and comparison.changes:
-        first = comparison.changes[0]
-        how = f" ({first.verdict})" if first.verdict in ("new", "gone") else ""
-        yield from (("text", "; the largest change is "), _named(first), ("text", f"{how}, "))
-        yield ("number", _signed_time(first.judged_ms[2]))
+    others = [change for change in comparison.changes if not _is_left_over(change)]
+    if not parts and whole.claimed and others:
+        yield ("text", "; the largest change is ")
+        yield from _change(others[0])
+
+
+def _by_size(change: Change) -> float:
+    return -abs(change.judged_ms[2])
+
+
+def _change(change: Change) -> Iterator[Part]:
+    """A part and by how much it changed: ``head (new), +2 ms``."""
+    how = f" ({change.verdict})" if change.verdict in ("new", "gone") else ""
+    yield from (_named(change), ("text", f"{how}, "))
+    yield ("number", _signed_time(change.judged_ms[2]) + _of_gpu(change))
 
 
 def _claim(change: Change) -> Iterator[Part]:
@@ -195,12 +213,18 @@ def _claim(change: Change) -> Iterator[Part]:
 
 
 def _named(change: Change) -> Part:
-    return ("node" if change.kind == "node" else "name", short_node_name(change.name))
+    kind: Literal["node", "text", "name"] = (
+        "node" if change.kind == "node" else "text" if change.kind == "phase" else "name"
+    )
+    return kind, short_node_name(change.name)
 
 
 def _by(change: Change) -> Part:
-    time = " of GPU time" if change.judged_by == "gpu" else ""
-    return ("number", duration(abs(change.judged_ms[2]) * 1e6) + time)
+    return ("number", duration(abs(change.judged_ms[2]) * 1e6) + _of_gpu(change))
+
+
+def _of_gpu(change: Change) -> str:
+    return " of GPU time" if change.judged_by == "gpu" else ""
 
 
 def _costly(comparison: Comparison) -> list[Change]:
