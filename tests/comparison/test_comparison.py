@@ -301,6 +301,21 @@ def test_the_answer_names_first_what_changed_most_and_calls_a_small_part_small()
     assert "the noise is blocks.3, +0.50 ms" in small
 
 
+def test_more_calls_of_most_modules_are_not_what_all_modules_have_in_common():
+    def called(made, times):
+        rows = (replace(row, calls=times if "blocks" in row.path else 1) for row in made.modules)
+        return replace(made, modules=tuple(rows))
+
+    few = {"inp": vary(1e6), "norm": vary(1.1e6), "head": vary(1.2e6)}
+    found = compare(
+        called(recorded({**model(1), **few}), 1), called(recorded({**model(2, scale=4), **few}), 4)
+    )
+    assert found.whole.verdict == "slower"
+    assert found["blocks.3"].verdict == "slower"
+    assert not any("alike" in note for note in found.notes)
+    assert any("11 more modules with other calls" in note for note in found.notes)
+
+
 def test_modules_that_are_called_more_often_or_are_new_are_told():
     def called(made, times):
         rows = (replace(row, calls=times if row.path == "fc" else 1) for row in made.modules)

@@ -105,7 +105,11 @@ def compare(
     else:
         pairs, moves = _pairs(before, after)
         shared = [(was, now) for was, now in pairs if was and now]
-        noise = noise.with_shifts([(Cost.of(was), Cost.of(now)) for was, now in shared])
+        same = [pair for pair in shared if _is_same_work(*pair)]
+        noise = noise.with_shifts(
+            [(Cost.of(was), Cost.of(now)) for was, now in same],
+            work_differs=len(same) < len(pairs),
+        )
         changes = [_of_module(was, now, noise) for was, now in pairs]
         changes += _unowned(before, after, noise)
         unlike = tuple(_other_work(pairs)) if shared else (_UNLIKE,)
@@ -133,11 +137,11 @@ def compare(
 def same_work(before: Report, after: Report) -> list[tuple[Row, Row]]:
     """Return the modules that both reports have, of the same class and called as often."""
     pairs, _ = _pairs(before, after)
-    return [
-        (was, now)
-        for was, now in pairs
-        if was and now and was.class_name == now.class_name and not _differ_in_calls(was, now)
-    ]
+    return [(was, now) for was, now in pairs if was and now and _is_same_work(was, now)]
+
+
+def _is_same_work(was: Row, now: Row) -> bool:
+    return was.class_name == now.class_name and not _differ_in_calls(was, now)
 
 
 def _differ_in_calls(was: Row, now: Row) -> bool:

@@ -92,12 +92,20 @@ class Noise:
     wall: Shift | None = None
     gpu: Shift | None = None
 
-    def with_shifts(self, shared: Sequence[tuple[Cost, Cost]]) -> Noise:
-        """Return the same with what modules of both sides have in common."""
+    def with_shifts(
+        self, same: Sequence[tuple[Cost, Cost]], *, work_differs: bool = False
+    ) -> Noise:
+        """Return the same with what modules of both sides have in common.
+
+        Args:
+            same: Their costs, of those that did the same work.
+            work_differs: Whether there are other modules, which did other work.
+        """
         wall, gpu = (
             common_shift(
-                ((was.to(time).typical, now.to(time).typical) for was, now in shared),
+                ((was.to(time).typical, now.to(time).typical) for was, now in same),
                 (self.before.to(time).typical, self.after.to(time).typical),
+                work_differs=work_differs,
             )
             for time in get_args(Time)
         )
