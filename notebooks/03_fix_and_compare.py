@@ -95,10 +95,11 @@ again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=20)
 backspot.compare(before, again, names=("one run", "another"))
 
 # %% [markdown]
-# Nothing changed in between. The noise column is estimated from the steps within each recording.
-# If a module is called faster or slower nevertheless, the machine was busier during one of the
-# two. If most modules change alike, a line above the table says so. Record both under the same
-# load.
+# Nothing changed in between. “Too noisy to tell” in the first line means that the noise is more
+# than a fifth of the step, so that nothing smaller would show. The noise column is estimated from
+# the steps within each recording. If a module is called faster or slower nevertheless, the machine
+# was busier during one of the two. If most modules change alike, a line above the table says so.
+# Record both under the same load.
 #
 # ## Fix it
 #
@@ -114,7 +115,8 @@ backspot.compare(before, after, names=("Gated", "ReLU"))
 #
 # Keep the good report in your repository, record a new one in CI on the same machine, and let
 # `backspot diff --fail-above` decide. Exit code 0 is fine; 8 means slower by more than this
-# percentage, and by more than the noise. Here the gate comes back.
+# percentage, and by more than the noise. Where the noise is larger than the percentage, a warning
+# says so, and `--strict` makes that exit code 9. Here the gate comes back.
 
 # %%
 import subprocess

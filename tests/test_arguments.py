@@ -106,6 +106,14 @@ CALLS: dict[str, tuple[Callable[[Report, object], object], set[str]]] = {
     "share": (lambda made, it: made.share(it), set()),
     "share sort": (lambda made, it: made.share(made.modules[0], it), set()),
     "line_of": (lambda made, it: line_of(it, "node"), set()),
+    "exceeds": (
+        lambda made, it: compare(made, made).step.exceeds(it),
+        {"a number", "a huge number"},
+    ),
+    "too_noisy_for": (
+        lambda made, it: compare(made, made).step.too_noisy_for(it),
+        {"a number", "a huge number"},
+    ),
     "slower_than": (
         lambda made, it: compare(made, made).slower_than(it),
         {"a number", "a huge number"},

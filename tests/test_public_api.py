@@ -50,6 +50,8 @@ NEED = {
 """Packages without which a public name has no docstring to read, or no example to run."""
 
 NEEDS_RETURNS = {
+    "Change.exceeds",
+    "Change.too_noisy_for",
     "compare",
     "instrument",
     "locate",

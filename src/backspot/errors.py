@@ -3,7 +3,7 @@
 Every message is one line that names the input and says what to do. The exit codes are part of the
 public interface: 0 success, 1 an error inside Backspot, 2 usage, 3 not found or not readable, 4 not
 a trace, 5 a trace without a backward, 6 the output exists, 7 an optional dependency is missing, 8
-slower than ``diff --fail-above`` allows, 130 interrupted.
+slower than ``diff --fail-above`` allows, 9 too noisy to tell (with ``--strict``), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = [
     "OutputExistsError",
     "SlowerError",
     "SourceNotFoundError",
+    "TooNoisyError",
     "UsageError",
 ]
 
@@ -91,3 +92,9 @@ class SlowerError(BackspotError):
     """The backward got slower than ``diff --fail-above`` allows. Exit code 8."""
 
     exit_code = 8
+
+
+class TooNoisyError(BackspotError):
+    """The noise is too large for ``diff --fail-above --strict`` to tell. Exit code 9."""
+
+    exit_code = 9

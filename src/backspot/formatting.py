@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
+    "MINUS",
     "counted",
     "decimals_for",
     "duration",
@@ -16,6 +17,8 @@ __all__ = [
     "size",
     "visible",
 ]
+
+MINUS = "\N{MINUS SIGN}"
 
 
 def visible(text: str) -> str:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,39 @@ def test_two_steps_without_labels_cannot_decide(capsys):
     assert main(["diff", CONTROL, TEST, "--fail-above", "50"]) == 0
     out, err = capsys.readouterr()
     assert "CompiledFunctionBackward" in out
-    assert "could not decide" in err
+    assert "tell whether the step got more than 50% slower" in err
+
+
+@pytest.fixture
+def noisy(tmp_path):
+    """Two recordings of one module, whose steps vary more than they differ."""
+    paths = []
+    for name, scale in (("a", 1), ("b", 1.5)):
+        times = [round(one * scale) * 10**6 for one in (10, 60, 12, 40, 11, 30, 55, 10, 25, 70)]
+        paths.append(str(recorded({"fc": times}).save(tmp_path / f"{name}.json")))
+    return paths
+
+
+def test_noise_beyond_the_limit_warns_with_the_noise_and_the_limit(noisy, capsys):
+    assert main(["diff", *noisy, "--fail-above", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Too noisy to tell: the step took")
+    assert err.startswith("backspot: warning: too noisy to tell whether the step got more than 5%")
+    assert re.search(r"\d ms, then .* ms \(\+5\d%\), noise ±.* ms \(±\d+%\)", err)
+    assert "OMP_NUM_THREADS=1" in err
+    assert err.count("\n") == 1
+
+
+def test_strict_fails_where_the_noise_is_too_large_to_tell(noisy, saved, capsys):
+    assert main(["diff", *noisy, "--fail-above", "5", "--strict"]) == 9
+    out, err = capsys.readouterr()
+    assert out.startswith("Too noisy to tell")
+    assert err.startswith("backspot: error: too noisy to tell whether the step")
+    # A limit beyond the noise is checked, and so is a slowdown beyond it.
+    assert main(["diff", *noisy, "--fail-above", "9999", "--strict"]) == 0
+    assert main(["diff", *saved, "--fail-above", "5", "--strict"]) == 8
+    assert main(["diff", *saved, "--strict"]) == 2
+    assert "--strict needs a limit" in capsys.readouterr().err
 
 
 def test_a_step_that_is_slower_outside_its_backward_fails_too(tmp_path, capsys):

@@ -208,7 +208,7 @@ def codes_told(*arguments, capsys):
 
 def test_the_help_holds_an_example_and_every_exit_code(capsys):
     told, _ = codes_told(capsys=capsys)
-    assert told == [0, 1, 2, 3, 4, 5, 6, 7, 8, 130]
+    assert told == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 130]
     kinds = [BackspotError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -224,7 +224,7 @@ def test_the_help_holds_an_example_and_every_exit_code(capsys):
         ("show", [3, 4, 5]),
         ("report", [3, 4, 5, 6]),
         ("annotate", [3, 4, 5, 6]),
-        ("diff", [3, 4, 5, 8]),
+        ("diff", [3, 4, 5, 8, 9]),
     ],
 )
 def test_the_help_of_a_verb_holds_an_example_and_the_exit_codes_of_its_own(verb, codes, capsys):

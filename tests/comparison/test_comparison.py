@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 import backspot
 from backspot import compare, locate
@@ -88,7 +89,15 @@ def test_a_single_step_on_either_side_claims_nothing(steps):
 def test_steps_that_vary_as_much_as_they_differ_are_noise():
     found = compare(recorded({"fc": (10, 30, 20)}), recorded({"fc": (20, 40, 30)}))
     assert found.whole.verdict == found["fc"].verdict == "within the noise"
-    assert "No difference beyond the noise" in str(found)
+    text = " ".join(str(found).split())
+    assert text.startswith("Too noisy to tell: the step took 20 ns before, 30 ns after (+50%), and")
+    assert "! The steps vary too much to compare: record both on an idle machine" in text
+
+
+def test_steps_that_hardly_vary_say_how_small_a_difference_would_show():
+    found = compare(recorded(model(1)), recorded(model(2)))
+    assert re.match(r"No difference beyond the noise of ±\d\.\d%: the step took", str(found))
+    assert not found.step.is_noisy
 
 
 def vary(mean, spread=0.007, steps=30, seed=0):
@@ -225,6 +234,100 @@ def test_the_parts_of_two_recordings_sum_to_the_wholes(one, other):
             assert parts == pytest.approx(getattr(found.whole, column), rel=1e-9, abs=1e-5)
     phases = sum(change.change_ms for change in found.phases)
     assert phases == pytest.approx(found.step.change_ms, rel=1e-9, abs=1e-5)
+
+
+def all_changes(comparison):
+    return (comparison.step, *comparison.phases, comparison.whole, *comparison.changes)
+
+
+@given(recordings(), recordings())
+def test_what_is_within_the_noise_is_never_more_than_the_noise(one, other):
+    for change in all_changes(compare(one, other)):
+        if change.verdict == "within the noise":
+            change_ms = abs(change.judged_ms[2])
+            assert change_ms <= (change.noise_ms or 0) + 1e-9
+        if change.path in ("unsteady", "(unsteady)"):
+            assert change.noise_ms is None
+            assert not change.claimed
+
+
+@given(recordings(), recordings(), st.floats(0, 1e4))
+def test_a_limit_is_exceeded_or_unknown_or_kept(one, other, percent):
+    found = compare(one, other)
+    for change in all_changes(found):
+        unknown = change.too_noisy_for(percent)
+        assert not (change.exceeds(percent) and unknown)
+        if change.noise_ms is None:
+            continue
+        before, _, by = change.judged_ms
+        limit = before * percent / 100
+        assert unknown or change.exceeds(percent) or by <= limit
+        if max(by, change.noise_ms) <= limit:
+            assert not unknown
+    assert found.slower_than(percent) == (
+        found.step.exceeds(percent) or found.whole.exceeds(percent)
+    )
+
+
+def test_the_answer_says_when_most_of_a_change_is_unsteady():
+    # In each step another module is slow, so no module's median shows it.
+    quiet = {f"blocks.{at}": [1_000_000] * 12 for at in range(12)}
+    hit = {
+        f"blocks.{at}": [9_000_000 if step == at else 1_000_000 for step in range(12)]
+        for at in range(12)
+    }
+    found = compare(recorded(quiet), recorded(hit))
+    assert found.whole.change_ms == pytest.approx(8)
+    assert found["(unsteady)"].change_ms == pytest.approx(8)
+    text = " ".join(str(found).split())
+    assert "; of that change, +8.0 ms is unsteady: each step is slow in another place" in text
+    assert "unsteady" not in str(compare(recorded(quiet), recorded(quiet))).partition("\n\n")[0]
+
+
+def test_the_answer_names_first_what_changed_most_and_calls_a_small_part_small():
+    quiet = {f"blocks.{at}": [1_000_000 + at] * 12 for at in range(12)}
+    idle = {"idle": [1_000_000] * 12}
+    slow = {**quiet, "blocks.3": [9_000_000] * 12}
+    both = compare(recorded(quiet, None, idle), recorded(slow, None, {"idle": [4_000_000] * 12}))
+    text = " ".join(str(both).split())
+    assert "; blocks.3 got slower by 8.0 ms; idle got slower by 3.0 ms. Times" in text
+    hit = {
+        path: [9_000_000 if step == at else time for step, time in enumerate(quiet[path])]
+        for at, path in enumerate(quiet)
+    }
+    hit["blocks.3"] = [1_500_000] * 12
+    small = " ".join(str(compare(recorded(quiet), recorded(hit))).split())
+    assert "is unsteady: each step is slow in another place; the largest part beyond" in small
+    assert "the noise is blocks.3, +0.50 ms" in small
+
+
+def test_more_calls_of_most_modules_are_not_what_all_modules_have_in_common():
+    def called(made, times):
+        rows = (replace(row, calls=times if "blocks" in row.path else 1) for row in made.modules)
+        return replace(made, modules=tuple(rows))
+
+    few = {"inp": vary(1e6), "norm": vary(1.1e6), "head": vary(1.2e6)}
+    found = compare(
+        called(recorded({**model(1), **few}), 1), called(recorded({**model(2, scale=4), **few}), 4)
+    )
+    assert found.whole.verdict == "slower"
+    assert found["blocks.3"].verdict == "slower"
+    assert not any("alike" in note for note in found.notes)
+    assert any("11 more modules with other calls" in note for note in found.notes)
+
+
+def test_modules_that_are_called_more_often_or_are_new_are_told():
+    def called(made, times):
+        rows = (replace(row, calls=times if row.path == "fc" else 1) for row in made.modules)
+        return replace(made, modules=tuple(rows))
+
+    before = called(recorded(model(1, fc=vary(1e6))), 1)
+    found = compare(before, called(recorded(model(2, fc=vary(7e6), extra=vary(1e6))), 7))
+    assert (
+        "The work differs: fc (Linear) is called 7 times per step, 1 before; 1 module is new."
+        in found.notes
+    )
+    assert not any("work differs" in note for note in compare(before, before).notes)
 
 
 @given(reports())

@@ -67,6 +67,17 @@ def test_one_step_that_hiccups_hides_no_change():
     assert interval(before, steady(1.2e6), QUIET, MODULE).clear
 
 
+@pytest.mark.parametrize("limits", [MODULE, WHOLE])
+def test_one_step_that_hiccups_hardly_widens_the_noise(limits):
+    chance = random.Random(5)
+    for _ in range(100):
+        before, after = ([round(chance.gauss(22e6, 2e5)) for _ in range(10)] for _ in range(2))
+        calm = interval(times(*before), times(*after), QUIET, limits)
+        before[chance.randrange(10)] = 10**9
+        hit = interval(times(*before), times(*after), QUIET, limits)
+        assert hit.high - hit.low < 3 * (calm.high - calm.low)
+
+
 def test_modules_that_scatter_hide_a_change_within_their_scatter():
     assert not interval(steady(1e6), steady(1.3e6), Shift(0.0, 0.1), MODULE).clear
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -101,7 +102,7 @@ def test_a_step_is_compared_with_the_report_that_an_earlier_run_wrote(suite, pyt
     slower = suite(AGAINST.format(ms=4, last=24, by=1), "--backspot-markdown", "diff.md")
     slower.assert_outcomes(failed=1)
     slower.stdout.re_match_lines([r"10 got slower by \d+% in time .*; its budget is 100%"])
-    assert "which is what all modules have in common" in " ".join(said(slower).split())
+    assert "modules with the same work have in common" in " ".join(said(slower).split())
     text = (pytester.path / "diff.md").read_text()
     assert text.startswith("### test_speed\n\n**")
     assert (text.count("###"), text.count("| `10`")) == (1, 1)
@@ -114,6 +115,69 @@ def test_a_step_is_compared_with_another_one_in_the_same_run(suite):
     result = suite(body.format(15, 15))
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines([r"the whole backward got slower by \d+% in time"])
+
+
+# In half of the steps each layer sleeps far longer.
+NOISY = """
+def noisy():
+    model = nn.Sequential(nn.Linear(2, 2), *(Layer(1) for _ in range(10)))
+
+    def step():
+        for layer in model[1:]:
+            layer.ms = 31 - layer.ms
+        model(torch.ones(2, 2)).sum().backward()
+
+    return step, model
+
+backward_budget(*noisy(), against=training(1, 1), steps=8, warmup=1)
+"""
+
+
+@pytest.mark.slow
+def test_noise_beyond_the_budget_warns_and_fails_only_where_that_is_asked_for(suite):
+    result = suite(NOISY)
+    result.assert_outcomes(passed=1, warnings=1)
+    told = said(result)
+    assert "Too noisy to tell whether this got more than 10% slower:" in told
+    assert re.search(r"the whole backward: .* ms, then .* ms \(.*%\), noise ±.* ms \(±\d+%\)", told)
+    assert "OMP_NUM_THREADS=1" in told
+
+    strict = suite(NOISY, "--backspot-strict")
+    strict.assert_outcomes(failed=1)
+    assert "Too noisy to tell whether this" in said(strict)
+
+
+REPEATED = """
+class Repeated(nn.Module):
+    def __init__(self, times):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(5) for _ in range(4))
+        self.extra = Layer(5)
+        self.first = nn.Linear(2, 2)
+        self.times = times
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        for _ in range(self.times):
+            x = self.extra(x)
+        return x
+
+model = Repeated({times})
+step = lambda: model(torch.ones(2, 2)).sum().backward()
+backward_budget(step, model, against='base.json', **FEW)
+"""
+
+
+@pytest.mark.slow
+def test_more_calls_than_in_the_saved_report_are_no_slower_machine(suite):
+    suite(REPEATED.format(times=1), "--backspot-update").assert_outcomes(passed=1)
+    result = suite(REPEATED.format(times=40))
+    result.assert_outcomes(failed=1)
+    told = " ".join(said(result).split())
+    assert "the whole backward got slower by" in told
+    assert "The work differs: extra (Layer) is called 40 times per step, 1 before." in told
 
 
 def test_a_start_of_pytest_imports_nothing_for_it():

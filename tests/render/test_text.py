@@ -542,6 +542,36 @@ def test_what_is_unsteady_is_explained_where_it_is_much():
     assert "Unsteady (" in render_text(made, width=400)
 
 
+@given(
+    st.lists(st.lists(st.integers(10**6, 10**8), min_size=3, max_size=3), min_size=1, max_size=12)
+)
+def test_the_phases_add_up_to_the_step_also_where_they_are_slow_in_other_steps(by_step):
+    names = ("forward", "backward", "optimizer")
+    times = {name: [step[at] for step in by_step] for at, name in enumerate(names)}
+    made = report([row("fc", steps=len(by_step))], phases=phases(times))
+    line = render_text(made, width=400, full=True).partition("Step: ")[2].splitlines()[0]
+    shares = re.findall(r"(−?)([\d.]+)%", line)
+    total = sum(-float(share) if sign else float(share) for sign, share in shares)
+    # Four shares are rounded to a whole percent, and less than 1% of what is unsteady is left out.
+    assert total == pytest.approx(100, abs=3)
+
+
+def test_a_negative_unsteady_phase_is_shown_in_every_output_so_that_the_phases_add_up():
+    # Each phase is slow in two of three steps, and in no step are both.
+    times = {"forward": [10, 40, 40], "backward": [40, 10, 40], "optimizer": [40, 40, 10]}
+    made = report(
+        [row("fc")],
+        phases=phases({name: [ms * 10**6 for ms in one] for name, one in times.items()}),
+    )
+    forms = [renderer_for(f"x.{suffix}")(made).decode() for suffix in ("html", "md")]
+    for text in (render_text(made, width=500), made._repr_html_(), *forms):
+        assert "−33%" in text
+    text = render_text(made, width=500)
+    assert "44% forward · 44% backward · 44% optimizer · −33% unsteady" in text
+    assert "Unsteady (−33% of the step)" in text
+    assert "flex-grow:-" not in forms[0]
+
+
 @pytest.mark.parametrize(
     ("looked", "unable", "found", "has_gpu", "said"),
     [

@@ -53,6 +53,7 @@ _CODES = {
     6: "the output file already exists",
     7: "an optional dependency is not installed",
     8: "slower than diff --fail-above allows",
+    9: "too noisy to tell, with diff --fail-above --strict",
     130: "interrupted",
 }
 _EXAMPLE = """\

@@ -4,8 +4,9 @@ BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
 Two folders with the traces of several ranks are compared as jobs, and so are
 two answers of ranks that were saved as .json.
 With --fail-above, the exit code is 8 if the step or its backward got slower by
-more than PERCENT and by more than the noise. That needs several steps on both
-sides.
+more than PERCENT and by more than the noise. If the noise is too large to tell,
+a warning on standard error gives the noise and the limit, and the exit code is
+0, or 9 with --strict. A single step on either side cannot tell.
 
 Example:
   backspot diff before.json.gz after.json.gz
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from backspot.results.job import JobReport
     from backspot.results.report import Report
 
-EXIT_CODES = (3, 4, 5, 8)
+EXIT_CODES = (3, 4, 5, 8, 9)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -46,17 +47,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with 8 if the step or its backward got slower by more than this and the noise",
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="with --fail-above, exit with 9 if the noise is too large to tell",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Read both, compare and print."""
     from backspot.commands._console import complain, flush_output
+    from backspot.comparison.budget import too_noisy
     from backspot.comparison.compare import compare
-    from backspot.errors import SlowerError, UsageError
+    from backspot.errors import SlowerError, TooNoisyError, UsageError
     from backspot.render.view import View
 
     if args.before == args.after == "-":
         raise UsageError("only one of BEFORE and AFTER can be standard input")
+    if args.strict and args.fail_above is None:
+        raise UsageError("--strict needs a limit: add --fail-above PERCENT")
     (before, was), (after, now) = _read(args.before), _read(args.after)
     comparison = compare(before, after, names=_told_apart(was, now))
     print_result(comparison, args, View(), comparison.notes)
@@ -72,11 +81,15 @@ def run(args: argparse.Namespace) -> int:
         what = "step" if slower.kind == "step" else "backward"
         limit = f"--fail-above {args.fail_above:g}"
         raise SlowerError(f"the {what} got slower{change}, which {limit} does not allow")
-    if "undecided" in (comparison.step.verdict, comparison.whole.verdict):
-        complain(
-            "warning: --fail-above could not decide: record ten steps or more on both sides, on a "
-            "quiet machine"
-        )
+    unknown = [
+        one for one in (comparison.step, comparison.whole) if one.too_noisy_for(args.fail_above)
+    ]
+    if unknown:
+        flush_output()
+        told = f"{too_noisy(unknown[0], args.fail_above)} (--fail-above)"
+        if args.strict:
+            raise TooNoisyError(told)
+        complain(f"warning: {told}")
     return 0
 
 

@@ -41,9 +41,18 @@ class Move:
 SCHEMA = "backspot.comparison/2"
 """Version of the JSON form."""
 
+_NOISY = 0.2
+"""Share of a time from which its noise is too large to say that nothing changed."""
+
 ChangeKind = Literal["step", "phase", "whole", "modules", "module", "node", "unowned", "rank"]
 Time = Literal["wall", "gpu"]
 Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
+
+
+def _check(percent: float, method: str) -> None:
+    number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
+    if not number or not 0 <= percent < math.inf:
+        raise UsageError(f"{method}({quoted(percent)}): give a percentage of at least 0")
 
 
 @public
@@ -101,8 +110,9 @@ class Change:
         low_ms: Lower end of the change, give or take the noise; ``None`` if no noise is known.
         high_ms: Upper end of the change, give or take the noise; ``None`` if no noise is known.
         verdict: ``slower`` and ``faster`` are beyond the noise and beyond what all modules have in
-            common. ``undecided`` is beyond only one of them, or has too few steps. ``moved`` is at
-            another path and neither clearly slower nor faster.
+            common. ``undecided`` is beyond only one of them, has too few steps, or is
+            ``(unsteady)``, which is no time of its own. ``moved`` is at another path and neither
+            clearly slower nor faster.
         before_ns_by_step: Clock times before, one for each step; empty if not known by step.
         after_ns_by_step: Clock times after, one for each step; empty if not known by step.
 
@@ -160,6 +170,68 @@ class Change:
         """The change in percent of the time before, in the time that the verdict is about."""
         before, _, change = self.judged_ms
         return change / before * 100 if before else None
+
+    @property
+    def noise_ms(self) -> float | None:
+        """Half of the interval from ``low_ms`` to ``high_ms``; ``None`` if no noise is known."""
+        if self.low_ms is None or self.high_ms is None:
+            return None
+        return (self.high_ms - self.low_ms) / 2
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it is within a noise of more than a fifth of the time: nothing is known then."""
+        largest = max(self.judged_ms[:2])
+        noise = self.noise_ms or 0.0
+        return self.verdict == "within the noise" and noise > _NOISY * largest
+
+    def exceeds(self, percent: float) -> bool:
+        """Return whether this got slower beyond the noise and by more than a limit.
+
+        Args:
+            percent: Percentage of the time before, at least 0, in the time that the verdict is
+                about.
+
+        Returns:
+            True if the verdict is ``slower`` and the change is more than ``percent`` percent.
+
+        Raises:
+            UsageError: If ``percent`` is not a number of at least 0.
+
+        Example:
+            >>> comparison["blocks.2.attn"].exceeds(10)
+            True
+        """
+        _check(percent, "exceeds")
+        by = self.judged_percent
+        return self.verdict == "slower" and (by is None or by > percent)
+
+    def too_noisy_for(self, percent: float) -> bool:
+        """Return whether a slowdown by more than a limit can neither be claimed nor excluded.
+
+        Args:
+            percent: Percentage of the time before, at least 0, in the time that the verdict is
+                about.
+
+        Returns:
+            True if the interval of the change reaches beyond the limit, and either the noise or the
+            change itself is larger than the limit. False if the change exceeds the limit.
+
+        Raises:
+            UsageError: If ``percent`` is not a number of at least 0.
+
+        Example:
+            >>> comparison["blocks.2.attn"].too_noisy_for(10)
+            False
+        """
+        _check(percent, "too_noisy_for")
+        if self.exceeds(percent):
+            return False
+        noise, (before, _, change) = self.noise_ms, self.judged_ms
+        if noise is None:
+            return self.verdict == "undecided"
+        limit = before * percent / 100
+        return change + noise > limit and max(change, noise) > limit
 
     @property
     def name(self) -> str:
@@ -272,13 +344,8 @@ class Comparison(Presented):
             >>> comparison.slower_than(5), comparison.slower_than(50)
             (True, False)
         """
-        number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
-        if not number or not 0 <= percent < math.inf:
-            raise UsageError(f"slower_than({quoted(percent)}): give a percentage of at least 0")
-        return any(
-            change.verdict == "slower" and (change.percent is None or change.percent > percent)
-            for change in (self.step, self.whole)
-        )
+        _check(percent, "slower_than")
+        return any(change.exceeds(percent) for change in (self.step, self.whole))
 
     # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 from backspot.comparison.align import aligned
@@ -18,11 +18,11 @@ from backspot.comparison.jobs import compare_jobs
 from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
 from backspot.comparison.noise import Times
 from backspot.errors import UsageError
-from backspot.formatting import quoted
+from backspot.formatting import counted, quoted
 from backspot.results.job import JobReport
-from backspot.results.report import PhaseName, Report, Row
+from backspot.results.report import UNSTEADY, PhaseName, Report, Row
 
-__all__ = ["compare"]
+__all__ = ["compare", "same_work"]
 
 
 _LEAST_PHASE = 0.01
@@ -105,23 +105,65 @@ def compare(
     else:
         pairs, moves = _pairs(before, after)
         shared = [(was, now) for was, now in pairs if was and now]
-        noise = noise.with_shifts([(Cost.of(was), Cost.of(now)) for was, now in shared])
+        same = [pair for pair in shared if _is_same_work(*pair)]
+        noise = noise.with_shifts(
+            [(Cost.of(was), Cost.of(now)) for was, now in same],
+            work_differs=len(same) < len(pairs),
+        )
         changes = [_of_module(was, now, noise) for was, now in pairs]
         changes += _unowned(before, after, noise)
-        if not shared:
-            unlike = (_UNLIKE,)
+        unlike = tuple(_other_work(pairs)) if shared else (_UNLIKE,)
     changes.sort(key=by_size)
+    step = _step(before, after, noise)
+    whole = of_whole("whole", "", noise.before.wall, noise.after.wall, noise)
     return Comparison(
-        step=_step(before, after, noise),
+        step=step,
         phases=tuple(_phases(before, after, noise)),
-        whole=of_whole("whole", "", noise.before.wall, noise.after.wall, noise),
+        whole=whole,
         changes=tuple(changes),
         by=by,
         moves=moves,
         before=Side(before.trace, before.steps, before.step_unit, names[0]),
         after=Side(after.trace, after.steps, after.step_unit, names[1]),
-        notes=(*unlike, *noise.common(), *_cautions(before, after, by)),
+        notes=(
+            *unlike,
+            *noise.common(),
+            *_cautions(before, after, by),
+            *_steadier(step, whole, before),
+        ),
     )
+
+
+def same_work(before: Report, after: Report) -> list[tuple[Row, Row]]:
+    """Return the modules that both reports have, of the same class and called as often."""
+    pairs, _ = _pairs(before, after)
+    return [(was, now) for was, now in pairs if was and now and _is_same_work(was, now)]
+
+
+def _is_same_work(was: Row, now: Row) -> bool:
+    return was.class_name == now.class_name and not _differ_in_calls(was, now)
+
+
+def _differ_in_calls(was: Row, now: Row) -> bool:
+    """Return whether a module is called more or less often; less than half a call is chance."""
+    return abs(now.calls - was.calls) >= 0.5
+
+
+def _other_work(pairs: Sequence[tuple[Row | None, Row | None]]) -> Iterator[str]:
+    """Yield a note if modules are new or gone, or are called more or less often."""
+    both = [(was, now) for was, now in pairs if was and now]
+    other = [pair for pair in both if _differ_in_calls(*pair)]
+    said = []
+    if other:
+        was, now = max(other, key=lambda pair: abs(pair[1].wall_ns - pair[0].wall_ns))
+        said.append(f"{now.label} is called {now.calls:.3g} times per step, {was.calls:.3g} before")
+        if len(other) > 1:
+            said.append(f"{counted(len(other) - 1, 'more module')} with other calls")
+    for side, what in ((1, "new"), (0, "gone")):
+        if number := sum(pair[side] is not None and pair[1 - side] is None for pair in pairs):
+            said.append(f"{counted(number, 'module')} {'is' if number == 1 else 'are'} {what}")
+    if said:
+        yield f"The work differs: {'; '.join(said)}."
 
 
 _UNLIKE = "The two reports share no module: they are of different models."
@@ -196,6 +238,8 @@ def _unowned(before: Report, after: Report, noise: Noise) -> Iterator[Change]:
         start = sides[0].get(name, Cost.nothing(before.steps))
         end = sides[1].get(name, Cost.nothing(after.steps))
         judged = noise.of_part(start, end, held_up=False)
+        if name == UNSTEADY:
+            judged = judged[0], None
         yield build("unowned", name, name, "", (start, end), judged, by_gpu=noise.by_gpu)
 
 
@@ -253,6 +297,13 @@ def _cautions(before: Report, after: Report, by: str) -> Iterable[str]:
         )
     if before.has_gpu != after.has_gpu:
         yield f"Only the recording {'before' if before.has_gpu else 'after'} has GPU work."
+
+
+def _steadier(step: Change, whole: Change, report: Report) -> Iterator[str]:
+    """Yield what to do where the noise is too large to say that nothing changed."""
+    if step.is_noisy or whole.is_noisy:
+        threads = "" if report.has_gpu else ", on one thread (OMP_NUM_THREADS=1)"
+        yield f"The steps vary too much to compare: record both on an idle machine{threads}."
 
 
 _BY_NODE = (

@@ -8,7 +8,7 @@ from typing import get_args
 
 from backspot.comparison.changes import Change, ChangeKind, Time, Verdict
 from backspot.comparison.noise import Interval, Limits, Shift, Times, common_shift, interval
-from backspot.results.report import UNSTEADY, Report, Row
+from backspot.results.report import Report, Row
 
 __all__ = ["Cost", "Noise", "build", "by_size", "of_whole"]
 
@@ -92,12 +92,20 @@ class Noise:
     wall: Shift | None = None
     gpu: Shift | None = None
 
-    def with_shifts(self, shared: Sequence[tuple[Cost, Cost]]) -> Noise:
-        """Return the same with what modules of both sides have in common."""
+    def with_shifts(
+        self, same: Sequence[tuple[Cost, Cost]], *, work_differs: bool = False
+    ) -> Noise:
+        """Return the same with what modules of both sides have in common.
+
+        Args:
+            same: Their costs, of those that did the same work.
+            work_differs: Whether there are other modules, which did other work.
+        """
         wall, gpu = (
             common_shift(
-                ((was.to(time).typical, now.to(time).typical) for was, now in shared),
+                ((was.to(time).typical, now.to(time).typical) for was, now in same),
                 (self.before.to(time).typical, self.after.to(time).typical),
+                work_differs=work_differs,
             )
             for time in get_args(Time)
         )
@@ -157,7 +165,9 @@ def of_whole(
     kind: ChangeKind, name: str, was: Times, now: Times, noise: Noise, least: float = 0.0
 ) -> Change:
     """Return the change of the step, of a phase, or of the whole backward."""
-    found = interval(was, now, noise.wall, Limits.of_whole(least))
+    found = None
+    if (kind, name) != ("phase", "unsteady"):  # what is left over is no time of its own
+        found = interval(was, now, noise.wall, Limits.of_whole(least))
     none = Times(0, ())
     made = build(kind, name, name, "", (Cost(was, none), Cost(now, none)), ("wall", found))
     if kind == "whole" and noise.by_gpu:
@@ -196,14 +206,13 @@ def build(
         judged_by=time,
         low_ms=None if noise is None else noise.low / 1e6,
         high_ms=None if noise is None else noise.high / 1e6,
-        verdict=_verdict(kind, before_path, path, change, noise, gone=gone),
+        verdict=_verdict(before_path, path, change, noise, gone=gone),
         before_ns_by_step=() if before_path is None else tuple(was.wall.by_step),
         after_ns_by_step=() if gone else tuple(now.wall.by_step),
     )
 
 
 def _verdict(
-    kind: ChangeKind,
     before_path: str | None,
     path: str,
     change: float,
@@ -215,8 +224,6 @@ def _verdict(
         return "new"
     if gone:
         return "gone"
-    if (kind, path) in _LEFT_OVER:
-        return "within the noise"
     if noise is not None and noise.clear:
         return "slower" if change > 0 else "faster"
     if before_path != path:
@@ -224,7 +231,3 @@ def _verdict(
     if noise is not None:
         return "undecided" if noise.doubtful else "within the noise"
     return "undecided" if change else "within the noise"
-
-
-_LEFT_OVER = (("unowned", UNSTEADY), ("phase", "unsteady"))
-"""What is no time of its own."""

@@ -23,7 +23,9 @@ such recordings (``benchmarks/accuracy/compare_runs.py`` evaluates it):
 - Few steps show their range by luck only, so the range and that factor count (1 + (4 / steps)^2)
   times.
 
-With fewer than eight modules there is no common shift. Then only a change of 8 times the range is
+Only modules that did the same work count for the common shift: of the same class, and called as
+often on both sides. With fewer than eight of them, or three beside new modules or other numbers of
+calls, there is no common shift. Then only a change of 8 times the range is
 clear for the whole, and one of 2 times the range and 8% for a module. With a single step on either
 side there is no range, no reach and no claim.
 """
@@ -44,6 +46,8 @@ _MEDIAN = 1.2533
 _DEVIATIONS = 4.0
 _FEWEST = 8
 """Modules from which a common shift is estimated."""
+_FEWEST_BESIDE = 3
+"""The same beside modules with other work."""
 _SHARE = 0.003
 """Share of the whole from which a module counts for the common shift."""
 _APART = 3.0
@@ -117,12 +121,19 @@ class Interval:
     doubtful: bool
 
 
-def common_shift(pairs: Iterable[tuple[float, float]], wholes: tuple[float, float]) -> Shift | None:
+def common_shift(
+    pairs: Iterable[tuple[float, float]],
+    wholes: tuple[float, float],
+    *,
+    work_differs: bool = False,
+) -> Shift | None:
     """Return what modules have in common, ``None`` if there are too few to know.
 
     Args:
-        pairs: Typical times of each module, before and after.
+        pairs: Typical times, before and after, of each module that did the same work.
         wholes: Typical times of all modules together, before and after.
+        work_differs: Whether other modules did other work, so that there is a change for certain.
+            Then three modules are enough.
     """
     least = _SHARE * max(wholes)
     ratios = [
@@ -130,7 +141,7 @@ def common_shift(pairs: Iterable[tuple[float, float]], wholes: tuple[float, floa
         for before, after in pairs
         if before > 0 and after > 0 and max(before, after) >= least
     ]
-    if len(ratios) < _FEWEST:
+    if len(ratios) < (_FEWEST_BESIDE if work_differs else _FEWEST):
         return None
     common = median(ratios)
     return Shift(common, _NORMAL * median(abs(ratio - common) for ratio in ratios))

@@ -1,21 +1,29 @@
 """Scale a report of another machine, so that it can be compared with one of this machine.
 
-Two machines differ in all modules at once, by what is the *common shift* on one machine. The times
-before are multiplied by it. What is left is how the modules differ from each other: their shares.
-With too few modules for a common shift, the time of the whole backward decides.
+Two machines differ in all modules at once. So the times before are multiplied by the median, over
+the modules, of how many times as long they take now. What is left is how the modules differ from
+each other. Only modules that did the same work on both sides count: of the same class, and called
+as often. New modules and more calls say nothing about a machine, and stay a slowdown.
+
+A slowdown of everything at once looks like another machine, and nothing here tells them apart.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
-from backspot.comparison.noise import common_shift
-from backspot.results.report import Report
+from backspot.comparison.compare import same_work
+from backspot.results.report import Report, Row
 
 __all__ = ["scaled_to"]
+
+_FEWEST = 3
+"""Modules with the same work from which a machine is known: one that got slower is outvoted."""
+_SHARE = 0.003
+"""Share of the backward from which a module counts."""
 
 
 def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
@@ -25,7 +33,15 @@ def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
         after: the report of this machine.
         before: the report of another one.
     """
-    wall, gpu = _factor(before, after, "wall_ns"), _factor(before, after, "gpu_ns")
+    pairs = same_work(before, after)
+    wall, modules = _factor(before, after, "wall_ns", pairs)
+    gpu, _ = _factor(before, after, "gpu_ns", pairs)
+    if modules < _FEWEST:
+        return before, (
+            "The report before may be of another machine, and fewer than three modules do the same "
+            "work in both reports, so the speed of the machine is not known: the times are "
+            "compared as they are."
+        )
 
     def scaled(costs: Any, times: Sequence[str], factor: float) -> Any:
         changes: dict[str, Any] = {name: round(getattr(costs, name) * factor) for name in times}
@@ -46,15 +62,19 @@ def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
     times = f"{wall:.2f} (GPU times: by {gpu:.2f})" if both else f"{wall:.2f}"
     return made, (
         f"The report before may be of another machine: its times are multiplied by {times}, which "
-        "is what all modules have in common."
+        f"is what {modules} modules with the same work have in common. A slowdown of everything at "
+        "once would look the same."
     )
 
 
-def _factor(before: Report, after: Report, time: str) -> float:
-    old = {row.path: getattr(row, time) for row in before.modules if row.is_module}
-    new = {row.path: getattr(row, time) for row in after.modules if row.is_module}
-    wholes = getattr(before, time), getattr(after, time)
-    shift = common_shift([(old[path], new[path]) for path in old if path in new], wholes)
-    if shift is not None:
-        return math.exp(shift.common)
-    return wholes[1] / wholes[0] if all(wholes) else 1.0
+def _factor(
+    before: Report, after: Report, time: str, pairs: Sequence[tuple[Row, Row]]
+) -> tuple[float, int]:
+    """Return how many times as long the pairs typically take after, and how many say so."""
+    least_before, least_after = (_SHARE * getattr(one, time) for one in (before, after))
+    ratios = [
+        new / old
+        for old, new in ((getattr(was, time), getattr(now, time)) for was, now in pairs)
+        if old > 0 and new > 0 and (old >= least_before or new >= least_after)
+    ]
+    return (median(ratios) if len(ratios) >= _FEWEST else 1.0), len(ratios)

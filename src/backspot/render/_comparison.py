@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
-from backspot.formatting import counted, decimals_for, duration, visible
+from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
 from backspot.render._sentences import Part
+from backspot.results.costs import UNSTEADY
 from backspot.trace.names import short_node_name
 
 __all__ = [
@@ -23,10 +25,12 @@ __all__ = [
     "step_columns",
 ]
 
-_MINUS = "\N{MINUS SIGN}"
 _MOVES = 5  # how many are named
 _RANKS = 8  # how many are shown
 _LEAST = 0.005  # share of the step from which a phase is shown
+_WORTH = 5  # percent of change from which the answer says that it is unsteady
+_PART = 0.1  # share of a change from which the answer names a part as what changed
+_MOSTLY = 0.5  # share of a change from which the answer says that it is unsteady
 
 FIELDS = (
     "kind",
@@ -94,7 +98,7 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
             parts += [("text", " by "), ("number", _percent(abs(first.percent)))]
         parts.append(("text", f": {was} before, {now} after, per step"))
     elif first.verdict == "undecided":
-        change = ", ".join(filter(None, [share, _signed_time(first.change_ms)]))
+        change = ", ".join(filter(None, [share, _signed_time(first.change_ms) + _give(first)]))
         steps = min(comparison.before.steps, comparison.after.steps)
         why = "too few steps to tell it from noise" if steps < 2 else "which may be the machine"
         parts = [
@@ -104,37 +108,99 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
             ("number", now),
             ("text", f" after ({change}): {why}"),
         ]
+    elif first.is_noisy:
+        change = f" ({share})" if share else ""
+        parts = [
+            ("text", f"Too noisy to tell: the {what} took "),
+            ("number", was),
+            ("text", " before, "),
+            ("number", now),
+            ("text", f" after{change}, and the noise is{_give(first)}"),
+        ]
     else:
         change = f" ({share})" if share else ""
         parts = [
-            ("text", f"No difference beyond the noise: the {what} took "),
+            ("text", f"No difference beyond the noise{_of(first)}: the {what} took "),
             ("number", was),
             ("text", " before, "),
             ("number", now),
             ("text", f" after{change}"),
         ]
+    parts += _unsteady(comparison, first)
     return [*parts, *_first_change(comparison, first), ("text", ".")]
+
+
+def _give(change: Change) -> str:
+    """The noise as a time after a change: `` ±39 ms``."""
+    return "" if change.noise_ms is None else f" ±{duration(change.noise_ms * 1e6)}"
+
+
+def _of(change: Change) -> str:
+    """The noise as a share of the time before: `` of ±4.1%``."""
+    if not change.noise_ms or not change.before_ms:
+        return ""
+    return f" of ±{_percent(change.noise_ms / change.before_ms * 100)}"
+
+
+def _unsteady(comparison: Comparison, whole: Change) -> Iterator[Part]:
+    """That most of a change is in no phase or module, if it is."""
+    left_over = [
+        change.change_ms
+        for change in (*(comparison.phases if whole.kind == "step" else ()), *comparison.changes)
+        if _is_left_over(change)
+    ]
+    by = sum(left_over)
+    large = whole.percent is None or abs(whole.percent) >= _WORTH
+    if (
+        (whole.claimed or (large and not whole.is_noisy))
+        and whole.change_ms
+        and by / whole.change_ms >= _MOSTLY
+    ):
+        yield ("text", "; of that change, ")
+        yield ("number", _signed_time(by))
+        yield ("text", " is unsteady: each step is slow in another place")
+
+
+def _is_left_over(change: Change) -> bool:
+    """Whether it is what typical times leave over, which is no time of its own."""
+    return (change.kind, change.path) in (("phase", "unsteady"), ("unowned", UNSTEADY))
 
 
 def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
     """The parts that changed beyond the noise; if there are none, what changed most."""
-    phases = [phase for phase in comparison.phases if phase.path != "backward"]
-    slowest = sorted(
-        (phase for phase in phases if phase.claimed), key=lambda phase: -abs(phase.change_ms)
+    phases = sorted(
+        (phase for phase in comparison.phases if phase.claimed and phase.path != "backward"),
+        key=_by_size,
     )
     claimed = [change for change in comparison.changes if change.claimed]
-    if slowest:
-        first = slowest[0]
-        yield from (("text", f"; {first.path} got {first.verdict} by "), _by(first))
-    if claimed:
-        yield from (("text", "; "), *_claim(claimed[0]))
-    if more := len(claimed[1:]) + len(slowest[1:]):
+    parts = sorted([*phases[:1], *claimed[:1]], key=_by_size)
+    if whole.claimed:
+        large = [one for one in parts if -_by_size(one) >= _PART * abs(whole.change_ms)]
+        parts, small = large, [] if large else parts[:1]
+    else:
+        small = []
+    for part in parts:
+        yield from (("text", "; "), *_claim(part))
+    for part in small:
+        yield from (("text", "; the largest part beyond the noise is "), *_change(part))
+    parts += small
+    if parts and (more := len(claimed) + len(phases) - len(parts)):
         yield ("text", f", {counted(more, 'other')} changed too")
-    if not claimed and not slowest and whole.claimed and comparison.changes:
-        first = comparison.changes[0]
-        how = f" ({first.verdict})" if first.verdict in ("new", "gone") else ""
-        yield from (("text", "; the largest change is "), _named(first), ("text", f"{how}, "))
-        yield ("number", _signed_time(first.judged_ms[2]))
+    others = [change for change in comparison.changes if not _is_left_over(change)]
+    if not parts and whole.claimed and others:
+        yield ("text", "; the largest change is ")
+        yield from _change(others[0])
+
+
+def _by_size(change: Change) -> float:
+    return -abs(change.judged_ms[2])
+
+
+def _change(change: Change) -> Iterator[Part]:
+    """A part and by how much it changed: ``head (new), +2 ms``."""
+    how = f" ({change.verdict})" if change.verdict in ("new", "gone") else ""
+    yield from (_named(change), ("text", f"{how}, "))
+    yield ("number", _signed_time(change.judged_ms[2]) + _of_gpu(change))
 
 
 def _claim(change: Change) -> Iterator[Part]:
@@ -147,12 +213,18 @@ def _claim(change: Change) -> Iterator[Part]:
 
 
 def _named(change: Change) -> Part:
-    return ("node" if change.kind == "node" else "name", short_node_name(change.name))
+    kind: Literal["node", "text", "name"] = (
+        "node" if change.kind == "node" else "text" if change.kind == "phase" else "name"
+    )
+    return kind, short_node_name(change.name)
 
 
 def _by(change: Change) -> Part:
-    time = " of GPU time" if change.judged_by == "gpu" else ""
-    return ("number", duration(abs(change.judged_ms[2]) * 1e6) + time)
+    return ("number", duration(abs(change.judged_ms[2]) * 1e6) + _of_gpu(change))
+
+
+def _of_gpu(change: Change) -> str:
+    return " of GPU time" if change.judged_by == "gpu" else ""
 
 
 def _costly(comparison: Comparison) -> list[Change]:
@@ -236,11 +308,11 @@ def _times(rows: Sequence[Change]) -> list[Column]:
     decimals = decimals_for(max((max(was, now) for was, now, _ in times), default=0) * 1e6)
 
     def ms(value: float) -> str:
-        return f"{value:.{decimals}f}".replace("-", _MINUS) if value else "0"
+        return f"{value:.{decimals}f}".replace("-", MINUS) if value else "0"
 
     def signed(value: float) -> str:
-        shown = f"{value:+.{decimals}f}".replace("-", _MINUS)
-        return shown if shown.strip(f"+{_MINUS}0.") else "0"  # too little for these decimals
+        shown = f"{value:+.{decimals}f}".replace("-", MINUS)
+        return shown if shown.strip(f"+{MINUS}0.") else "0"  # too little for these decimals
 
     def spread(change: Change) -> str:
         if change.low_ms is None or change.high_ms is None:
@@ -253,7 +325,8 @@ def _times(rows: Sequence[Change]) -> list[Column]:
     after = (
         ms(now) if c.verdict != "gone" else "" for c, (_, now, _) in zip(rows, times, strict=True)
     )
-    percents = (c.judged_percent for c in rows)
+    percents = (None if _is_left_over(c) else c.judged_percent for c in rows)
+    verdicts = ("" if _is_left_over(c) else c.verdict for c in rows)
     return [
         Column("other time", "before", numbers(before)),
         Column("other time", "after", numbers(after)),
@@ -265,7 +338,7 @@ def _times(rows: Sequence[Change]) -> list[Column]:
             numbers("" if one is None else _signed_percent(one) for one in percents),
             need=1,
         ),
-        Column("verdict", "", [("text", c.verdict) for c in rows], least=16, left=True),
+        Column("verdict", "", [("text", one) for one in verdicts], least=16, left=True),
     ]
 
 
@@ -276,8 +349,8 @@ def _percent(value: float) -> str:
 def _signed_percent(value: float) -> str:
     if abs(value) < 0.05:
         return "0%"
-    return f"{'+' if value > 0 else _MINUS}{_percent(abs(value))}"
+    return f"{'+' if value > 0 else MINUS}{_percent(abs(value))}"
 
 
 def _signed_time(ms: float) -> str:
-    return f"{'+' if ms > 0 else _MINUS if ms < 0 else ''}{duration(abs(ms) * 1e6)}"
+    return f"{'+' if ms > 0 else MINUS if ms < 0 else ''}{duration(abs(ms) * 1e6)}"

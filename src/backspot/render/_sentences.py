@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Literal
 
-from backspot.formatting import counted, duration, percent, size
+from backspot.formatting import MINUS, counted, duration, percent, size
 from backspot.render.view import (
     DEFAULT_VIEW,
     LEAST_UNSTEADY,
@@ -600,21 +600,26 @@ _PHASES: dict[PhaseName, str] = {
 
 
 def kept_phases(report: Report) -> list[Phase]:
-    """The phases that take any time worth showing."""
+    """The phases that take any time worth showing.
+
+    What is unsteady is negative where the typical times of the others are more than the step, and
+    is shown then too, so that the phases add up.
+    """
     least = LEAST_UNSTEADY * report.step_ns
     return [
         phase
         for phase in report.phases
-        if phase.wall_ns > (least if phase.name == "unsteady" else 0)
+        if abs(phase.wall_ns) > (least if phase.name == "unsteady" else 0)
     ]
 
 
 def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
     """A phase's name, its time in a step, and its share of it."""
-    share = percent(phase.wall_ns / report.step_ns if report.step_ns else 0.0)
+    time, sign = abs(phase.wall_ns), MINUS if phase.wall_ns < 0 else ""
+    share = percent(time / report.step_ns if report.step_ns else 0.0)
     to_gpu = report.has_gpu or phase.name != "copy"
     name = _PHASES[phase.name] if to_gpu else "copies of the batch"
-    return name, duration(phase.wall_ns), share
+    return name, f"{sign}{duration(time)}", f"{sign}{share}"
 
 
 _MEANINGS: dict[PhaseName, str] = {
@@ -643,8 +648,9 @@ _MEANINGS: dict[PhaseName, str] = {
         "does besides PyTorch's operators, such as logging or waiting for another process"
     ),
     "unsteady": (
-        "what the typical times of the other phases leave over, because the phases vary from step "
-        "to step; look first at their times by step in the JSON report"
+        "what the typical times of the other phases leave over of the step, less than nothing if "
+        "they sum to more, because the phases vary from step to step; look first at their times by "
+        "step in the JSON report"
     ),
 }
 """What a long phase means and what to look at first; only what follows from any such trace."""
@@ -652,9 +658,9 @@ _MEANINGS: dict[PhaseName, str] = {
 
 def explained(report: Report) -> list[str]:
     """A sentence for each phase that takes much of the step, the longest first."""
-    phases = [phase for phase in report.phases if phase.wall_ns > _LONG * report.step_ns]
+    phases = [phase for phase in report.phases if abs(phase.wall_ns) > _LONG * report.step_ns]
     sentences = []
-    for phase in sorted(phases, key=lambda phase: -phase.wall_ns):
+    for phase in sorted(phases, key=lambda phase: -abs(phase.wall_ns)):
         if phase.name in _MEANINGS:
             name, _, share = phase_text(report, phase)
             meaning = _MEANINGS[phase.name]

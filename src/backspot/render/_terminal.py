@@ -248,7 +248,7 @@ def phase_facts(report: Report, least: float = 0) -> list[str]:
         report: the report.
         least: the share of the step from which a phase is worth saying.
     """
-    kept = [one for one in kept_phases(report) if one.wall_ns >= least * report.step_ns]
+    kept = [one for one in kept_phases(report) if abs(one.wall_ns) >= least * report.step_ns]
     texts = [phase_text(report, phase) for phase in kept]
     return [f"{share} {name}" for name, _, share in texts]
 

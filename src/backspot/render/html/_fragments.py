@@ -115,6 +115,7 @@ def phases_bar(report: Report) -> str:
     bar = "".join(
         f'<span class="p-{phase.name}" style="flex-grow:{phase.wall_ns}"></span>'
         for phase in phases
+        if phase.wall_ns > 0
     )
     legend = "".join(
         f'<li><i class="p-{phase.name}" aria-hidden="true"></i>{name} <b>{time}</b> '
