@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from backspot.trace.columns import LONGEST_NS, NO_INPUTS, Columns, integers
-from backspot.trace.events import CATEGORIES, Category, Ints, Signature
+from backspot.trace.events import CATEGORIES, Category, Ints, Mask, Signature
 from backspot.trace.names import (
     ADDRESS,
     BLOCK_BYTES,
@@ -154,13 +155,20 @@ _MOST_BYTES = 1 << 44
 _MOST_BLOCK = 1 << 44
 """Bytes of one block of memory, as much."""
 
-_PH, _CAT, _NAME = attrgetter("ph"), attrgetter("cat"), attrgetter("name")
+_CAT, _NAME = attrgetter("cat"), attrgetter("name")
 _PID, _TID, _ID = attrgetter("pid"), attrgetter("tid"), attrgetter("id")
 _TS, _DUR, _ARGS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
 _OF_ARGS = {field: attrgetter(field) for field in _Args.__struct_fields__}
 _OF_DETAILS = {field: attrgetter(field) for field in _DetailedArgs.__struct_fields__}
-_NUMBERS = ("sequence", "forward_thread", "correlation", "device", "bytes")
-_CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
+_ENDS = (FLOW_START, FLOW_FINISH)
+
+
+class _Codes(dict[str | None, int]):
+    def __missing__(self, category: str | None) -> int:
+        return -1
+
+
+_CODES = _Codes({category: int(kind) for category, kind in CATEGORIES.items()})
 
 
 def gather(events: Sequence[Event], columns: Columns) -> int:
@@ -169,47 +177,45 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
     Returns:
         The number of events that were left out because their times are impossible.
     """
-    phases = list(map(_PH, events))
     in_detail = bool(events) and type(events[0]) is _DetailedEvent
-    if phases.count(COMPLETE) < len(phases):
+    is_complete = [event.ph == COMPLETE for event in events]
+    if not all(is_complete):
+        others = [event for event in events if event.ph != COMPLETE]
+        events = list(compress(events, is_complete))
         if in_detail:
-            _gather_memory([e for e in events if e.ph == INSTANT and e.name == MEMORY], columns)
-        if COUNTER in phases:
-            _gather_samples([event for event in events if event.ph == COUNTER], columns)
-        _gather_flows(
-            [
-                event
-                for event, phase in zip(events, phases, strict=True)
-                if phase != COMPLETE
-                and event.cat == FORWARD_BACKWARD
-                and phase in (FLOW_START, FLOW_FINISH)
-            ],
-            columns,
-        )
-    kept = [event for event in events if event.ph == COMPLETE and event.cat in _CODES]
-    if len(kept) < phases.count(COMPLETE):
-        rest = (event for event in events if event.ph == COMPLETE and event.cat not in _CODES)
+            _gather_memory([e for e in others if e.ph == INSTANT and e.name == MEMORY], columns)
+        _gather_samples([event for event in others if event.ph == COUNTER], columns)
+        _gather_flows([e for e in others if e.cat == FORWARD_BACKWARD and e.ph in _ENDS], columns)
+    category = np.fromiter(map(_CODES.__getitem__, map(_CAT, events)), np.int64, len(events))
+    is_known = category >= 0
+    if not is_known.all():
+        rest = compress(events, (~is_known).tolist())
         columns.unknown.add((e.cat, None if e.dur is None else e.dur * 1000) for e in rest)
-    category = np.fromiter(map(_CODES.__getitem__, map(_CAT, kept)), np.int64, len(kept))
+        events, (category,) = _chosen(is_known, events, category)
     calls = category == Category.MODULE_CALL
     if calls.any():  # other Python frames have the same category
-        named = [(event.name or "").startswith(MODULE_CALL) for event in kept]
-        kept, (category,) = _chosen(~calls | np.array(named, bool), kept, category)
-    start, duration = _floats(_TS, kept), _floats(_DUR, kept, 0.0)
+        named = [(event.name or "").startswith(MODULE_CALL) for event in events]
+        events, (category,) = _chosen(~calls | np.array(named, bool), events, category)
+    start, duration = _floats(_TS, events), _floats(_DUR, events, 0.0)
     possible = _possible(start, duration)
-    impossible = len(kept) - int(np.count_nonzero(possible))
+    impossible = len(events) - int(np.count_nonzero(possible))
     if impossible:
-        kept, (category, start, duration) = _chosen(possible, kept, category, start, duration)
-    if not kept:
+        events, (category, start, duration) = _chosen(possible, events, category, start, duration)
+    if not events:
         return impossible
-    args = list(map(_ARGS, kept))
+    args = list(map(_ARGS, events))
     if None in args:
         args = [_NO_DETAILS if arg is None else arg for arg in args]
-    numbers = {field: integers(_OF_ARGS[field], args) for field in _NUMBERS}
-    count = len(kept)
-    names = np.fromiter(map(columns.names.__getitem__, map(_NAME, kept)), np.int64, count)
-    threads = zip(map(_PID, kept), map(_TID, kept), strict=True)
-    size = _sizes(_floats(_OF_ARGS["blocks"], args), numbers["bytes"])
+    # What an event of another kind does not have is not looked for.
+    sequence, forward_thread = _of(category < Category.RUNTIME, args, "sequence", "forward_thread")
+    (correlation,) = _of(category >= Category.RUNTIME, args, "correlation")
+    on_device = category > Category.RUNTIME
+    device, size = _of(on_device, args, "device", "bytes")
+    blocks = compress(args, on_device.tolist())
+    size[on_device] = _sizes(_floats(_OF_ARGS["blocks"], list(blocks)), size[on_device])
+    count = len(events)
+    names = np.fromiter(map(columns.names.__getitem__, map(_NAME, events)), np.int64, count)
+    threads = zip(map(_PID, events), map(_TID, events), strict=True)
     group = _describe_collectives(names, category, args, columns, size)
     columns.add(
         _nanoseconds(start),
@@ -217,15 +223,24 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
         category,
         names,
         np.fromiter(map(columns.threads.__getitem__, threads), np.int64, count),
-        numbers["sequence"],
-        numbers["forward_thread"],
-        numbers["correlation"],
-        _devices(numbers["device"], category, kept),
+        sequence,
+        forward_thread,
+        correlation,
+        _devices(device, on_device, events),
         size,
         group,
         _signatures(args, columns) if in_detail else np.full(count, -1, np.int64),
     )
     return impossible
+
+
+def _of(where: Mask, args: Sequence[_Args], *names: str) -> list[Ints]:
+    """Return numbers of the events for which ``where`` is true; -1 for the others."""
+    chosen = list(compress(args, where.tolist()))
+    found = [np.full(len(args), -1, np.int64) for _ in names]
+    for numbers, name in zip(found, names, strict=True):
+        numbers[where] = integers(_OF_ARGS[name], chosen)
+    return found
 
 
 def _gather_flows(flows: list[Event], columns: Columns) -> None:
@@ -289,10 +304,9 @@ def _signatures(args: Sequence[_Args], columns: Columns) -> Ints:
 
 
 def _chosen(
-    keep: np.ndarray, events: list[Event], *columns: np.ndarray
+    keep: np.ndarray, events: Sequence[Event], *columns: np.ndarray
 ) -> tuple[list[Event], list[np.ndarray]]:
-    kept = [events[index] for index in np.flatnonzero(keep).tolist()]
-    return kept, [column[keep] for column in columns]
+    return list(compress(events, keep.tolist())), [column[keep] for column in columns]
 
 
 def _possible(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
@@ -324,10 +338,9 @@ def _nanoseconds(microseconds: np.ndarray) -> Ints:
     return nanoseconds
 
 
-def _devices(device: Ints, category: Ints, events: list[Event]) -> Ints:
-    on_host = category <= Category.RUNTIME
-    device[on_host | (device >= _MOST_DEVICES)] = -1
-    for index in np.flatnonzero((device < 0) & ~on_host).tolist():
+def _devices(device: Ints, on_device: Mask, events: Sequence[Event]) -> Ints:
+    device[device >= _MOST_DEVICES] = -1
+    for index in np.flatnonzero((device < 0) & on_device).tolist():
         pid = events[index].pid  # Kineto writes the device as the process of its work
         device[index] = pid if isinstance(pid, int) and 0 <= pid < _MOST_DEVICES else 0
     return device
