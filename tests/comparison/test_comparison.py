@@ -20,7 +20,7 @@ from backspot.errors import OutputExistsError, UsageError
 from backspot.render.json import comparison_to_json
 from backspot.render.markdown import comparison_to_markdown
 from backspot.render.tables import comparison_to_csv
-from backspot.render.text import render_comparison
+from backspot.render.text_comparison import render_comparison
 from backspot.render.view import View
 from support.recorded_steps import recorded, recordings
 from support.sample_reports import node, odd, report, reports, row, unlabelled, vit, vit_rows

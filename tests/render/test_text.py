@@ -11,7 +11,8 @@ from backspot import locate
 from backspot.errors import UsageError
 from backspot.formatting import milliseconds, size, visible
 from backspot.render import renderer_for
-from backspot.render.text import render_subtree, render_text
+from backspot.render.text import render_text
+from backspot.render.text_subtree import render_subtree
 from backspot.render.view import View
 from backspot.results.report import Phase, Place
 from support.choice import slow_except

@@ -70,7 +70,8 @@ def print_result(
     name, top = args.format, args.top
     if name == "table":
         from backspot.comparison.changes import Comparison
-        from backspot.render.text import render_comparison, render_text
+        from backspot.render.text import render_text
+        from backspot.render.text_comparison import render_comparison
 
         if top is not None or args.full:
             view = replace(view, top=top, fewest=top or 0)

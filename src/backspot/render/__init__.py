@@ -7,11 +7,15 @@ functions of this file to ``results/presented.py``, so that results can print an
 In the order in which they build on each other:
 
 - ``view.py``: which rows to show, and the time to rank them by
-- ``_sentences.py``: what is said in words; ``_comparison.py``: the same for a comparison
+- ``_words.py``: what sentences are made of
+- ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
+  words; ``_comparison.py``: the same for a comparison
 - ``_memory.py`` and ``_roofline.py``: what memory and the device's limit add to both
 - ``_columns.py``: the columns of each table, with their cells
-- ``_terminal.py``: lays out columns and paragraphs in a given width
-- ``text.py``, ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
+- ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
+- ``text.py`` (with ``text_findings.py`` and ``text_source_lines.py``), ``text_subtree.py`` and
+  ``text_comparison.py``: a report, a module with those inside it, and a comparison as text
+- ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
   ``plot.py`` (with ``plot_limits.py``): one output each
 - ``job.py``: many ranks as text; ``html/_job.py`` is their page
@@ -85,15 +89,21 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
 
 def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
     """A result as text for a terminal."""
-    from backspot.render import text
-
     if isinstance(result, JobReport):
         from backspot.render.job import render_job
 
         return render_job(result)
     if isinstance(result, Comparison):
-        return text.render_comparison(result)
-    return text.render_subtree(result) if isinstance(result, Subtree) else text.render_text(result)
+        from backspot.render.text_comparison import render_comparison
+
+        return render_comparison(result)
+    if isinstance(result, Subtree):
+        from backspot.render.text_subtree import render_subtree
+
+        return render_subtree(result)
+    from backspot.render.text import render_text
+
+    return render_text(result)
 
 
 def as_html(result: Report | Comparison | JobReport) -> str:

@@ -12,7 +12,7 @@ from dataclasses import fields as dataclass_fields
 from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
-from backspot.render._sentences import Part, made_by
+from backspot.render._words import Part, made_by
 from backspot.render.view import (
     Cost,
     View,

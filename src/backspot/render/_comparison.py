@@ -9,7 +9,7 @@ from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
-from backspot.render._sentences import Part
+from backspot.render._words import Part
 from backspot.results.costs import UNSTEADY
 from backspot.trace.names import short_node_name
 

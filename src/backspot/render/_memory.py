@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backspot.formatting import duration, labelled, percent, size
-from backspot.render._sentences import Part
+from backspot.render._words import Part
 from backspot.results.grouping import numberless
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
 from backspot.results.memory import MemoryKind, MemoryOfDevice, MemoryTimeline

@@ -1,4 +1,4 @@
-"""Layout for a terminal: tables and paragraphs in a given width.
+"""Layout for a terminal: tables, paragraphs and styled sentences in a given width.
 
 A table of rich would wrap cells or cut them at the end. Here the end of a path is kept, because it
 identifies the module, and a whole column is dropped before its numbers become unreadable.
@@ -6,6 +6,7 @@ identifies the module, and a whole column is dropped before its numbers become u
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sys
@@ -14,26 +15,26 @@ from dataclasses import replace
 from itertools import islice
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from backspot.formatting import visible
 from backspot.render._columns import Column
-from backspot.render._sentences import cost_of, kept_phases, phase_text, place_name, worth
-from backspot.results.report import Finding, Report
+from backspot.render._words import Part
 
 __all__ = [
-    "brief_finding",
     "fact_lines",
-    "finding",
     "fits",
     "keep_end",
     "keep_start",
     "lay_out",
     "paragraph",
-    "phase_facts",
+    "sentence",
     "space_for",
+    "written",
 ]
 
+_STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _NARROWEST = 40
 _MARKS = 8
@@ -44,7 +45,6 @@ _WORD = re.compile(
 )
 """What stays on one line, and the space behind it: a word with the number before it, the unit or
 the dot behind it."""
-_BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
 
 
 def keep_end(text: str, width: int) -> str:
@@ -241,76 +241,6 @@ def fact_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
         yield from paragraph(Text(line, "dim"), width)
 
 
-def phase_facts(report: Report, least: float = 0) -> list[str]:
-    """The phases of the step, one fact each: ``22% forward``.
-
-    Args:
-        report: the report.
-        least: the share of the step from which a phase is worth saying.
-    """
-    kept = [one for one in kept_phases(report) if abs(one.wall_ns) >= least * report.step_ns]
-    texts = [phase_text(report, phase) for phase in kept]
-    return [f"{share} {name}" for name, _, share in texts]
-
-
-def finding(
-    report: Report,
-    number: int,
-    found: Finding,
-    width: int,
-    *,
-    whole: bool = False,
-    evidence: int | None = None,
-    remedy: int | None = None,
-) -> list[Text]:
-    """A finding as a paragraph: its cost and place, what was seen, and the remedy.
-
-    Args:
-        report: the report.
-        number: the number of the finding, from 1.
-        found: the finding.
-        width: number of cells in a line.
-        whole: whether its place is never cut.
-        evidence: how many sentences about what was seen there are at most; ``None`` has all.
-        remedy: how many sentences about what to do there are at most; ``None`` has all.
-    """
-    text = Text(visible(found.title), "bold")
-    text.append(f": {', '.join(cost_of(report, found))}", "not bold")
-    places, more = worth(found, 1)
-    for place in places:
-        label, line = visible(place_name(place)), visible(place.line)
-        if not whole:
-            label, line = keep_end(label, min(width - 8, 70)), keep_end(line, min(width - 8, 60))
-        text.append(" in ", "not bold")
-        text.append(label, "not bold cyan")
-        if line:
-            text.append(f", {line}", "not bold")
-    text.append(f" and {more}." if more else ".", "not bold")
-    lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
-    if seen := _sentences(found.seen, evidence):
-        lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
-    advice = Text(_sentences(found.remedy, remedy))
-    return [*lines, *paragraph(advice, width, "   → ", whole=whole)]
-
-
-def _sentences(text: str, most: int | None) -> str:
-    """The first sentences of a text from a finding; ``None`` has all."""
-    return " ".join(_BETWEEN_SENTENCES.split(visible(text))[:most])
-
-
-def brief_finding(
-    report: Report, number: int, found: Finding, width: int, *, whole: bool = False
-) -> list[Text]:
-    """A finding in a line: its cost, and its place if it has one; the arguments of ``finding``."""
-    text = Text(visible(found.title), "bold")
-    text.append(f": {', '.join(cost_of(report, replace(found, saves=None)))}", "not bold")
-    if len(found.places) == 1 and worth(found, 1)[0]:
-        name = visible(found.path or found.places[0].label)
-        text.append(" in ", "not bold")
-        text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
-    return [*paragraph(text, width, f"{number}. ", whole=whole)]
-
-
 def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) -> Iterator[Text]:
     """The lines of a paragraph.
 
@@ -355,3 +285,40 @@ def space_for(width: int | None) -> tuple[int, bool]:
         return max(_NARROWEST, width), False
     whole = not getattr(sys.stdout, "isatty", lambda: False)()
     return max(_NARROWEST, shutil.get_terminal_size().columns), whole
+
+
+def sentence(parts: Sequence[Part], width: int, *, whole: bool) -> Text:
+    """One sentence with styled names, which are cut if they are longer than a line."""
+    # A path may be longer than the line; its end and its class identify it.
+    said = Text()
+    for kind, text in parts:
+        shown = visible(text)
+        if kind == "name" and not whole:
+            shown = keep_end(shown, min(width, 80))
+        elif kind == "node" and not whole:
+            shown = keep_start(shown, min(width, 60))
+        said.append(shown, _STYLES[kind])
+    return said
+
+
+def written(lines: Sequence[Text], width: int, *, color: bool) -> str:
+    """Lines as a string, whatever the environment says about colours and terminals."""
+    file = io.StringIO()
+    console = Console(
+        file=file,
+        width=width,
+        color_system="standard" if color else None,
+        force_terminal=color,
+        no_color=not color,
+        force_jupyter=False,
+        force_interactive=False,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        _environ={},
+    )
+    for line in lines:
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+    return file.getvalue().rstrip("\n")

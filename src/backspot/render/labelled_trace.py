@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.formatting import percent, visible
 from backspot.paths import path_text
-from backspot.render._sentences import made_by
+from backspot.render._words import made_by
 from backspot.render.files import check_target, writing
 from backspot.render.view import heaviest, heaviest_line
 from backspot.results.report import Report, Row

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from backspot.comparison.changes import Comparison
 from backspot.formatting import counted, visible
+from backspot.render._answer import answer
 from backspot.render._columns import Column, module_columns, operator_columns
 from backspot.render._comparison import (
     change_columns,
@@ -18,26 +19,11 @@ from backspot.render._comparison import (
     sides,
     step_columns,
 )
+from backspot.render._facts import coverage, notes, remedies, savings, setting, units
+from backspot.render._findings import HEADING, cost_of, listed, place_name, searched, worth
 from backspot.render._memory import memory_sentences
-from backspot.render._sentences import (
-    HEADING,
-    Part,
-    answer,
-    cost_of,
-    coverage,
-    explained,
-    kept_phases,
-    listed,
-    notes,
-    phase_text,
-    place_name,
-    remedies,
-    savings,
-    searched,
-    setting,
-    units,
-    worth,
-)
+from backspot.render._phases import explained, kept_phases, phase_text
+from backspot.render._words import Part
 from backspot.render.formats import Format
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.report import Report

@@ -13,6 +13,7 @@ from typing import Any
 from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
+from backspot.render._answer import answer, view_of_answer
 from backspot.render._columns import Column
 from backspot.render._comparison import (
     change_columns,
@@ -22,16 +23,9 @@ from backspot.render._comparison import (
     recordings,
     step_columns,
 )
+from backspot.render._facts import coverage, remedies, savings, setting
 from backspot.render._memory import memory_sentences
-from backspot.render._sentences import (
-    KINDS,
-    answer,
-    coverage,
-    remedies,
-    savings,
-    setting,
-    view_of_answer,
-)
+from backspot.render._words import KINDS
 from backspot.render.html import asset, to_html
 from backspot.render.html._fragments import (
     facts_list,

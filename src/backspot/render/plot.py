@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, get_args
 
 from backspot.errors import MissingDependencyError, UsageError
 from backspot.formatting import quoted, visible
-from backspot.render._sentences import KINDS
 from backspot.render._terminal import keep_end
+from backspot.render._words import KINDS
 from backspot.render.plot_limits import plot_memory, plot_roofline
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.report import By, PlotKind, Report, Row, Sort, time_of

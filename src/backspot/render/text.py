@@ -1,36 +1,28 @@
-"""Results as text for a terminal: the answer, its warnings, the ranked table, and what to do."""
+"""A report as text for a terminal: the answer, its warnings, the ranked table, and what to do."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
-from backspot.comparison.changes import Comparison
-from backspot.formatting import counted, duration, percent, visible
-from backspot.render._columns import (
-    Column,
-    milliseconds_of,
-    module_columns,
-    node_cells,
-    numbers,
-    operator_columns,
+from backspot.formatting import counted, visible
+from backspot.render._answer import answer, answered
+from backspot.render._columns import Column, module_columns, operator_columns
+from backspot.render._facts import (
+    coverage,
+    has_repeats,
+    hidden_work,
+    notes,
+    remedies,
+    savings,
+    setting,
+    units,
 )
-from backspot.render._comparison import (
-    change_columns,
-    comparison_answer,
-    left_out,
-    of_step,
-    rank_columns,
-    recordings,
-    step_columns,
-)
+from backspot.render._findings import HEADING, listed, searched
 from backspot.render._memory import (
     checkpointing,
     layers_hold_most,
@@ -38,55 +30,32 @@ from backspot.render._memory import (
     memory_answer,
     memory_facts,
 )
-from backspot.render._sentences import (
-    HEADING,
-    Part,
-    answer,
-    answered,
-    coverage,
-    explained,
-    has_repeats,
-    hidden_work,
-    listed,
-    longer_phase,
-    made_by,
-    notes,
-    remedies,
-    savings,
-    searched,
-    setting,
-    units,
-)
+from backspot.render._phases import explained, kept_phases, longer_phase, phase_text
 from backspot.render._terminal import (
-    brief_finding,
     fact_lines,
-    finding,
-    keep_end,
     keep_start,
     lay_out,
     paragraph,
-    phase_facts,
+    sentence,
     space_for,
+    written,
 )
 from backspot.render.formats import Format
+from backspot.render.text_findings import brief_finding, finding
+from backspot.render.text_source_lines import line_of_answer, lines_table
 from backspot.render.view import (
-    DEFAULT_VIEW,
     SCREEN_ROWS,
     Selection,
     View,
     first_view,
-    heaviest_line,
     only_nodes,
     operators_by,
     select,
 )
-from backspot.results.report import LineCost, Report, Row, Sort, Subtree
-from backspot.trace.names import short_node_name
+from backspot.results.report import Report, Row
 
-__all__ = ["FORMATS", "render_comparison", "render_subtree", "render_text"]
+__all__ = ["FORMATS", "render_text"]
 
-_INDENT = 24
-_LINES = 5  # how many lines of source are shown
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
 _WARNINGS = 2
 _MARGIN = 8  # what breaking lines between words can cost in two lines
@@ -117,8 +86,6 @@ _CHOICES = (
     *(_Choice(1, 1, 1), _Choice(1, 1, 0), _Choice(1, 1, 0, 1)),
 )
 """The best first. Each has the remedy of the first finding."""
-_STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
-_VERDICTS = {"slower": "red", "faster": "green", "within the noise": "dim", "undecided": "dim"}
 
 
 def render_text(
@@ -152,7 +119,7 @@ def render_text(
     page = _Page(
         report, view or first_view(report), width, whole=whole, regroup=regroup and not full
     )
-    return _written(page.full() if full else page.screen(more), width, color=color)
+    return written(page.full() if full else page.screen(more), width, color=color)
 
 
 class _Page:
@@ -198,7 +165,7 @@ class _Page:
             lines += self._paragraph(Text("! " + visible(text), "yellow"))
         lines += [Text(), *self._table(self._chosen, "owned by no module:")]
         if not only_nodes(report):
-            lines += _lines_table(self._chosen.shown, self._view.sort, width, whole=self._whole)
+            lines += lines_table(self._chosen.shown, self._view.sort, width, whole=self._whole)
             lines += [Text(), *self._paragraph(Text(coverage(report)))]
             said = [*notes(report, self._chosen, self._view), *savings(report, self._chosen)]
             for text in said:
@@ -269,7 +236,7 @@ class _Page:
     def _memory(self) -> list[Text]:
         """Who fills the memory, what is in it, what to do about it; and the answer about time."""
         report, width = self._report, self._width
-        lines = [*self._paragraph(_sentence(memory_answer(report), width, whole=self._whole))]
+        lines = [*self._paragraph(sentence(memory_answer(report), width, whole=self._whole))]
         first, *others = memory_facts(report)
         lines += fact_lines(first[:-1], width)  # the table has the modules
         for facts in others:
@@ -278,7 +245,7 @@ class _Page:
             lines += paragraph(Text(visible(self._advice)), width, "→ ", whole=self._whole)
         parts = answer(report, replace(self._view, order=None))
         short = takewhile(lambda part: part[0] != "text" or part[1][0] not in ",;", parts)
-        return [*lines, *self._paragraph(_sentence([*short], width, whole=self._whole))]
+        return [*lines, *self._paragraph(sentence([*short], width, whole=self._whole))]
 
     def _above_the_table(self) -> list[Text]:
         report, width = self._report, self._width
@@ -345,13 +312,13 @@ class _Page:
         if self._view.sort == "wall":
             answers.insert(0, longer_phase(self._report, row))
         for parts in filter(None, answers):
-            lines += self._paragraph(_sentence(parts, self._width, whole=self._whole))
+            lines += self._paragraph(sentence(parts, self._width, whole=self._whole))
         if row is not None:
-            lines += _line_of_answer(row, self._view.sort, self._width, whole=self._whole)
+            lines += line_of_answer(row, self._view.sort, self._width, whole=self._whole)
         return lines
 
     def _phases(self, least: float = 0) -> list[Text]:
-        phases = phase_facts(self._report, least)
+        phases = _phase_facts(self._report, least)
         if not phases:
             return []
         return [*fact_lines([f"{self._report.per}: {phases[0]}", *phases[1:]], self._width)]
@@ -397,74 +364,16 @@ def _packed(facts: Sequence[str]) -> list[str]:
     return [*facts[:1], *sorted(facts[1:], key=len)]
 
 
-def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = False) -> str:
-    """A module with the modules inside it, as a tree; shares are of the module's own total."""
-    width, uncut = space_for(width)
-    placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
-    rows = [row for _, row in placed]
-    whole = subtree.row.total_wall_ns
-    ms = milliseconds_of(whole)
-    names: list[Part] = [("name", name) for name, _ in placed]
-    classes: list[Part] = [("name", row.class_name) for row in rows]
-    total = numbers(ms(row.total_wall_ns) for row in rows)
-    shares = numbers(percent(row.total_wall_ns / whole if whole else 0) for row in rows)
-    own = numbers(ms(row.wall_ns) for row in rows)
-    gpu = numbers(ms(row.total_gpu_ns) for row in rows)
-    cpu = numbers(ms(row.total_cpu_ns) for row in rows)
-    nodes = node_cells(rows, "wall")
-    columns = [
-        Column("name", "module", names, least=24, left=True, outlasts=4, style="cyan"),
-        Column("class", "class", classes, need=4, least=10, left=True),
-        Column("time", "total ms", total, style="bold"),
-        Column("share", "share", shares, need=1),
-        Column("other time", "own", own, full_head="own ms", need=2),
-        Column("other time", "GPU", gpu, full_head="GPU ms", need=5),
-        Column("other time", "CPU", cpu, full_head="CPU ms", need=6),
-        Column("node", "heaviest node", nodes, need=3, least=15, left=True),
-    ]
-    if not subtree.row.total_gpu_ns:
-        columns = [column for column in columns if column.cells is not gpu]
-    label = visible(subtree.row.label)
-    if not uncut:
-        label = keep_end(label, min(width, 80))
-    what = (
-        f"{label}: {duration(whole)} of the backward per step, "
-        f"{duration(subtree.row.wall_ns)} of it in the module itself"
-    )
-    lines = [*paragraph(Text(what, "bold"), width, whole=uncut), Text()]
-    lines += lay_out(columns, width, whole=uncut)
-    return _written(lines, width, color=color)
+def _phase_facts(report: Report, least: float = 0) -> list[str]:
+    """The phases of the step, one fact each: ``22% forward``.
 
-
-def render_comparison(
-    comparison: Comparison,
-    view: View = DEFAULT_VIEW,
-    *,
-    width: int | None = None,
-    color: bool = False,
-) -> str:
-    """The comparison for a terminal: the answer, then the ``view.top`` largest changes."""
-    width, whole = space_for(width)
-    shown, columns = change_columns(comparison, view.top)
-    verdicts = [change.verdict for change in (*shown, comparison.whole)]
-    said = _sentence(comparison_answer(comparison), width, whole=whole)
-    lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
-    for note in comparison.notes:
-        lines += paragraph(Text("! " + visible(note), "yellow"), width)
-    if phases := of_step(comparison):
-        styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
-        lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
-    ranks, of_ranks = rank_columns(comparison)
-    if ranks:
-        styles = [_VERDICTS.get(rank.verdict, "") for rank in ranks]
-        lines += [Text(), *lay_out(of_ranks, width, styles)]
-    lines.append(Text())
-    styles = [_VERDICTS.get(verdict, "") for verdict in verdicts]
-    lines += lay_out(columns, width, styles, whole=whole)
-    for parts in left_out(comparison, shown):
-        text = Text(_sentence(parts, width, whole=whole).plain, "dim")
-        lines += paragraph(text, width, whole=whole)
-    return _written(lines, width, color=color)
+    Args:
+        report: the report.
+        least: the share of the step from which a phase is worth saying.
+    """
+    kept = [one for one in kept_phases(report) if abs(one.wall_ns) >= least * report.step_ns]
+    texts = [phase_text(report, phase) for phase in kept]
+    return [f"{share} {name}" for name, _, share in texts]
 
 
 def _report_file(report: Report) -> bytes:
@@ -472,118 +381,4 @@ def _report_file(report: Report) -> bytes:
     return (render_text(report, view, width=100, full=True) + "\n").encode()
 
 
-def _comparison_file(comparison: Comparison) -> bytes:
-    return (render_comparison(comparison, View(top=None), width=100) + "\n").encode()
-
-
-FORMATS = (Format(".txt", {Report: _report_file, Comparison: _comparison_file}),)
-
-
-def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:
-    """Each module below, as its branch and the part of its name that its parent does not have."""
-    left = _branches("", subtree)
-    while left:
-        lead, parent, child, last = left.pop()
-        fork, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        name = child.row.path.removeprefix(f"{parent.row.path}.")
-        yield lead + fork + name, child.row
-        lead += below
-        if len(lead) > _INDENT:  # else the branches leave no room for names
-            lead = "…" + lead[1 - _INDENT :]
-        left += _branches(lead, child)
-
-
-def _branches(lead: str, of: Subtree) -> list[tuple[str, Subtree, Subtree, bool]]:
-    """The direct children, the last one first: their indent, parent, child, whether it is last."""
-    return [(lead, of, child, child is of.children[-1]) for child in reversed(of.children)]
-
-
-def _line_of_answer(row: Row, sort: Sort, width: int, *, whole: bool) -> list[Text]:
-    """Below the answer, the source line that made its node."""
-    line = heaviest_line(row, sort)
-    if line is None:
-        return []
-    lead = "  ← " + made_by(line).removesuffix(line.place)
-    shown = visible(line.place)
-    if not whole:
-        shown = keep_end(shown, width - len(lead))
-    text = Text(lead, no_wrap=True)
-    text.append(shown, "green")
-    left = width - cell_len(lead + shown) - 2
-    if line.text and left >= 12:
-        text.append("  " + keep_start(visible(line.text), left), "dim")
-    return [text]
-
-
-def _lines_table(shown: Sequence[Row], sort: Sort, width: int, *, whole: bool) -> list[Text]:
-    """The source lines that made the heaviest nodes of the first modules."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    known: dict[tuple[str, str], LineCost] = {}
-    for rank, row in enumerate(shown, 1):
-        line = heaviest_line(row, sort)
-        if line is not None and ((line.node, line.place) in known or len(known) < _LINES):
-            known[line.node, line.place] = line
-            ranks.setdefault((line.node, line.place), []).append(rank)
-    if not known:
-        return []
-    lines = known.values()
-    head = "made by" if all(line.exact for line in lines) else "called at"
-    rows = numbers(map(_spans, ranks.values()))
-    nodes: list[Part] = [("node", short_node_name(line.node)) for line in lines]
-    places: list[Part] = [("name", line.place) for line in lines]
-    texts: list[Part] = [("name", line.text) for line in lines]
-    columns = [
-        Column("rank", "#", rows, least=6, left=True, style="dim"),
-        Column("node", "heaviest node", nodes, least=14, left=True),
-        Column("line", head, places, least=20, left=True, cut_start=True, style="green"),
-        Column("line", "source", texts, need=1, least=24, left=True),
-    ]
-    return [Text(), *lay_out(columns, width, whole=whole)]
-
-
-def _spans(ranks: Sequence[int]) -> str:
-    """Ascending numbers as people write them: ``1,3–5``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    return ",".join("–".join(map(str, span)) for span in spans)
-
-
-def _sentence(parts: Sequence[Part], width: int, *, whole: bool) -> Text:
-    """One sentence with styled names, which are cut if they are longer than a line."""
-    # A path may be longer than the line; its end and its class identify it.
-    sentence = Text()
-    for kind, text in parts:
-        shown = visible(text)
-        if kind == "name" and not whole:
-            shown = keep_end(shown, min(width, 80))
-        elif kind == "node" and not whole:
-            shown = keep_start(shown, min(width, 60))
-        sentence.append(shown, _STYLES[kind])
-    return sentence
-
-
-def _written(lines: Sequence[Text], width: int, *, color: bool) -> str:
-    """Lines as a string, whatever the environment says about colours and terminals."""
-    file = io.StringIO()
-    console = Console(
-        file=file,
-        width=width,
-        color_system="standard" if color else None,
-        force_terminal=color,
-        no_color=not color,
-        force_jupyter=False,
-        force_interactive=False,
-        legacy_windows=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        _environ={},
-    )
-    for line in lines:
-        line.rstrip()
-        console.print(line, soft_wrap=True)
-    return file.getvalue().rstrip("\n")
+FORMATS = (Format(".txt", {Report: _report_file}),)

@@ -25,17 +25,10 @@ from string import Template
 
 from backspot._version import __version__
 from backspot.formatting import counted, visible
+from backspot.render._answer import answer, view_of_answer
+from backspot.render._facts import coverage, recording, remedies, savings, setting
 from backspot.render._memory import memory_sentences
-from backspot.render._sentences import (
-    Part,
-    answer,
-    coverage,
-    recording,
-    remedies,
-    savings,
-    setting,
-    view_of_answer,
-)
+from backspot.render._words import Part
 from backspot.render.formats import Format
 from backspot.render.html._fragments import (
     asset,

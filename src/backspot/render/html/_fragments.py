@@ -13,25 +13,21 @@ from pkgutil import get_data
 from urllib.parse import urlsplit
 
 from backspot.formatting import counted, duration, percent, visible
+from backspot.render._answer import answered
 from backspot.render._columns import Column, module_columns, operator_columns
-from backspot.render._sentences import (
+from backspot.render._findings import (
     HEADING,
-    KINDS,
-    Part,
-    answered,
     cost_of,
     cost_of_place,
     elsewhere,
-    explained,
-    kept_phases,
     listed,
-    made_by,
-    phase_text,
     place_name,
     searched,
     shares_time_with,
     worth,
 )
+from backspot.render._phases import explained, kept_phases, phase_text
+from backspot.render._words import KINDS, Part, made_by
 from backspot.render.view import Selection, View, heaviest_line, operators_by
 from backspot.results.report import Finding, OperatorCost, Phase, Report, Row, WallKinds
 

@@ -13,7 +13,9 @@ from dataclasses import astuple
 from typing import Any, Literal
 
 from backspot.formatting import visible
-from backspot.render._sentences import KINDS, answered, cost_of, cost_of_place
+from backspot.render._answer import answered
+from backspot.render._findings import cost_of, cost_of_place
+from backspot.render._words import KINDS
 from backspot.render.view import is_unsteady, unowned_rows
 from backspot.results.grouping import parents_of
 from backspot.results.report import By, Finding, KernelCost, LineCost, NodeCost, Report, Row

@@ -1,0 +1,284 @@
+"""The answer: the one sentence that says what makes the backward slow, and what it is about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from backspot.formatting import duration, percent
+from backspot.render._words import Part
+from backspot.render.view import (
+    DEFAULT_VIEW,
+    View,
+    heaviest,
+    is_unsteady,
+    only_nodes,
+    operators_by,
+    select,
+    share_of,
+)
+from backspot.results.grouping import numberless
+from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
+from backspot.trace.names import short_node_name
+
+__all__ = ["answer", "answered", "view_of_answer"]
+
+_DIFFUSE = 0.10
+"""If the first row has a smaller share than this, the answer may be about repeated layers."""
+_STANDS_OUT = 1.5
+"""A layer that takes this many times as long as the median of its like is an answer by itself."""
+_MOSTLY = 0.5
+_PARTLY = 0.25
+"""Idle shares of a time: from the second the answer says so, from the first that comes first."""
+_NEARLY_ALL = 0.95
+"""Share of a row's time from which the answer gives no second time for its heaviest node."""
+_UNOWNED = 0.25
+"""If a larger share than this is owned by no module, the answer says so."""
+_ANOTHER = 0.25
+"""The answer gives a saving that differs from the row's time by this share or more."""
+_LEAST_COLLECTIVE = 0.05
+"""Share of a row's communication from which the answer names a collective."""
+
+_SAID = {
+    "(recompute)": "recomputed forward work",
+    "(before a graph's replay)": "GPU idle time before a CUDA graph's replay",
+}
+"""Entries among a row's nodes that are not nodes, in words; all others are collectives."""
+
+
+def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
+    """One sentence: what makes the backward slow."""
+    sort = view.sort
+    if sort == "saves" and report.replayed_step is None:
+        return [("text", "The step cannot be replayed, so no saving is known; use --sort wall.")]
+    if sort == "gpu" and not report.gpu_ns:
+        return [("text", "The trace has no GPU time to rank by; use --sort wall or --sort cpu.")]
+    whole = {
+        "wall": "the backward",
+        "gpu": "the backward's GPU time",
+        "cpu": "the backward's CPU time",
+        "saves": "the backward",
+    }[sort]
+    if only_nodes(report):
+        return _answer_by_node(report, sort, whole)
+    chosen = select(report, replace(view, top=None))
+    first = chosen.shown[0]
+    row = answered(report, view)
+    if row is None:
+        takes = "The step would save nothing without any one module" if sort == "saves" else ""
+        return [("text", f"{takes or f'No module takes any of {whole}'}.")]
+    if row.is_exchange:
+        return _exchanges(report, row, first)
+    if sort == "saves":
+        return _saves(report, row)
+    parts = _takes(report, row, sort, whole)
+    if row.members > first.members:
+        parts += [
+            ("text", "; no single module takes more than "),
+            ("number", percent(report.share(first, sort))),
+        ]
+    unowned = sum(report.share(row, sort) for row in chosen.unowned if not is_unsteady(row))
+    if unowned > _UNOWNED:
+        parts += [("text", "; "), ("number", percent(unowned)), ("text", " belongs to no module")]
+    return parts
+
+
+def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
+    """The row that the answer is about, or ``None`` if no module takes any of that time.
+
+    This is a module or some modules, or the communication between ranks that takes more clock time.
+    """
+    if only_nodes(report):
+        return None
+    chosen = select(report, replace(view, top=1))
+    first = chosen.shown[0]
+    heaviest_module = _heaviest_module(report, first, view)
+    exchanges = [row for row in chosen.unowned if row.is_exchange and view.sort == "wall"]
+    longest = max(exchanges, key=lambda row: row.wall_ns, default=None)
+    if longest and longest.wall_ns > (heaviest_module.wall_ns if heaviest_module else 0):
+        return longest
+    return heaviest_module
+
+
+def view_of_answer(report: Report, top: int) -> View:
+    """The view whose first row the answer is about: of repeated layers, or of modules."""
+    row = answered(report)
+    return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
+
+
+def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
+    """The first row, or the repeated layers that take more together, ``None`` without any time."""
+    if not time_of(first, view.sort):
+        return None
+    if view.by != "path":
+        return first
+    layers = select(report, replace(view, top=1, by="pattern")).shown[0]
+    if layers.members == 1 or time_of(layers, view.sort) < 2 * time_of(first, view.sort):
+        return first
+    is_little = report.share(first, view.sort) < _DIFFUSE
+    if is_little or _is_around(first, layers) or _is_like_others(report, first, view):
+        return layers
+    return first
+
+
+def _is_around(row: Row, layers: Row) -> bool:
+    """Whether a module contains these layers, so that it takes what they leave over."""
+    return layers.path.startswith(f"{numberless(row.path)}." if row.path else "")
+
+
+def _is_like_others(report: Report, first: Row, view: View) -> bool:
+    """Whether the first row is a repeated layer that takes hardly longer than the others."""
+    kind = numberless(first.path), first.class_name
+    times = [
+        time_of(row, view.sort)
+        for row in select(report, replace(view, top=None)).shown
+        if (numberless(row.path), row.class_name) == kind
+    ]
+    slowest = time_of(first, view.sort)
+    return sum(times) >= 2 * slowest and slowest < _STANDS_OUT * median(times)
+
+
+def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
+    time = time_of(row, sort)
+    verb = "take" if row.members > 1 else "takes"
+    parts: list[Part] = [("number", f"{row.members} × ")] if row.members > 1 else []
+    parts.append(("name", row.label))
+    idle = _idle(row, sort)
+    if idle >= _MOSTLY * time:
+        itself = "themselves take" if row.members > 1 else "itself takes"
+        return parts + _waits(report, row, idle, itself)
+    parts += [
+        ("text", f" {verb} "),
+        ("number", percent(report.share(row, sort))),
+        ("text", f" of {whole}: "),
+    ]
+    node = heaviest(row, sort)
+    parts += [("number", duration(time)), *_partly(time, idle)]
+    if node is None or not time_of(node, sort):
+        return parts
+    said = _said(node.name)
+    name: Part = ("text", said) if said else ("node", short_node_name(node.name))
+    part = time_of(node, sort) / time
+    parts += [("text", ", mostly " if part >= _MOSTLY else ", the largest part in "), name]
+    if part < _NEARLY_ALL:
+        parts += [("text", " ("), ("number", duration(time_of(node, sort))), ("text", ")")]
+    return parts + (_without(row) if sort == "wall" else [])
+
+
+def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> list[Part]:
+    """That it works for a short time, and that the backward is idle around it."""
+    whole = report.wall_ns or 1
+    return [
+        ("text", f" {itself} "),
+        ("number", duration(cost.wall_ns - idle)),
+        ("text", " of the backward; around it, the backward is idle for "),
+        ("number", duration(idle)),
+        ("text", " ("),
+        ("number", percent(idle / whole)),
+        ("text", ")"),
+    ]
+
+
+def _partly(time: int, idle: int) -> list[Part]:
+    """How much of a time is idle, if that is worth saying."""
+    if idle < _PARTLY * time:
+        return []
+    return [("text", " ("), ("number", duration(idle)), ("text", " of it idle)")]
+
+
+def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
+    """The clock time during which nothing of it runs, neither on a device nor on the host.
+
+    This is a lower bound, because work that runs on both at once is subtracted twice. If a trace
+    lacks most of the device's work or most operators, it looks idle where the program was not.
+    """
+    return max(0, cost.wall_ns - cost.gpu_ns - cost.cpu_ns) if sort == "wall" else 0
+
+
+def _without(row: Row) -> list[Part]:
+    """What the step would save, if that is clearly another time than the row takes."""
+    saves, wall = row.saves, row.wall_ns
+    if saves is None or saves.low_ns <= wall <= saves.high_ns:
+        return []
+    if abs(saves.ns - wall) < _ANOTHER * wall:
+        return []
+    least, most = duration(saves.low_ns), duration(saves.high_ns)
+    return [
+        ("text", "; without it, a step would take "),
+        ("number", f"{duration(saves.ns)} less" if saves.ns else "hardly less"),
+        ("text", f" ({least} to {most})"),
+    ]
+
+
+def _saves(report: Report, row: Row) -> list[Part]:
+    """How much less time a step would take if the backward of this row were free."""
+    return [
+        ("text", "Without the backward of "),
+        ("name", row.label),
+        ("text", f", a {report.per} would take "),
+        ("number", duration(row.saves_ns or 0)),
+        ("text", " less, "),
+        ("number", percent(report.share(row, "saves"))),
+        ("text", f" of the {report.per}; it takes "),
+        ("number", duration(row.wall_ns)),
+        ("text", " of the backward"),
+    ]
+
+
+def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
+    """That the backward waits for other ranks, in which collectives, and for how long."""
+    parts: list[Part] = [
+        ("text", "Waiting for other ranks: "),
+        ("name", row.path),
+        ("text", " takes "),
+        ("number", percent(report.share(row))),
+        ("text", " of the backward: "),
+        ("number", duration(row.wall_ns)),
+    ]
+    named = [node for node in row.nodes if node.wall_ns >= _LEAST_COLLECTIVE * row.wall_ns]
+    for node in named:
+        name = node.name.strip("()")
+        if len(named) == 1:
+            parts.append(("text", f", mostly {name}"))
+        else:
+            parts += [("text", f", {name} "), ("number", duration(node.wall_ns))]
+    most = percent(report.share(module))
+    return [*parts, *_without(row), ("text", "; no module takes more than "), ("number", most)]
+
+
+def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
+    reason = (
+        "The trace names no modules"
+        if report.source == "none"
+        else "No module owns any of the backward"
+    )
+    ranked = operators_by(report, sort)
+    if not ranked or not time_of(report, sort) or not time_of(ranked[0], sort):
+        return [("text", f"{reason}, and no autograd node takes any time.")]
+    time = time_of(ranked[0], sort)
+    said = _said(ranked[0].name)
+    if said:
+        parts: list[Part] = [("text", f"{reason}; {said}")]
+    else:
+        name = short_node_name(ranked[0].name)
+        parts = [("text", f"{reason}; the heaviest autograd node, "), ("node", name), ("text", ",")]
+    idle = 0 if _is_collective(ranked[0].name) else _idle(ranked[0], sort)
+    if idle >= _MOSTLY * time and not said:
+        return parts + _waits(report, ranked[0], idle, "itself takes")
+    return [
+        *parts,
+        ("text", " takes "),
+        ("number", percent(share_of(report, ranked[0], sort))),
+        ("text", f" of {whole}: "),
+        ("number", duration(time)),
+        *_partly(time, idle),
+    ]
+
+
+def _said(node: str) -> str:
+    """An entry among the nodes in words, ``""`` for a node."""
+    return f"communication between ranks {node}" if _is_collective(node) else _SAID.get(node, "")
+
+
+def _is_collective(node: str) -> bool:
+    return node.startswith("(") and node not in _SAID

@@ -1,0 +1,221 @@
+"""The facts around a table: how it was measured, what it leaves out, and what to mistrust."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backspot.formatting import counted, duration, percent
+from backspot.render._phases import PHASES
+from backspot.render.view import SCREEN_ROWS, Selection, View
+from backspot.results.grouping import numberless
+from backspot.results.report import Report, time_of
+from backspot.results.unusual import unusual_steps
+
+__all__ = [
+    "coverage",
+    "has_repeats",
+    "hidden_work",
+    "notes",
+    "recording",
+    "remedies",
+    "savings",
+    "setting",
+    "units",
+]
+
+_MOVED = 0.03
+"""From this share of the step, a replayed step that is shorter than the recorded one is shown."""
+_HIDDEN = 0.5
+"""A row that saves certainly less than this share of its time is hidden behind other work."""
+_CONCERNED = 5
+"""How many of the first rows can get the sentence about hidden work."""
+_LEAST_HIDDEN = 0.05
+"""Share of the backward from which hidden work is worth a sentence."""
+
+_UNITS = {
+    "profiler step": ("profiler step", "profiler steps"),
+    "optimizer step": ("optimizer step", "optimizer steps"),
+    "backward pass": ("backward pass", "backward passes"),
+}
+_SOURCES = {
+    "backspot": "modules by Backspot's labels",
+    "lightning": "modules by Lightning's labels",
+    "python": "modules by the profiler's nn.Module events",
+    "none": "no module labels",
+}
+
+
+def units(report: Report) -> str:
+    """The units of a table."""
+    return f"times in ms per {report.per}" + (", memory in MB" if report.memory else "")
+
+
+def setting(report: Report) -> list[str]:
+    """What was measured, as a list of facts: the times, the number of steps and the labels."""
+    steps = report.steps
+    wall = duration(report.wall_ns)
+    facts = [f"backward {wall} per {report.per}{_spread(report)}"]
+    unit = counted(steps, *_UNITS[report.step_unit])
+    if len(report.passes) > steps:
+        unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
+    whole = report.step_ns
+    if report.unprofiled_step_ns is not None:
+        recorded = f"; {duration(whole)} while recorded" if report.per == "step" else ""
+        facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{recorded}")
+    elif report.per == "step" and whole > 1.001 * report.wall_ns:
+        unit += f" of {duration(whole)} while recorded{_replayed(report)}"
+    facts.append(unit)
+    if report.has_gpu:
+        facts.append(f"GPU {duration(report.gpu_ns)}")
+    facts += [f"CPU {duration(report.cpu_ns)}", _SOURCES[report.source]]
+    return facts
+
+
+def recording(report: Report) -> list[str]:
+    """Where and how the trace was recorded, as a list of facts; some may be unknown."""
+    known = report.recorded
+    torch = [f"PyTorch {known['torch']}"] if "torch" in known else []
+    facts = [known.get(name, "") for name in ("device", "time", "command")]
+    return [fact for fact in (*facts[:1], *torch, *facts[1:]) if fact]
+
+
+def _replayed(report: Report) -> str:
+    """How long the step takes without the profiler, if that is another time.
+
+    How much sooner other ranks are without the profiler, one rank's trace does not say.
+    """
+    step = report.replayed_step
+    if (
+        step is None
+        or _has_ranks(report)
+        or abs(report.step_ns - step.ns) < _MOVED * report.step_ns
+    ):
+        return ""
+    return f", about {duration(step.ns)} without the profiler"
+
+
+def _has_ranks(report: Report) -> bool:
+    """Whether the step communicates with other ranks."""
+    return any(row.is_exchange for row in report.modules)
+
+
+def _spread(report: Report) -> str:
+    by_step = report.wall_ns_by_step
+    if len(by_step) < 2 or max(by_step) <= 1.2 * min(by_step):
+        return ""
+    return f" ({duration(min(by_step))} to {duration(max(by_step))})"
+
+
+def coverage(report: Report) -> str:
+    """How much of the backward is owned by modules."""
+    shares = [("wall", report.coverage.wall), ("CPU", report.coverage.cpu)]
+    if report.has_gpu:
+        shares.insert(1, ("GPU", report.coverage.gpu))
+    if all(share >= 1 for _, share in shares):
+        return f"Modules own all of the backward.{_split(report)}"
+    *most, last = [f"{percent(share)} of {kind}" for kind, share in shares]
+    return f"Modules own {', '.join(most)} and {last} time.{_split(report)}"
+
+
+def _split(report: Report) -> str:
+    """How much of the backward is estimated, as a sentence after another; ``""`` for none."""
+    split = sum(row.split_ns for row in report.modules)
+    if not split:
+        return ""
+    share = percent(split / report.wall_ns)
+    return (
+        f" {share} of the backward is in compiled kernels that work for several modules: their "
+        "time is split by the bytes that each moves (report.fused)."
+    )
+
+
+def notes(report: Report, chosen: Selection, view: View) -> list[str]:
+    """What the table leaves out, and how to see it."""
+    lines = []
+    groups = {"path": "module", "class": "class", "pattern": "row"}[view.by]
+    plural = {"path": "modules", "class": "classes", "pattern": "rows"}[view.by]
+    if chosen.hidden:
+        time = sum(time_of(row, view.sort) for row in chosen.hidden)
+        share = sum(report.share(row, view.sort) for row in chosen.hidden)
+        number = counted(len(chosen.hidden), f"more {groups}", f"more {plural}")
+        total = " in total" if len(chosen.hidden) > 1 else ""
+        verb = "takes" if len(chosen.hidden) == 1 else "take"
+        everything = len(chosen.shown) + len(chosen.hidden)
+        lines.append(
+            f"{number} {verb} {duration(time)} ({percent(share)}){total}; "
+            f"see --top {everything} or report.top()."
+        )
+    if chosen.idle:
+        verb = "takes" if chosen.idle == 1 else "take"
+        lines.append(f"{counted(chosen.idle, 'module')} {verb} no time in the backward.")
+    if view.by == "path" and has_repeats(chosen):
+        lines.append('Layers repeat; add them up with --by pattern or report.top(by="pattern").')
+    return lines
+
+
+def has_repeats(chosen: Selection) -> bool:
+    """Whether grouping by pattern shortens a list of modules that is longer than a screen has."""
+    rows = (*chosen.shown, *chosen.hidden)
+    patterns = {(numberless(row.path), row.class_name) for row in rows}
+    return len(patterns) < len(rows) > SCREEN_ROWS
+
+
+def savings(report: Report, chosen: Selection) -> list[str]:
+    """Where what a step would save comes from, why it is not known, and what surprises in it."""
+    step = report.replayed_step
+    if step is None:
+        reason = report.not_replayed
+        return [f"What a {report.per} would save without a module is not known: {reason}"] * bool(
+            reason
+        )
+    meaning = (
+        f"saves: how much less time a {report.per} would take if that backward were free, by replay"
+    )
+    if not step.fitted:
+        meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
+    if _has_ranks(report):
+        meaning += "; other ranks are not replayed"
+    return [*hidden_work(report, chosen), f"{meaning}."]
+
+
+def hidden_work(report: Report, chosen: Selection) -> list[str]:
+    """That one of the first rows hides behind other work.
+
+    What a module saves is without the profiler's cost, so its wall time is compared without it.
+    """
+    replayed = report.replayed_step
+    real = min(1.0, replayed.ns / report.step_ns) if replayed and report.step_ns else 1.0
+    for row in chosen.shown[:_CONCERNED]:
+        saves, wall = row.saves, row.wall_ns
+        if wall < _LEAST_HIDDEN * report.wall_ns or not saves:
+            continue
+        if saves.high_ns < _HIDDEN * real * wall:
+            less = f"only {duration(saves.ns)} less" if saves.ns else "hardly less"
+            return [
+                f"{row.name} takes {duration(wall)} of the backward, but without it a "
+                f"{report.per} would take {less}: other work takes that time anyway."
+            ]
+    return []
+
+
+def remedies(report: Report) -> Sequence[str]:
+    """Unusual steps, the report's warnings, and how to get labels if no warning says it."""
+    warnings = (*_unusual(report), *report.warnings)
+    if report.source != "none" or any("instrument(" in text for text in report.warnings):
+        return warnings
+    return (*warnings, "To see modules, record the trace inside backspot.instrument(model).")
+
+
+def _unusual(report: Report) -> list[str]:
+    """The steps that took far longer than the typical one, in one line."""
+    steps = unusual_steps(report)
+    if not steps:
+        return []
+    first, *others = steps
+    phases = {f"({name})": f" ({text})" for name, text in PHASES.items()}
+    where = phases.get(first.where, f", in {first.where}") if first.where else ""
+    text = f"Step {first.step} took {duration(first.longer_ns)} longer{where}"
+    if others:
+        least = duration(others[-1].longer_ns)
+        text += f"; {counted(len(others), 'more step')} took at least {least} longer"
+    return [f"{text}. The numbers are those of a typical step."]

@@ -1,0 +1,180 @@
+"""The findings in words: their order, what each costs and where, and how many rules looked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from backspot.formatting import counted, duration, percent, size
+from backspot.render._answer import answered
+from backspot.render._phases import longer_phase, longest_phase
+from backspot.render._words import Part
+from backspot.render.view import DEFAULT_VIEW, View
+from backspot.results.report import Finding, Place, Report, Row
+
+__all__ = [
+    "HEADING",
+    "cost_of",
+    "cost_of_place",
+    "elsewhere",
+    "listed",
+    "place_name",
+    "searched",
+    "shares_time_with",
+    "worth",
+]
+
+HEADING = "Why, and what to do"
+
+_ON_A_SCREEN = 3
+"""Of how many findings the one about the answer alone is listed first."""
+_MOSTLY = 0.5
+"""The share of a time from which one cause, or one place, has most of it."""
+_SAME = 0.25
+"""The share of the shorter of two times that must be the same, because times of kernels and of the
+clock differ a little."""
+_CLEARLY_LESS = 0.9
+"""A finding whose cause saves less than this share of its time says so."""
+
+_PLURAL = {"step": "steps", "pass": "passes"}
+_PHASE_PLACES = {
+    "(data)": "the loading of data",
+    "(optimizer)": "the optimizer",
+    "(allocator)": "the allocator",
+}
+"""Places of findings that have no row, in words."""
+
+
+def listed(report: Report, view: View = DEFAULT_VIEW) -> list[Finding]:
+    """The findings in the order in which to read them.
+
+    The most expensive come first, and before them, of the first few, the one that is about the
+    answer alone: its remedy is the next thing to do. Where memory is the question, findings about
+    memory come first.
+    """
+    found = list(report.findings)
+    if view.order == "memory":
+        return sorted(found, key=lambda one: one.held_bytes is None)
+    row = answered(report, replace(view, order=None))
+    phase = longest_phase(report, row) if view.sort == "wall" else None
+    subjects = [f"({phase.name})" if phase else "", row.path if row else ""]
+    for subject in filter(None, subjects):
+        for index, one in enumerate(found[:_ON_A_SCREEN]):
+            if [place.path for place in one.places] == [subject]:
+                return [one, *found[:index], *found[index + 1 :]]
+    return found
+
+
+def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
+    """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
+    if finding.held_bytes is not None:
+        share = percent(_of_memory(report, finding.held_bytes))
+        return size(finding.held_bytes), f"{share} of the peak"
+    whole = report.whole_ns
+    # Where a pass counts as a step, the step has its forward too, if that is recorded.
+    step = report.per if whole > report.wall_ns or report.per == "step" else "backward"
+    share = percent(finding.wall_ns / whole if whole else 0.0)
+    of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
+    often = "" if finding.steps == report.steps else f" (in {of})"
+    saves = ""
+    if finding.saves is not None and finding.saves.ns < _CLEARLY_LESS * finding.wall_ns:
+        saves = f" ({duration(finding.saves.ns)} less without it)"
+    return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
+
+
+def _of_memory(report: Report, held: int) -> float:
+    peak = report.memory[0].peak_bytes if report.memory else 0
+    return held / peak if peak else 0.0
+
+
+def cost_of_place(place: Place) -> str:
+    """What a finding costs in one place: a time, or memory."""
+    return duration(place.wall_ns) if place.held_bytes is None else size(place.held_bytes)
+
+
+def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:
+    """The first places to name, and how many more there are.
+
+    A place that has no row is named only among others: alone, the title of the finding says it.
+    """
+    if len(finding.places) == 1 and finding.path in _PHASE_PLACES:
+        return (), ""
+    named, rest = finding.places[:limit], len(finding.places) - limit
+    return named, counted(rest, "more place") if rest > 0 else ""
+
+
+def place_name(place: Place) -> str:
+    """What a place is called: path and class of a module, or words."""
+    return _PHASE_PLACES.get(place.path, place.label)
+
+
+def shares_time_with(report: Report, finding: Finding, before: Sequence[Finding]) -> list[Finding]:
+    """The findings listed before this one that may count some of the same time.
+
+    That is so where both together say of a module more than it takes, and where they name the same
+    kernels in one module.
+    """
+    rows = {row.path: row for row in report.modules}
+    mine = {place.path: place.wall_ns for place in finding.places if place.wall_ns}
+
+    def overlap(other: Finding) -> bool:
+        shared = [place for place in other.places if place.wall_ns and place.path in mine]
+        if set(finding.kernels) & set(other.kernels):
+            return bool(shared)
+        with_forward = _counts_forward(finding, rows) or _counts_forward(other, rows)
+        for place in shared:
+            if (row := rows.get(place.path)) is not None:
+                takes = row.wall_ns + with_forward * row.forward_ns
+                less, more = sorted((mine[place.path], place.wall_ns))
+                if more <= takes < less + more - _SAME * less:
+                    return True
+        return False
+
+    return [other for other in before if overlap(other)]
+
+
+def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:
+    """Whether a finding says of a module more than its backward takes."""
+    return any(
+        place.wall_ns > rows[place.path].wall_ns for place in finding.places if place.path in rows
+    )
+
+
+def elsewhere(report: Report) -> list[Part]:
+    """What takes more time than the answer and is no module.
+
+    That is a phase of the step, or a cause that takes most of the backward, all over the modules.
+    Empty if there is no such thing.
+    """
+    row = answered(report)
+    said = longer_phase(report, row)
+    finding = max(report.findings, key=lambda finding: finding.wall_ns, default=None)
+    least = max(_MOSTLY * report.wall_ns, row.wall_ns if row else 0)
+    if said or finding is None or finding.wall_ns <= least or not _is_spread(finding):
+        return said
+    time, share = cost_of(report, finding)
+    return [
+        ("number", finding.title),
+        ("text", ": "),
+        ("number", time),
+        ("text", f", {share}, more than the backward of any module."),
+    ]
+
+
+def _is_spread(finding: Finding) -> bool:
+    """Whether no single place has most of what a finding costs."""
+    return finding.places[0].wall_ns < _MOSTLY * finding.wall_ns
+
+
+def searched(report: Report) -> str:
+    """How many rules looked for causes and how many could not, or ``""`` if that says nothing."""
+    looked, unable = report.rules_looked, report.rules_unable
+    rules = counted(looked + unable, "rule")
+    if unable:
+        need = "needs" if unable == 1 else "need"
+        what = "events that this trace lacks" if report.has_gpu else "a GPU trace"
+        told = f"{unable:,} of {rules} {need} {what}."
+        return told if report.findings else f"No cause found; {told}"
+    if not looked or report.findings:
+        return ""
+    return f"No cause found by {rules}."

@@ -1,0 +1,134 @@
+"""The phases of a step in words: their names and shares, and what a long one means."""
+
+from __future__ import annotations
+
+from backspot.formatting import MINUS, duration, percent
+from backspot.render._words import Part
+from backspot.render.view import LEAST_UNSTEADY
+from backspot.results.report import Phase, PhaseName, Report, Row
+
+__all__ = ["PHASES", "explained", "kept_phases", "longer_phase", "longest_phase", "phase_text"]
+
+_LONG = 0.2
+"""From this share of the step, a phase other than forward and backward gets an explanation."""
+
+PHASES: dict[PhaseName, str] = {
+    "data": "waiting for data",
+    "copy": "copies to the GPU",
+    "forward": "forward",
+    "loss": "loss",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "other": "other work",
+    "idle": "idle",
+    "unsteady": "unsteady",
+}
+
+_TAKES: dict[PhaseName, str] = {
+    "data": "Waiting for data takes",
+    "copy": "Copying the batch takes",
+    "loss": "The loss takes",
+    "optimizer": "The optimizer takes",
+    "other": "Work outside the model takes",
+    "idle": "Idle time takes",
+}
+
+_MEANINGS: dict[PhaseName, str] = {
+    "data": (
+        "the time until the model has its next batch; look first at what the host does in this "
+        "time, such as loading data without worker processes"
+    ),
+    "copy": (
+        "copies from the host to the GPU while no kernel runs; look first at pinned memory with "
+        "non_blocking=True, and at the size of the batch"
+    ),
+    "loss": (
+        "work after the model's forward and before the backward; look first at the loss function "
+        "and at what else runs there, such as metrics"
+    ),
+    "optimizer": (
+        "updates of the parameters, with zero_grad and gradient clipping; look first at whether "
+        "the optimizer runs with fused=True or foreach=True"
+    ),
+    "other": (
+        "recorded work that belongs to no other phase; look first at its operators in a trace "
+        "viewer"
+    ),
+    "idle": (
+        "nothing is recorded, neither on the host nor on a GPU; look first at what the program "
+        "does besides PyTorch's operators, such as logging or waiting for another process"
+    ),
+    "unsteady": (
+        "what the typical times of the other phases leave over of the step, less than nothing if "
+        "they sum to more, because the phases vary from step to step; look first at their times by "
+        "step in the JSON report"
+    ),
+}
+"""What a long phase means and what to look at first; only what follows from any such trace."""
+
+
+def kept_phases(report: Report) -> list[Phase]:
+    """The phases that take any time worth showing.
+
+    What is unsteady is negative where the typical times of the others are more than the step, and
+    is shown then too, so that the phases add up.
+    """
+    least = LEAST_UNSTEADY * report.step_ns
+    return [
+        phase
+        for phase in report.phases
+        if abs(phase.wall_ns) > (least if phase.name == "unsteady" else 0)
+    ]
+
+
+def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
+    """A phase's name, its time in a step, and its share of it."""
+    time, sign = abs(phase.wall_ns), MINUS if phase.wall_ns < 0 else ""
+    share = percent(time / report.step_ns if report.step_ns else 0.0)
+    to_gpu = report.has_gpu or phase.name != "copy"
+    name = PHASES[phase.name] if to_gpu else "copies of the batch"
+    return name, f"{sign}{duration(time)}", f"{sign}{share}"
+
+
+def explained(report: Report) -> list[str]:
+    """A sentence for each phase that takes much of the step, the longest first."""
+    phases = [phase for phase in report.phases if abs(phase.wall_ns) > _LONG * report.step_ns]
+    sentences = []
+    for phase in sorted(phases, key=lambda phase: -abs(phase.wall_ns)):
+        if phase.name in _MEANINGS:
+            name, _, share = phase_text(report, phase)
+            meaning = _MEANINGS[phase.name]
+            if phase.name == "copy" and not report.has_gpu:
+                meaning = "copies before the forward; look first at the size of the batch"
+            sentences.append(
+                f"{name[0].upper()}{name[1:]} ({share} of the {report.per}): {meaning}."
+            )
+    return sentences
+
+
+def longer_phase(report: Report, row: Row | None) -> list[Part]:
+    """One sentence if a phase without modules takes much of the step, and more than the answer.
+
+    Args:
+        report: the report.
+        row: what the answer is about.
+    """
+    longest = longest_phase(report, row)
+    if longest is None:
+        return []
+    _, time, share = phase_text(report, longest)
+    return [
+        ("text", f"{_TAKES[longest.name]} "),
+        ("number", share),
+        ("text", f" of the {report.per}: "),
+        ("number", time),
+        ("text", ", more than the backward of any module."),
+    ]
+
+
+def longest_phase(report: Report, row: Row | None) -> Phase | None:
+    """The longest phase without modules, if it takes much and more than the answer."""
+    phases = [phase for phase in report.phases if phase.name in _TAKES]
+    longest = max(phases, key=lambda phase: phase.wall_ns, default=None)
+    least = max(_LONG * report.step_ns, row.wall_ns if row else 0)
+    return longest if longest is not None and longest.wall_ns > least else None

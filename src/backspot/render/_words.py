@@ -1,0 +1,29 @@
+"""What every output says with: the parts of a sentence, and what things are called in words.
+
+A sentence is a list of parts, so that each output can style names and numbers in its own way, and
+can escape them: every name comes from a trace.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from backspot.results.report import LineCost
+
+__all__ = ["KINDS", "Part", "made_by"]
+
+Part = tuple[Literal["text", "name", "node", "number"], str]
+
+KINDS = {
+    "gpu": "GPU busy",
+    "communication": "communication",
+    "queued": "queued on the GPU",
+    "sync": "after a host-device sync",
+    "host": "GPU waits for the host",
+}
+"""What wall time is spent on: the fields of ``WallKinds``, in words."""
+
+
+def made_by(line: LineCost) -> str:
+    """The source line that made a node, or that called the code that made it."""
+    return line.place if line.exact else f"called at {line.place}"
