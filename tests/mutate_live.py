@@ -78,21 +78,21 @@ MUTATIONS = (
     ),
     Mutation(
         "a thread that is profiled with all others is not labelled",
-        "live/torch_internals.py",
-        "return _profiling._is_profiler_enabled or _enabled_here()  # the flag",
-        "return _enabled_here()  # the flag",
+        "live/torch_internals/profiler.py",
+        "return profiling._is_profiler_enabled or enabled_here()  # the flag",
+        "return enabled_here()  # the flag",
         f"{LABELLING}::test_each_thread_has_its_own_calls",
     ),
     Mutation(
         "labels in transforms of torch.func",
-        "live/torch_internals.py",
+        "live/torch_internals/transforms.py",
         "        and (innermost_transform() is None or pass_over())\n",
         "",
         f"{TRANSFORMS}::test_functional_transforms_are_left_alone",
     ),
     Mutation(
         "labels while a model is exported",
-        "live/torch_internals.py",
+        "live/torch_internals/transforms.py",
         "        and not _compiler._is_compiling_flag\n",
         "",
         f"{TRANSFORMS}::test_an_export_that_is_profiled_is_not_labelled",
@@ -106,7 +106,7 @@ MUTATIONS = (
     ),
     Mutation(
         "Dynamo compiles the frames of hooks",
-        "live/torch_internals.py",
+        "live/torch_internals/dynamo.py",
         "strategy(function.__code__, skip)",
         "pass",
         f"{TRANSFORMS}::test_compiling_is_undisturbed",
@@ -156,7 +156,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the parts that wrappers add stay in paths",
-        "live/torch_internals.py",
+        "live/torch_internals/modules.py",
         '    "DataParallel": "module",\n',
         "",
         f"{LABELLING}::test_what_wrappers_add_is_left_out_of_paths",
@@ -185,7 +185,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an error skips the end of a call",
-        "live/torch_internals.py",
+        "live/torch_internals/modules.py",
         "    module._forward_hooks_always_called[KEY] = True\n",
         "",
         f"{INTERRUPTIONS}::test_a_failure_that_its_caller_handles_ends_the_label_of_what_failed",
@@ -200,7 +200,7 @@ MUTATIONS = (
     ),
     Mutation(
         "another's hook runs before the label opens",
-        "live/torch_internals.py",
+        "live/torch_internals/modules.py",
         "move_to_end(KEY, last=False)",
         "move_to_end(KEY)",
         f"{LABELLING}::test_hooks_of_others_run_in_between",
@@ -296,7 +296,7 @@ MUTATIONS = (
     Mutation(
         "what bears no marker is not counted",
         "live/markers.py",
-        "        torch_internals.emit(caller.unmarked)\n",
+        "        profiler.emit(caller.unmarked)\n",
         "        pass\n",
         f"{SAME}::test_a_stale_view_is_counted_and_not_asked",
     ),
@@ -316,7 +316,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a mode of the user's hears of an operator",
-        "live/torch_internals.py",
+        "live/torch_internals/autograd.py",
         "    if not _takes_dictionaries or _dispatch_modes():",
         "    if not _takes_dictionaries:",
         f"{SAME}::test_a_mode_of_the_user_hears_of_no_operator_of_ours",
@@ -331,14 +331,14 @@ MUTATIONS = (
     ),
     Mutation(
         "full backward hooks that are not removed",
-        "live/torch_internals.py",
+        "live/torch_internals/modules.py",
         "(*_BEFORE, *_BACKWARD, *after)",
         "(*_BEFORE, *after)",
         f"{INSTRUMENTATION}::test_nothing_is_left_on_the_model_or_in_pytorch_after_removal",
     ),
     Mutation(
         "PyTorch's flag for full backward hooks stays",
-        "live/torch_internals.py",
+        "live/torch_internals/modules.py",
         "        module._is_full_backward_hook = None\n",
         "        pass\n",
         f"{INSTRUMENTATION}::test_removal_leaves_the_model_as_it_was",
@@ -417,7 +417,7 @@ MUTATIONS = (
     Mutation(
         "a parameter that no optimizer holds is not told",
         "live/optimizers.py",
-        "                    torch_internals.emit(owner.unused)\n",
+        "                    profiler.emit(owner.unused)\n",
         "                    pass\n",
         f"{UNUSED}::test_a_prefix_left_out_of_the_optimizer_is_found_with_its_whole_backward",
     ),
@@ -431,8 +431,8 @@ MUTATIONS = (
     Mutation(
         "profile() leaves the profiler on where a step fails",
         "live/recording.py",
-        "    finally:\n        if torch_internals.recording():",
-        "    except ZeroDivisionError:\n        if torch_internals.recording():",
+        "    finally:\n        if is_recording():",
+        "    except ZeroDivisionError:\n        if is_recording():",
         f"{PROFILING}::test_what_the_step_raises_passes_through_and_the_next_profile_works",
     ),
     # The wrapper on the classes of modules, where compiled code checks that of all modules.

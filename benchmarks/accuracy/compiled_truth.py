@@ -412,12 +412,13 @@ class _Origins:
         self._patch.stop()
 
     def _compare(self, origin: Any, traces: dict[str, list[str]], name: str, number: int) -> None:
-        from backspot.live import compiled, torch_internals
+        from backspot.live import compiled
+        from backspot.live.torch_internals import graphs, inductor
 
-        stack, _ = torch_internals.module_stack_of(origin)
+        stack, _ = graphs.module_stack_of(origin)
         if not stack:
             return
-        code = torch_internals.CompiledCode(
+        code = inductor.CompiledCode(
             "", False, json.dumps({f"{name}:{number}": traces.get(f"{name}:{number}", [])})
         )
         graph = compiled._Tables().graph(code)

@@ -28,7 +28,9 @@ import backspot  # noqa: E402
 from backspot.analysis.attribution.ownership import attribute  # noqa: E402
 from backspot.analysis.caveats import warnings_of  # noqa: E402
 from backspot.errors import UsageError  # noqa: E402
-from backspot.live import compiled, torch_internals  # noqa: E402
+from backspot.live import compiled  # noqa: E402
+from backspot.live.torch_internals import inductor  # noqa: E402
+from backspot.live.torch_internals.graphs import hint_of  # noqa: E402
 from backspot.trace import read_events  # noqa: E402
 from backspot.trace.names import COMPILED_GRAPH  # noqa: E402
 from support.sums import assert_adds_up  # noqa: E402
@@ -200,7 +202,7 @@ def test_what_changes_a_tensor_in_place_has_its_module_in_the_backward():
     with backspot.instrument(model):
         torch.compile(model)(torch.ones(2, 3, 8, 8)).square().mean().backward()
         tables = compiled._Tables()
-        graphs = [tables.graph(code) for code in torch_internals.compiled_code()]
+        graphs = [tables.graph(code) for code in inductor.compiled_code()]
     (backward,) = (graph for graph in graphs if graph.backward)
     parts = [part for site in backward.sites for part in site.parts]
     assert {backward.places[part.place].path for part in parts} == set("0123456")
@@ -582,7 +584,7 @@ def test_compiled_is_true_or_false():
 
 def test_what_torch_lacks_is_not_missed(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor.config", object())
-    assert torch_internals.inductor_settings() is None
+    assert inductor.inductor_settings() is None
     with backspot.instrument(Net()):
         pass
 
@@ -601,7 +603,7 @@ def test_compiled_code_runs_without_cuda_graphs_for_a_while(monkeypatch):
     monkeypatch.setattr(torch._inductor, "cudagraph_trees", trees, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     original = CUDAGraphTreeManager._run
-    with torch_internals.without_cuda_graphs():
+    with inductor.without_cuda_graphs():
         assert CUDAGraphTreeManager()._run([1, 2], 7) == 3
     assert CUDAGraphTreeManager._run is original
 
@@ -630,7 +632,7 @@ def frame(node, amount, reads="", users="", place="L['self'].a", base=0):
 
 def graph_of(sites):
     tables = compiled._Tables()
-    code = torch_internals.CompiledCode("key", False, json.dumps(sites))
+    code = inductor.CompiledCode("key", False, json.dumps(sites))
     return tables.graph(code), tables
 
 
@@ -708,4 +710,4 @@ def test_a_look_up_reads_no_more_than_it_finds():
 def test_sizes_of_tensors():
     node = type("Node", (), {"meta": {"val": (torch.ones(3, 4), torch.ones(2, dtype=torch.int8))}})
     assert compiled._bytes_of(node) == 50
-    assert np.prod([torch_internals.hint_of(3)]) == 3
+    assert np.prod([hint_of(3)]) == 3

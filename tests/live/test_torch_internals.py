@@ -1,4 +1,4 @@
-"""Private names of PyTorch are in one file; those with a fallback can be missing."""
+"""Private names of PyTorch are in one folder; those with a fallback can be missing."""
 
 import ast
 import re
@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from backspot.live import torch_internals  # noqa: E402
 from support import preloaded  # noqa: E402
 
-FILES = sorted(Path(torch_internals.__file__).parent.glob("*.py"))
-OTHERS = [path for path in FILES if path.name != "torch_internals.py"]
+FOLDER = Path(torch_internals.__file__).parent
+FILES = sorted(FOLDER.glob("*.py"))
+OTHERS = sorted({*FOLDER.parent.rglob("*.py")} - {*FILES})
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 WITHOUT_HOOKS = True
 NOT_OF_TORCH = {
@@ -90,12 +91,12 @@ def foreign(source: str) -> list[str]:
     ]
 
 
-# An accessor in the other file would cost each recorded call of a module.
+# An accessor in the folder would cost each recorded call of a module.
 ON_EVERY_CALL = {"call_wrapper.py": ("_call_impl", "_compiled_call_impl")}
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
-def test_private_names_of_pytorch_are_in_one_file(path):
+def test_private_names_of_pytorch_are_in_one_folder(path):
     found = foreign(path.read_text(encoding="utf-8"))
     assert not [name for name in found if not name.endswith(ON_EVERY_CALL.get(path.name, "?"))]
 
@@ -118,14 +119,14 @@ def test_a_private_name_elsewhere_is_found(source):
 
 
 def optional_names() -> list[tuple[str, ...]]:
-    """What ``torch_internals`` looks up with ``_find``: every name that has a fallback."""
-    tree = ast.parse(Path(torch_internals.__file__).read_text(encoding="utf-8"))
+    """What ``torch_internals`` looks up with ``find``: every name that has a fallback."""
     return [
         tuple(argument.value for argument in node.args)
-        for node in ast.walk(tree)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id == "_find"
+        and node.func.id == "find"
         and all(isinstance(argument, ast.Constant) for argument in node.args)
     ]
 

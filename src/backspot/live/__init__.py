@@ -35,7 +35,7 @@ works, while the code is compiled.
 ``owner.py`` has what all of these share. An *owner* is a module by its names and labels, a *scope*
 is one instrumentation; both refer to modules weakly. ``sessions.py`` counts the profiler's
 *sessions*, so that no range ends in a later session than its own. ``optimizers.py`` labels modules
-with gradients that no optimizer uses. ``torch_internals.py`` has every private name of PyTorch.
+with gradients that no optimizer uses. ``torch_internals/`` has every private name of PyTorch.
 """
 
 from __future__ import annotations

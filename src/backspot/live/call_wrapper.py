@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-from backspot.live import torch_internals
 from backspot.live.calls import Call, Thread, calls_that_fail, wrapper_codes
 from backspot.live.calls import local as _local
 from backspot.live.class_calls import ClassCalls, passes_to_common, put_hook
@@ -37,19 +36,22 @@ from backspot.live.copies import end_plain_copies, keep_copies_plain
 from backspot.live.markers import mark_inputs, mark_output
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
-from backspot.live.torch_internals import (
+from backspot.live.torch_internals import autograd, dynamo, profiler, transforms
+from backspot.live.torch_internals.lookup import Place
+from backspot.live.torch_internals.modules import (
     MODULE_CALL,
     REPLICATE,
-    Place,
+    only_chooses,
     take_away,
+    wraps_in_backward_hooks,
 )
 
 __all__ = ["CallWrapper", "ModuleReference", "call_wrapper"]
 
 # A global is found faster than an attribute of a module.
-_is_dynamo_compiling, _new_range = torch_internals.is_dynamo_compiling, torch_internals.new_range
-_innermost_transform = torch_internals.innermost_transform
-_next_number = torch_internals.sequence_number
+_is_dynamo_compiling, _new_range = dynamo.is_dynamo_compiling, profiler.new_range
+_innermost_transform = transforms.innermost_transform
+_next_number = autograd.sequence_number
 
 # From Python 3.13 on a class that was changed a thousand times is slow for good. Each session
 # changes ``torch.nn.Module`` twice.
@@ -178,8 +180,8 @@ class CallWrapper:
                 return False  # it may still be inside, and would be called twice
             _original = current
         self._modules_before = set(sys.modules)
-        self.direct = torch_internals.only_chooses(_original) and sys.getprofile() is None
-        self.compiled_class = torch_internals.compiled_class()
+        self.direct = only_chooses(_original) and sys.getprofile() is None
+        self.compiled_class = dynamo.compiled_class()
         self._count += 1
         sessions.wraps_calls = True
         sessions.make_room()
@@ -244,7 +246,7 @@ class _Replaced:
 
 def _is_wrapped(module: torch.nn.Module, classes: ClassCalls | None) -> bool:
     """Have the wrapper label a module; return whether it can."""
-    if torch_internals.wraps_in_backward_hooks(module):
+    if wraps_in_backward_hooks(module):
         return False
     return passes_to_common(module) if classes is None else classes.put(module)
 
@@ -265,7 +267,7 @@ def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return _other_call(self, args, kwargs)
         return _original(self, *args, **kwargs)
     if _innermost_transform() is not None:
-        torch_internals.pass_over()
+        transforms.pass_over()
         return _original(self, *args, **kwargs)
     thread = _local.thread
     number = sessions.number
@@ -303,7 +305,7 @@ def _listed_call(
     marks = owner.scope.marks_nodes
     try:
         with suppress(Exception):  # a label is never worth a failed forward
-            if not _is_passed_on(thread, call) and not torch_internals.exporting():
+            if not _is_passed_on(thread, call) and not transforms.exporting():
                 number = thread.enter(call, module)
                 if marks:
                     mark_inputs(thread, owner, args, kwargs, number)
@@ -346,7 +348,7 @@ def _other_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
                 MODULE_CALL.set(_original)
         elif _innermost_transform() is None:
             # ``torch.compile(module)`` keeps the ``__call__`` of the time when it was made.
-            inner = torch_internals.compiled_module(module)
+            inner = dynamo.compiled_module(module)
             owner = call_wrapper.owners.get(id(inner))
     if owner is None:
         return _original(module, *args, **kwargs)
@@ -360,7 +362,7 @@ def labelled_compiled(
     owner = None
     with suppress(Exception):
         if _innermost_transform() is None:
-            owner = call_wrapper.owners.get(id(torch_internals.compiled_module(self)))
+            owner = call_wrapper.owners.get(id(dynamo.compiled_module(self)))
     if owner is None:
         return original(self, *args, **kwargs)
     return _listed_call(self, args, kwargs, _local.thread, owner, original)
@@ -372,6 +374,4 @@ sessions.when_ending = call_wrapper.end
 wrapper_codes.add(labelled_call.__code__)
 
 # Every frame that a call can open, but for those that node hooks open too.
-torch_internals.keep_from_dynamo(
-    labelled_call, labelled_compiled, _listed_call, _other_call, _is_passed_on
-)
+dynamo.keep_from_dynamo(labelled_call, labelled_compiled, _listed_call, _other_call, _is_passed_on)

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import torch
 
-from backspot.live import torch_internals
 from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
 from backspot.live.source_lines import Recorder, book, lines_are_exact
+from backspot.live.torch_internals import autograd, profiler
+from backspot.live.torch_internals.modules import is_call
 
 __all__ = [
     "Call",
@@ -30,7 +31,7 @@ __all__ = [
 wrapper_codes: set[CodeType] = set()
 """The code of the wrapper, of which each frame is a running call of its local ``self``."""
 
-_next_number, _new_range = torch_internals.sequence_number, torch_internals.new_range
+_next_number, _new_range = autograd.sequence_number, profiler.new_range
 
 
 class Call(msgspec.Struct, eq=False, gc=False):
@@ -292,7 +293,7 @@ def _running_modules(entering: torch.nn.Module) -> tuple[Counter[int], Counter[i
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
             module_id = id(frame.f_locals.get("self"))
-            if torch_internals.is_call(code):
+            if is_call(code):
                 running[module_id] += 1
             elif code in wrapper_codes:
                 wrapped[module_id] += 1
@@ -319,7 +320,7 @@ def calls_that_fail() -> set[int]:
         stacks = stacks or sys._current_frames()
         frame = stacks.get(thread)
         while frame is not None:
-            if torch_internals.is_call(frame.f_code):
+            if is_call(frame.f_code):
                 failing.add(id(frame.f_locals.get("self")))
             frame = frame.f_back
     return failing

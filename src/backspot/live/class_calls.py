@@ -13,10 +13,10 @@ from weakref import ref
 
 import torch
 
-from backspot.live import torch_internals
 from backspot.live.hooks import Enter, Leave
 from backspot.live.owner import Owner, Scope
-from backspot.live.torch_internals import MODULE_CALL, put_before, take_away
+from backspot.live.torch_internals import dynamo
+from backspot.live.torch_internals.modules import MODULE_CALL, put_before, take_away
 
 __all__ = ["ClassCalls", "passes_to_common", "put_hook"]
 
@@ -61,8 +61,8 @@ class ClassCalls:
         self._hooked: list[tuple[Owner, ref[torch.nn.Module]]] = []
         self._compilations = 0  # that are running
         _wrappers.add(wrapper)
-        self._stop_loading = torch_internals.when_dynamo_loads(self._put_compiled)
-        self._stop_watching = torch_internals.watch_compilations(self._step_aside, self._step_back)
+        self._stop_loading = dynamo.when_dynamo_loads(self._put_compiled)
+        self._stop_watching = dynamo.watch_compilations(self._step_aside, self._step_back)
 
     def put(self, module: torch.nn.Module) -> bool:
         """Have calls of a module go through the wrapper, with those of its class.
@@ -95,12 +95,12 @@ class ClassCalls:
 
         These are the modules inside compiled ones that have a ``__call__`` of their own.
         """
-        if not torch_internals.guards_check_hooks:
+        if not dynamo.guards_check_hooks:
             return set()
-        compiled = torch_internals.compiled_modules()
+        compiled = dynamo.compiled_modules()
         found = {id(part) for module in compiled for part in module.modules()}
         for _, module in scope.live_modules():
-            if torch_internals.compiles_itself(module):
+            if dynamo.compiles_itself(module):
                 found |= {id(part) for part in module.modules() if part is not module}
         return {
             id(module)
@@ -124,7 +124,7 @@ class ClassCalls:
                 setattr(cls, _CALL, before)
 
     def _put_compiled(self) -> None:
-        cls = torch_internals.compiled_class()
+        cls = dynamo.compiled_class()
         if cls is None:
             return
         original, compiled = getattr(cls, _CALL, MODULE_CALL.get()), self._compiled
@@ -132,7 +132,7 @@ class ClassCalls:
         def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return compiled(self, original, args, kwargs)
 
-        torch_internals.keep_from_dynamo(call)
+        dynamo.keep_from_dynamo(call)
         self._put(cls, call)
 
     def _step_aside(self, *_: object) -> None:
@@ -141,7 +141,7 @@ class ClassCalls:
         with suppress(Exception):  # at worst the code is compiled once more
             self._take()
             # Where guards check hooks, the next profile needs what is compiled with them.
-            for _owner, reference in () if torch_internals.guards_check_hooks else self._hooked:
+            for _owner, reference in () if dynamo.guards_check_hooks else self._hooked:
                 if (module := reference()) is not None:
                     take_away(module, keep_after=True)  # the call can be running
 

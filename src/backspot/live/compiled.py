@@ -21,10 +21,26 @@ from urllib.parse import quote, unquote
 
 import torch
 
-from backspot.live import torch_internals
 from backspot.live.line_names import file_name
 from backspot.live.modules import class_name, is_called, unwrap, written_class_name
 from backspot.live.owner import Scope
+from backspot.live.torch_internals import dynamo, profiler
+from backspot.live.torch_internals.graphs import (
+    forward_number_of,
+    graph_for_key,
+    hint_of,
+    module_stack_of,
+    number_without_forward,
+)
+from backspot.live.torch_internals.inductor import (
+    CompiledCode,
+    InductorSettings,
+    compiled_code,
+    inductor_settings,
+    when_inductor_loads,
+)
+from backspot.live.torch_internals.launch_sites import complete_sites, launch_sites_so_far
+from backspot.live.torch_internals.modules import children_of
 from backspot.trace.compiled import (
     KEY,
     Compilation,
@@ -74,7 +90,7 @@ def write_frames(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> None
         forward: the modules of forward nodes by their sequence number: this graph's are added, and
             those of graphs before are used.
     """
-    base = torch_internals.launch_sites_so_far()
+    base = launch_sites_so_far()
     number = {node: at for at, node in enumerate(graph.nodes)}
     modules = _modules_of(graph, forward)
     for node in graph.nodes:
@@ -107,7 +123,7 @@ def write_frames(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> None
 
 def _modules_of(graph: Any, forward: dict[int, list[tuple[str, type]]]) -> _Stacks:
     """Return the modules around each node of a graph; ``forward`` as in ``write_frames``."""
-    modules = {node: torch_internals.module_stack_of(node) for node in graph.nodes}
+    modules = {node: module_stack_of(node) for node in graph.nodes}
     _find_modules_of_changes_in_place(modules, forward)
     return modules
 
@@ -140,10 +156,10 @@ def _find_modules_of_changes_in_place(
     own: dict[int, list[tuple[str, type]]] = {}
     without = {}
     for node, (stack, _) in modules.items():
-        number = torch_internals.forward_number_of(node)
+        number = forward_number_of(node)
         if number is not None:
             own.setdefault(number, stack)
-        number = torch_internals.number_without_forward(node)
+        number = number_without_forward(node)
         if number is not None and not stack:
             without[node] = number
     # A backward graph repeats some forward nodes, not always the first one of a number.
@@ -191,7 +207,7 @@ def _bytes_of(node: Any) -> int:
     amount = 0
     for value in values if isinstance(values, (tuple, list)) else (values,):
         if isinstance(value, torch.Tensor):
-            sizes = (torch_internals.hint_of(size) for size in value.shape)
+            sizes = (hint_of(size) for size in value.shape)
             amount += math.prod(sizes) * value.dtype.itemsize
     return amount
 
@@ -295,7 +311,7 @@ class _Tables:
     def __init__(self) -> None:
         self.lines: dict[SourceLine, int] = {}
 
-    def graph(self, code: torch_internals.CompiledCode) -> CompiledGraph:
+    def graph(self, code: CompiledCode) -> CompiledGraph:
         """Return a compiled graph as the table has it."""
         kernels = sorted(_kernels(code.sites or ""), key=lambda kernel: kernel[1])
         worked = [(name, at, [_worked(trace) for trace in traces]) for name, at, traces in kernels]
@@ -364,7 +380,7 @@ def _known_modules(scope: Scope) -> Iterator[KnownModule]:
         yield KnownModule(path, class_name(module), owner)
         pending.extend(
             (f"{path}.{name}" if path else name, child, owner, outer | {id(module)})
-            for name, child in torch_internals.children_of(module).items()
+            for name, child in children_of(module).items()
             if child is not None
         )
 
@@ -372,7 +388,7 @@ def _known_modules(scope: Scope) -> Iterator[KnownModule]:
 # The pass ----------------------------------------------------------------------------------------
 
 
-def _make_pass(settings: torch_internals.InductorSettings, theirs: Any) -> Any:
+def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
     """Return a pass that runs the user's passes, and then writes the frames.
 
     A cached graph has its frames, too. So the key of the cache has the modules that they name: two
@@ -407,7 +423,7 @@ def _make_pass(settings: torch_internals.InductorSettings, theirs: Any) -> Any:
                     return None  # as without Backspot: the graph cannot be cached
                 inner.append(uuid)
             try:
-                graph = torch_internals.graph_for_key()
+                graph = graph_for_key()
                 return graph and ("backspot", 3, _digest(graph, forward), *inner)
             except Exception:
                 return None  # it costs a compilation, and no wrong name
@@ -419,7 +435,7 @@ def _compilations() -> list[Compilation]:
     """Return the latest compilations, with the first of the reasons for each."""
     return [
         Compilation(region, function, file_name(file), line, _REASON.sub(" ", _first(reasons)))
-        for region, function, file, line, reasons in torch_internals.compilations()
+        for region, function, file, line, reasons in dynamo.compilations()
     ]
 
 
@@ -464,7 +480,7 @@ class CompiledBook:
         """Remove an instrumentation; with the last one, restore Inductor's settings."""
         if scope not in self._scopes:
             return
-        if torch_internals.recording():
+        if profiler.recording():
             with suppress(Exception):  # at worst the trace has no such table
                 self._waiting = self._table()
         self._scopes.remove(scope)
@@ -472,7 +488,7 @@ class CompiledBook:
 
     def _begin(self) -> None:
         if self._stop_watching is None:
-            self._stop_watching = torch_internals.when_inductor_loads(self._install)
+            self._stop_watching = when_inductor_loads(self._install)
 
     def _end(self) -> None:
         if not self._scopes and not self._watches and self._stop_watching is not None:
@@ -488,7 +504,7 @@ class CompiledBook:
         """
         form, self._waiting = self._waiting or (self._table() if self._scopes else None), None
         if form is not None:
-            torch_internals.add_metadata(KEY, form)
+            profiler.add_metadata(KEY, form)
         return form
 
     def keep(self, results: Any, form: str) -> None:
@@ -496,7 +512,7 @@ class CompiledBook:
         live_compiled[results] = form
 
     def _table(self) -> str | None:
-        code = torch_internals.compiled_code()
+        code = compiled_code()
         if not code:
             return None
         tables = _Tables()
@@ -511,7 +527,7 @@ class CompiledBook:
             self._set_up()
 
     def _set_up(self) -> None:
-        settings = torch_internals.inductor_settings()
+        settings = inductor_settings()
         if settings is None or self._pass is not None:
             return
         config = settings.config
@@ -521,10 +537,10 @@ class CompiledBook:
         config.post_grad_custom_post_pass = self._pass
         if not level:
             config.trace.provenance_tracking_level = _LEVEL
-        self._stop_keeping = torch_internals.complete_sites(_THEN)
+        self._stop_keeping = complete_sites(_THEN)
 
     def _restore(self) -> None:
-        settings = torch_internals.inductor_settings()
+        settings = inductor_settings()
         if settings is None or self._pass is None:
             return
         if self._stop_keeping is not None:

@@ -16,7 +16,7 @@ import torch
 
 from backspot.live.hooks import hook_of
 from backspot.live.owner import Scope
-from backspot.live.torch_internals import KEY, without_backward_flag
+from backspot.live.torch_internals.modules import KEY, without_backward_flag
 
 __all__ = ["end_plain_copies", "keep_copies_plain"]
 

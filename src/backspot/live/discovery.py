@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from backspot.live.modules import class_name, unwrap
-from backspot.live.torch_internals import children_of, is_dynamos, parameters_of
+from backspot.live.torch_internals.dynamo import is_dynamos
+from backspot.live.torch_internals.modules import children_of, parameters_of
 
 __all__ = ["CallWatch", "named", "other_optimizers", "outermost", "profilers", "trained_by"]
 

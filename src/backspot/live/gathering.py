@@ -23,8 +23,8 @@ from backspot.job.answer import answer
 from backspot.job.identity import identify
 from backspot.job.reduce import reduce_trace
 from backspot.job.summary import Summary, from_bytes, to_bytes
-from backspot.live import torch_internals
 from backspot.live.recorder import rank_and_ranks
+from backspot.live.torch_internals.ranks import default_store
 from backspot.results.job import JobReport, LostRank
 from backspot.trace import Events
 
@@ -50,7 +50,7 @@ class Gathering:
     """
 
     def __init__(self, name: str) -> None:
-        store = torch_internals.default_store()
+        store = default_store()
         if store is None:
             raise UsageError(
                 "the ranks of a job are put together by torch.distributed, which is not set up: "

@@ -9,13 +9,27 @@ from typing import Any
 
 import torch
 
-from backspot.live import calls, markers, source_lines, torch_internals
+from backspot.live import calls, markers, source_lines
 from backspot.live.calls import Call, calls_that_fail
 from backspot.live.calls import local as _local
 from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope, marker
 from backspot.live.sessions import Sessions, sessions
-from backspot.live.torch_internals import KEY, put_after, take_away
+from backspot.live.torch_internals import (
+    autograd,
+    devices,
+    dynamo,
+    graphs,
+    inductor,
+    launch_sites,
+    loading,
+    lookup,
+    modules,
+    profiler,
+    ranks,
+    transforms,
+)
+from backspot.live.torch_internals.modules import KEY, put_after, take_away
 from backspot.trace.labels import Kind
 from backspot.trace.names import BACKWARD_HOOK_FUNCTION
 
@@ -30,9 +44,9 @@ __all__ = [
 ]
 
 # A global is found faster than an attribute of a module.
-_is_dynamo_compiling, _labelling = torch_internals.is_dynamo_compiling, torch_internals.labelling
-_next_number = torch_internals.sequence_number
-_forward_hooks_of = torch_internals.forward_hooks_of
+_is_dynamo_compiling, _labelling = dynamo.is_dynamo_compiling, transforms.labelling
+_next_number = autograd.sequence_number
+_forward_hooks_of = modules.forward_hooks_of
 _mark_inputs, _mark_output = markers.mark_inputs, markers.mark_output
 
 
@@ -247,9 +261,22 @@ def _functions_of(*holders: object) -> list[FunctionType]:
 
 
 # Every frame that a hook can open while a profiler records.
-torch_internals.keep_from_dynamo(
+dynamo.keep_from_dynamo(
     *_functions_of(
-        torch_internals,
+        autograd,
+        devices,
+        dynamo,
+        graphs,
+        inductor,
+        launch_sites,
+        loading,
+        lookup,
+        modules,
+        profiler,
+        ranks,
+        transforms,
+    ),
+    *_functions_of(
         markers,
         calls,
         calls.Thread,
@@ -269,6 +296,6 @@ torch_internals.keep_from_dynamo(
     ),
     *_functions_of(Sessions, Enter, Leave, LeaveAndExplain, BackwardStart, BackwardEnd),
     marker(Scope.__new__(Scope), ""),  # all markers share one code object
-    torch_internals.node_hooker(print),  # and all that hook nodes
+    autograd.node_hooker(print),  # and all that hook nodes
     _explain,
 )

@@ -25,16 +25,16 @@ from backspot.live.hooks import (
 from backspot.live.modules import class_name, find_modules, is_called, unwrap
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
-from backspot.live.torch_internals import (
+from backspot.live.torch_internals.modules import (
     full_backward_flag,
     has_hooks,
     put_after,
     put_around_backward,
     put_before,
-    recording,
     take_away,
     unset_full_backward_flag,
 )
+from backspot.live.torch_internals.profiler import recording
 from backspot.results.matching import Patterns, patterns_of
 
 __all__ = [

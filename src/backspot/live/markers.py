@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from backspot.live import torch_internals
 from backspot.live.calls import Thread
 from backspot.live.owner import Owner
+from backspot.live.torch_internals import autograd, profiler, transforms
 
 __all__ = ["mark_inputs", "mark_output", "tensors_in"]
 
@@ -22,9 +22,9 @@ _DEPTH = 6  # levels of nested containers that are searched
 _VISITS = 256  # objects that are searched in one call's inputs or outputs
 
 _Tensor = torch.Tensor
-_mode_enabled = torch_internals.torch_function_mode_enabled
-_version_of, _is_view = torch_internals.version_of, torch_internals.is_view
-_number_of, _JOINS = torch_internals.number_of, torch_internals.JOINS
+_mode_enabled = transforms.torch_function_mode_enabled
+_version_of, _is_view = autograd.version_of, autograd.is_view
+_number_of, _JOINS = autograd.number_of, autograd.JOINS
 
 
 def mark_inputs(
@@ -62,7 +62,7 @@ def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> N
 
 def _mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
     if _mode_enabled():
-        with torch_internals.ignore_torch_function():
+        with transforms.ignore_torch_function():
             _mark_all(thread, caller, values, following)
     else:
         _mark_all(thread, caller, values, following)
@@ -79,7 +79,7 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
                     if type(tensor) is _Tensor:
                         _mark(thread, caller, tensor, following)
                     else:
-                        with torch_internals.ignore_torch_function():
+                        with transforms.ignore_torch_function():
                             _mark(thread, caller, tensor, following)
                 except Exception:  # noqa: S112 - a subclass may refuse anything
                     continue
@@ -125,7 +125,7 @@ def _mark(thread: Thread, caller: Owner, tensor: torch.Tensor, following: int) -
 def _count_unmarked(thread: Thread, caller: Owner, tensor: torch.Tensor) -> None:
     if tensor.requires_grad and id(tensor) not in thread.unmarked:
         thread.unmarked.add(id(tensor))
-        torch_internals.emit(caller.unmarked)
+        profiler.emit(caller.unmarked)
 
 
 # Skipped, as they hold no tensor or are leaves.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from backspot.live.torch_internals import WRAPPED_CHILD, children_of
+from backspot.live.torch_internals.modules import WRAPPED_CHILD, children_of
 
 __all__ = ["class_name", "find_modules", "is_called", "unwrap", "written_class_name"]
 

@@ -23,10 +23,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.errors import MissingDependencyError, UsageError
-from backspot.live import torch_internals
 from backspot.live.markers import tensors_in
 from backspot.live.modules import class_name, is_called, unwrap
-from backspot.live.torch_internals import children_of
+from backspot.live.torch_internals import autograd, dynamo, transforms
+from backspot.live.torch_internals.modules import children_of
 from backspot.results.public import public
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Monitor:
         self._compared_from = [0] * len(self._blocks)
         self._handles: list[Any] = []
         self._hookers = {
-            owner: torch_internals.node_hooker(_Reached(self, owner).__call__)
+            owner: autograd.node_hooker(_Reached(self, owner).__call__)
             for owner in range(_OUTSIDE, len(self._blocks))
         }
         self._hook = register_optimizer_step_post_hook(self._after_step)
@@ -370,7 +370,7 @@ class Monitor:
     # Steps ---------------------------------------------------------------------------------------
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if torch_internals.is_dynamo_compiling():
+        if dynamo.is_dynamo_compiling():
             return
         try:
             if not self._is_of_model(optimizer):
@@ -435,9 +435,9 @@ class Monitor:
         sample = self._sample
         if (
             sample is None
-            or torch_internals.is_dynamo_compiling()
+            or dynamo.is_dynamo_compiling()
             or not torch.is_grad_enabled()
-            or not (sample.thread == threading.get_ident() or torch_internals.in_backward())
+            or not (sample.thread == threading.get_ident() or autograd.in_backward())
         ):
             return None
         return sample
@@ -446,7 +446,7 @@ class Monitor:
         sample = self._sampled_here()
         if sample is None:
             return
-        if torch_internals.in_backward():  # checkpointing runs the block again
+        if autograd.in_backward():  # checkpointing runs the block again
             sample.interrupted.append(sample.backward[-1][0] if sample.backward else _OUTSIDE)
             self._reached(block)
             return
@@ -457,7 +457,7 @@ class Monitor:
         sample = self._sampled_here()
         if sample is None:
             return
-        if torch_internals.in_backward():
+        if autograd.in_backward():
             if sample.interrupted:
                 self._reached(max(sample.interrupted.pop(), _OUTSIDE))
                 self._mark(output, block)
@@ -470,9 +470,9 @@ class Monitor:
 
     def _mark(self, value: object, owner: int) -> None:
         """Record the moment when autograd reaches the nodes of these tensors."""
-        with torch_internals.ignore_torch_function():
+        with transforms.ignore_torch_function():
             for tensor in tensors_in(value):
-                if torch_internals.version_of(tensor) and torch_internals.is_view(tensor):
+                if autograd.version_of(tensor) and autograd.is_view(tensor):
                     continue  # reading its node is not safe
                 node = tensor.grad_fn
                 if node is not None and _KEY not in node.metadata:
@@ -484,7 +484,7 @@ class Monitor:
         if sample is None:
             return
         if not sample.backward or sample.backward[-1][0] == _END:
-            torch_internals.at_end_of_backward(self._end_pass)
+            autograd.at_end_of_backward(self._end_pass)
         sample.backward.append((owner, self._clock.now()))
 
     def _end_pass(self) -> None:
@@ -663,6 +663,4 @@ class _Reached(_Hook):
             self._fail()
 
 
-torch_internals.keep_from_dynamo(
-    Monitor._after_step, *(hook.__call__ for hook in (_Before, _After))
-)
+dynamo.keep_from_dynamo(Monitor._after_step, *(hook.__call__ for hook in (_Before, _After)))

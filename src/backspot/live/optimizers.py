@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from backspot.live import torch_internals
 from backspot.live.owner import Scope
+from backspot.live.torch_internals import dynamo, profiler
+from backspot.live.torch_internals.modules import parameters_of
 
 __all__ = ["OptimizerWatch"]
 
@@ -45,11 +46,11 @@ class OptimizerWatch:
         self._known.clear()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if torch_internals.is_dynamo_compiling():
+        if dynamo.is_dynamo_compiling():
             return
         try:
             self._known.add(optimizer)
-            if torch_internals.recording():
+            if profiler.recording():
                 self._label_unused(optimizer)
         except Exception:
             return  # a label is never worth a failed step
@@ -70,7 +71,7 @@ class OptimizerWatch:
             # After each step, as parameters can be added, removed and frozen.
             for owner, module in scope.live_modules():
                 if _is_unused(module, held, mine):
-                    torch_internals.emit(owner.unused)
+                    profiler.emit(owner.unused)
 
 
 def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:
@@ -85,7 +86,7 @@ def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:
         held: ids of the parameters of all known optimizers.
         mine: ids of the parameters of the optimizer that took a step.
     """
-    parameters = torch_internals.parameters_of(module)
+    parameters = parameters_of(module)
     if any(p.grad is not None and id(p) not in held for p in parameters):
         return True
     asked = [p for p in parameters if id(p) in mine and p.requires_grad]

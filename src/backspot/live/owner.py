@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from backspot.live import torch_internals
+from backspot.live.torch_internals import autograd, dynamo, profiler
 from backspot.trace.labels import Kind, Label, format_label
 
 __all__ = ["Owner", "Scope", "marker"]
 
-_is_dynamo_compiling, _recording = torch_internals.is_dynamo_compiling, torch_internals.recording
-_new_range = torch_internals.new_range
+_is_dynamo_compiling, _recording = dynamo.is_dynamo_compiling, profiler.recording
+_new_range = profiler.new_range
 _MOST_REPEATED = 1024  # labels kept for each module; an RNN cell can be called any number of times
 
 
@@ -111,7 +111,7 @@ class Owner:
         self.unmarked = self.label(Kind.UNMARKED)
         self.unused = self.label(Kind.UNUSED)
         self.on_node = marker(scope, self.label(Kind.BACKWARD))
-        self.hook = torch_internals.node_hooker(self.on_node)
+        self.hook = autograd.node_hooker(self.on_node)
         self._repeated: dict[int, str] = {}
 
     def label(self, kind: Kind, call: int = 1) -> str:

@@ -13,7 +13,6 @@ import torch
 from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
-from backspot.live import torch_internals
 from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import (
     NO_FUNCTION,
@@ -31,6 +30,10 @@ from backspot.live.recording import (
     synchronize,
 )
 from backspot.live.step_clock import step_times
+from backspot.live.torch_internals import transforms
+from backspot.live.torch_internals.inductor import without_cuda_graphs
+from backspot.live.torch_internals.profiler import new_range
+from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
@@ -166,7 +169,7 @@ def profile(
         if gathering:
             stack.enter_context(gathering)
         if not cudagraphs:
-            stack.enter_context(torch_internals.without_cuda_graphs())
+            stack.enter_context(without_cuda_graphs())
         instrumented = [
             stack.enter_context(
                 put_labels(
@@ -199,18 +202,18 @@ def profile(
                 run()
             # Kernels that still run have their launch before the recording, and no owner in it.
             synchronize(parts)
-        passed_over = torch_internals.PassedOver.calls
+        passed_over = transforms.PassedOver.calls
 
         def record(recorder: torch.profiler.profile, count: int) -> None:
             with recording(recorder):
                 for number in range(count):
-                    with torch_internals.new_range(f"{PROFILER_STEP}{number}"):
+                    with new_range(f"{PROFILER_STEP}{number}"):
                         take()
                     tick()
                 synchronize(parts)
 
         record(profiler, steps)
-        transformed = torch_internals.PassedOver.calls > passed_over
+        transformed = transforms.PassedOver.calls > passed_over
         real += step_times(run, parts, unprofiled - len(real))
         recorded: torch.profiler.profile | Export = profiler
         in_detail = None
@@ -279,7 +282,7 @@ def _check_arguments(
         raise UsageError(f"cudagraphs must be True or False, not {cudagraphs!r}")
     if data is not None and not isinstance(data, Iterable):
         raise UsageError(f"data must be iterable, as a DataLoader is, not {type(data).__name__}")
-    if torch_internals.recording():
+    if is_recording():
         raise UsageError(
             "a profiler is running already: end it first, or have it record labels with "
             "backspot.instrument(model) and give it to backspot.locate"
@@ -313,7 +316,7 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
 
     def take() -> None:
         nonlocal batches, taken
-        with torch_internals.new_range(_FETCH):
+        with new_range(_FETCH):
             try:
                 batch = next(batches)
             except StopIteration:

@@ -31,7 +31,7 @@ from torch.profiler import ProfilerAction
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.errors import UsageError
-from backspot.live import discovery, torch_internals
+from backspot.live import discovery
 from backspot.live.compiled import compiled_book
 from backspot.live.instrumentation import put_labels
 from backspot.live.recording import (
@@ -41,6 +41,8 @@ from backspot.live.recording import (
     recording,
     synchronize,
 )
+from backspot.live.torch_internals.profiler import new_range
+from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
 from backspot.results.report import Report
 from backspot.trace import Events
@@ -377,7 +379,7 @@ class Recorder:
     def _is_free(self) -> bool:
         """Whether the script's own profilers leave room for a recording."""
         ahead = range(self._plan.needed - self._plan.warmup + 1)
-        if not torch_internals.recording() and not any(
+        if not is_recording() and not any(
             _is_due(profiler, ahead) for profiler in discovery.profilers()
         ):
             return True
@@ -429,7 +431,7 @@ class Recorder:
         self._begin_mark()
 
     def _begin_mark(self) -> None:
-        self._mark = torch_internals.new_range(f"{PROFILER_STEP}{self._recorded}")
+        self._mark = new_range(f"{PROFILER_STEP}{self._recorded}")
         self._mark.__enter__()
 
     def _end_mark(self) -> None:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch.profiler import ProfilerActivity, supported_activities
 
-from backspot.live import torch_internals
+from backspot.live.torch_internals.devices import privateuse1_name
+from backspot.live.torch_internals.profiler import recording as is_recording
 
 __all__ = [
     "STEPS_IN_DETAIL",
@@ -27,7 +28,7 @@ STEPS_IN_DETAIL = 3
 def _kind(activity: ProfilerActivity) -> str:
     """Return the ``torch.device.type`` of the devices that an activity records."""
     if activity.name == "PrivateUse1":
-        return torch_internals.privateuse1_name()
+        return privateuse1_name()
     return str(activity.name).lower()
 
 
@@ -80,5 +81,5 @@ def recording(profiler: torch.profiler.profile) -> Iterator[None]:
         profiler.start_trace()
         yield
     finally:
-        if torch_internals.recording():  # unless an interrupt came before the start
+        if is_recording():  # unless an interrupt came before the start
             profiler.stop_trace()

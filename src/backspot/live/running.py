@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from backspot.live import discovery, torch_internals
+from backspot.live import discovery
 from backspot.live.recorder import Plan, Recorded, Recorder
+from backspot.live.torch_internals import dynamo
 
 __all__ = ["Cycle", "Observer"]
 
@@ -152,7 +153,7 @@ class Observer:
             self._hook = None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if torch_internals.is_dynamo_compiling():
+        if dynamo.is_dynamo_compiling():
             return
         recorder = self.recorder
         if recorder.is_child:
@@ -249,4 +250,4 @@ class _Backward:
         self._original = None
 
 
-torch_internals.keep_from_dynamo(Observer._after_step)
+dynamo.keep_from_dynamo(Observer._after_step)

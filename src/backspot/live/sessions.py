@@ -14,12 +14,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from backspot.live import torch_internals
 from backspot.live.compiled import compiled_book
 from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
 from backspot.live.source_lines import book
-from backspot.live.torch_internals import Place
+from backspot.live.torch_internals import profiler
+from backspot.live.torch_internals.lookup import Place
 
 __all__ = ["Holder", "Sessions", "sessions"]
 
@@ -59,13 +59,13 @@ class Sessions:
         self.number = 0
         self.marking = False
         self.lines = False
-        self.watches_starts = torch_internals.PROFILER_STARTS[0].exists()
+        self.watches_starts = profiler.PROFILER_STARTS[0].exists()
         self._scopes: list[Scope] = []
         self._aside: list[Holder] = []
         self._watches = (
-            *(_Watch(place, self._starting) for place in torch_internals.PROFILER_STARTS),
-            *(_Watch(place, self._stopping) for place in torch_internals.PROFILER_STOPS),
-            _Watch(torch_internals.PROFILER_STOPPED, self._stopped),
+            *(_Watch(place, self._starting) for place in profiler.PROFILER_STARTS),
+            *(_Watch(place, self._stopping) for place in profiler.PROFILER_STOPS),
+            _Watch(profiler.PROFILER_STOPPED, self._stopped),
         )
         self._optimizers = OptimizerWatch(self.live_scopes)
         self._stack_room = _StackRoom()
@@ -123,7 +123,7 @@ class Sessions:
 
     def dispose(self) -> None:
         """Free the ranges that were put aside, unless a profiler records on any thread."""
-        while self._aside and not torch_internals.recording():
+        while self._aside and not profiler.recording():
             self._aside[-1].opened = None
             self._aside.pop()
 
@@ -179,7 +179,7 @@ class Sessions:
 
     def _tidy(self) -> None:
         with suppress(Exception):  # a hook that stays does no harm
-            if self.when_stopped is not None and not torch_internals.recording():
+            if self.when_stopped is not None and not profiler.recording():
                 for scope in self.live_scopes():
                     self.when_stopped(scope)
             self.dispose()

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from backspot.live import torch_internals
 from backspot.live.line_names import describe
+from backspot.live.torch_internals import autograd, dynamo, profiler
 from backspot.trace.names import COMPILED_FUNCTION
 from backspot.trace.source_lines import (
     KEY,
@@ -36,8 +36,8 @@ __all__ = ["Book", "ExactRecorder", "Inside", "Recorder", "Store", "book", "line
 
 _Key = tuple[int, int, type | None]
 
-_push_node_hook, _pop_node_hook = torch_internals.push_node_hook, torch_internals.pop_node_hook
-_number_of = torch_internals.number_of
+_push_node_hook, _pop_node_hook = autograd.push_node_hook, autograd.pop_node_hook
+_number_of = autograd.number_of
 _MOST_NUMBER = 1 << 62  # AccumulateGrad's is the largest of 64 bits; it belongs to no line
 
 
@@ -115,7 +115,7 @@ class Recorder:
 
     def turn(self, place: int) -> None:
         """Give the nodes made from now on a place; -1 for none."""
-        number = torch_internals.sequence_number()
+        number = autograd.sequence_number()
         if self.store is None or number < 0:
             return
         if self._nodes and self._nodes[-2] == number:
@@ -209,7 +209,7 @@ class ExactRecorder(Recorder):
             except Exception:
                 return
 
-        torch_internals.keep_from_dynamo(made)
+        dynamo.keep_from_dynamo(made)
         return made
 
     def begin(self) -> None:
@@ -360,7 +360,7 @@ class Book:
         if not tables:
             return None
         form = format_lines(tables[-1])
-        torch_internals.add_metadata(KEY, form)
+        profiler.add_metadata(KEY, form)
         return form
 
     def keep(self, results: Any, form: str) -> None:

@@ -1,0 +1,111 @@
+"""Tensors and autograd nodes: their numbers, hooks on nodes, and the engine that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from backspot.live.torch_internals.lookup import find, nothing
+
+__all__ = [
+    "JOINS",
+    "at_end_of_backward",
+    "in_backward",
+    "is_view",
+    "node_hooker",
+    "number_of",
+    "pop_node_hook",
+    "push_node_hook",
+    "sequence_number",
+    "version_of",
+]
+
+# The sequence number of the next node that this thread makes. -1 without it: no marker is written,
+# and the report relies on the sequence numbers in the trace.
+sequence_number: Callable[[], int] = find("_C", "_autograd", "_get_sequence_nr") or (lambda: -1)
+
+
+def number_of(node: torch.autograd.graph.Node) -> int:
+    """Return the sequence number of an autograd node."""
+    return node._sequence_nr()  # type: ignore[no-any-return]  # each class of nodes has its own
+
+
+# The engine's run that this thread is in, -1 outside. Without it forward code that checkpointing
+# runs again is timed as forward.
+_graph_task: Callable[[], int] = find("_C", "_current_graph_task_id") or (lambda: -1)
+
+
+def in_backward() -> bool:
+    """Return whether autograd's engine runs on this thread."""
+    return _graph_task() >= 0
+
+
+def at_end_of_backward(action: Callable[[], None]) -> None:
+    """Call a function when the engine's run that this thread is in has ended without an error.
+
+    Data parallelism ends its communication in the same way.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(action)
+
+
+# From torch 2.14 on autograd calls a hook with each node that a thread makes. None before: then the
+# line of a node is the line that called the module.
+push_node_hook: Callable[[Callable[..., None]], None] | None = find(
+    "_C", "_autograd", "_push_node_creation_hook"
+)
+pop_node_hook: Callable[[], None] = find("_C", "_autograd", "_pop_node_creation_hook") or nothing
+
+# How often a tensor's memory was changed in place, and whether the tensor is a view of another's
+# memory: reading ``.grad_fn`` of a changed view can raise, or make a node.
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
+
+# The classes of nodes that join tensors. Without them what is joined has no marker of its own.
+JOINS: frozenset[type] = frozenset(
+    cls
+    for cls in (
+        find("_C", "_functions", "CatBackward0"),
+        find("_C", "_functions", "StackBackward0"),
+    )
+    if cls is not None
+)
+
+# Whether ``Node._register_hook_dict`` is there. Without it ``Node.register_prehook`` is used, which
+# makes a dictionary and a handle for each node, in Python, at ten times the cost.
+_takes_dictionaries = hasattr(find("_C", "_FunctionBase"), "_register_hook_dict")
+
+# How many ``__torch_dispatch__`` modes are at work. Without it they see one operator of Backspot.
+_dispatch_modes: Callable[[], int] = find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
+_empty = torch.empty(0, device="cpu")
+
+
+def node_hooker(hook: Callable[..., None]) -> Callable[[torch.autograd.graph.Node], None]:
+    """Return a function that makes autograd call ``hook`` before a node.
+
+    ``Tensor.register_hook`` hooks a node by handing over the dictionary of the tensor's hooks, in
+    C. The function does the same: a tensor that it makes once carries the hook for all nodes.
+    """
+    carrier: Any = None
+
+    def put(node: torch.autograd.graph.Node) -> None:
+        nonlocal carrier
+        if carrier is None:
+            carrier = _carrier_of(hook)
+            if carrier is None:
+                node.register_prehook(hook)
+                return
+        node._register_hook_dict(carrier)
+
+    return put
+
+
+def _carrier_of(hook: Callable[..., None]) -> torch.Tensor | None:
+    """Return a tensor that carries a hook; ``None`` if none can be made here."""
+    if not _takes_dictionaries or _dispatch_modes():  # a mode of the user's would see the tensor
+        return None
+    carrier: Any = _empty.data  # no operator, which the profiler would record
+    carrier._backward_hooks = {0: hook}
+    return carrier

@@ -1,0 +1,154 @@
+"""Dynamo: the modules that it compiles, and when it does so."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from backspot.live.torch_internals.loading import when_loaded
+from backspot.live.torch_internals.lookup import find
+from backspot.live.torch_internals.modules import WRAPPED_CHILD
+
+__all__ = [
+    "compilations",
+    "compiled_class",
+    "compiled_module",
+    "compiled_modules",
+    "compiles_itself",
+    "guards_check_hooks",
+    "is_dynamo_compiling",
+    "is_dynamos",
+    "keep_from_dynamo",
+    "watch_compilations",
+    "when_dynamo_loads",
+]
+
+# Public, but chosen with care: Dynamo knows this function by identity and folds it to True while it
+# traces. Elsewhere it is a plain ``return False``.
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+
+def keep_from_dynamo(*functions: Callable[..., Any]) -> None:
+    """Have Dynamo run the frames of these functions as they are.
+
+    On a compiled root, Dynamo would compile a hook as a frame of its own, in which
+    ``is_dynamo_compiling()`` is true, and the label would vanish. Without the private names used
+    here that happens. ``torch._dynamo`` is not imported, as that takes seconds.
+    """
+    frames = find("_C", "_dynamo", "eval_frame")
+    strategy = getattr(frames, "set_code_exec_strategy", None)
+    skip_code = getattr(frames, "skip_code", None)  # of older versions
+    try:
+        if strategy is not None:
+            action = frames._FrameAction
+            skip = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            for function in functions:
+                strategy(function.__code__, skip)
+        elif skip_code is not None:
+            for function in functions:
+                skip_code(function.__code__)
+    except Exception:  # noqa: S110 - one label less on a compiled root
+        pass
+
+
+def compiled_class() -> type | None:
+    """Return the class of what ``torch.compile(module)`` returns; ``None`` if nothing compiles."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return getattr(frames, "OptimizedModule", None)
+
+
+def compiled_module(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module that ``torch.compile`` has made an instance of ``compiled_class()`` of."""
+    return module._modules.get(WRAPPED_CHILD["OptimizedModule"])
+
+
+def compiled_modules() -> list[torch.nn.Module]:
+    """Return the modules that ``torch.compile(module)`` was called with, as far as these live."""
+    cls = compiled_class()
+    found = [one for one in gc.get_referrers(cls) if type(one) is cls] if cls is not None else []
+    inner = [compiled_module(one) for one in found if "_modules" in vars(one)]
+    return [module for module in inner if module is not None]
+
+
+def compiles_itself(module: torch.nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+# Whether Dynamo's guards check the hooks of a module with a ``__call__`` of its own. Found on 2.15,
+# and not on 2.13 and before.
+guards_check_hooks = (*map(int, torch.__version__.split(".")[:2]),) >= (2, 14)
+
+
+def is_dynamos(module: torch.nn.Module) -> bool:
+    """Return whether Dynamo made this module, as the graph of a region that it compiled.
+
+    Up to torch 2.4 it holds the parameters and children of the module that is compiled. Where no
+    graph has the attribute, no module counts as one.
+    """
+    return isinstance(module, torch.fx.GraphModule) and "compile_subgraph_reason" in vars(module)
+
+
+def when_dynamo_loads(call: Callable[[], None]) -> Callable[[], None]:
+    """Call a function once Dynamo is loaded, at once if it is.
+
+    Returns:
+        A function that takes this back.
+    """
+    return when_loaded("torch._dynamo", call)
+
+
+# Public: ``torch._dynamo.on_compile_start`` registers with it, but nothing public takes that back.
+# Without it, code that is compiled while a profiler records may be compiled once more afterwards.
+_CALLBACKS = "torch._dynamo.callback"
+
+
+def watch_compilations(
+    begins: Callable[..., None], ended: Callable[..., None]
+) -> Callable[[], None]:
+    """Call functions before and after each compilation by Dynamo, once it is loaded.
+
+    Returns:
+        A function that takes this back.
+    """
+
+    def handler() -> Any:
+        return getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
+
+    def register() -> None:
+        with suppress(Exception):  # it can run within an import of the user's
+            handler().register_start_callback(begins)
+            handler().register_end_callback(ended)
+
+    stop_waiting = when_loaded(_CALLBACKS, register)
+
+    def stop() -> None:
+        stop_waiting()
+        with suppress(Exception):  # not there, or ``torch.compiler.reset()`` has cleared all
+            handler().remove_start_callback(begins)
+        with suppress(Exception):
+            handler().remove_end_callback(ended)
+
+    return stop
+
+
+def compilations() -> list[tuple[str, str, str, int, str]]:
+    """Return what Dynamo compiled last: region, function, file, line, and why it did so again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    found: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+    return [
+        (
+            str(one.compile_id),
+            str(one.co_name),
+            one.co_filename,
+            int(getattr(one, "co_firstlineno", None) or 0),
+            str(getattr(one, "recompile_reason", None) or ""),
+        )
+        for one in found
+        if getattr(one, "compile_id", None) and getattr(one, "co_filename", None)
+    ]
