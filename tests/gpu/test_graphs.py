@@ -143,8 +143,6 @@ def test_a_model_that_is_compiled_into_graphs_is_undisturbed():
     same(plain, run)
     report = run.report
     assert "CompiledFunctionBackward" in owners(report)[""]
-    if KEEPS_SITES:
-        assert not any("CUDA graph was replayed" in warning for warning in report.warnings)
-        assert report["head"].row.gpu_ns > 0
-    else:
-        assert not report.fused
+    assert not report.fused
+    if KEEPS_SITES:  # the graph was captured before the model was instrumented
+        assert any("it was compiled before" in warning for warning in report.warnings)
