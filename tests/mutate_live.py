@@ -220,7 +220,10 @@ MUTATIONS = (
         "        self.number += 1\n        self.dispose()",
         "        self.dispose()",
         f"{INTERRUPTIONS}::test_the_process_survives_ranges_that_outlive_their_session",
-        OPEN_WHEN_THE_PROFILER_STOPS,
+        (
+            *OPEN_WHEN_THE_PROFILER_STOPS,
+            ("live/sessions.py", "        self.number += 1  # before the session ends", "        #"),
+        ),
     ),
     Mutation(
         "the watch on the profiler does not end",
