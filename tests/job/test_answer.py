@@ -248,6 +248,15 @@ def test_no_word_is_broken_in_a_terminal_of_any_width(name: str, width: int) -> 
         assert "down_proj" in heads.split("longer by module")[1]
 
 
+def test_where_a_class_does_not_fit_the_end_of_the_path_stands() -> None:
+    job = job_of("fsdp_kernel")
+    wide, narrow = (render_job(job, 3, width=width) for width in (100, 50))
+    for one in job.modules[:3]:
+        assert one.label in wide
+        assert one.path[-10:] in narrow
+    assert job.modules[0].label not in narrow.split("longer by")[1]
+
+
 def test_python_and_notebooks_are_told_calls() -> None:
     job = job_of("ddp_host")
     for text in (str(job), job._repr_html_()):

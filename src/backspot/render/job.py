@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
+from rich.cells import cell_len
+
 from backspot.formatting import counted, duration, failures, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
-from backspot.results.job import ROLES, GroupCost, JobReport, ModuleSpread
+from backspot.results.job import ROLES, GroupCost, JobReport, ModuleSpread, SlowestRank
 
 __all__ = [
     "differs",
@@ -171,7 +173,7 @@ class _Page:
             room = self._width - len(lead)
             if not self._narrow:  # names are cut alike, whatever part stands behind them
                 room -= max(map(len, _PARTS.values())) + 3
-            lines.append(f"{lead}{self._short(one.label, room)}{part}".rstrip())
+            lines.append(f"{lead}{self._module(one, room)}{part}".rstrip())
         return lines
 
     def _modules(self) -> list[str]:
@@ -188,9 +190,14 @@ class _Page:
                 f"{duration(one.cost_ns):>9} {duration(one.median_ns):>9} "
                 f"{duration(one.worst_ns):>9} {one.worst_rank:>5}  {'*' if one.clear else ' '} "
             )
-            name = self._short(one.label, self._width - len(lead))
-            lines.append(f"{lead}{name}".rstrip())
+            lines.append(f"{lead}{self._module(one, self._width - len(lead))}".rstrip())
         return lines
+
+    def _module(self, one: ModuleSpread | SlowestRank, width: int) -> str:
+        """Return the path and class of a module; without room for both, the end of its path."""
+        if self._whole or cell_len(visible(one.label)) <= width:
+            return visible(one.label)
+        return self._short(one.path or one.class_name, width)
 
     def _short(self, name: str, width: int) -> str:
         """Return the end of a name, which says most, or all of it without a terminal."""
