@@ -41,6 +41,7 @@ def test_a_choice_of_light_or_dark_lasts(opened, name):
     light = page.evaluate(ground)
     page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(ground) != light
+    page.wait_for_timeout(1000)  # Chromium hands what is stored to other processes a moment later
     page.reload()
     assert page.evaluate(ground) != light
 
