@@ -184,7 +184,8 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
         events = list(compress(events, is_complete))
         if in_detail:
             _gather_memory([e for e in others if e.ph == INSTANT and e.name == MEMORY], columns)
-        _gather_samples([event for event in others if event.ph == COUNTER], columns)
+        if samples := [event for event in others if event.ph == COUNTER]:
+            _gather_samples(samples, columns)
         _gather_flows([e for e in others if e.cat == FORWARD_BACKWARD and e.ph in _ENDS], columns)
     category = np.fromiter(map(_CODES.__getitem__, map(_CAT, events)), np.int64, len(events))
     is_known = category >= 0
