@@ -51,6 +51,19 @@ def recorded(model, called, x, steps=2):
     return profiler
 
 
+def graphed(model, x):
+    """A training step of a model that is compiled into CUDA graphs."""
+    called = torch.compile(model, mode="reduce-overhead")
+
+    def step():
+        torch.compiler.cudagraph_mark_step_begin()
+        for parameter in model.parameters():
+            parameter.grad = None  # they lie in the memory of the graph that is replayed next
+        called(x).square().mean().backward()
+
+    return step
+
+
 @pytest.mark.parametrize("regional", [False, True], ids=["whole", "regional"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_launch_has_its_site_and_every_layer_its_time(name, regional):
@@ -113,14 +126,7 @@ def test_a_kernel_that_reduces_in_two_directions_has_its_modules():
 
 def test_code_of_a_cuda_graph_shows_its_modules_without_the_graph():
     model = Planted(nn.Tanh()).to(DEVICE)
-    called = torch.compile(model, mode="reduce-overhead")
-    x = torch.ones(16, 64, device=DEVICE)
-
-    def step():
-        torch.compiler.cudagraph_mark_step_begin()
-        for parameter in model.parameters():
-            parameter.grad = None  # they lie in the memory of the graph that is replayed next
-        called(x).square().mean().backward()
+    step = graphed(model, torch.ones(16, 64, device=DEVICE))
 
     def gradients():
         step()
@@ -143,15 +149,7 @@ def test_code_of_a_cuda_graph_shows_its_modules_without_the_graph():
 def test_kernels_of_a_replayed_cuda_graph_have_their_modules():
     plant = nn.Sequential(nn.Linear(64, 8192), nn.GELU(), nn.Linear(8192, 64))
     model = Planted(plant).to(DEVICE)
-    called = torch.compile(model, mode="reduce-overhead")
-    x = torch.randn(65536, 64, device=DEVICE)
-
-    def step():
-        torch.compiler.cudagraph_mark_step_begin()
-        for parameter in model.parameters():
-            parameter.grad = None  # they lie in the memory of the graph that is replayed next
-        called(x).square().mean().backward()
-
+    step = graphed(model, torch.randn(65536, 64, device=DEVICE))
     with backspot.instrument(model):
         for _ in range(4):
             step()
