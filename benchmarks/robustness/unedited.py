@@ -90,8 +90,8 @@ def start(
     """
     command = [*python]
     if case.ranks:
-        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(case.ranks)]
-        command += ["--master-port", str(29600 + os.getpid() % 1000)]
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(case.ranks)]
     if options is not None:
         command += ["-m", "backspot", "run", *options]
     environment = {

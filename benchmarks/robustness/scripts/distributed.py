@@ -1,5 +1,6 @@
 """Two processes that torchrun starts, each with a replica of the model."""
 
+import gc
 import os
 
 import torch
@@ -9,9 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main():
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def train(rank):
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), Slow(), nn.Linear(64, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -24,7 +23,11 @@ def main():
             loss.backward()
             optimizer.step()
             losses.write(loss.item().hex() + "\n")
-    dist.destroy_process_group()
 
 
-main()
+dist.init_process_group("gloo")
+train(dist.get_rank())
+# The model, which is part of a cycle, holds the process group. Once both are gone, no thread of
+# gloo is left that can need Python while it ends, which aborts the process (pytorch#190489).
+gc.collect()
+dist.destroy_process_group()
