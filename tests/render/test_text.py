@@ -260,6 +260,18 @@ def test_a_phase_that_is_longer_than_any_backward_comes_first():
     assert render_text(made, width=100).startswith("fc (Linear) takes")
 
 
+def test_a_phase_that_comes_first_has_advice_from_a_finding_or_else_from_its_meaning():
+    times = {"optimizer": [50_000_000] * 3, "backward": [20_000_000] * 3}
+    found = SAMPLES["diagnosed"]().findings[0]
+    made = report([row("fc", wall=60_000_000)], phases=phases(times), findings=(found,))
+    advice = "Look first at whether the optimizer runs with fused=True"
+    assert advice in " ".join(render_text(made, width=100).split())
+    about = replace(found, places=(Place("(optimizer)", "", 1, 9),))
+    told = " ".join(render_text(replace(made, findings=(about,)), width=100).split())
+    assert told.startswith("The optimizer takes 71% of the step")
+    assert advice not in told
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_long_path_is_cut_for_a_terminal_only(monkeypatch, terminal):
     path = ".".join(f"level{number}" for number in range(40))

@@ -15,20 +15,7 @@ from backspot.live.calls import local as _local
 from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope, marker
 from backspot.live.sessions import Sessions, sessions
-from backspot.live.torch_internals import (
-    autograd,
-    devices,
-    dynamo,
-    graphs,
-    inductor,
-    launch_sites,
-    loading,
-    lookup,
-    modules,
-    profiler,
-    ranks,
-    transforms,
-)
+from backspot.live.torch_internals import autograd, dynamo, lookup, modules, profiler, transforms
 from backspot.live.torch_internals.modules import KEY, put_after, take_away
 from backspot.trace.labels import Kind
 from backspot.trace.names import BACKWARD_HOOK_FUNCTION
@@ -262,20 +249,7 @@ def _functions_of(*holders: object) -> list[FunctionType]:
 
 # Every frame that a hook can open while a profiler records.
 dynamo.keep_from_dynamo(
-    *_functions_of(
-        autograd,
-        devices,
-        dynamo,
-        graphs,
-        inductor,
-        launch_sites,
-        loading,
-        lookup,
-        modules,
-        profiler,
-        ranks,
-        transforms,
-    ),
+    *_functions_of(autograd, dynamo, lookup, modules, profiler, transforms),
     *_functions_of(
         markers,
         calls,

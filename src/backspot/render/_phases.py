@@ -7,7 +7,15 @@ from backspot.render._words import Part
 from backspot.render.view import LEAST_UNSTEADY
 from backspot.results.report import Phase, PhaseName, Report, Row
 
-__all__ = ["PHASES", "explained", "kept_phases", "longer_phase", "longest_phase", "phase_text"]
+__all__ = [
+    "PHASES",
+    "explained",
+    "first_look",
+    "kept_phases",
+    "longer_phase",
+    "longest_phase",
+    "phase_text",
+]
 
 _LONG = 0.2
 """From this share of the step, a phase other than forward and backward gets an explanation."""
@@ -34,35 +42,28 @@ _TAKES: dict[PhaseName, str] = {
 }
 
 _MEANINGS: dict[PhaseName, str] = {
-    "data": (
-        "the time until the model has its next batch; look first at what the host does in this "
-        "time, such as loading data without worker processes"
-    ),
-    "copy": (
-        "copies from the host to the GPU while no kernel runs; look first at pinned memory with "
-        "non_blocking=True, and at the size of the batch"
-    ),
-    "loss": (
-        "work after the model's forward and before the backward; look first at the loss function "
-        "and at what else runs there, such as metrics"
-    ),
-    "optimizer": (
-        "updates of the parameters, with zero_grad and gradient clipping; look first at whether "
-        "the optimizer runs with fused=True or foreach=True"
-    ),
-    "other": (
-        "recorded work that belongs to no other phase; look first at its operators in a trace "
-        "viewer"
-    ),
-    "idle": (
-        "nothing is recorded, neither on the host nor on a GPU; look first at what the program "
-        "does besides PyTorch's operators, such as logging or waiting for another process"
-    ),
+    "data": "the time until the model has its next batch",
+    "copy": "copies from the host to the GPU while no kernel runs",
+    "loss": "work after the model's forward and before the backward",
+    "optimizer": "updates of the parameters, with zero_grad and gradient clipping",
+    "other": "recorded work that belongs to no other phase",
+    "idle": "nothing is recorded, neither on the host nor on a GPU",
     "unsteady": (
         "what the typical times of the other phases leave over of the step, less than nothing if "
-        "they sum to more, because the phases vary from step to step; look first at their times by "
-        "step in the JSON report"
+        "they sum to more, because the phases vary from step to step"
     ),
+}
+_FIRST: dict[PhaseName, str] = {
+    "data": "what the host does in this time, such as loading data without worker processes",
+    "copy": "pinned memory with non_blocking=True, and at the size of the batch",
+    "loss": "the loss function and at what else runs there, such as metrics",
+    "optimizer": "whether the optimizer runs with fused=True or foreach=True",
+    "other": "its operators in a trace viewer",
+    "idle": (
+        "what the program does besides PyTorch's operators, such as logging or waiting for another "
+        "process"
+    ),
+    "unsteady": "their times by step in the JSON report",
 }
 """What a long phase means and what to look at first; only what follows from any such trace."""
 
@@ -97,13 +98,17 @@ def explained(report: Report) -> list[str]:
     for phase in sorted(phases, key=lambda phase: -abs(phase.wall_ns)):
         if phase.name in _MEANINGS:
             name, _, share = phase_text(report, phase)
-            meaning = _MEANINGS[phase.name]
-            if phase.name == "copy" and not report.has_gpu:
-                meaning = "copies before the forward; look first at the size of the batch"
-            sentences.append(
-                f"{name[0].upper()}{name[1:]} ({share} of the {report.per}): {meaning}."
-            )
+            meaning, first = _meaning(report, phase.name)
+            name = f"{name[0].upper()}{name[1:]} ({share} of the {report.per})"
+            sentences.append(f"{name}: {meaning}; look first at {first}.")
     return sentences
+
+
+def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
+    """What a long phase means, and what to look at first."""
+    if phase == "copy" and not report.has_gpu:
+        return "copies before the forward", "the size of the batch"
+    return _MEANINGS[phase], _FIRST[phase]
 
 
 def longer_phase(report: Report, row: Row | None) -> list[Part]:
@@ -124,6 +129,15 @@ def longer_phase(report: Report, row: Row | None) -> list[Part]:
         ("number", time),
         ("text", ", more than the backward of any module."),
     ]
+
+
+def first_look(report: Report, row: Row | None) -> str:
+    """What to look at first in the phase of that sentence, if no finding is about it."""
+    phase = longest_phase(report, row)
+    places = {place.path for finding in report.findings for place in finding.places}
+    if phase is None or f"({phase.name})" in places:
+        return ""
+    return f"Look first at {_meaning(report, phase.name)[1]}."
 
 
 def longest_phase(report: Report, row: Row | None) -> Phase | None:

@@ -24,7 +24,6 @@ from backspot.render._words import Part
 
 __all__ = [
     "fact_lines",
-    "fits",
     "keep_end",
     "keep_start",
     "lay_out",
@@ -49,19 +48,19 @@ the dot behind it."""
 
 def keep_end(text: str, width: int) -> str:
     """Cut the start where the text is too wide: ``…ks.11.mlp.fc1``."""
-    if fits(text, width):
+    if _fits_in(text, width):
         return text
     return "…" + text[len(text) - _fitting(reversed(text), width - 1) :]
 
 
 def keep_start(text: str, width: int) -> str:
     """Cut the end where the text is too wide: ``ScaledDotProd…``."""
-    if fits(text, width):
+    if _fits_in(text, width):
         return text
     return text[: _fitting(text, width - 1)] + "…"
 
 
-def fits(text: str, width: int) -> bool:
+def _fits_in(text: str, width: int) -> bool:
     """Whether a text takes at most ``width`` cells and a sensible number of characters."""
     if len(text) <= width * _MARKS and not text.isascii():
         return cell_len(text) <= width
@@ -266,7 +265,7 @@ def _breaks(text: str, width: int, *, whole: bool) -> list[int]:
             begins.append(word.start())
             taken = 0
         rest = word[0]
-        while not whole and not fits(rest.rstrip(), width):
+        while not whole and not _fits_in(rest.rstrip(), width):
             rest = rest[max(1, _fitting(rest, width)) :]
             begins.append(word.end() - len(rest))
         taken += cell_len(rest)

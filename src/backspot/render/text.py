@@ -30,7 +30,7 @@ from backspot.render._memory import (
     memory_answer,
     memory_facts,
 )
-from backspot.render._phases import explained, kept_phases, longer_phase, phase_text
+from backspot.render._phases import explained, first_look, kept_phases, longer_phase, phase_text
 from backspot.render._terminal import (
     fact_lines,
     keep_start,
@@ -252,7 +252,10 @@ class _Page:
         facts = setting(report)
         if report.source in ("backspot", "none"):
             facts.pop()  # as recommended, or said by the answer
-        lines = [*self._answer(), *fact_lines(_packed(facts), width), *self._phases(_LEAST_PHASE)]
+        # Without findings, each long phase is explained below.
+        look = first_look(report, self._answered) if report.findings else ""
+        lines = [*self._answer(look), *fact_lines(_packed(facts), width)]
+        lines += self._phases(_LEAST_PHASE)
         for facts in memory_facts(report):
             lines += [*fact_lines(facts[:1], width)]
         if self._view.order == "headroom" and (limits := limit_facts(report)):
@@ -305,12 +308,17 @@ class _Page:
             facts.append(f"backspot explain {visible(self._found[0].rule)}")
         return facts
 
-    def _answer(self) -> list[Text]:
-        """The answer, and below it the source line that made its node."""
+    def _answer(self, look: str = "") -> list[Text]:
+        """The answer, and below it the source line that made its node.
+
+        Args:
+            look: what to look at first in a phase that takes more than the answer.
+        """
         row, lines = self._answered, []
         answers = [answer(self._report, replace(self._view, order=None))]
         if self._view.sort == "wall":
-            answers.insert(0, longer_phase(self._report, row))
+            longer = longer_phase(self._report, row)
+            answers.insert(0, [*longer, ("text", f" {look}")] if look else longer)
         for parts in filter(None, answers):
             lines += self._paragraph(sentence(parts, self._width, whole=self._whole))
         if row is not None:
