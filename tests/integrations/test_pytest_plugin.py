@@ -33,7 +33,8 @@ def training(ms, last):
     model = nn.Sequential(nn.Linear(2, 2), *(Layer(ms) for _ in range(9)), Layer(last))
     return lambda: model(torch.ones(2, 2)).sum().backward(), model
 
-FEW = {"steps": 5, "warmup": 1}
+# Of fewer steps, a busy machine stretches the typical one.
+FEW = {"steps": 11, "warmup": 1}
 """
 
 
@@ -65,7 +66,7 @@ def said(result):
 def test_modules_within_their_share_pass_and_the_report_is_returned(suite):
     body = (
         "report = backward_budget(*training(1, 1), share={'1': 0.9, '[1-9]': 1}, **FEW)\n"
-        "assert report.steps == 5"
+        "assert report.steps == 11"
     )
     suite(body).assert_outcomes(passed=1)
 
