@@ -179,6 +179,62 @@ def test_equal_blocks_that_share_code_come_out_one_by_one():
     assert len(calls) == 2  # one forward and one backward graph for both
 
 
+class SharedIn(nn.Module):
+    """Two blocks that have a module in common, or not; the second block's is the first one's."""
+
+    def __init__(self):
+        super().__init__()
+        fc = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), fc) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@slow
+@with_inductor
+def test_a_module_that_compiled_blocks_share_has_the_work_of_both():
+    model = SharedIn()
+    for block in model.blocks:
+        block.compile()
+    events, ownership = recorded(model)
+    assert not ownership.compiled.unmatched
+    # A product in the forward and two in the backward; the first input needs no gradient.
+    expected = ["blocks.0.0"] * 2 + ["blocks.1.0"] * 3 + ["blocks.0.2"] * 6
+    assert owners_of_products(launches_of(events, ownership)) == sorted(expected)
+
+
+@slow
+@with_inductor
+@pytest.mark.parametrize("options", [{"depth": 1}, {"match": "0"}], ids=["depth", "match"])
+def test_work_below_the_labels_belongs_to_the_module_around_it(options):
+    below = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), below))
+    below.compile()
+    events, ownership = recorded(model, **options)
+    assert not ownership.compiled.unmatched
+    assert owners_of_products(launches_of(events, ownership)) == ["0"] * 6
+
+
+@slow
+@with_inductor
+def test_a_product_that_takes_a_sum_of_gradients_in_keeps_its_module():
+    model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in ("start", "q", "k", "v")})
+
+    def step(x):
+        x = torch.tanh(model["start"](x))
+        return sum(torch.sin(model[name](x)) for name in "qkv")
+
+    around = torch.compile(step)
+    events, ownership = recorded(model, around)
+    assert not ownership.compiled.unmatched
+    launches = launches_of(events, ownership)
+    assert "aten::addmm" in {name for name, _ in launches}
+    assert owners_of_products(launches) == sorted(["start", "start", *"qqqkkkvvv"])
+
+
 @slow
 @with_inductor
 def test_checkpointed_code_that_runs_again_is_told_apart():

@@ -424,7 +424,7 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
                 inner.append(uuid)
             try:
                 graph = graph_for_key()
-                return graph and ("backspot", 3, _digest(graph, forward), *inner)
+                return graph and ("backspot", 4, _digest(graph, forward), *inner)
             except Exception:
                 return None  # it costs a compilation, and no wrong name
 

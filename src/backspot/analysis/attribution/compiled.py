@@ -427,19 +427,17 @@ class _Matcher:
         These are indices; a new module is added.
         """
         root = self._spans.modules[entered].root if self._is_module(entered) else base
-        path = self._known[_joined(base, place.path)].owner
-        while True:
+        at = _joined(base, place.path)
+        around = {self._known[at].owner: None}
+        while at != base:  # a shared module's own path, and that of an unlabelled one, lie elsewhere
+            at = at.rpartition(".")[0]
+            if at in self._known:
+                around[self._known[at].owner] = None
+        for path in around:
             if path not in self._index:
                 self._index[path] = len(self._spans.modules) + len(self.added)
                 self.added.append(Module(path, self._known[path].class_name, root))
             yield self._index[path]
-            while path != base:
-                path = path.rpartition(".")[0]
-                known = self._known.get(path)
-                if known and known.owner == path:
-                    break
-            else:
-                return
 
     def _is_module(self, entered: int) -> bool:
         return entered >= 0 and not self._spans.modules[entered].is_region

@@ -22,7 +22,7 @@ def complete_sites(note: str) -> Callable[[], None]:
 
     It keeps no site of a Triton kernel that reduces in two directions
     (``_codegen_mix_order_reduction``), and no module of a backward node that it replaces by a
-    pattern, as where it pads a product of matrices.
+    pattern, as where it pads a product of matrices, or joins one with a sum of gradients.
 
     Args:
         note: what to add to the stack traces of a kernel that reduces in two directions.
@@ -69,12 +69,28 @@ def _keep_forward(patterns: Any, put: _Put) -> None:
 
     def transfer_meta(new_meta: Any, old_node: Any, *args: Any, **kwargs: Any) -> Any:
         result = transfer(new_meta, old_node, *args, **kwargs)
-        stack = old_node.meta.get("fwd_nn_module_stack") or old_node.meta.get(REPLACED)
+        stack = _stack_of(old_node) or _stack_of_product(new_meta, old_node)
         if stack:
             new_meta[REPLACED] = stack
         return result
 
     put(patterns, "_transfer_meta", transfer_meta)
+
+
+def _stack_of(node: Any) -> Any:
+    return node.meta.get("fwd_nn_module_stack") or node.meta.get(REPLACED)
+
+
+def _stack_of_product(new_meta: Any, old_node: Any) -> Any:
+    """Return the modules of the product that becomes an ``addmm`` with a sum of gradients.
+
+    The sum itself has no modules.
+    """
+    new = old_node.prev
+    if new.meta is not new_meta or str(new.target) != "aten.addmm.default":
+        return None
+    products = [one for one in old_node.all_input_nodes if one.args == new.args[1:]]
+    return _stack_of(products[0]) if products else None
 
 
 def _keep_unnamed(scheduling: Any, note: str, put: _Put) -> None:
