@@ -8,8 +8,9 @@ with CUDA events without a profiler, and the operations and bytes that follow fr
 5%. The MFU of a step of products, against the same clock.
 
 (b) Small models of all families of timm: the operations of all modules against
-``torch.utils.flop_counter``. Equal, or more where a model has recurrent layers, which PyTorch does
-not count.
+``torch.utils.flop_counter``, with its formula for convolutions in groups corrected
+(``benchmarks/operations.py``). Equal, or more where a model has recurrent layers, which PyTorch
+does not count.
 
 (c) Four of these compiled: the operations of each module against those of the eager model. Equal.
 """
@@ -186,10 +187,10 @@ def _limit(name: str, device: str, small: bool, path: Path) -> dict[str, Any]:
 def _operations(name: str, device: str, path: Path) -> dict[str, Any]:
     """(b): the operations of a step of a timm model."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
     import backspot
     from benchmarks.accuracy.steps import build_timm, loss_of
+    from benchmarks.operations import operations_counter
 
     model, batch = build_timm(name, device)
 
@@ -202,7 +203,7 @@ def _operations(name: str, device: str, path: Path) -> dict[str, Any]:
     kinds = ("forward_flops", "recompute_flops", "flops")
     report = backspot.locate(path)
     ours = sum(getattr(row.work, kind) or 0 for row in report.modules if row.work for kind in kinds)
-    with FlopCounterMode(display=False) as counter:
+    with operations_counter() as counter:
         step()
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
     return {"ours": ours, "counted": counter.get_total_flops(), "recurrent": recurrent}

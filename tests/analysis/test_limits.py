@@ -104,6 +104,26 @@ def test_bytes_are_those_that_must_be_moved() -> None:
     assert formulas["aten::sum"](inputs([3, 4])) == 4 * (12 + 1)
 
 
+def test_a_number_does_not_widen_a_result_and_a_comparison_gives_one_byte() -> None:
+    formulas = bytes_formulas()
+    scaled = Inputs([[4, 8], []], ["c10::BFloat16", "double"], [[8, 1], []], [])
+    assert formulas["aten::mul"](scaled) == 2 * 4 * 8 * 2 + 8
+    positive = Inputs([[4, 8], []], ["float", "Scalar"], [[8, 1], []], [])
+    assert formulas["aten::gt"](positive) == 4 * 8 * (4 + 1)
+
+
+@pytest.mark.parametrize(("training", "reads"), [("True", 2), ("False", 1), ("", 2)])
+def test_a_batch_norm_reads_its_input_again_in_training(training: str, reads: int) -> None:
+    formulas, image, few = bytes_formulas(), [2, 3, 4, 4], [3]
+    forward = inputs(image, few, few, few, few, values={5: training})
+    elements, channels = 2 * 3 * 4 * 4, 3
+    assert formulas["aten::native_batch_norm"](forward) == 4 * ((reads + 1) * elements + 12)
+    mask = {7: training, 9: "[True, False, False]"}
+    backward = inputs(image, image, few, few, few, few, few, values=mask)
+    moved = 4 * ((2 * reads + 1) * elements + 5 * channels)
+    assert formulas["aten::native_batch_norm_backward"](backward) == moved
+
+
 def test_a_recurrent_layer_reads_its_weights_once() -> None:
     """Two directions of an LSTM with 3 inputs and a state of 4, over 5 moments of 2 sequences."""
     weights = [[16, 3], [16, 4], [16], [16]] * 2

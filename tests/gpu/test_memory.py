@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812 - as everybody calls it
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import backspot  # noqa: E402
+from benchmarks.operations import operations_counter  # noqa: E402
 from support.gpu_models import DEVICE, MODELS, gpu_profile, needs_gpu  # noqa: E402
 
 pytestmark = needs_gpu
@@ -81,7 +81,7 @@ def test_operations_are_those_that_pytorch_counts(name: str) -> None:
     report = recorded(model, step, record_shapes=True)
     kinds = ("forward_flops", "recompute_flops", "flops")
     ours = sum(getattr(row.work, kind) or 0 for row in report.modules if row.work for kind in kinds)
-    with FlopCounterMode(display=False) as counter:
+    with operations_counter() as counter:
         step()
     assert ours == counter.get_total_flops()
 

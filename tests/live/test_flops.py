@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import flop_registry
 
 import backspot
 from backspot.analysis.accounting.formulas.registry import Inputs, flops_formulas
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.trace import read_events
+from benchmarks.operations import operations_counter
 
 Step = Callable[[], torch.Tensor]
 
@@ -141,7 +143,7 @@ def recorded(model: torch.nn.Module, step: Step, path: Path) -> Path:
 
 
 def counted(step: Step) -> int:
-    with FlopCounterMode(display=False) as counter:
+    with operations_counter() as counter:
         step()
     return counter.get_total_flops()
 
@@ -160,6 +162,62 @@ def test_all_operations_are_those_that_pytorch_counts(name: str, tmp_path: Path)
     assert sum(
         (one.forward_flops or 0) + (one.recompute_flops or 0) + (one.flops or 0) for one in found
     ) == counted(step)
+
+
+def test_a_depthwise_convolution_has_twice_the_forward_in_the_backward(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 7, padding=3, groups=16))
+    row = backspot.locate(recorded(model, step_of(model, (2, 16, 9, 9)), tmp_path / "t"))["0"].row
+    forward = 2 * 2 * 16 * 9 * 9 * 7 * 7
+    assert (row.forward_flops, row.flops) == (forward, 2 * forward)
+
+
+def test_what_selective_checkpointing_has_saved_is_not_computed_again(tmp_path: Path) -> None:
+    saved = [torch.ops.aten.mm.default]
+    contexts = partial(create_selective_checkpoint_contexts, saved)
+    block = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False), torch.nn.Sigmoid())
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = checkpoint(self.block, x, use_reentrant=False, context_fn=contexts)
+            return checkpoint(self.block, x, use_reentrant=False)
+
+    model = Model()
+    row = backspot.locate(recorded(model, step_of(model, (6, 32)), tmp_path / "t"))["block.0"].row
+    one = 2 * 6 * 32 * 32
+    # The second call computes its product again, and the first one does not.
+    assert (row.forward_flops, row.recompute_flops, row.flops) == (2 * one, one, 4 * one)
+
+
+def test_the_products_of_an_optimizer_are_no_forward(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False))
+
+    class Rotating(torch.optim.SGD):
+        """It multiplies matrices, as Muon and Shampoo do, after a closure with the pass."""
+
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            with torch.no_grad():
+                model[0].weight.grad @ model[0].weight.grad
+            return loss
+
+    optimizer = Rotating(model.parameters(), 0.1)
+    train = step_of(model, (4, 16))
+
+    def step() -> torch.Tensor:
+        train()
+        optimizer.step()
+        optimizer.step(train)
+        return train()
+
+    report = backspot.locate(recorded(model, step, tmp_path / "t"))
+    one = 2 * 4 * 16 * 16
+    known = {row.path: row.forward_flops for row in report.modules if row.forward_flops}
+    assert known == {"0": one}
+    assert report["0"].row.flops == 2 * one
 
 
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])

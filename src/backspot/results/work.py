@@ -20,6 +20,7 @@ class WorkOfModule:
     Attributes:
         forward_flops: Floating point operations of its forward: those of products of matrices,
             convolutions and fused attention, by the definitions of ``torch.utils.flop_counter``.
+            What an optimizer computes is no forward.
         recompute_flops: The same, of forward work that activation checkpointing runs again.
         flops: The same, of its backward, without ``recompute_flops``.
         forward_bytes: Bytes that its forward reads and writes at least: each element of an input

@@ -304,7 +304,6 @@ class _Accountant:
         if left:
             shares.append(MemoryShare(UNACCOUNTED, "", "other", left, 0))
         shares.sort(key=lambda share: (-share.bytes, share.path, share.kind))
-        run = min(int(np.searchsorted(self.passes.end, at_ns)), len(self.passes.end) - 1)
         path, phase = self._place(at)
         return MemoryOfDevice(
             device=device,
@@ -312,7 +311,7 @@ class _Accountant:
             peak_ns=at_ns,
             peak_path=path,
             peak_phase=phase,
-            peak_step=int(self.o.steps.of_pass[run]),
+            peak_step=self._step_at(at_ns, phase),
             before_bytes=before,
             reserved_bytes=max(0, int(reported.reserved[mine].max())),
             reserved_at_peak_bytes=max(0, int(reported.reserved[at])),
@@ -320,6 +319,15 @@ class _Accountant:
             least_by_step=self._least_by_step(mine, before),
             timeline=self._timeline(device, mine, at, before),
         )
+
+    def _step_at(self, at_ns: int, phase: str) -> int:
+        """Return the step that a moment is in: by the marks, or else by the passes around it."""
+        steps, ends = self.o.steps, self.passes.end
+        if len(steps.start):
+            return max(0, int(np.searchsorted(steps.start, at_ns, side="right")) - 1)
+        # An optimizer works for the pass before it; a forward, for the one to come.
+        coming = int(np.searchsorted(ends, at_ns)) - (phase == "optimizer")
+        return int(steps.of_pass[min(max(coming, 0), len(ends) - 1)])
 
     def _shares(self, live: Ints) -> list[MemoryShare]:
         kinds = len(_KINDS)

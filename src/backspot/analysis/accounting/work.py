@@ -24,6 +24,7 @@ from backspot.analysis.accounting.formulas.registry import (
     flops_formulas,
 )
 from backspot.analysis.attribution.compiled import Compiled
+from backspot.analysis.attribution.launches import in_optimizer
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import NOTHING, first_started, grouped, take
 from backspot.analysis.typical import typical
@@ -35,8 +36,8 @@ __all__ = ["Counted", "count_work", "find_work"]
 
 
 _MOST = float(1 << 61)
-_SAVING = ("aten::detach", "detach")
-"""What the hooks of ``torch.utils.checkpoint`` call for each tensor that is saved."""
+_SAVING = ("aten::detach", "detach", "PythonDispatchMode")
+"""What ``torch.utils.checkpoint`` calls for each tensor that it saves, or that it has saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,9 @@ def _ran(events: Events, index: Ints) -> Mask:
     """Whether each of these operators did its work.
 
     Activation checkpointing stops the forward that runs again when it has what it needs, which is
-    within an operator that has saved its inputs and not begun. Such an operator calls nothing but
-    what saves inputs, and launches nothing, while others with the same inputs do.
+    within an operator that has saved its inputs and not begun. Selective checkpointing hands out
+    what it has saved. Such an operator calls nothing but what saves tensors or hands them out, and
+    launches nothing, while others with the same inputs do.
     """
     called = np.zeros(len(index), np.int64)
     does = events.names_where(lambda name: name not in _SAVING)
@@ -195,7 +197,10 @@ def _by_owner(
     coming = np.searchsorted(ownership.passes.start, events.start[index], side="right")
     step = np.append(steps.of_pass, NOTHING)[np.where(run >= 0, run, coming)]
     node &= ~again
-    parts: tuple[Mask, ...] = (run < 0, (run >= 0) & ~node, (run >= 0) & node)
+    # What an optimizer computes is no forward of the model.
+    start, thread = events.start[index], events.thread[index]
+    updates = in_optimizer(events, ownership.passes, start, thread)
+    parts: tuple[Mask, ...] = ((run < 0) & ~updates, (run >= 0) & ~node, (run >= 0) & node)
     columns: list[list[int | None]] = []
     for chosen in parts:
         chosen = chosen & (step >= 0)

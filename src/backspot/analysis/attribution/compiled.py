@@ -429,7 +429,9 @@ class _Matcher:
         root = self._spans.modules[entered].root if self._is_module(entered) else base
         at = _joined(base, place.path)
         around = {self._known[at].owner: None}
-        while at != base:  # a shared module's own path, and that of an unlabelled one, lie elsewhere
+        while (
+            at != base
+        ):  # a shared module's own path, and that of an unlabelled one, lie elsewhere
             at = at.rpartition(".")[0]
             if at in self._known:
                 around[self._known[at].owner] = None

@@ -23,6 +23,7 @@ __all__ = [
     "find_device_work",
     "find_waits",
     "find_windows",
+    "in_optimizer",
     "pass_at",
 ]
 
@@ -178,7 +179,7 @@ def find_device_work(
         thread=thread,
         span=span,
         run=run,
-        optimizer=_in_optimizer(events, passes, launch, thread),
+        optimizer=in_optimizer(events, passes, launch, thread),
         name=events.name[index],
         queue=events.thread[index],
         event=index,
@@ -257,7 +258,7 @@ def _replays(events: Events, call: Ints) -> Mask:
     return replays
 
 
-def _in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> Mask:
+def in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> Mask:
     """Whether each launch lies in an optimizer's annotation on its thread, after any closure."""
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP, names.ZERO_GRAD)
     inside = np.zeros(len(launch), bool)

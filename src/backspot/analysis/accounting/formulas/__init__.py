@@ -9,6 +9,7 @@ A formula is a function of ``Inputs`` under ``@flops`` or ``@moved`` with the na
 
 ``flops`` counts floating point operations by the definitions of ``torch.utils.flop_counter``: those
 of products and convolutions, two for each multiplication and addition, without bias and softmax.
+Groups divide the operations of a convolution's backward, which that counter forgets for the weight.
 ``moved`` counts the bytes that an operator must read and write at least: each element of an input
 once, even if it is broadcast, and each element of an output.
 

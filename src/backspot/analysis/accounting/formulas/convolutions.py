@@ -61,17 +61,20 @@ def convolution_backward(inputs: Inputs) -> int:
     """The gradients of the output, the input, the weight, …; the last says which are computed.
 
     The gradient of the input is a convolution of the output's gradient with the weight, and that of
-    the weight one of the input with the output's gradient. Each takes as long as the forward.
+    the weight one of the input with the output's gradient. Each has as many operations as the
+    forward. ``torch.utils.flop_counter`` leaves out that groups divide those of the weight.
     """
     gradient, image, weight = (inputs.shape(at) for at in range(3))
     if not len(gradient) == len(image) == len(weight):
         raise Unknown
-    transposed, wanted = inputs.value(7), inputs.value(10)
+    transposed, groups, wanted = inputs.value(7), inputs.value(9), inputs.value(10)
+    if not isinstance(groups, int) or groups < 1:
+        raise Unknown
     count = 0
     if wanted[0]:
         count += _count(gradient, weight, image[2:] if transposed else gradient[2:])
     if wanted[1]:
-        # As torch.utils.flop_counter counts it: the gradient of the weight is the output.
         first, second = (gradient, image) if transposed else (image, gradient)
-        count += 2 * prod(weight[2:]) * prod(second[2:]) * first[1] * second[1] * second[0]
+        whole = 2 * prod(weight[2:]) * prod(second[2:]) * first[1] * second[1] * second[0]
+        count += whole // groups
     return count

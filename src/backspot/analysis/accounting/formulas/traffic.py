@@ -33,13 +33,14 @@ def _wanted(inputs: Inputs, at: int, outputs: Sequence[int]) -> int:
 
 _POINTWISE = """
     abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min cos
-    div elu elu_backward eq erf exp floor gelu gelu_backward ge glu_backward gt hardsigmoid
-    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward isnan le
-    leaky_relu leaky_relu_backward lerp log log1p logical_and logical_not logical_or logit lt
-    masked_fill maximum minimum mish mish_backward mul ne neg pow reciprocal relu relu6 round
+    div elu elu_backward erf exp floor gelu gelu_backward glu_backward hardsigmoid
+    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
+    leaky_relu leaky_relu_backward lerp log log1p logit
+    masked_fill maximum minimum mish mish_backward mul neg pow reciprocal relu relu6 round
     rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward
     sqrt square sub tanh tanh_backward threshold_backward where
 """
+_TRUTH = "eq ge gt isnan le logical_and logical_not logical_or lt ne"
 _IN_PLACE = """
     add addcdiv addcmul clamp div hardswish hardtanh leaky_relu lerp masked_fill mul neg pow
     reciprocal relu rsqrt sigmoid silu sqrt sub tanh
@@ -49,8 +50,16 @@ _IN_PLACE = """
 @moved(*(f"aten::{name}" for name in _POINTWISE.split()))
 def pointwise(inputs: Inputs) -> int:
     """An output with the sizes that the inputs have together, of the widest type among them."""
-    widest = max((inputs.element(at) for at in inputs.tensors), default=0)
+    # A number, which is a tensor without dimensions, does not widen a tensor that has some.
+    deciding = [at for at in inputs.tensors if inputs.shape(at)] or inputs.tensors
+    widest = max((inputs.element(at) for at in deciding), default=0)
     return inputs.read_all() + prod(inputs.broadcast()) * widest
+
+
+@moved(*(f"aten::{name}" for name in _TRUTH.split()))
+def truth(inputs: Inputs) -> int:
+    """An output of one byte an element."""
+    return inputs.read_all() + prod(inputs.broadcast())
 
 
 @moved(*(f"aten::{name}_" for name in _IN_PLACE.split()))
@@ -157,7 +166,8 @@ def normalized(inputs: Inputs) -> int:
 @moved("aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::miopen_batch_norm")
 def batch_norm(inputs: Inputs) -> int:
     """In training the input is read twice: for its statistics, and to apply them."""
-    return inputs.read_all() + inputs.read(0) + _like(inputs, 0)
+    again = inputs.read(0) if _is_training(inputs, 5) else 0
+    return inputs.read_all() + again + _like(inputs, 0)
 
 
 @moved("aten::native_layer_norm_backward")
@@ -167,10 +177,27 @@ def layer_norm_backward(inputs: Inputs) -> int:
     return inputs.read_all() + _wanted(inputs, 7, (_like(inputs, 1), weight, weight))
 
 
-@moved("aten::cudnn_batch_norm_backward", "aten::native_batch_norm_backward")
+@moved("aten::cudnn_batch_norm_backward")
 def batch_norm_backward(inputs: Inputs) -> int:
     """The gradient of the output and the input are read twice: for sums, and to apply these."""
     return inputs.read_all() + inputs.read(0) + inputs.read(1) + _like(inputs, 0)
+
+
+@moved("aten::native_batch_norm_backward")
+def native_batch_norm_backward(inputs: Inputs) -> int:
+    """In training as above; else both are read once, and a mask says what is computed."""
+    if _is_training(inputs, 7):
+        return batch_norm_backward(inputs)
+    weight = _like(inputs, 2) if 2 in inputs.tensors else 0
+    return inputs.read_all() + _wanted(inputs, 9, (_like(inputs, 1), weight, weight))
+
+
+def _is_training(inputs: Inputs, at: int) -> bool:
+    """Whether an input says that a norm is in training; true where its value is not recorded."""
+    try:
+        return inputs.value(at) is not False
+    except Unknown:
+        return True
 
 
 @moved("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
