@@ -6,11 +6,11 @@ For each model: (a) the peak of a recorded step against ``torch.cuda.max_memory_
 must agree to the byte, and the sum of its parts; (b) what each module keeps for the backward,
 against the allocator's own snapshot of the same step, in which hooks of this benchmark name the
 module of each block: within 1%; (c) the operations of all modules against
-``torch.utils.flop_counter`` (see ``limit_truth``), which must agree exactly; (d) what checkpointing the module that keeps
-the most would free and cost, as ``backspot.profile(memory=True)`` predicts it, against the model
-with that module checkpointed: bytes kept from forward to backward in a recording, and the step's
-time without a profiler, in turns with that of the plain model. On a CPU there is no allocator to
-compare with: (a) checks the sum alone, and (b) is left out.
+``torch.utils.flop_counter`` (see ``limit_truth``), which must agree exactly; (d) what checkpointing
+the module that keeps the most would free and cost, as ``backspot.profile(memory=True)`` predicts
+it, against the model with that module checkpointed: bytes kept from forward to backward in a
+recording, and the step's time without a profiler, in turns with that of the plain model. On a CPU
+there is no allocator to compare with: (a) checks the sum alone, and (b) is left out.
 """
 
 from __future__ import annotations
