@@ -11,7 +11,7 @@ import pytest
 
 import backspot
 from backspot import Report
-from backspot.analysis.attribution.compiled import _aligned, _embedded
+from backspot.analysis.attribution.alignment import align, embed
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
@@ -201,7 +201,7 @@ def test_launches_without_a_site_leave_the_others_with_their_modules():
 def test_sites_are_found_among_more_launches_where_only_one_launch_can_be_meant(
     sites, called, found
 ):
-    assert _embedded(sites, called) == found
+    assert embed(sites, called) == found
 
 
 def test_what_finishes_a_reduction_belongs_to_the_kernel_that_began_it():
@@ -210,18 +210,18 @@ def test_what_finishes_a_reduction_belongs_to_the_kernel_that_began_it():
 
     finishing = ["aten::slice", "aten::view", "aten::sum", "aten::to"]
     called = ["triton_red_0", *finishing, "aten::mm", "aten::sum"]
-    assert _aligned(sites(True), called, every=False) == ([0, 0, 0, 0, 0, 1, -1], "")
-    assert _aligned(sites(False), called, every=False) == ([0, -1, -1, -1, -1, 1, -1], "")
+    assert align(sites(True), called, every=False) == ([0, 0, 0, 0, 0, 1, -1], "")
+    assert align(sites(False), called, every=False) == ([0, -1, -1, -1, -1, 1, -1], "")
     between = ["triton_red_0", "aten::sum", "triton_poi_1", "aten::sum", "aten::mm"]
-    assert _aligned(sites(True), between, every=False) == ([0, 0, -1, -1, 1], "")
+    assert align(sites(True), between, every=False) == ([0, 0, -1, -1, 1], "")
 
 
 def test_what_finishes_a_reduction_does_not_keep_graphs_with_one_key_from_being_told_apart():
     sites = [Site("triton_red_0", (), True), Site("extern_kernels.mm", ())]
     called = ["triton_red_0", "aten::slice", "aten::sum", "aten::mm"]
-    assert _aligned(sites, called, every=True) == ([0, 0, 0, 1], "")
-    assert isinstance(_aligned(sites, [*called, "aten::sum"], every=True), str)
-    assert isinstance(_aligned(sites, called[:-1], every=True), str)
+    assert align(sites, called, every=True) == ([0, 0, 0, 1], "")
+    assert isinstance(align(sites, [*called, "aten::sum"], every=True), str)
+    assert isinstance(align(sites, called[:-1], every=True), str)
 
 
 def test_graphs_with_one_key_are_told_apart_by_direction_and_launches():

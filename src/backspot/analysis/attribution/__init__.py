@@ -14,8 +14,8 @@ this order:
 6. ``ownership`` gives each span its owner: the module call around the forward operator of a node.
    Device work has the owner of the span that launched it; communication has owners of its own.
    ``wrapping`` corrects the nodes of full backward hooks, which run outside of their module's call.
-   ``compiled`` matches the launches of compiled regions with the modules inside; a fused kernel
-   has several owners, whose ``shares`` sum to the whole.
+   ``compiled`` matches the launches of compiled regions with the modules inside (``alignment``:
+   their names, in order); a fused kernel has several owners, whose ``shares`` sum to the whole.
 7. ``partial`` finds the passes and steps that were recorded in part, and returns the events without
    them. The pipeline attributes these again.
 
