@@ -412,7 +412,8 @@ class _Origins:
         self._patch.stop()
 
     def _compare(self, origin: Any, traces: dict[str, list[str]], name: str, number: int) -> None:
-        from backspot.live import compiled
+        from backspot.live.modules import written_class_name
+        from backspot.live.site_tables import SiteTables, place_of
         from backspot.live.torch_internals import graphs, inductor
 
         stack, _ = graphs.module_stack_of(origin)
@@ -421,15 +422,14 @@ class _Origins:
         code = inductor.CompiledCode(
             "", False, json.dumps({f"{name}:{number}": traces.get(f"{name}:{number}", [])})
         )
-        graph = compiled._Tables().graph(code)
+        graph = SiteTables().graph(code)
         parts = [part for site in graph.sites or () for part in site.parts]
         expression, cls = stack[-1]
         self.count += 1
         self.right += (
             bool(parts)
             and parts[0].place >= 0
-            and graph.places[parts[0].place]
-            == compiled._place_of(compiled.written_class_name(cls), expression)
+            and graph.places[parts[0].place] == place_of(written_class_name(cls), expression)
         )
 
 

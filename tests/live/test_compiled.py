@@ -28,7 +28,8 @@ import backspot  # noqa: E402
 from backspot.analysis.attribution.ownership import attribute  # noqa: E402
 from backspot.analysis.caveats import warnings_of  # noqa: E402
 from backspot.errors import UsageError  # noqa: E402
-from backspot.live import compiled  # noqa: E402
+from backspot.live.graph_frames import bytes_of, write_frames  # noqa: E402
+from backspot.live.site_tables import SiteTables, place_of  # noqa: E402
 from backspot.live.torch_internals import inductor  # noqa: E402
 from backspot.live.torch_internals.graphs import hint_of  # noqa: E402
 from backspot.trace import read_events  # noqa: E402
@@ -257,7 +258,7 @@ def test_what_changes_a_tensor_in_place_has_its_module_in_the_backward():
     )  # fmt: skip
     with backspot.instrument(model):
         torch.compile(model)(torch.ones(2, 3, 8, 8)).square().mean().backward()
-        tables = compiled._Tables()
+        tables = SiteTables()
         graphs = [tables.graph(code) for code in inductor.compiled_code()]
     (backward,) = (graph for graph in graphs if graph.backward)
     parts = [part for site in backward.sites for part in site.parts]
@@ -687,7 +688,7 @@ def frame(node, amount, reads="", users="", place="L['self'].a", base=0):
 
 
 def graph_of(sites):
-    tables = compiled._Tables()
+    tables = SiteTables()
     code = inductor.CompiledCode("key", False, json.dumps(sites))
     return tables.graph(code), tables
 
@@ -749,7 +750,7 @@ def test_a_graph_without_frames_was_not_recorded():
     ],
 )
 def test_expressions_of_dynamo_are_paths(expression, root, path):
-    place = compiled._place_of("Linear", expression)
+    place = place_of("Linear", expression)
     assert (place.root, place.path) == (root, path)
 
 
@@ -757,13 +758,13 @@ def test_a_look_up_reads_no_more_than_it_finds():
     make_fx = pytest.importorskip("torch.fx.experimental.proxy_tensor").make_fx
     table, rows = torch.ones(1000, 4), torch.tensor([1, 2, 3])
     graph = make_fx(lambda table, rows: torch.embedding(table, rows))(table, rows).graph
-    compiled.write_frames(graph, {})
+    write_frames(graph, {})
     (trace,) = (n.meta["stack_trace"] for n in graph.nodes if n.op == "call_function")
-    ((amount, _),) = compiled._weights([compiled._worked(trace)]).values()
-    assert amount == 48 + 48 + 24  # written, read, and the indices
+    graph, _ = graph_of({f"triton_0:{1 << 40}": [trace]})  # behind all sites of this process
+    assert graph.sites[0].parts[0].weight == 48 + 48 + 24  # written, read, and the indices
 
 
 def test_sizes_of_tensors():
     node = type("Node", (), {"meta": {"val": (torch.ones(3, 4), torch.ones(2, dtype=torch.int8))}})
-    assert compiled._bytes_of(node) == 50
+    assert bytes_of(node) == 50
     assert np.prod([hint_of(3)]) == 3
