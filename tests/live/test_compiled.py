@@ -663,6 +663,9 @@ def test_compiled_code_runs_without_cuda_graphs_for_a_while(monkeypatch):
     with inductor.without_cuda_graphs():
         assert CUDAGraphTreeManager()._run([1, 2], 7) == 3
     assert CUDAGraphTreeManager._run is original
+    with inductor.without_cuda_graphs():
+        CUDAGraphTreeManager._run = theirs = lambda *_: None
+    assert CUDAGraphTreeManager._run is theirs
 
 
 def test_cudagraphs_is_true_or_false():

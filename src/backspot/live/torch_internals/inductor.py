@@ -138,4 +138,5 @@ def without_cuda_graphs() -> Iterator[None]:
     try:
         yield
     finally:
-        manager._run = original
+        if manager._run is run:  # else other code has replaced it, too
+            manager._run = original
