@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,6 +125,26 @@ def browser() -> Iterator[Browser]:
     """One browser for all tests of a process: Playwright refuses a second one."""
     with chromium() as found:
         yield found
+
+
+@pytest.fixture
+def forget_graphs(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Make Inductor know no graph, here and in processes; and what does so once more.
+
+    The folder of its caches is one for all tests of a worker, and keeps what the C++ compiler
+    built, so that it runs once for equal code.
+    """
+    folder = tmp_path_factory.getbasetemp() / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+    def forget() -> None:
+        for graphs in ("fxgraph", "aotautograd"):
+            shutil.rmtree(folder / graphs, ignore_errors=True)
+
+    forget()
+    return forget
 
 
 @pytest.fixture(autouse=True)
