@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Grouping())
     if config.getoption("--without-posix"):
         elsewhere.take_away()
         here = Path(__file__).parent
@@ -75,6 +77,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("posix"):
                 item.add_marker(pytest.mark.skip(reason="needs a POSIX system"))
+
+
+class _Grouping:
+    """Makes the groups of pytest-xdist 3.8 work with pytest 9.2.
+
+    It writes the group of a test to an attribute that pytest no longer reads, without a word: see
+    https://github.com/pytest-dev/pytest-xdist/issues/1386.
+    """
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            grouped = vars(item).get("_nodeid", item.nodeid)
+            if grouped != item.nodeid:
+                item._id = type(item._id).parse(grouped)
 
 
 @pytest.fixture
@@ -108,6 +125,26 @@ def browser() -> Iterator[Browser]:
     """One browser for all tests of a process: Playwright refuses a second one."""
     with chromium() as found:
         yield found
+
+
+@pytest.fixture
+def forget_graphs(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Make Inductor know no graph, here and in processes; and what does so once more.
+
+    The folder of its caches is one for all tests of a worker, and keeps what the C++ compiler
+    built, so that it runs once for equal code.
+    """
+    folder = tmp_path_factory.getbasetemp() / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+    def forget() -> None:
+        for graphs in ("fxgraph", "aotautograd"):
+            shutil.rmtree(folder / graphs, ignore_errors=True)
+
+    forget()
+    return forget
 
 
 @pytest.fixture(autouse=True)

@@ -187,3 +187,10 @@ def test_every_room_has_a_docstring_of_its_own() -> None:
     rooms = [module for module, path in FILES.items() if path.name == "__init__.py"]
     assert not [room for room in rooms if not said[room]]
     assert len({said[room] for room in rooms}) == len(rooms)
+
+
+def test_the_tests_of_this_group_share_a_worker(request: pytest.FixtureRequest) -> None:
+    """If a test does not bear the name of its group, any worker runs it, without a word."""
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("needs workers")
+    assert request.node.nodeid.endswith("@architecture")

@@ -85,7 +85,7 @@ def _case(name: str, device: str, small: bool, seconds: float) -> dict[str, Any]
     measure = partial(_compiled, name, device, small)
     measure(noted=True)
     found: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 if small else 20):
+    for number in range(1 if small else 20):
         for noted in (True, False) if number % 2 else (False, True):
             found[noted].append(measure(noted=noted))
         if not budget.left and number >= 1:

@@ -199,14 +199,13 @@ def test_a_logger_that_fails_does_not_end_the_training(tmp_path, capfd):
 @pytest.mark.skipif(VERSION < (2, 10), reason="this PyTorch keeps no launch sites")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_modules_inside_compiled_code_are_known_unless_that_is_unwanted(
-    compiled, tmp_path, monkeypatch
+    compiled, tmp_path, forget_graphs
 ):
     import torch._inductor.config as config
 
     from backspot.integrations.lightning import BackspotCallback
 
     torch._dynamo.reset()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
     callback = BackspotCallback(warmup=1, steps=2, folder=tmp_path, compiled=compiled)
     with config.patch({"cpp.enable_kernel_profile": True}):
         lit([callback], compiles=True)

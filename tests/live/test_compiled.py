@@ -4,9 +4,7 @@ The generated C++ code is shown in traces by a setting of Inductor, which these 
 """
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -75,17 +73,13 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path_factory, monkeypatch, request):
+def fresh(monkeypatch, request):
     if request.node.get_closest_marker("slow") is None:
         yield
         return
     config = pytest.importorskip("torch._inductor.config")
-    # No graph is known from the test before, but the C++ compiler runs once for equal kernels.
-    # They have the number of their graph in their names.
-    cache = tmp_path_factory.getbasetemp() / "inductor"
-    for graphs in ("fxgraph", "aotautograd"):
-        shutil.rmtree(cache / graphs, ignore_errors=True)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    request.getfixturevalue("forget_graphs")
+    # Equal kernels of two tests have one name: it contains the number of their graph.
     compile_fx = pytest.importorskip("torch._inductor.compile_fx")
     monkeypatch.setattr(compile_fx, "_graph_counter", count(), raising=False)
     torch._dynamo.reset()
@@ -607,16 +601,13 @@ PROGRAM = """
 
 @slow
 @with_inductor
-def test_a_second_process_with_warm_caches_knows_the_same(tmp_path):
+def test_a_second_process_with_warm_caches_knows_the_same():
     here = Path(__file__).parent
     paths = [str(here), str(here.parent), str(Path(backspot.__file__).parents[1])]
     program = textwrap.dedent(PROGRAM.format(paths=paths))
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "shared")}
     results = []
     for _ in range(2):
-        run = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-        )
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
         results.append(json.loads(run.stdout.splitlines()[-1]))
     (cold, first), (warm, second) = results
