@@ -30,8 +30,8 @@ A module call that a profiler records goes through:
 5. ``source_lines.py``, with ``line_names.py``: the line of source that made each node.
 
 Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch
-works, while the code is compiled: ``graph_frames.py`` writes into the graphs what ``site_tables.py``
-reads from the code, in the format of ``frames.py``.
+works, while the code is compiled: ``graph_frames.py`` writes into the graphs what
+``site_tables.py`` reads from the code, in the format of ``frames.py``.
 
 ``owner.py`` has what all of these share. An *owner* is a module by its names and labels, a *scope*
 is one instrumentation; both refer to modules weakly. ``sessions.py`` counts the profiler's
