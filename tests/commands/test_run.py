@@ -196,6 +196,34 @@ def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ends", ["train(9)", "train(3)"], ids=["a report", "too few steps"])
+def test_a_script_that_closes_standard_error_trains_on(ends, write, tmp_path):
+    closing = "sys.stderr = open('log', 'w'); sys.stderr.close()"
+    path = write(training(closing, ends))
+    plain = python(path, cwd=tmp_path)
+    done = observed(*SMALL, path, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert (tmp_path / "backspot" / "report.html").exists() == (ends == "train(9)")
+
+
+TEE = """
+class Tee:
+    def __init__(self, stream): self.stream, self.log = stream, open("log", "w")
+    def write(self, text): self.stream.write(text); self.log.write(text)
+    def flush(self): self.stream.flush(); self.log.flush()
+sys.stderr = Tee(sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_logs_standard_error_gets_the_report_there_too(write, tmp_path):
+    done = observed(*SMALL, write(training(TEE, "train(9)")), cwd=tmp_path)
+    printed = (tmp_path / "log").read_bytes()
+    assert b"AddmmBackward0" in printed
+    assert done.stderr.endswith(printed)
+
+
+@pytest.mark.slow
 def test_an_earlier_report_is_kept(write, tmp_path):
     path = write(training("train(9)"))
     (tmp_path / "backspot").mkdir()

@@ -27,8 +27,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backspot.commands._console import add_width, complain, count, encodable, use_color
+from backspot.commands._console import add_width, complain, count, use_color, write_error
 from backspot.errors import BackspotError, OutputExistsError, UsageError
+from backspot.progress import is_terminal
 
 if TYPE_CHECKING:
     from backspot.live.gathering import Gathering
@@ -215,7 +216,7 @@ class _Observation:
             return
         # What the other ranks wait for comes before what this rank does by itself.
         if self._answer(recorded, gathering):
-            _write_error("\nRank 0 by itself:")
+            write_error("\nRank 0 by itself:")
         saved = next(name for name in names if name.endswith(".json"))
         _print(report, self._args.width, f"backspot show {self._shown()}{os.sep}{saved} --full")
         self._wrote(*names)
@@ -260,10 +261,8 @@ def _print(report: Report, width: int | None, more: str) -> None:
     from backspot.formatting import duration
     from backspot.render.text import render_text
 
-    if sys.stderr is None:
-        return
     text = render_text(report, width=_width(width), color=use_color(sys.stderr), more=more)
-    _write_error(f"\n{text}\n")
+    write_error(f"\n{text}\n")
     times = report.unprofiled_step_ns_by_step
     if report.unprofiled_step_ns is not None:
         complain(
@@ -276,20 +275,14 @@ def _print_job(job: JobReport, width: int | None) -> None:
     """Print the answer for all ranks on standard error; the page that is written has the rest."""
     from backspot.render.job import render_job
 
-    if sys.stderr is not None:
-        _write_error(f"\n{render_job(job, width=_width(width), more=())}\n")
+    write_error(f"\n{render_job(job, width=_width(width), more=())}\n")
 
 
 def _width(wanted: int | None) -> int | None:
     """The width of what is printed on standard error, as ``render_text`` takes it."""
-    if wanted is None and sys.stderr.isatty():
+    if wanted is None and is_terminal(sys.stderr):
         return shutil.get_terminal_size().columns
     return wanted
-
-
-def _write_error(text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):
-        print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def _gathering(recorded: Recorded) -> Gathering | None:

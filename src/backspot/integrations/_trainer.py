@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.live.recorder import GivenModels, Plan, Recorded, Recorder, rank_and_ranks
+from backspot.progress import is_terminal
 from backspot.render.markdown import to_markdown
 from backspot.render.text import render_text
 from backspot.results.report import Report
@@ -139,8 +140,8 @@ class TrainerRecording:
 
 def say(sentence: str) -> None:
     """Print one line on standard error, below the trainer's progress bar."""
-    with suppress(OSError, ValueError, AttributeError):
-        start = "\n" if sys.stderr.isatty() else ""
+    start = "\n" if is_terminal(sys.stderr) else ""
+    with suppress(Exception):  # the training may have closed it, or put any object in its place
         print(f"{start}backspot: {visible(sentence)}", file=sys.stderr, flush=True)
 
 
