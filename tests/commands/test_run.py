@@ -235,6 +235,35 @@ def test_an_earlier_report_is_kept(write, tmp_path):
     assert forced.returncode == 0
 
 
+@pytest.mark.posix
+@pytest.mark.parametrize("folder", ["train.py/inside", "gone/inside"])
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_script_starts(
+    folder, write, tmp_path
+):
+    (tmp_path / "gone").symlink_to("nowhere")
+    done = program("run", "-o", folder, write("print('hello')"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(f"backspot: error: --output {folder}: nothing can be written there: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "breaking", ["open('backspot', 'w')", "os.makedirs('backspot/report.html')"]
+)
+@pytest.mark.parametrize("option", [(), ("--memory",)])
+def test_a_report_that_cannot_be_written_is_printed_in_full(breaking, option, write, tmp_path):
+    path = write(training("import os", f"train(3); {breaking}; train(9)"))
+    kept = tmp_path / "temporary"
+    kept.mkdir()
+    done = observed(*SMALL, *option, path, cwd=tmp_path, env={"TMPDIR": str(kept)})
+    assert done.returncode == 0
+    assert b"heaviest node" in done.stderr
+    assert [line for line in told(done) if line.startswith("no files: ")]
+    assert not any(line.startswith(("wrote", "open", "no report")) for line in told(done))
+    assert not list(kept.glob("backspot-*"))
+
+
 @pytest.mark.slow
 def test_the_report_goes_where_the_command_was_started(write, tmp_path):
     (tmp_path / "elsewhere").mkdir()

@@ -202,24 +202,31 @@ class _Observation:
 
     def _deliver(self, recorded: Recorded) -> None:
         gathering = _gathering(recorded)
+        from backspot.live.saving import save
+
         try:
             with gathering or nullcontext():
-                report, names = recorded.save(
-                    self._name, self._folder, gathering.leave if gathering else None
-                )
+                leave = gathering.leave if gathering else None
+                saved = save(recorded, self._name, self._folder, leave)
         except (BackspotError, OSError) as error:
             complain(f"no report: {error}")
             if _is_first():
                 self._answer(recorded, gathering)
             return
+        if saved.problem:
+            complain(f"no files: {saved.problem}")
         if not _is_first():
             return
         # What the other ranks wait for comes before what this rank does by itself.
         if self._answer(recorded, gathering):
             write_error("\nRank 0 by itself:")
-        saved = next(name for name in names if name.endswith(".json"))
-        _print(report, self._args.width, f"backspot show {self._shown()}{os.sep}{saved} --full")
-        self._wrote(*names)
+        if saved.problem:  # what is printed is all there is
+            _print(saved.report, self._args.width, None)
+            return
+        name = next(name for name in saved.names if name.endswith(".json"))
+        more = f"backspot show {self._shown()}{os.sep}{name} --full"
+        _print(saved.report, self._args.width, more)
+        self._wrote(*saved.names)
 
     def _answer(self, recorded: Recorded, gathering: Gathering | None) -> bool:
         """Print which rank is slow, if there are several; return whether that was possible."""
@@ -231,14 +238,18 @@ class _Observation:
             return False
         try:
             job = gathering.collect()
-            names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
-            for name in names:
-                job.save(self._folder / name, force=True)
         except (BackspotError, OSError) as error:
             complain(f"no report of all ranks: {error}")
             return False
         _print_job(job, self._args.width)
-        self._wrote(*names)
+        names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
+        try:
+            for name in names:
+                job.save(self._folder / name, force=True)
+        except BackspotError as error:
+            complain(f"no files of all ranks: {error}")
+        else:
+            self._wrote(*names)
         return True
 
     def _wrote(self, *names: str) -> None:
@@ -256,12 +267,24 @@ class _Observation:
             return str(self._folder)
 
 
-def _print(report: Report, width: int | None, more: str) -> None:
-    """Print the report on standard error: standard output is the script's own."""
+def _print(report: Report, width: int | None, more: str | None) -> None:
+    """Print the report on standard error: standard output is the script's own.
+
+    Args:
+        report: the report.
+        width: the value of ``--width``.
+        more: the command for what does not fit on a screen; ``None`` prints everything.
+    """
     from backspot.formatting import duration
     from backspot.render.text import render_text
 
-    text = render_text(report, width=_width(width), color=use_color(sys.stderr), more=more)
+    text = render_text(
+        report,
+        width=_width(width),
+        color=use_color(sys.stderr),
+        full=more is None,
+        more=more or "",
+    )
     write_error(f"\n{text}\n")
     times = report.unprofiled_step_ns_by_step
     if report.unprofiled_step_ns is not None:
@@ -317,7 +340,10 @@ def _folder(wanted: str | None, force: bool) -> Path:
 
     All ranks of a job start before one of them writes, so all find the same name free.
     """
+    from backspot.render.files import check_folder
+
     if wanted is not None:
+        check_folder(wanted, "--output")
         folder = Path(wanted).absolute()
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output {wanted} is not a folder")
@@ -325,6 +351,7 @@ def _folder(wanted: str | None, force: bool) -> Path:
         if found and not force:
             raise OutputExistsError(f"{found[0]} exists: use --force or another --output")
         return folder
+    check_folder(_FOLDER, "--output")
     folder, number = Path(_FOLDER).absolute(), 2
     while folder.exists():
         folder, number = folder.with_name(f"{_FOLDER}-{number}"), number + 1
