@@ -117,6 +117,13 @@ def test_a_script_runs_as_python_runs_it(ending, write, tmp_path):
     same(ours, plain)
 
 
+def test_two_dashes_end_the_options(write, tmp_path):
+    path = write("import sys; print(sys.argv)")
+    done = program("run", "--steps", "2", "--", path.name, "--", "-o", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"['train.py', '--', '-o']\n")
+    assert program("run", "--", cwd=tmp_path).returncode == 2
+
+
 @pytest.mark.slow
 def test_a_module_runs_as_python_runs_it(tmp_path):
     package = tmp_path / "package"

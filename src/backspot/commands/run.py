@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
     """Run the script, and observe its training."""
     from backspot.commands._script import Script, when_imported
 
-    given = args.module or args.script
+    given = args.module or _after_options(args.script)
     if not given:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
         raise UsageError("--steps and --every: give a whole number of at least 1")
-    observer = _Observation(args)
+    observer = _Observation(given[0], args)
     script = Script(given[0], given[1:], is_module=bool(args.module))
     stop_waiting = when_imported("torch", observer.begin)
 
@@ -127,16 +127,22 @@ def run(args: argparse.Namespace) -> int:
     return script.run(ended)
 
 
+def _after_options(words: list[str]) -> list[str]:
+    """The script and its arguments, without the ``--`` that may end the options before them."""
+    return words[1:] if words[:1] == ["--"] else words
+
+
 class _Observation:
     """What happens around the script: the observer, the signal, and the reports.
 
     Args:
+        name: the script or module.
         args: the arguments of the command.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
         self._args = args
-        self._name = (args.module or args.script)[0]
+        self._name = name
         self._folder = _folder(args.output, args.force)
         self._observer: Observer | None = None
 
