@@ -117,6 +117,18 @@ def test_a_script_runs_as_python_runs_it(ending, write, tmp_path):
     same(ours, plain)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
+@pytest.mark.parametrize("start", [["train.py"], ["-m", "train"]])
+def test_a_safe_path_stays(start, write, tmp_path):
+    write("import sys; print(sys.path)")
+    paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": paths}
+    plain = python(*start, cwd=tmp_path, env=environment)
+    ours = program("run", *start, cwd=tmp_path, env=environment)
+    assert ours.stdout == plain.stdout
+    assert plain.stdout.startswith(f"[{str(tmp_path)!r}".encode())
+
+
 def test_two_dashes_end_the_options(write, tmp_path):
     path = write("import sys; print(sys.argv)")
     done = program("run", "--steps", "2", "--", path.name, "--", "-o", cwd=tmp_path)
