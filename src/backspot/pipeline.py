@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -190,7 +191,7 @@ def locate_export(
         profiler: a ``torch.profiler.profile`` that has stopped, or its ``Export``.
         named: what the report calls the source.
         in_detail: a profiler that recorded memory or shapes in other steps of the same training.
-            It is exported, too.
+            It is exported, too, or is its ``Export``.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
         depth: as in ``locate``.
@@ -209,9 +210,9 @@ def locate_export(
         check_labelled(trace, force=force)
     more = None
     if in_detail is not None:
-        with exported(in_detail) as path:
+        with _opened(in_detail) as path:
             more = read_events(path)
-    with profiler if isinstance(profiler, Export) else exported(profiler) as path:
+    with _opened(profiler) as path:
         events = replace(read_events(path), source=named)
         ownership = owned(events)
         if use is not None:
@@ -222,6 +223,10 @@ def locate_export(
         if trace is not None:
             write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
         return report
+
+
+def _opened(profiler: Any) -> AbstractContextManager[Path]:
+    return profiler if isinstance(profiler, Export) else exported(profiler)
 
 
 def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool = False) -> Path:

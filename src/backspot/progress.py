@@ -11,12 +11,19 @@ from typing import Any, Literal
 
 from backspot.formatting import visible
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "is_terminal"]
 
 _PATIENCE = 0.5
 """Seconds that work may take before its progress is shown."""
 
 Unit = Literal["steps", "traces", "bytes"]
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal; one that cannot say, such as a closed one, is none."""
+    with suppress(Exception):
+        return bool(stream.isatty())
+    return False
 
 
 class Progress:
@@ -74,9 +81,8 @@ def _display() -> _Terminal | _Notebook | None:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None and hasattr(shell, "kernel"):
         return _Notebook()
-    with suppress(AttributeError, ValueError):  # no standard error, or it is closed
-        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            return _Terminal()
+    if is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb":
+        return _Terminal()
     return None
 
 

@@ -117,6 +117,25 @@ def test_a_script_runs_as_python_runs_it(ending, write, tmp_path):
     same(ours, plain)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
+@pytest.mark.parametrize("start", [["train.py"], ["-m", "train"]])
+def test_a_safe_path_stays(start, write, tmp_path):
+    write("import sys; print(sys.path)")
+    paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": paths}
+    plain = python(*start, cwd=tmp_path, env=environment)
+    ours = program("run", *start, cwd=tmp_path, env=environment)
+    assert ours.stdout == plain.stdout
+    assert plain.stdout.startswith(f"[{str(tmp_path)!r}".encode())
+
+
+def test_two_dashes_end_the_options(write, tmp_path):
+    path = write("import sys; print(sys.argv)")
+    done = program("run", "--steps", "2", "--", path.name, "--", "-o", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"['train.py', '--', '-o']\n")
+    assert program("run", "--", cwd=tmp_path).returncode == 2
+
+
 @pytest.mark.slow
 def test_a_module_runs_as_python_runs_it(tmp_path):
     package = tmp_path / "package"
@@ -196,6 +215,34 @@ def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ends", ["train(9)", "train(3)"], ids=["a report", "too few steps"])
+def test_a_script_that_closes_standard_error_trains_on(ends, write, tmp_path):
+    closing = "sys.stderr = open('log', 'w'); sys.stderr.close()"
+    path = write(training(closing, ends))
+    plain = python(path, cwd=tmp_path)
+    done = observed(*SMALL, path, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert (tmp_path / "backspot" / "report.html").exists() == (ends == "train(9)")
+
+
+TEE = """
+class Tee:
+    def __init__(self, stream): self.stream, self.log = stream, open("log", "w")
+    def write(self, text): self.stream.write(text); self.log.write(text)
+    def flush(self): self.stream.flush(); self.log.flush()
+sys.stderr = Tee(sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_logs_standard_error_gets_the_report_there_too(write, tmp_path):
+    done = observed(*SMALL, write(training(TEE, "train(9)")), cwd=tmp_path)
+    printed = (tmp_path / "log").read_bytes()
+    assert b"AddmmBackward0" in printed
+    assert done.stderr.endswith(printed)
+
+
+@pytest.mark.slow
 def test_an_earlier_report_is_kept(write, tmp_path):
     path = write(training("train(9)"))
     (tmp_path / "backspot").mkdir()
@@ -205,6 +252,35 @@ def test_an_earlier_report_is_kept(write, tmp_path):
     assert (refused.returncode, refused.stdout) == (6, b"")
     forced = observed(*SMALL, "-o", "backspot-2", "--force", path, cwd=tmp_path)
     assert forced.returncode == 0
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("folder", ["train.py/inside", "gone/inside"])
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_script_starts(
+    folder, write, tmp_path
+):
+    (tmp_path / "gone").symlink_to("nowhere")
+    done = program("run", "-o", folder, write("print('hello')"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(f"backspot: error: --output {folder}: nothing can be written there: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "breaking", ["open('backspot', 'w')", "os.makedirs('backspot/report.html')"]
+)
+@pytest.mark.parametrize("option", [(), ("--memory",)])
+def test_a_report_that_cannot_be_written_is_printed_in_full(breaking, option, write, tmp_path):
+    path = write(training("import os", f"train(3); {breaking}; train(9)"))
+    kept = tmp_path / "temporary"
+    kept.mkdir()
+    done = observed(*SMALL, *option, path, cwd=tmp_path, env={"TMPDIR": str(kept)})
+    assert done.returncode == 0
+    assert b"heaviest node" in done.stderr
+    assert [line for line in told(done) if line.startswith("no files: ")]
+    assert not any(line.startswith(("wrote", "open", "no report")) for line in told(done))
+    assert not list(kept.glob("backspot-*"))
 
 
 @pytest.mark.slow

@@ -94,7 +94,12 @@ def test_too_few_steps_or_a_wrong_line_are_one_clear_line(run):
     shown = run(f"%%backspot\n{TRAINING}")
     assert "no report: the cell ended after 8 steps, and a report needs 26" in shown.stderr
     assert not shown.outputs
-    for line, said in (("--steps 0", "steps=0"), ("--no", "unrecognized arguments: --no")):
+    for line, said in (
+        ("--steps 0", "steps=0"),
+        ("--no", "unrecognized arguments: --no"),
+        ("'a", "'a: No closing quotation"),
+        (f"-o {__file__}/x", f"-o {__file__}/x: nothing can be written there"),
+    ):
         wrong = run(f"%%backspot {line}\nran = True")
         assert f"UsageError: {said}" in wrong.stdout + wrong.stderr
     assert "ran" not in run.variables

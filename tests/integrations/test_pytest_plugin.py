@@ -86,6 +86,28 @@ def test_a_pattern_that_matches_nothing_is_an_error(suite):
     assert "match='blocks.*' matches no module" in said(result)
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("share='0.3'", "share='0.3': give a dict of patterns and shares, such as"),
+        ("against=(1, 2, 3)", "against has 3 parts: give the path of a report, or a step and its"),
+        ("against=3", "against= takes the path of a file, not int"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_told_in_a_line(given, line, suite):
+    result = suite(f"backward_budget(*training(0, 0), {given}, **FEW)")
+    result.assert_outcomes(failed=1)
+    assert f"UsageError: {line}" in said(result)
+    assert "pytest_plugin.py" not in said(result)
+
+
+def test_a_place_for_markdown_that_is_not_there_is_told_before_the_tests(suite, pytester):
+    result = suite("raise AssertionError", "--backspot-markdown", "nodir/x.md")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    told = "ERROR: --backspot-markdown nodir/x.md: name a file, in a folder that is there"
+    assert told in result.errlines
+
+
 AGAINST = "backward_budget(*training({ms}, {last}), against='base.json', slower_by={by}, **FEW)"
 
 

@@ -143,8 +143,11 @@ def test_transfers_that_hold_up_all_ranks_are_no_rank_s_fault() -> None:
                 one, groups=(group,), exposed=(30_000_000, 31_000_000, 30_500_000)
             )
         )
-    (finding,) = answer(ranks).findings
+    (finding,) = (job := answer(ranks)).findings
     assert (finding.rule, finding.rank) == ("exposed-transfer", None)
+    # What is left after the waits and the clock's uncertainty is certain to be lost.
+    assert render_job(job, width=200).splitlines()[0].endswith(": at least 30.5 ms a step")
+    assert finding.seen.startswith("In at least 30.5 ms of a step, ")
     assert "all_gather" in finding.title
     assert "prefetch" in finding.remedy
     assert finding.cost_ns == 30_500_000

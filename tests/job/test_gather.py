@@ -191,6 +191,36 @@ def test_the_command_prints_the_answer_as_text_and_as_json(
     assert (said["schema"], said["world_size"]) == ("backspot.job/1", 2)
 
 
+def test_an_answer_that_was_saved_is_printed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(answer(recorded("ddp_host")).save(tmp_path / "job.json"))
+    slow = "model.layers.2.mlp.down_proj (Linear) is slow on rank 1: up to 10.4 ms a step\n"
+    for verb in ("ranks", "show"):
+        assert main([verb, path]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(slow)
+        more = re.search(r"\nNext: --top (\d+) ", said)
+        assert more
+        assert main([verb, path, "--top", more[1]]) == 0
+        assert "Next: " not in capsys.readouterr().out
+    assert main(["show", path, "--depth", "2"]) == 2
+    assert "is an answer for many ranks: show takes --top and" in capsys.readouterr().err
+    assert main(["report", path, "-o", str(tmp_path / "x.html")]) == 4
+    assert f"{path} is an answer for many ranks that Backspot saved" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "code"), [("there.json", 6), ("job.txt", 2), ("no/job.html", 3)])
+def test_a_wrong_output_is_told_before_the_traces_are_read(
+    name: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there.json").write_text("precious")
+    output = str(tmp_path / name)
+    assert main(["ranks", str(tmp_path / "missing"), "-o", output]) == code
+    assert capsys.readouterr().err.startswith(f"backspot: error: {output}")
+    assert (tmp_path / "there.json").read_text() == "precious"
+
+
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return a list that grows with each trace that is read."""
     read: list[Path] = []

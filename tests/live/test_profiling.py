@@ -180,6 +180,27 @@ def test_the_trace_is_labelled_and_tells_the_same(case, tmp_path):
     assert replace(located, trace="", warnings=()) == replace(report, trace="", warnings=())
 
 
+@pytest.mark.parametrize("hooks", MODES)
+def test_names_in_any_script_are_found_and_can_be_read(hooks, tmp_path):
+    class Größe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module("层", nn.Linear(4, 4))
+
+        def forward(self, x):
+            return self.层(x)
+
+    model, trace = nn.Sequential(Größe()), tmp_path / "t.json"
+    with backspot.instrument(model, hooks=hooks), cpu_profile() as prof:
+        model(torch.randn(2, 4)).sum().backward()
+    modules = {("", "Sequential"), ("0", "Größe"), ("0.层", "Linear")}
+    report = backspot.locate(prof, trace=trace)
+    for found in (report, backspot.locate(trace)):
+        assert {(row.path, row.class_name) for row in found.modules if row.is_module} == modules
+    spans = {event["name"] for event in added_of(text_of(trace)) if event["ph"] == "B"}
+    assert "backward: 0.层 (Linear)" in spans
+
+
 def test_what_is_there_stays_and_no_step_runs_unless_forced(case, tmp_path):
     trace = tmp_path / "t.json"
     trace.write_text("precious")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backspot.trace.labels import Kind, Label, format_label, parse_label
+from backspot.trace.labels import Kind, Label, format_label, parse_label, readable_label
 
 any_text = st.text(st.characters(codec=None, categories=None))
 module_name = any_text.filter(lambda name: name and "." not in name)
@@ -19,6 +19,7 @@ labels = st.builds(
 @given(labels)
 def test_every_label_reads_back_as_it_was(label: Label) -> None:
     assert parse_label(format_label(label)) == label
+    assert parse_label(readable_label(label)) == label
 
 
 @given(labels)
@@ -26,12 +27,15 @@ def test_a_label_is_safe_in_json_writers_that_do_not_escape(label: Label) -> Non
     text = format_label(label)
     assert json.loads(f'"{text}"') == text
     assert text.isprintable()
-    text.encode()
+    assert text.isascii()
+    assert readable_label(label).isprintable()
+    readable_label(label).encode()
 
 
 @given(labels, labels)
 def test_different_labels_are_written_differently(one: Label, other: Label) -> None:
     assert (format_label(one) == format_label(other)) == (one == other)
+    assert (readable_label(one) == readable_label(other)) == (one == other)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +45,16 @@ def test_different_labels_are_written_differently(one: Label, other: Label) -> N
         (Label(Kind.BACKWARD, "", "VisionTransformer"), "backward: (VisionTransformer)"),
         (Label(Kind.FORWARD, "shared", "Linear", 2), "forward: shared (Linear) #2"),
         (Label(Kind.FORWARD, "a b", "C#"), "forward: a%20b (C%23)"),
-        (Label(Kind.FORWARD, "层.0", "块"), "forward: 层.0 (块)"),
     ],
 )
 def test_labels_read_well(label: Label, text: str) -> None:
-    assert format_label(label) == text
+    assert format_label(label) == readable_label(label) == text
+
+
+def test_only_people_are_given_other_letters_than_ascii() -> None:
+    label = Label(Kind.FORWARD, "层.0", "Größe")
+    assert format_label(label) == "forward: %E5%B1%82.0 (Gr%C3%B6%C3%9Fe)"
+    assert readable_label(label) == "forward: 层.0 (Größe)"
 
 
 @given(any_text)

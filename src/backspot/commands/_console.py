@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from backspot.formatting import visible
-from backspot.progress import Progress
+from backspot.progress import Progress, is_terminal
 
 __all__ = [
     "abandon_output",
@@ -27,6 +27,7 @@ __all__ = [
     "reading",
     "use_color",
     "write_bytes",
+    "write_error",
     "write_text",
 ]
 
@@ -93,19 +94,25 @@ def abandon_output() -> None:
         os.close(nowhere)
 
 
+def write_error(text: str) -> None:
+    """Write a text to standard error, if that is possible; nothing is raised otherwise.
+
+    A script may have closed standard error, or put any object in its place.
+    """
+    if sys.stderr is not None:
+        with suppress(Exception):
+            print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+
+
 def complain(message: str) -> None:
     """Write one line to standard error; names in it cannot break it or control the terminal."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(f"backspot: {visible(message)}", file=sys.stderr, flush=True)
+    write_error(f"backspot: {visible(message)}")
 
 
 def note(message: str) -> None:
     """Write one dim line to standard error."""
-    if sys.stderr is not None:
-        line = f"backspot: {visible(message)}"
-        with suppress(OSError):
-            print(f"\x1b[2m{line}\x1b[0m" if use_color(sys.stderr) else line, file=sys.stderr)
+    line = f"backspot: {visible(message)}"
+    write_error(f"\x1b[2m{line}\x1b[0m" if use_color(sys.stderr) else line)
 
 
 def use_color(stream: TextIO | Any) -> bool:
@@ -114,13 +121,7 @@ def use_color(stream: TextIO | Any) -> bool:
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
         return True
-    return _is_terminal(stream)
-
-
-def _is_terminal(stream: TextIO | Any) -> bool:
-    if os.environ.get("TERM") == "dumb":
-        return False
-    return bool(getattr(stream, "isatty", lambda: False)()) and _takes_escapes()
+    return os.environ.get("TERM") != "dumb" and is_terminal(stream) and _takes_escapes()
 
 
 def _takes_escapes() -> bool:

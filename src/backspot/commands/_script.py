@@ -43,11 +43,11 @@ class Script:
         self._name = name
         if is_module:
             # As python -m: the working folder comes first.
-            sys.path[0] = os.getcwd()  # noqa: PTH109 - text, as Python puts it there
+            _set_first(os.getcwd())  # noqa: PTH109 - text, as Python puts it there
             self._path, self._load = self._of_module(name)
         else:
             self._path, self._load = self._of_file(name)
-            sys.path[0] = os.path.dirname(os.path.realpath(name))  # noqa: PTH120
+            _set_first(os.path.dirname(os.path.realpath(name)))  # noqa: PTH120
 
     def _of_file(self, name: str) -> tuple[str, Callable[[], CodeType]]:
         if Path(name).is_dir():
@@ -132,6 +132,12 @@ class Script:
         while traceback and traceback.tb_frame.f_globals is not vars(self._module):
             traceback = traceback.tb_next
         return traceback
+
+
+def _set_first(folder: str) -> None:
+    """Put a folder where Python has put that of this program, if it did."""
+    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, from Python 3.11 on
+        sys.path[0] = folder
 
 
 def _flush() -> None:

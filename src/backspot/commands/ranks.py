@@ -2,8 +2,8 @@
 
 SOURCE is a folder with one trace for each rank, or the traces themselves, here
 or at a place such as s3://bucket/traces. The summaries that --cache keeps may
-stand in place of their traces. A trace that cannot be read costs its own rank
-only, and is named.
+stand in place of their traces, and so may one answer that was saved as .json.
+A trace that cannot be read costs its own rank only, and is named.
 
 Example:
   backspot ranks traces/ -o job.html
@@ -15,9 +15,13 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from backspot.commands._console import add_width, count, write_bytes, write_text
 from backspot.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from backspot.results.job import JobReport
 
 EXIT_CODES = (3, 6, 7)
 _MORE = ("--top {} for all ranks, steps and modules", "-o job.html")
@@ -60,10 +64,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read all traces and print the answer."""
-    from backspot.job.gather import ranks
+    if args.output is not None:
+        from backspot.render.files import check_target
+        from backspot.render.formats import format_for
+        from backspot.results.job import JobReport
 
-    with _cluster(args.scheduler) as executor:
-        job = ranks(args.sources, executor, cache=args.cache)
+        # A wrong name is reported before the traces are read, which can take long.
+        format_for(args.output, JobReport)
+        check_target(args.output, force=args.force, sources=args.sources)
+
+    job = _job(args)
     if args.output is not None:
         job.save(args.output, force=args.force)
     if args.format == "json":
@@ -75,6 +85,17 @@ def run(args: argparse.Namespace) -> int:
 
     write_text(render_job(job, args.top, width=args.width, more=_MORE))
     return 0
+
+
+def _job(args: argparse.Namespace) -> JobReport:
+    from backspot.commands._source import is_report
+    from backspot.job.gather import ranks
+    from backspot.results.job import JobReport
+
+    if len(args.sources) == 1 and is_report(args.sources[0], "backspot.job"):
+        return JobReport.load(args.sources[0])
+    with _cluster(args.scheduler) as executor:
+        return ranks(args.sources, executor, cache=args.cache)
 
 
 @contextmanager

@@ -27,8 +27,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backspot.commands._console import add_width, complain, count, encodable, use_color
+from backspot.commands._console import add_width, complain, count, use_color, write_error
 from backspot.errors import BackspotError, OutputExistsError, UsageError
+from backspot.progress import is_terminal
 
 if TYPE_CHECKING:
     from backspot.live.gathering import Gathering
@@ -110,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
     """Run the script, and observe its training."""
     from backspot.commands._script import Script, when_imported
 
-    given = args.module or args.script
+    given = args.module or _after_options(args.script)
     if not given:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
         raise UsageError("--steps and --every: give a whole number of at least 1")
-    observer = _Observation(args)
+    observer = _Observation(given[0], args)
     script = Script(given[0], given[1:], is_module=bool(args.module))
     stop_waiting = when_imported("torch", observer.begin)
 
@@ -126,16 +127,22 @@ def run(args: argparse.Namespace) -> int:
     return script.run(ended)
 
 
+def _after_options(words: list[str]) -> list[str]:
+    """The script and its arguments, without the ``--`` that may end the options before them."""
+    return words[1:] if words[:1] == ["--"] else words
+
+
 class _Observation:
     """What happens around the script: the observer, the signal, and the reports.
 
     Args:
+        name: the script or module.
         args: the arguments of the command.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
         self._args = args
-        self._name = (args.module or args.script)[0]
+        self._name = name
         self._folder = _folder(args.output, args.force)
         self._observer: Observer | None = None
 
@@ -201,24 +208,31 @@ class _Observation:
 
     def _deliver(self, recorded: Recorded) -> None:
         gathering = _gathering(recorded)
+        from backspot.live.saving import save
+
         try:
             with gathering or nullcontext():
-                report, names = recorded.save(
-                    self._name, self._folder, gathering.leave if gathering else None
-                )
+                leave = gathering.leave if gathering else None
+                saved = save(recorded, self._name, self._folder, leave)
         except (BackspotError, OSError) as error:
             complain(f"no report: {error}")
             if _is_first():
                 self._answer(recorded, gathering)
             return
+        if saved.problem:
+            complain(f"no files: {saved.problem}")
         if not _is_first():
             return
         # What the other ranks wait for comes before what this rank does by itself.
         if self._answer(recorded, gathering):
-            _write_error("\nRank 0 by itself:")
-        saved = next(name for name in names if name.endswith(".json"))
-        _print(report, self._args.width, f"backspot show {self._shown()}{os.sep}{saved} --full")
-        self._wrote(*names)
+            write_error("\nRank 0 by itself:")
+        if saved.problem:  # what is printed is all there is
+            _print(saved.report, self._args.width, None)
+            return
+        name = next(name for name in saved.names if name.endswith(".json"))
+        more = f"backspot show {self._shown()}{os.sep}{name} --full"
+        _print(saved.report, self._args.width, more)
+        self._wrote(*saved.names)
 
     def _answer(self, recorded: Recorded, gathering: Gathering | None) -> bool:
         """Print which rank is slow, if there are several; return whether that was possible."""
@@ -230,14 +244,18 @@ class _Observation:
             return False
         try:
             job = gathering.collect()
-            names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
-            for name in names:
-                job.save(self._folder / name, force=True)
         except (BackspotError, OSError) as error:
             complain(f"no report of all ranks: {error}")
             return False
         _print_job(job, self._args.width)
-        self._wrote(*names)
+        names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
+        try:
+            for name in names:
+                job.save(self._folder / name, force=True)
+        except BackspotError as error:
+            complain(f"no files of all ranks: {error}")
+        else:
+            self._wrote(*names)
         return True
 
     def _wrote(self, *names: str) -> None:
@@ -255,15 +273,25 @@ class _Observation:
             return str(self._folder)
 
 
-def _print(report: Report, width: int | None, more: str) -> None:
-    """Print the report on standard error: standard output is the script's own."""
+def _print(report: Report, width: int | None, more: str | None) -> None:
+    """Print the report on standard error: standard output is the script's own.
+
+    Args:
+        report: the report.
+        width: the value of ``--width``.
+        more: the command for what does not fit on a screen; ``None`` prints everything.
+    """
     from backspot.formatting import duration
     from backspot.render.text import render_text
 
-    if sys.stderr is None:
-        return
-    text = render_text(report, width=_width(width), color=use_color(sys.stderr), more=more)
-    _write_error(f"\n{text}\n")
+    text = render_text(
+        report,
+        width=_width(width),
+        color=use_color(sys.stderr),
+        full=more is None,
+        more=more or "",
+    )
+    write_error(f"\n{text}\n")
     times = report.unprofiled_step_ns_by_step
     if report.unprofiled_step_ns is not None:
         complain(
@@ -276,20 +304,14 @@ def _print_job(job: JobReport, width: int | None) -> None:
     """Print the answer for all ranks on standard error; the page that is written has the rest."""
     from backspot.render.job import render_job
 
-    if sys.stderr is not None:
-        _write_error(f"\n{render_job(job, width=_width(width), more=())}\n")
+    write_error(f"\n{render_job(job, width=_width(width), more=())}\n")
 
 
 def _width(wanted: int | None) -> int | None:
     """The width of what is printed on standard error, as ``render_text`` takes it."""
-    if wanted is None and sys.stderr.isatty():
+    if wanted is None and is_terminal(sys.stderr):
         return shutil.get_terminal_size().columns
     return wanted
-
-
-def _write_error(text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):
-        print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def _gathering(recorded: Recorded) -> Gathering | None:
@@ -324,7 +346,10 @@ def _folder(wanted: str | None, force: bool) -> Path:
 
     All ranks of a job start before one of them writes, so all find the same name free.
     """
+    from backspot.render.files import check_folder
+
     if wanted is not None:
+        check_folder(wanted, "--output")
         folder = Path(wanted).absolute()
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output {wanted} is not a folder")
@@ -332,6 +357,7 @@ def _folder(wanted: str | None, force: bool) -> Path:
         if found and not force:
             raise OutputExistsError(f"{found[0]} exists: use --force or another --output")
         return folder
+    check_folder(_FOLDER, "--output")
     folder, number = Path(_FOLDER).absolute(), 2
     while folder.exists():
         folder, number = folder.with_name(f"{_FOLDER}-{number}"), number + 1

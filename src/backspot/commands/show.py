@@ -1,9 +1,9 @@
 """Print the ranked list of a trace: the slowest backward modules first.
 
 TRACE is a .json or .json.gz that torch.profiler exported, a folder (its newest
-trace is read), a report that was saved as .json, or - for standard input. Of
-several, each follows under its name. If some cannot be read, the others are
-printed and the exit code is the highest.
+trace is read), a report or an answer of ranks that was saved as .json, or - for
+standard input. Of several, each follows under its name. If some cannot be read,
+the others are printed and the exit code is the highest.
 
 Printed is what fits on one screen, and what to ask for next. --full prints
 everything.
@@ -100,6 +100,9 @@ def _show(source: str, args: argparse.Namespace) -> None:
     from backspot.render.view import View, first_view
     from backspot.results.report import Report
 
+    if is_report(source, "backspot.job"):
+        _show_job(source, args)
+        return
     saved = is_report(source)
     if saved:
         report = Report.load(source)
@@ -125,3 +128,19 @@ def _show(source: str, args: argparse.Namespace) -> None:
     if source != "-" and not saved:
         flush_output()
         mention_ranks(report.trace, args.traces)
+
+
+def _show_job(source: str, args: argparse.Namespace) -> None:
+    """Print a saved answer for many ranks, which has no rows of one trace to choose from."""
+    from backspot.render.job import render_job
+    from backspot.results.job import JobReport
+
+    given = args.depth is not None or args.match or args.by or args.sort or args.full
+    if given or args.format != "table":
+        raise UsageError(
+            f"{visible(source)} is an answer for many ranks: show takes --top and --width for it, "
+            "and backspot ranks has its other options"
+        )
+    top = {} if args.top is None else {"top": args.top}
+    more = ("--top {} for all ranks, steps and modules", f"backspot ranks {source} -o job.html")
+    write_text(render_job(JobReport.load(source), **top, width=args.width, more=more))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.live.recorder import GivenModels, Plan, Recorded, Recorder, rank_and_ranks
+from backspot.live.saving import save
+from backspot.progress import is_terminal
 from backspot.render.markdown import to_markdown
 from backspot.render.text import render_text
 from backspot.results.report import Report
@@ -122,15 +124,18 @@ class TrainerRecording:
 
     def _deliver(self, recorded: Recorded) -> None:
         try:
-            report, names = recorded.save(self._trainer, self._folder)
+            saved = save(recorded, self._trainer, self._folder)
         except Exception as error:  # no report is worth a failed training
             self._say(f"no report: {error}")
             return
         if rank_and_ranks()[0] == 0:
-            paths = tuple(self._folder / name for name in names)
-            self._say(render_text(report, width=_WIDE).partition("\n")[0])
+            self._say(render_text(saved.report, width=_WIDE).partition("\n")[0])
+            if saved.problem:
+                self._say(f"no files: {saved.problem}")
+                return
+            paths = tuple(self._folder / name for name in saved.names)
             self._say(f"the report is in {paths[1]}")
-            self._to_loggers(Written(report, paths))
+            self._to_loggers(Written(saved.report, paths))
 
     def _say(self, sentence: str) -> None:
         if rank_and_ranks()[0] == 0:
@@ -139,8 +144,8 @@ class TrainerRecording:
 
 def say(sentence: str) -> None:
     """Print one line on standard error, below the trainer's progress bar."""
-    with suppress(OSError, ValueError, AttributeError):
-        start = "\n" if sys.stderr.isatty() else ""
+    start = "\n" if is_terminal(sys.stderr) else ""
+    with suppress(Exception):  # the training may have closed it, or put any object in its place
         print(f"{start}backspot: {visible(sentence)}", file=sys.stderr, flush=True)
 
 

@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError as WrongLine
 from IPython.display import display
 
-from backspot.errors import BackspotError, UsageError
+from backspot.errors import BackspotError
 from backspot.integrations._trainer import plan_of, say
 from backspot.live.recorder import Recorded
 from backspot.live.running import Observer
+from backspot.live.saving import save
 from backspot.progress import Progress
+from backspot.render.files import check_folder
 
 __all__ = ["CellMagic"]
 
@@ -47,10 +49,16 @@ class CellMagic:
         keep out of torch.compile. -o DIR: also write report.html, report.json and trace.json.gz
         into this folder.
         """
-        args = _parser().parse_args(shlex.split(line))
         try:
+            words = shlex.split(line)
+        except ValueError as error:  # a quote that is not closed
+            raise WrongLine(f"{line}: {error} (see %%backspot?)") from None
+        args = _parser().parse_args(words)
+        try:
+            if args.output is not None:
+                check_folder(args.output, "-o")
             plan = plan_of(args.warmup, args.steps, None, args.depth, args.compiled)
-        except UsageError as error:
+        except BackspotError as error:
             raise WrongLine(str(error)) from None
         stack = ExitStack()
 
@@ -60,7 +68,10 @@ class CellMagic:
                 if args.output is None:
                     report = recorded.locate(_CELL)
                 else:
-                    report, _ = recorded.save(_CELL, Path(args.output))
+                    saved = save(recorded, _CELL, Path(args.output))
+                    report = saved.report
+                    if saved.problem:
+                        say(f"no files: {saved.problem}")
             except (BackspotError, OSError) as error:
                 say(f"no report: {error}")
                 return

@@ -49,6 +49,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Check where the Markdown goes, before tests run."""
+    markdown: str | None = config.getoption("--backspot-markdown")
+    if markdown is not None and (Path(markdown).is_dir() or not Path(markdown).parent.is_dir()):
+        raise pytest.UsageError(
+            f"--backspot-markdown {markdown}: name a file, in a folder that is there"
+        )
+
+
 @pytest.fixture
 def backward_budget(request: pytest.FixtureRequest) -> BackwardBudget:
     """Record a training step, and fail if its backward takes more than its budget."""
@@ -112,10 +121,25 @@ class BackwardBudget:
         Raises:
             UsageError: If an argument is invalid, or a pattern matches no module.
         """
+        __tracebackhide__ = True  # an error is about the test's own line
+
         from backspot.errors import UsageError
         from backspot.formatting import quoted
         from backspot.live import profile
+        from backspot.paths import path_text
 
+        if share is not None and not isinstance(share, Mapping):
+            raise UsageError(
+                f"share={quoted(share)}: give a dict of patterns and shares, such as "
+                '{"blocks.*": 0.3}'
+            )
+        if isinstance(against, tuple) and len(against) != 2:
+            raise UsageError(
+                f"against has {len(against)} parts: give the path of a report, or a step and its "
+                "model, (step, model)"
+            )
+        if against is not None and not isinstance(against, tuple):
+            path_text(against, "against=")
         for name, value in {**(share or {}), "slower_by": slower_by}.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
                 raise UsageError(f"{quoted(name)}: {quoted(value)} is not a share of at least 0")
@@ -184,8 +208,12 @@ class BackwardBudget:
             from backspot.render.markdown import comparison_to_markdown
 
             text = comparison_to_markdown(comparison).decode()
-            with Path(self._markdown).open("a", encoding="utf-8") as file:
-                file.write(f"### {self._test}\n\n{text}\n")
+            try:
+                with Path(self._markdown).open("a", encoding="utf-8") as file:
+                    file.write(f"### {self._test}\n\n{text}\n")
+            except OSError as error:
+                reason = error.strerror or error
+                pytest.fail(f"--backspot-markdown {self._markdown}: {reason}", pytrace=False)
 
 
 class _Excess:

@@ -12,6 +12,7 @@ An instrumentation is set up and removed by:
   ``recording.py`` has the devices and the profiler's states.
 - ``recorder.py``: records some steps of a training that somebody else runs, such as a script or a
   trainer. ``running.py`` observes the steps of a script, and ``discovery.py`` finds its models.
+  ``saving.py`` writes the report.
 - ``gathering.py``: sends what each rank recorded to rank 0, which answers for all.
 - ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
 

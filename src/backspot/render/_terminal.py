@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from backspot.formatting import visible
+from backspot.progress import is_terminal
 from backspot.render._columns import Column
 from backspot.render._words import Part
 
@@ -282,8 +283,7 @@ def space_for(width: int | None) -> tuple[int, bool]:
     """
     if width is not None:
         return max(_NARROWEST, width), False
-    whole = not getattr(sys.stdout, "isatty", lambda: False)()
-    return max(_NARROWEST, shutil.get_terminal_size().columns), whole
+    return max(_NARROWEST, shutil.get_terminal_size().columns), not is_terminal(sys.stdout)
 
 
 def sentence(parts: Sequence[Part], width: int, *, whole: bool) -> Text:

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from types import ModuleType
 from typing import BinaryIO
 
@@ -22,7 +23,7 @@ try:
 except ImportError:  # on Windows, where an open file cannot be removed
     fcntl = None
 
-__all__ = ["Sources", "check_target", "writing"]
+__all__ = ["Sources", "check_folder", "check_target", "writing"]
 
 Sources = Iterable["str | os.PathLike[str] | int"]
 """Paths or open file descriptors of the files that an output is made of."""
@@ -70,6 +71,32 @@ def check_target(
             raise
         raise _unwritable(shown, error) from error
     return Path(os.path.realpath(target)) if force else target
+
+
+def check_folder(path: str | os.PathLike[str], what: str) -> None:
+    """Check that files can be written into a folder, which need not be there yet.
+
+    Only trying tells: permissions do not show that a system of files refuses. What is made for this
+    is removed at once.
+
+    Args:
+        path: the folder.
+        what: what the path is for, for the error message.
+
+    Raises:
+        UsageError: If it is not a path.
+        BackspotError: If it cannot be written to.
+    """
+    folder = Path(path_text(path, what)).absolute()
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    try:
+        Path(mkdtemp(prefix=".backspot-", dir=there)).rmdir()
+    except OSError as error:
+        reason = error.strerror or error
+        raise BackspotError(
+            f"{what} {visible(os.fspath(path))}: nothing can be written there: {reason}. Name "
+            "another folder"
+        ) from error
 
 
 @contextmanager

@@ -11,8 +11,10 @@ One grammar serves both halves, so that a trace recorded on one machine means th
     forward: (VisionTransformer)                the root: its path is empty
 
 In names, some characters are percent-encoded as UTF-8: those that the grammar uses, that JSON
-writers get wrong (quotes, backslashes) or that no viewer can show. All others, in any script, stay
-as they are and can be searched for.
+writers get wrong (quotes, backslashes) or that no viewer can show. The live half encodes all that
+is not ASCII too, because PyTorch exports a range with such a name as ``unknown``. In the spans that
+Backspot itself writes, letters of any script stay as they are and can be searched for.
+Reading takes both forms.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-__all__ = ["Kind", "Label", "escape", "format_label", "parse_label"]
+__all__ = ["Kind", "Label", "format_label", "parse_label", "readable_label"]
 
 
 class Kind(str, Enum):
@@ -53,29 +55,35 @@ class Label:
 
 
 _RESERVED = frozenset(" %\"'\\()#")
+_ASCII = "".join(map(chr, range(128)))
 _PATTERN = re.compile(
     r"(?P<kind>forward|backward|backward end|unmarked|unused gradient): "
     r"(?:(?P<path>[^ ()#]+) )?\((?P<class_name>[^ ()#]*)\)(?: #(?P<call>[1-9][0-9]{0,8}))?\Z"
 )
 
 
-def escape(name: str) -> str:
+def format_label(label: Label) -> str:
+    """Return the label as text for a profiler, all ASCII; ``parse_label`` is the exact inverse."""
+    return quote(readable_label(label), safe=_ASCII)
+
+
+def readable_label(label: Label) -> str:
+    """Return the label as text for people; ``parse_label`` is the exact inverse of this too."""
+    path = f"{_escape(label.path)} " if label.path else ""
+    call = f" #{label.call}" if label.call > 1 else ""
+    return f"{label.kind.value}: {path}({_escape(label.class_name)}){call}"
+
+
+def _escape(name: str) -> str:
     """Percent-encode characters that the grammar uses or that a trace cannot have."""
     if name.isprintable() and _RESERVED.isdisjoint(name):
         return name
     return "".join(
-        "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+        quote(character, safe="", errors="surrogatepass")
         if character in _RESERVED or not character.isprintable()
         else character
         for character in name
     )
-
-
-def format_label(label: Label) -> str:
-    """Return the label as text; ``parse_label`` is the exact inverse."""
-    path = f"{escape(label.path)} " if label.path else ""
-    call = f" #{label.call}" if label.call > 1 else ""
-    return f"{label.kind.value}: {path}({escape(label.class_name)}){call}"
 
 
 def parse_label(text: str) -> Label | None:
@@ -86,6 +94,6 @@ def parse_label(text: str) -> Label | None:
     try:
         path = unquote(match["path"] or "", errors="surrogatepass")
         class_name = unquote(match["class_name"], errors="surrogatepass")
-    except UnicodeDecodeError:  # percent signs that ``format_label`` did not write
+    except UnicodeDecodeError:  # percent signs that these functions did not write
         return None
     return Label(Kind(match["kind"]), path, class_name, int(match["call"] or 1))

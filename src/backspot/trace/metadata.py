@@ -27,7 +27,13 @@ _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
 _HEAD_BEGUN = re.compile(TRACE_EVENTS + rb"\s*(?:(:)\s*)?\Z")
 _BASE_TIME = re.compile(re.escape(BASE_TIME) + rb"\s*:\s*(\d{1,19})")
 _DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,3})\s*,\s*"name"\s*:\s*"([^"\\]*)"')
-_REPORT = b'"backspot.report/'
+_SAVED = {
+    b'"backspot.report/': "a report that Backspot saved, no trace: backspot show prints it, "
+    "backspot diff compares it, backspot.Report.load reads it",
+    b'"backspot.job/': "an answer for many ranks that Backspot saved, no trace: backspot ranks "
+    "prints it, backspot diff compares it with another one, backspot.JobReport.load reads it",
+}
+"""What starts the schema of a file, and what that file is."""
 _OVERLAP = 64
 """Bytes of the previous piece that are searched again: more than any of these words has."""
 
@@ -57,7 +63,7 @@ def find_events(
         raise NotATraceError(
             f"{source} is no Kineto trace: it is {what}; give a file that export_chrome_trace wrote"
         )
-    before, is_report = b"", False
+    before, saved = b"", ""
     while text:
         known = before + text
         match = _HEAD.search(known)
@@ -66,16 +72,13 @@ def find_events(
             seen(text[:end])
             return text[end:]
         seen(text)
-        is_report = is_report or _REPORT in known
+        saved = saved or next((what for start, what in _SAVED.items() if start in known), "")
         begun = _HEAD_BEGUN.search(known)
         # Any number of blanks may follow the key: the next piece continues from here.
         before = TRACE_EVENTS + (begun[1] or b"") if begun else known[-_OVERLAP:]
         text = read(_PIECE)
-    if is_report:
-        raise NotATraceError(
-            f"{source} is a report that Backspot saved, no trace: backspot show prints it, "
-            "backspot diff compares it, backspot.Report.load reads it"
-        )
+    if saved:
+        raise NotATraceError(f"{source} is {saved}")
     raise NotATraceError(
         f"{source} is no Kineto trace: it has no traceEvents; "
         "give a file that export_chrome_trace wrote"

@@ -104,7 +104,8 @@ class Export:
     """The one export of a profiler, made at once, before another profiler starts.
 
     The work of devices is missing from an export that is made later: Kineto keeps it until the next
-    start only. The file is removed at the end of a ``with`` block, or with this object.
+    start only. A ``with`` block gives the file, any number of times; the file goes with this
+    object.
 
     Args:
         profiler: as for ``exported``.
@@ -121,7 +122,7 @@ class Export:
         return self._path
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        """Keep the file."""
 
 
 def _results(profiler: Any) -> Any:

@@ -19,7 +19,7 @@ from backspot.results.grouping import parents_of
 from backspot.results.tracks import Arrow, Track, Tracks, TrackSpan
 from backspot.trace import Events
 from backspot.trace.events import Ints
-from backspot.trace.labels import Kind, Label, format_label
+from backspot.trace.labels import Kind, Label, readable_label
 
 __all__ = ["find_tracks"]
 
@@ -225,5 +225,5 @@ def _names(ownership: Ownership) -> list[str]:
     named = [f"backward: {special.path}" for special in Special]
     for _, module in ownership.owners.each_module():
         label = Label(Kind.BACKWARD, module.path, module.class_name)
-        named.append(f"backward: {module.path}" if module.is_region else format_label(label))
+        named.append(f"backward: {module.path}" if module.is_region else readable_label(label))
     return named

@@ -19,7 +19,7 @@ from backspot.render._words import KINDS
 from backspot.render.view import is_unsteady, unowned_rows
 from backspot.results.grouping import parents_of
 from backspot.results.report import By, Finding, KernelCost, LineCost, NodeCost, Report, Row
-from backspot.trace.labels import Kind, Label, format_label
+from backspot.trace.labels import Kind, Label, readable_label
 from backspot.trace.names import short_node_name
 
 __all__ = ["page_data"]
@@ -156,7 +156,7 @@ def _row(
     full: bool,
 ) -> list[Any]:
     within = 0 if not parent else len(parent) + 1
-    label = format_label(Label(Kind.BACKWARD, row.path, row.class_name))
+    label = readable_label(Label(Kind.BACKWARD, row.path, row.class_name))
     plain = f"backward: {row.path} ({row.class_name})"
     costs = _costs(row)
     return [

@@ -82,5 +82,6 @@ def find(evidence: Evidence, found: Sequence[JobFinding]) -> list[JobFinding]:
             ),
             remedy=remedy,
             cost_ns=certain,
+            at_least=True,
         )
     ]

@@ -1,0 +1,79 @@
+"""Writes what was recorded into a folder, and has the report also where nothing can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backspot.errors import BackspotError
+from backspot.live.recorder import Recorded
+from backspot.trace.profiler import Export
+
+if TYPE_CHECKING:
+    import torch
+
+    from backspot.analysis.attribution.ownership import Ownership
+    from backspot.results.report import Report
+    from backspot.trace.events import Events
+
+__all__ = ["Saved", "save"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A report, and what became of its files.
+
+    Attributes:
+        report: the report.
+        names: the files in the folder; none if one of them could not be written.
+        problem: why they could not be written; ``""`` if they were.
+    """
+
+    report: Report
+    names: tuple[str, ...]
+    problem: str = ""
+
+
+def save(
+    recorded: Recorded,
+    training: str,
+    folder: Path,
+    use: Callable[[Path, Events, Ownership], None] | None = None,
+) -> Saved:
+    """Write the labelled trace and the report into a folder.
+
+    Args:
+        recorded: the recording.
+        training: as in ``Recorded.save``.
+        folder: where to write.
+        use: as in ``Recorded.save``; called once.
+
+    Raises:
+        NoBackwardError: If the steps had no backward.
+    """
+    # A profiler can be exported only once; its export can be read again.
+    changed: Any = {"profiler": _export(recorded.profiler)}
+    if recorded.in_detail is not None:
+        changed["in_detail"] = _export(recorded.in_detail)
+    kept = replace(recorded, **changed)
+    used = False
+
+    def use_once(path: Path, events: Events, ownership: Ownership) -> None:
+        nonlocal used
+        if use is not None and not used:
+            use(path, events, ownership)
+            used = True
+
+    try:
+        return Saved(*kept.save(training, folder, use_once))
+    except OSError as error:
+        problem = f"{error.filename or folder} cannot be written: {error.strerror or error}"
+    except BackspotError as error:
+        problem = str(error)
+    return Saved(kept.locate(training, use=use_once), (), problem)
+
+
+def _export(profiler: torch.profiler.profile | Export) -> Export:
+    return profiler if isinstance(profiler, Export) else Export(profiler)
