@@ -433,6 +433,65 @@ def test_it_records_after_the_scripts_own_profiler(write, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("begun", ["timed", "prepared", "recorded"])
+def test_it_gives_way_to_a_profiler_that_the_script_starts_meanwhile(begun, write, tmp_path):
+    before = {"timed": 2, "prepared": 3, "recorded": 5}[begun]
+    code = training(
+        f"train({before})",
+        "with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:",
+        "    train(2)",
+        "names = [event.name for event in found.events()]",
+        "train(20)",
+        "print(names.count('Optimizer.step#SGD.step'), 'ProfilerStep#0' in names)",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert done.stdout.decode().splitlines()[-1] == "2 False"
+    assert told(done)[0].startswith("the script uses torch.profiler itself")
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert (report.steps, report["0"].row.recorded_calls) == (2, 2)
+
+
+INSIDE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+def update(parameter):
+    own[parameter].step()
+    own[parameter].zero_grad()
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(update)
+for _ in range(12):
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    print(loss.item().hex())
+"""
+
+
+@pytest.mark.slow
+def test_where_optimizers_step_inside_the_backward_each_backward_is_a_step(write, tmp_path):
+    path = write(INSIDE)
+    done = observed(*SMALL, path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == python(path, start=preloaded.python(), cwd=tmp_path).stdout
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 5 to 6")
+    assert (report.steps, len(report.passes), report["0"].row.recorded_calls) == (2, 2, 2)
+
+
+@pytest.mark.slow
+def test_an_optimizer_outside_the_backward_ends_the_steps_of_those_inside(write, tmp_path):
+    code = INSIDE.replace("for _ in", "rest = torch.nn.Linear(2, 2)\nfor _ in")
+    code = code.replace("model(torch.randn(4, 8))", "rest(model(torch.randn(4, 8)))")
+    code = code.replace("for _ in", "outer = torch.optim.SGD(rest.parameters(), 0.1)\nfor _ in")
+    code += "    (rest.weight.sum() ** 2).backward()\n    outer.step()\n"
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert (report.steps, len(report.passes)) == (2, 4)
+
+
+@pytest.mark.slow
 def test_labels_of_the_scripts_own_are_used(write, tmp_path):
     code = training("import backspot", "with backspot.instrument(model, name='net'):", "  train(9)")
     observed(*SMALL, write(code), cwd=tmp_path)

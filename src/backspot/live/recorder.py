@@ -37,6 +37,7 @@ from backspot.live.instrumentation import put_labels
 from backspot.live.recording import (
     STEPS_IN_DETAIL,
     activities,
+    giving_way,
     prepared,
     recording,
     synchronize,
@@ -235,6 +236,12 @@ class GivenModels:
         """Do nothing."""
 
 
+_OTHER_PROFILER = (
+    "the script uses torch.profiler itself: nothing is recorded until it is done "
+    "(backspot.instrument and backspot.locate use its recording)"
+)
+
+
 class State(Enum):
     """What a recorder does, as the docstring of this file says."""
 
@@ -383,11 +390,22 @@ class Recorder:
             _is_due(profiler, ahead) for profiler in discovery.profilers()
         ):
             return True
-        self.complain(
-            "the script uses torch.profiler itself: nothing is recorded until it is done "
-            "(backspot.instrument and backspot.locate use its recording)"
-        )
+        self.complain(_OTHER_PROFILER)
         return False
+
+    def _give_way(self) -> None:
+        """End what is under way, as the script starts a profiler; begin anew when that is done."""
+        if (
+            self._state not in (State.PREPARED, State.RECORDING)
+            or self._thread != threading.get_ident()
+            or self.is_child
+        ):
+            return
+        try:
+            self._stop()
+            self.complain(_OTHER_PROFILER)
+        except Exception as error:
+            self.give_up(error)
 
     def _time(self) -> None:
         synchronize(())
@@ -396,6 +414,10 @@ class Recorder:
         self._since = now
 
     def _prepare(self) -> None:
+        if not self._is_free():  # the script has made a profiler while the steps were timed
+            self._search.end()
+            self._reset()
+            return
         self._models = self._search.named()
         for name, module in self._models.items():
             # The script may have labelled it, or a part of it that several models share.
@@ -422,6 +444,7 @@ class Recorder:
         )
         self._state = State.PREPARED
         self._recording_stack.enter_context(prepared(self._own_profiler))
+        self._recording_stack.enter_context(giving_way(self._give_way))
 
     def _begin_recording(self) -> None:
         assert self._own_profiler is not None  # noqa: S101 - for type checkers

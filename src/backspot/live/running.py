@@ -1,6 +1,7 @@
 """Observe the training of a script that knows nothing of Backspot.
 
 A global hook of PyTorch counts the optimizer steps, and calls the recorder at the end of each
+iteration. Where no optimizer steps, or all of them step inside the backward, each backward is an
 iteration. The models are found among the live objects.
 """
 
@@ -18,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.live import discovery
 from backspot.live.recorder import Plan, Recorded, Recorder
-from backspot.live.torch_internals import dynamo
+from backspot.live.torch_internals import autograd, dynamo
 
 __all__ = ["Cycle", "Observer"]
 
@@ -117,6 +118,9 @@ class Observer:
         self.recorder = Recorder(plan, models, deliver, say, self._end_counting)
         self._cycle = Cycle()
         self._backwards = 0
+        self._steps_inside = False
+        """Whether an optimizer has stepped inside a backward, and none outside."""
+        self._steps_outside = False
         self._hook: Any = None
         self._backward = _Backward(self._after_backward)
 
@@ -125,7 +129,7 @@ class Observer:
         if self._hook is None:
             self.recorder.watch()
             self._hook = register_optimizer_step_post_hook(self._after_step)
-            if not self._optimizers:
+            if not self._steps_outside:
                 self._backward.begin()
 
     def request(self, frame: FrameType | None) -> None:
@@ -159,8 +163,14 @@ class Observer:
         if recorder.is_child:
             return
         try:
-            self._backward.end()
             self._optimizers.add(optimizer)
+            if autograd.in_backward():
+                # A profiler that starts or stops there crashes. The end of the backward is the end
+                # of the step, unless another optimizer steps later.
+                self._steps_inside = not self._steps_outside
+                return
+            self._steps_inside, self._steps_outside = False, True
+            self._backward.end()
             # PyTorch is iterating over the hooks: nothing can be registered here.
             if (
                 self._cycle.ends_with(id(optimizer))
@@ -172,14 +182,16 @@ class Observer:
             recorder.give_up(error)
 
     def _after_backward(self) -> None:
-        if self.recorder.is_child:
+        if self.recorder.is_child or autograd.in_backward():
             return
         try:
             # Without an optimizer, each backward is a step. With one, its first step may be yet to
             # come. Looking for one takes time, so not after each backward.
             self._backwards += 1
-            if self.recorder.steps == 0 and (
-                self._backwards.bit_count() > 1 or discovery.other_optimizers(())
+            if (
+                not self._steps_inside
+                and self.recorder.steps == 0
+                and (self._backwards.bit_count() > 1 or discovery.other_optimizers(()))
             ):
                 return
             wanted = self._count()
@@ -219,7 +231,7 @@ def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
 class _Backward:
     """Counts the calls of ``Tensor.backward``, for scripts that update parameters themselves.
 
-    The method is replaced until the first optimizer step, or until the counting ends.
+    The method is replaced until the first optimizer step outside of it, or until the counting ends.
 
     Args:
         after: called after each backward.
