@@ -131,6 +131,42 @@ def test_a_module_runs_as_python_runs_it(tmp_path):
         assert plain.returncode == 0
 
 
+OUTLIVES = """
+import atexit, pickle, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+class Kept: pass
+def check(): print(type(pickle.loads(pickle.dumps(Kept()))) is Kept)
+def later():
+    while threading.main_thread().is_alive(): pass
+    check()
+atexit.register(check)
+pool = ThreadPoolExecutor(1)  # its worker waits until Python ends
+pool.submit(check).result()
+threading.Thread(target=later).start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)"])
+def test_what_outlives_the_script_has_its_main_module(ending, write, tmp_path):
+    path = write(OUTLIVES + ending)
+    ours = program("run", path, cwd=tmp_path, timeout=60)
+    same(ours, python(path, cwd=tmp_path))
+    assert ours.stdout.split() == [b"True"] * 3
+
+
+def test_a_program_that_calls_the_command_keeps_its_main_module(write, tmp_path):
+    path = write("print(__name__)", "script.py")
+    code = (
+        "import sys, backspot.commands\n"
+        f"backspot.commands.main(['run', {str(path)!r}])\n"
+        "print(hasattr(sys.modules['__main__'], 'own'))\nown = True\n"
+        "print(hasattr(sys.modules['__main__'], 'own'))"
+    )
+    done = python(write(code), cwd=tmp_path)
+    assert done.stdout.split() == [b"__main__", b"False", b"True"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code", ["def f():\n    raise ValueError('no')\nf()", "x = (", "raise KeyboardInterrupt"]
@@ -230,6 +266,28 @@ def test_the_first_recorded_step_can_be_chosen(write, tmp_path):
     observed("--at", "12", "--steps", "2", path, cwd=tmp_path)
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert report.trace.endswith("steps 12 to 13")
+
+
+@pytest.mark.slow
+def test_a_script_may_ask_where_torch_is_before_it_imports_it(write, tmp_path):
+    ask = "import importlib.util\nfor _ in range(2): assert importlib.util.find_spec('torch')\n"
+    done = observed(*SMALL, write(ask + training("train(9)")), cwd=tmp_path)
+    assert len(told(done)) == 3, done.stderr.decode()
+    assert (tmp_path / "backspot" / "report.json").exists()
+
+
+@pytest.mark.slow
+def test_a_training_in_a_thread_is_reported_after_the_script_has_ended(write, tmp_path):
+    code = training(
+        "import threading",
+        "def late():",
+        "    while threading.main_thread().is_alive(): pass",
+        "    train(9)",
+        "threading.Thread(target=late).start()",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert len(told(done)) == 3, done.stderr.decode()
+    assert backspot.Report.load(tmp_path / "backspot" / "report.json").steps == 2
 
 
 @pytest.mark.slow
