@@ -291,6 +291,65 @@ def test_a_training_in_a_thread_is_reported_after_the_script_has_ended(write, tm
 
 
 @pytest.mark.slow
+def test_a_first_step_that_is_too_early_is_one_line(write, tmp_path):
+    path = write(training("train(16)"))
+    done = observed("--at", "4", "--steps", "2", path, cwd=tmp_path)
+    assert told(done)[0].startswith("--at 4: records from step 5 on")
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 5 to 6")
+
+
+UNUSED = "other = nn.Linear(8, 8); unused = torch.optim.SGD(other.parameters(), lr=0.1)"
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_takes_no_step_delays_the_report_by_a_few_steps(write, tmp_path):
+    path = write(training(UNUSED, "train(60)"))
+    observed("--warmup", "10", "--steps", "2", path, cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 34 to 35")
+    observed("--at", "14", "--steps", "2", path, cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot-2" / "report.json")
+    assert report.trace.endswith("steps 14 to 15")
+
+
+@pytest.mark.slow
+def test_too_few_steps_because_of_such_an_optimizer_are_explained(write, tmp_path):
+    done = observed(*SMALL, write(training(UNUSED, "train(6)")), cwd=tmp_path)
+    assert told(done) == [
+        "no report: the script ended after 6 steps, and a report needs 9 (3 of them for an "
+        "optimizer that took no step); use a smaller --warmup or --steps"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "inside", ["model", "class Trainer: pass\nit = Trainer(); it.all = [model]"]
+)
+def test_models_that_gc_freeze_hides_are_found_by_variables(inside, write, tmp_path):
+    code = training(inside, "import gc", "gc.freeze()", "train(9)")
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert len(told(done)) == 3, done.stderr.decode()
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report["0"].row.recorded_calls == 2
+
+
+@pytest.mark.slow
+def test_models_that_gc_freeze_hides_everywhere_are_one_line(write, tmp_path):
+    code = training(
+        "def make(model=nn.Sequential(nn.Linear(8, 8))):",
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "    return optimizer, lambda: model(torch.randn(4, 8)).sum()",
+        "optimizer, loss = make()",
+        "del model, make",
+        "import gc; gc.freeze()",
+        "for _ in range(9): loss().backward(); optimizer.step()",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert told(done)[0].startswith("no module is labelled: gc.freeze() hides")
+
+
+@pytest.mark.slow
 def test_a_report_can_be_made_again_and_again(write, tmp_path):
     path = write(training("train(30)"))
     done = observed(*SMALL, "--every", "10", path, cwd=tmp_path)
@@ -590,14 +649,21 @@ def test_a_signal_asks_for_a_report_now(write, tmp_path):
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        for expected in ("report.json", "report.step*.json"):
+        # The steps are not counted any more after the first report.
+        for expected in ("report.json", "report.2.json"):
             process.stdout.readline()
             process.stdout.readline()
             process.send_signal(signal.SIGUSR1)
-            wait_for(lambda name=expected: list((tmp_path / "backspot").glob(name)), process)
+            wait_for(lambda name=expected: (tmp_path / "backspot" / name).exists(), process)
     finally:
         process.kill()
         process.communicate()
+    first, second = (
+        backspot.Report.load(tmp_path / "backspot" / name).trace
+        for name in ("report.json", "report.2.json")
+    )
+    assert ", steps " in first
+    assert second.endswith(", 2 steps")
 
 
 def wait_for(condition, process):
@@ -631,6 +697,8 @@ def test_a_handler_of_the_script_stays(write, tmp_path):
         ("DGDGDGDG", "D  G G G".replace(" ", "-")),
         ("DDDGDDDGDDDG", "DDD----G---G"),
         ("IOIOIO", "I--O-O"),  # an optimizer around another one
+        ("WWW" + "F" * 15, "WWW" + "-" * 12 + "FFF"),  # a head's warm-up, then all parameters
+        (("D" * 20 + "G") * 3, "D" * 20 + ("-" * 21 + "G") * 2),
     ],
 )
 def test_an_iteration_ends_with_the_last_of_its_optimizers(order, ends):
