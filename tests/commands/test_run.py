@@ -150,6 +150,42 @@ def test_a_module_runs_as_python_runs_it(tmp_path):
         assert plain.returncode == 0
 
 
+OUTLIVES = """
+import atexit, pickle, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+class Kept: pass
+def check(): print(type(pickle.loads(pickle.dumps(Kept()))) is Kept)
+def later():
+    while threading.main_thread().is_alive(): pass
+    check()
+atexit.register(check)
+pool = ThreadPoolExecutor(1)  # its worker waits until Python ends
+pool.submit(check).result()
+threading.Thread(target=later).start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)"])
+def test_what_outlives_the_script_has_its_main_module(ending, write, tmp_path):
+    path = write(OUTLIVES + ending)
+    ours = program("run", path, cwd=tmp_path, timeout=60)
+    same(ours, python(path, cwd=tmp_path))
+    assert ours.stdout.split() == [b"True"] * 3
+
+
+def test_a_program_that_calls_the_command_keeps_its_main_module(write, tmp_path):
+    path = write("print(__name__)", "script.py")
+    code = (
+        "import sys, backspot.commands\n"
+        f"backspot.commands.main(['run', {str(path)!r}])\n"
+        "print(hasattr(sys.modules['__main__'], 'own'))\nown = True\n"
+        "print(hasattr(sys.modules['__main__'], 'own'))"
+    )
+    done = python(write(code), cwd=tmp_path)
+    assert done.stdout.split() == [b"__main__", b"False", b"True"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code", ["def f():\n    raise ValueError('no')\nf()", "x = (", "raise KeyboardInterrupt"]
@@ -306,6 +342,90 @@ def test_the_first_recorded_step_can_be_chosen(write, tmp_path):
     observed("--at", "12", "--steps", "2", path, cwd=tmp_path)
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert report.trace.endswith("steps 12 to 13")
+
+
+@pytest.mark.slow
+def test_a_script_may_ask_where_torch_is_before_it_imports_it(write, tmp_path):
+    ask = "import importlib.util\nfor _ in range(2): assert importlib.util.find_spec('torch')\n"
+    done = observed(*SMALL, write(ask + training("train(9)")), cwd=tmp_path)
+    assert len(told(done)) == 3, done.stderr.decode()
+    assert (tmp_path / "backspot" / "report.json").exists()
+
+
+@pytest.mark.slow
+def test_a_training_in_a_thread_is_reported_after_the_script_has_ended(write, tmp_path):
+    code = training(
+        "import threading",
+        "def late():",
+        "    while threading.main_thread().is_alive(): pass",
+        "    train(9)",
+        "threading.Thread(target=late).start()",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert len(told(done)) == 3, done.stderr.decode()
+    assert backspot.Report.load(tmp_path / "backspot" / "report.json").steps == 2
+
+
+@pytest.mark.slow
+def test_a_first_step_that_is_too_early_is_one_line(write, tmp_path):
+    path = write(training("train(16)"))
+    done = observed("--at", "4", "--steps", "2", path, cwd=tmp_path)
+    assert told(done)[0].startswith("--at 4: records from step 5 on")
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 5 to 6")
+
+
+UNUSED = "other = nn.Linear(8, 8); unused = torch.optim.SGD(other.parameters(), lr=0.1)"
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_takes_no_step_delays_the_report_by_a_few_steps(write, tmp_path):
+    path = write(training(UNUSED, "train(60)"))
+    observed("--warmup", "10", "--steps", "2", path, cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 34 to 35")
+    observed("--at", "14", "--steps", "2", path, cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot-2" / "report.json")
+    assert report.trace.endswith("steps 14 to 15")
+
+
+@pytest.mark.slow
+def test_too_few_steps_because_of_such_an_optimizer_are_explained(write, tmp_path):
+    done = observed(*SMALL, write(training(UNUSED, "train(6)")), cwd=tmp_path)
+    assert told(done) == [
+        "no report: the script ended after 6 steps, and a report needs 9 (3 of them for an "
+        "optimizer that took no step); use a smaller --warmup or --steps"
+    ]
+
+
+@pytest.mark.slow
+def test_models_that_gc_freeze_hides_are_found_by_variables(write, tmp_path):
+    code = training(
+        "class Trainer: pass",
+        "trainer = Trainer(); trainer.models = [model]",
+        "import gc; gc.freeze(); del model",
+        "for _ in range(9):",
+        "    trainer.models[0](torch.randn(4, 8)).sum().backward(); optimizer.step()",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert len(told(done)) == 3, done.stderr.decode()
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report["0"].row.recorded_calls == 2
+
+
+@pytest.mark.slow
+def test_models_that_gc_freeze_hides_everywhere_are_one_line(write, tmp_path):
+    code = training(
+        "def make(model=nn.Sequential(nn.Linear(8, 8))):",
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "    return optimizer, lambda: model(torch.randn(4, 8)).sum()",
+        "optimizer, loss = make()",
+        "del model, make",
+        "import gc; gc.freeze()",
+        "for _ in range(9): loss().backward(); optimizer.step()",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert told(done)[0].startswith("no module is labelled: gc.freeze() hides")
 
 
 @pytest.mark.slow
@@ -509,6 +629,65 @@ def test_it_records_after_the_scripts_own_profiler(write, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("begun", ["timed", "prepared", "recorded"])
+def test_it_gives_way_to_a_profiler_that_the_script_starts_meanwhile(begun, write, tmp_path):
+    before = {"timed": 2, "prepared": 3, "recorded": 5}[begun]
+    code = training(
+        f"train({before})",
+        "with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:",
+        "    train(2)",
+        "names = [event.name for event in found.events()]",
+        "train(20)",
+        "print(names.count('Optimizer.step#SGD.step'), 'ProfilerStep#0' in names)",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert done.stdout.decode().splitlines()[-1] == "2 False"
+    assert told(done)[0].startswith("the script uses torch.profiler itself")
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert (report.steps, report["0"].row.recorded_calls) == (2, 2)
+
+
+INSIDE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+def update(parameter):
+    own[parameter].step()
+    own[parameter].zero_grad()
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(update)
+for _ in range(12):
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    print(loss.item().hex())
+"""
+
+
+@pytest.mark.slow
+def test_where_optimizers_step_inside_the_backward_each_backward_is_a_step(write, tmp_path):
+    path = write(INSIDE)
+    done = observed(*SMALL, path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == python(path, start=preloaded.python(), cwd=tmp_path).stdout
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 5 to 6")
+    assert (report.steps, len(report.passes), report["0"].row.recorded_calls) == (2, 2, 2)
+
+
+@pytest.mark.slow
+def test_an_optimizer_outside_the_backward_ends_the_steps_of_those_inside(write, tmp_path):
+    code = INSIDE.replace("for _ in", "rest = torch.nn.Linear(2, 2)\nfor _ in")
+    code = code.replace("model(torch.randn(4, 8))", "rest(model(torch.randn(4, 8)))")
+    code = code.replace("for _ in", "outer = torch.optim.SGD(rest.parameters(), 0.1)\nfor _ in")
+    code += "    (rest.weight.sum() ** 2).backward()\n    outer.step()\n"
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert (report.steps, len(report.passes)) == (2, 4)
+
+
+@pytest.mark.slow
 def test_labels_of_the_scripts_own_are_used(write, tmp_path):
     code = training("import backspot", "with backspot.instrument(model, name='net'):", "  train(9)")
     observed(*SMALL, write(code), cwd=tmp_path)
@@ -549,14 +728,21 @@ def test_a_signal_asks_for_a_report_now(write, tmp_path):
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        for expected in ("report.json", "report.step*.json"):
+        # The steps are not counted any more after the first report.
+        for expected in ("report.json", "report.2.json"):
             process.stdout.readline()
             process.stdout.readline()
             process.send_signal(signal.SIGUSR1)
-            wait_for(lambda name=expected: list((tmp_path / "backspot").glob(name)), process)
+            wait_for(lambda name=expected: (tmp_path / "backspot" / name).exists(), process)
     finally:
         process.kill()
         process.communicate()
+    first, second = (
+        backspot.Report.load(tmp_path / "backspot" / name).trace
+        for name in ("report.json", "report.2.json")
+    )
+    assert ", steps " in first
+    assert second.endswith(", 2 steps")
 
 
 def wait_for(condition, process):
@@ -590,6 +776,8 @@ def test_a_handler_of_the_script_stays(write, tmp_path):
         ("DGDGDGDG", "D  G G G".replace(" ", "-")),
         ("DDDGDDDGDDDG", "DDD----G---G"),
         ("IOIOIO", "I--O-O"),  # an optimizer around another one
+        ("WWW" + "F" * 15, "WWW" + "-" * 12 + "FFF"),  # a head's warm-up, then all parameters
+        (("D" * 20 + "G") * 3, "D" * 20 + "-" + ("-" * 20 + "G") * 2),
     ],
 )
 def test_an_iteration_ends_with_the_last_of_its_optimizers(order, ends):

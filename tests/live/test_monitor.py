@@ -374,3 +374,35 @@ def test_a_model_without_blocks_and_what_is_no_model_are_errors():
     with pytest.raises(backspot.UsageError, match="takes a torch"):
         backspot.Monitor(print)
     assert left_in_torch() == []
+
+
+# Optimizers --------------------------------------------------------------------------------------
+
+
+def test_steps_are_counted_where_optimizers_step_inside_the_backward():
+    model = sleepers(0.0, 0.02)
+    own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: (own[p].step(), own[p].zero_grad())[0]
+        )
+    found = []
+    with backspot.Monitor(
+        model, every=2, on_sample=lambda step, times: found.append((step, times))
+    ) as monitor:
+        for _ in range(8):
+            model(torch.randn(3, 4)).square().mean().backward()
+    assert monitor.step == 8
+    assert [step for step, _ in found] == [3, 5, 7]
+    assert all(times["1/backward_ms"] >= 20 > times["0/backward_ms"] for _, times in found)
+
+
+def test_an_optimizer_that_takes_over_is_counted_after_a_while():
+    model = sleepers(0.0, 0.0)
+    first = Trained(model)
+    with backspot.Monitor(model, every=2) as monitor:
+        first.train(4)
+        Trained(model).train(30)
+    assert monitor.step > 4
+    assert len(steps_of(monitor)) > 2
+    assert first.optimizer.param_groups  # it is still alive

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -93,8 +95,8 @@ class Script:
         """Run it to its end.
 
         Args:
-            ended: called when the script has ended in whatever way, before an error of the script
-                is shown.
+            ended: called when the script and its threads have ended in whatever way, before an
+                error of the script is shown if it has no threads.
 
         Returns:
             The exit code.
@@ -102,7 +104,11 @@ class Script:
         Raises:
             SystemExit: If the script ends in this way.
         """
+        from backspot.commands import main
+
         before = sys.modules["__main__"]
+        # Whoever else calls the command has a __main__ of its own, and so has IPython.
+        is_program = vars(before).get("main") is main and not hasattr(sys, "ps1")
         sys.argv[:] = [self._path, *self._arguments]
         _kept.append(self._module)
         # What Python itself puts there differs from version to version.
@@ -113,18 +119,20 @@ class Script:
         try:
             exec(self._load(), vars(self._module))  # noqa: S102 - the purpose of this command
         except SystemExit:
-            ended()
+            _end(ended, is_program)
             raise
         except BaseException as error:
             _flush()
-            ended()
+            _end(ended, is_program)
             error.__traceback__ = self._own_part(error.__traceback__)
             sys.excepthook(type(error), error, error.__traceback__)
             return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         finally:
-            sys.modules["__main__"] = before
+            # Threads and exit functions of the script outlive it, and pickle what is in __main__.
+            if not is_program:
+                sys.modules["__main__"] = before
         _flush()
-        ended()
+        _end(ended, is_program)
         return 0
 
     def _own_part(self, traceback: TracebackType | None) -> TracebackType | None:
@@ -138,6 +146,18 @@ def _set_first(folder: str) -> None:
     """Put a folder where Python has put that of this program, if it did."""
     if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, from Python 3.11 on
         sys.path[0] = folder
+
+
+def _end(ended: Callable[[], None], is_program: bool) -> None:
+    """Call a function now, or once Python has waited for the threads of the script.
+
+    To wait for them here could last forever: Python first tells the workers of executors to end.
+    """
+    threads = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    if is_program and not all(one.daemon for one in threads):
+        atexit.register(ended)
+    else:
+        ended()
 
 
 def _flush() -> None:
@@ -178,17 +198,27 @@ class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self._name:
             return None
-        self.remove()
-        spec = importlib.util.find_spec(name)
+        # Asking where a module is does not import it: transformers asks before it does.
+        spec = self._found_by_others(name, path, target)
         loader: Any = spec and spec.loader
-        if loader is None:
+        if "exec_module" in getattr(loader, "__dict__", {"exec_module": None}):
             return spec
         run = loader.exec_module
 
         def run_and_call(module: ModuleType) -> None:
             del loader.exec_module
             run(module)
-            self._action()
+            if self in sys.meta_path:
+                self.remove()
+                self._action()
 
         loader.exec_module = run_and_call
         return spec
+
+    def _found_by_others(self, name: str, path: Any, target: Any) -> Any:
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find and finder is not self else None
+            if spec is not None:
+                return spec
+        return None

@@ -165,7 +165,13 @@ class _Observation:
             memory=args.memory,
             shapes=args.shapes,
             compiled=args.compiled,
+            waits=args.at is None,
         )
+        if args.at is not None and args.at < self._plan.first_step and _is_first():
+            complain(
+                f"--at {args.at}: records from step {self._plan.first_step} on, as some steps come "
+                "before for timing and preparation; a smaller --steps makes it earlier"
+            )
         self._observer = Observer(self._plan, self._deliver, complain, self._stepped)
         self._observer.begin()
 
@@ -183,7 +189,7 @@ class _Observation:
         if recorder.reports > before or (before and self._args.every is None):
             return
         if not before and _is_first():
-            complain(_why_none(steps, self._plan))
+            complain(_why_none(steps, self._plan, recorder.waited))
 
     # The signal ----------------------------------------------------------------------------------
 
@@ -326,13 +332,14 @@ def _gathering(recorded: Recorded) -> Gathering | None:
     return None
 
 
-def _why_none(steps: int, plan: Plan) -> str:
+def _why_none(steps: int, plan: Plan, waited: int) -> str:
     if not steps:
         return (
             "no report: no optimizer took a step in this process. Start each training process "
             "with Backspot, for instance: torchrun ... -m backspot run train.py"
         )
-    return plan.too_few("script", steps, "--warmup or --steps")
+    options = "--warmup or --steps" if plan.waits else "--at or --steps"
+    return plan.too_few("script", steps, options, waited)
 
 
 def _is_first() -> bool:

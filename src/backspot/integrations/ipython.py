@@ -93,7 +93,7 @@ class CellMagic:
                 recorder, steps = observer.recorder, observer.recorder.steps
                 recorder.end()
         if not recorder.reports:
-            recorder.complain(plan.too_few("cell", steps, "--warmup or --steps"))
+            recorder.complain(plan.too_few("cell", steps, "--warmup or --steps", recorder.waited))
 
 
 class _Parser(argparse.ArgumentParser):

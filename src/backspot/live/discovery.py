@@ -4,6 +4,9 @@ The garbage collector knows every live object. The models are the outermost modu
 that an optimizer updates. Loss modules have no such parameter: they are the other outermost modules
 that are called with a tensor that requires a gradient, for which their calls are watched for some
 steps.
+
+``gc.freeze`` hides objects from the collector's list. If it was called and no model is found, the
+search goes from the variables of the running functions to what they refer to.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import gc
 import inspect
 import re
 import sys
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from types import FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +26,15 @@ from backspot.live.modules import class_name, unwrap
 from backspot.live.torch_internals.dynamo import is_dynamos
 from backspot.live.torch_internals.modules import children_of, parameters_of
 
-__all__ = ["CallWatch", "named", "other_optimizers", "outermost", "profilers", "trained_by"]
+__all__ = [
+    "CallWatch",
+    "held_by_variables",
+    "named",
+    "other_optimizers",
+    "outermost",
+    "profilers",
+    "trained_by",
+]
 
 
 def _living(kind: type) -> list[Any]:
@@ -30,12 +42,15 @@ def _living(kind: type) -> list[Any]:
     return [found for found in gc.get_objects() if issubclass(type(found), kind)]
 
 
-def outermost() -> list[torch.nn.Module]:
+def outermost(found: Iterable[torch.nn.Module] = ()) -> list[torch.nn.Module]:
     """Return the live modules that no other live module contains.
 
     The graphs that Dynamo made do not count, nor do the copies of modules that it put into them.
+
+    Args:
+        found: modules that may be hidden from the garbage collector.
     """
-    modules = _living(torch.nn.Module)
+    modules = list({id(one): one for one in (*_living(torch.nn.Module), *found)}.values())
     graphs = [module for module in modules if is_dynamos(module)]
     parts = {id(part) for graph in graphs for part in graph.modules()}
     held = {
@@ -51,6 +66,29 @@ def outermost() -> list[torch.nn.Module]:
     ]
     inside = {id(child) for module in modules for child in children_of(module).values()}
     return [module for module in modules if id(module) not in inside]
+
+
+_MOST_VISITED = 300_000
+_NOT_ENTERED = (ModuleType, type, FunctionType, BuiltinFunctionType, CodeType, torch.Tensor)
+
+
+def held_by_variables() -> list[torch.nn.Module]:
+    """Return the modules that variables of the running functions of all threads lead to."""
+    pending: deque[Any] = deque()
+    for frame in sys._current_frames().values():
+        above: FrameType | None = frame
+        while above is not None:
+            if not _is_of_library(above):
+                pending.extend(_locals_of(above).values())
+                pending.extend(above.f_globals.values())
+            above = above.f_back
+    seen: dict[int, Any] = {}  # what is here cannot be freed, so the numbers stay
+    while pending and len(seen) < _MOST_VISITED:
+        value = pending.popleft()
+        if id(value) not in seen and not issubclass(type(value), _NOT_ENTERED):
+            seen[id(value)] = value
+            pending.extend(gc.get_referents(value))
+    return [value for value in seen.values() if issubclass(type(value), torch.nn.Module)]
 
 
 def trained_by(
@@ -165,7 +203,7 @@ def _by_class(module: torch.nn.Module) -> str:
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]:
     """Iterate over the modules that variables hold, and attributes of ``self``, innermost first."""
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(("torch.", "backspot.")):
+        if not _is_of_library(frame):
             values = _locals_of(frame)
             owner = values.get("self")
             held = getattr(owner, "__dict__", {}) if owner is not None else {}
@@ -175,6 +213,10 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]
             values.clear()
             owner = held = value = None
         frame = frame.f_back
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(("torch.", "backspot."))
 
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:

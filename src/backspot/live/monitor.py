@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ _KEY = "backspot monitor"  # in node.metadata: this node has a moment
 _OUTSIDE, _END = -1, -2
 _RECENT = 5  # samples that must all be slow for an alarm
 _PAST = 10  # samples that are needed to compare with
+_PATIENCE = 16  # steps of another optimizer, after which its steps count
 _LEAST_MS = 0.02  # of a change that is worth an alarm
 _log = logging.getLogger("backspot")
 
@@ -85,7 +86,7 @@ class _Sample:
 
     Attributes:
         step: the number of the step.
-        thread: the thread that runs the forward.
+        thread: the thread that runs the forward; 0 if the first call of a block decides.
         forward: each call of a block, with the moments of its start and end.
         backward: the block of which the backward begins, and the moment; ``_END`` ends a pass.
         running: the calls that have not returned, each with the moment of its start.
@@ -242,6 +243,7 @@ class Monitor:
         self._on_sample, self._on_alarm = on_sample, on_alarm
         self._model = weakref.ref(model)
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._others: Counter[int] = Counter()  # the steps of others since the counted one's last
         self._clock: Any = None
         self._sample: _Sample | None = None
         self._pending: deque[_Sample] = deque(maxlen=8)
@@ -375,6 +377,15 @@ class Monitor:
         try:
             if not self._is_of_model(optimizer):
                 return
+            if autograd.in_backward():
+                autograd.at_end_of_backward(self._end_step)
+            else:
+                self._end_step()
+        except Exception:
+            self._give_up()
+
+    def _end_step(self) -> None:
+        try:
             self.step += 1
             if self._sample is not None:
                 self._end_sample()
@@ -383,15 +394,26 @@ class Monitor:
             if self.step % self._every == 0:
                 self._begin_sample()
         except Exception:
-            _log.exception("backspot.Monitor stops after an error")
-            self._sample = None
-            self._every = 1 << 62
-            self._take_hooks()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        _log.exception("backspot.Monitor stops after an error")
+        self._sample = None
+        self._every = 1 << 62
+        self._take_hooks()
 
     def _is_of_model(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this is the optimizer of which the steps count: the first one of the model."""
+        """Whether this is the optimizer of which the steps count.
+
+        It is the first one of the model, or another one that steps for long without it.
+        """
         counted = self._optimizer and self._optimizer()
-        if counted is None:
+        if counted is optimizer:
+            self._others.clear()
+            return True
+        if counted is not None:
+            self._others[id(optimizer)] += 1
+        if counted is None or self._others[id(optimizer)] > _PATIENCE:
             model = self._model()
             if model is None:
                 return False
@@ -400,13 +422,16 @@ class Monitor:
             if not any(id(parameter) in own for group in groups for parameter in group["params"]):
                 return False
             self._optimizer = weakref.ref(optimizer)
+            self._others.clear()
             return True
-        return counted is optimizer
+        return False
 
     def _begin_sample(self) -> None:
         if self._clock is None:
             self._clock = _clock_of(self._model())
-        self._sample = _Sample(self.step + 1, threading.get_ident())
+        # The backward of a GPU has a thread of its own, which says nothing of the next forward.
+        thread = 0 if autograd.in_backward() else threading.get_ident()
+        self._sample = _Sample(self.step + 1, thread)
         for index, block in enumerate(self._blocks):
             module = block.module()
             if module is not None:
@@ -418,6 +443,8 @@ class Monitor:
                 ]
 
     def _end_sample(self) -> None:
+        if autograd.in_backward():  # this may come before the end that ``_reached`` asks for
+            self._end_pass()
         sample, self._sample = self._sample, None
         self._take_hooks()
         if sample is not None and sample.is_whole():
@@ -433,12 +460,11 @@ class Monitor:
     def _sampled_here(self) -> _Sample | None:
         """Return the sample that a call belongs to; ``None`` for an evaluation."""
         sample = self._sample
-        if (
-            sample is None
-            or dynamo.is_dynamo_compiling()
-            or not torch.is_grad_enabled()
-            or not (sample.thread == threading.get_ident() or autograd.in_backward())
-        ):
+        if sample is None or dynamo.is_dynamo_compiling() or not torch.is_grad_enabled():
+            return None
+        if not sample.thread and not autograd.in_backward():
+            sample.thread = threading.get_ident()
+        if not (sample.thread == threading.get_ident() or autograd.in_backward()):
             return None
         return sample
 

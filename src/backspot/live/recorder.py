@@ -37,6 +37,7 @@ from backspot.live.instrumentation import put_labels
 from backspot.live.recording import (
     STEPS_IN_DETAIL,
     activities,
+    giving_way,
     prepared,
     recording,
     synchronize,
@@ -52,6 +53,9 @@ from backspot.trace.profiler import Export
 __all__ = ["GivenModels", "Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
 
 
+_LONGEST_WAIT = 20
+
+
 @dataclass(frozen=True)
 class Plan:
     """When to record.
@@ -65,6 +69,7 @@ class Plan:
         memory: whether to record some more steps with what is in memory.
         shapes: whether to record some more steps with the inputs of operators.
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
+        waits: whether to wait for longer than ``warmup`` until each optimizer has taken a step.
     """
 
     warmup: int = 5
@@ -75,6 +80,12 @@ class Plan:
     memory: bool = False
     shapes: bool = False
     compiled: bool = True
+    waits: bool = True
+
+    @property
+    def longest_wait(self) -> int:
+        """For how many steps more to wait for an optimizer that has not taken a step."""
+        return min(3 * self.warmup, _LONGEST_WAIT) if self.waits else 0
 
     @property
     def in_detail(self) -> bool:
@@ -82,21 +93,29 @@ class Plan:
         return self.memory or self.shapes
 
     @property
+    def first_step(self) -> int:
+        """The number of the first step that is recorded, if nothing is waited for."""
+        return max(self.warmup, 1) + self.steps + 2
+
+    @property
     def needed(self) -> int:
         """How many steps the first report needs."""
-        return self.warmup + 2 * self.steps + 1 + (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
+        last = self.first_step + self.steps - 1
+        return last + (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
 
-    def too_few(self, training: str, steps: int, options: str) -> str:
+    def too_few(self, training: str, steps: int, options: str, waited: int = 0) -> str:
         """Return why there is no report of a training that ended too early.
 
         Args:
             training: what ended, such as ``"script"``.
             steps: after how many steps.
             options: what makes ``needed`` smaller.
+            waited: how many of the steps passed in waiting for an optimizer.
         """
+        extra = f" ({waited} of them for an optimizer that took no step)" if waited else ""
         return (
             f"no report: the {training} ended after {steps} steps, and a report needs "
-            f"{self.needed}; use a smaller {options}"
+            f"{self.needed + waited}{extra}; use a smaller {options}"
         )
 
 
@@ -106,7 +125,7 @@ class Recorded:
 
     Attributes:
         profiler: the profiler that recorded, or its export.
-        first: the number of the first recorded step.
+        first: the number of the first recorded step; ``None`` if not all steps were counted.
         count: how many steps were recorded.
         times_ns: the times of steps without the profiler, in nanoseconds.
         number: the number of this recording, from 1.
@@ -115,7 +134,7 @@ class Recorded:
     """
 
     profiler: torch.profiler.profile | Export
-    first: int
+    first: int | None
     count: int
     times_ns: tuple[int, ...]
     number: int
@@ -138,9 +157,14 @@ class Recorded:
         Raises:
             NoBackwardError: If the steps had no backward.
         """
+        steps = (
+            f"{self.count} steps"
+            if self.first is None
+            else f"steps {self.first} to {self.first + self.count - 1}"
+        )
         return locate_export(
             self.profiler,
-            f"{training}, steps {self.first} to {self.first + self.count - 1}",
+            f"{training}, {steps}",
             in_detail=self.in_detail,
             warmed_up=True,
             real_steps=self.times_ns,
@@ -179,8 +203,9 @@ class Recorded:
         return report, names
 
     def file_name(self, stem: str, *parts: str) -> str:
-        """Return the name of a file; after the first recording it has the step in it."""
-        return ".".join([stem, *([f"step{self.first}"] if self.number > 1 else []), *parts])
+        """Return the name of a file; after the first recording it has the step or a number."""
+        which = f"{self.number}" if self.first is None else f"step{self.first}"
+        return ".".join([stem, *([which] if self.number > 1 else []), *parts])
 
 
 def rank_and_ranks() -> tuple[int, int]:
@@ -235,6 +260,12 @@ class GivenModels:
         """Do nothing."""
 
 
+_OTHER_PROFILER = (
+    "the script uses torch.profiler itself: nothing is recorded until it is done "
+    "(backspot.instrument and backspot.locate use its recording)"
+)
+
+
 class State(Enum):
     """What a recorder does, as the docstring of this file says."""
 
@@ -259,6 +290,7 @@ class Recorder:
 
     Attributes:
         steps: how many steps were counted.
+        waited: how many of them passed in waiting for an optimizer that had not taken a step.
         reports: how many recordings were delivered.
     """
 
@@ -271,7 +303,9 @@ class Recorder:
         retire: Callable[[], None] = lambda: None,
     ) -> None:
         self.steps = 0
+        self.waited = 0
         self.reports = 0
+        self._counts_all = True
         self._plan = plan
         self._search = models
         self._deliver = deliver
@@ -318,6 +352,7 @@ class Recorder:
 
     def _end_counting(self) -> None:
         self._due = None
+        self._counts_all = False
         self._unwatch()
         self._retire()
 
@@ -365,7 +400,8 @@ class Recorder:
             self.give_up(error)
 
     def _begin_timing(self) -> None:
-        if self.steps < 4 * (self._due or 0) and not self._search.are_known():
+        if self._waits_for_optimizers():
+            self.waited += 1
             return
         if not self._is_free():
             return
@@ -376,6 +412,12 @@ class Recorder:
         synchronize(())
         self._since = time.perf_counter_ns()
 
+    def _waits_for_optimizers(self) -> bool:
+        """Whether to wait for an optimizer's first step, as a generator's may come late."""
+        is_first = self.reports == 0 and not self._requested
+        may_wait = is_first and self.waited < self._plan.longest_wait
+        return may_wait and not self._search.are_known()
+
     def _is_free(self) -> bool:
         """Whether the script's own profilers leave room for a recording."""
         ahead = range(self._plan.needed - self._plan.warmup + 1)
@@ -383,11 +425,22 @@ class Recorder:
             _is_due(profiler, ahead) for profiler in discovery.profilers()
         ):
             return True
-        self.complain(
-            "the script uses torch.profiler itself: nothing is recorded until it is done "
-            "(backspot.instrument and backspot.locate use its recording)"
-        )
+        self.complain(_OTHER_PROFILER)
         return False
+
+    def _give_way(self) -> None:
+        """End what is under way, as the script starts a profiler; begin anew when that is done."""
+        if (
+            self._state not in (State.PREPARED, State.RECORDING)
+            or self._thread != threading.get_ident()
+            or self.is_child
+        ):
+            return
+        try:
+            self._stop()
+            self.complain(_OTHER_PROFILER)
+        except Exception as error:
+            self.give_up(error)
 
     def _time(self) -> None:
         synchronize(())
@@ -396,6 +449,10 @@ class Recorder:
         self._since = now
 
     def _prepare(self) -> None:
+        if not self._is_free():  # the script has made a profiler while the steps were timed
+            self._search.end()
+            self._reset()
+            return
         self._models = self._search.named()
         for name, module in self._models.items():
             # The script may have labelled it, or a part of it that several models share.
@@ -422,6 +479,7 @@ class Recorder:
         )
         self._state = State.PREPARED
         self._recording_stack.enter_context(prepared(self._own_profiler))
+        self._recording_stack.enter_context(giving_way(self._give_way))
 
     def _begin_recording(self) -> None:
         assert self._own_profiler is not None  # noqa: S101 - for type checkers
@@ -459,7 +517,7 @@ class Recorder:
             return replace(self._timed_recording, in_detail=in_detail)
         if self._own_profiler is None or not self._recorded:
             return None
-        first = self.steps - self._recorded + 1
+        first = self.steps - self._recorded + 1 if self._counts_all else None
         return Recorded(
             self._own_profiler,
             first,

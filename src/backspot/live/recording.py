@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, supported_activities
 
+from backspot.live.sessions import Watch
 from backspot.live.torch_internals.devices import privateuse1_name
+from backspot.live.torch_internals.profiler import PROFILER_PREPARES
 from backspot.live.torch_internals.profiler import recording as is_recording
 
 __all__ = [
     "STEPS_IN_DETAIL",
     "activities",
     "devices_of",
+    "giving_way",
     "prepared",
     "recording",
     "synchronize",
@@ -83,3 +87,23 @@ def recording(profiler: torch.profiler.profile) -> Iterator[None]:
     finally:
         if is_recording():  # unless an interrupt came before the start
             profiler.stop_trace()
+
+
+@contextmanager
+def giving_way(give_way: Callable[[], None]) -> Iterator[None]:
+    """Call a function before another profiler prepares to record, inside the block.
+
+    Args:
+        give_way: ends the own profiler. It must not raise.
+    """
+
+    def prepare(original: Callable[[], Any]) -> Any:
+        give_way()
+        return original()
+
+    watch = Watch(PROFILER_PREPARES, prepare)
+    watch.begin()
+    try:
+        yield
+    finally:
+        watch.end()

@@ -1,12 +1,14 @@
 """Observe the training of a script that knows nothing of Backspot.
 
 A global hook of PyTorch counts the optimizer steps, and calls the recorder at the end of each
+iteration. Where no optimizer steps, or all of them step inside the backward, each backward is an
 iteration. The models are found among the live objects.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.live import discovery
 from backspot.live.recorder import Plan, Recorded, Recorder
-from backspot.live.torch_internals import dynamo
+from backspot.live.torch_internals import autograd, dynamo
 
 __all__ = ["Cycle", "Observer"]
 
@@ -28,14 +30,19 @@ class Cycle:
 
     A GAN's optimizers take turns. When an optimizer steps that has stepped before another one, a
     new iteration has begun, and the optimizer before it ends iterations from then on.
+
+    An optimizer that steps for long without another one has replaced the others, as after a head's
+    warm-up. Long is twice its longest turn so far, within these limits.
     """
 
-    _PATIENCE = 64
+    _PATIENCE = range(12, 64)
 
     def __init__(self) -> None:
         self._seen: list[int] = []
         self._closing: int | None = None
-        self._since = 0
+        self._last: int | None = None
+        self._turn = 0
+        self._turns: dict[int, int] = {}
 
     def ends_with(self, optimizer: int) -> bool:
         """Return whether an iteration ends with this step.
@@ -48,13 +55,18 @@ class Cycle:
         elif optimizer != self._seen[-1]:
             self._closing = self._seen[-1]
             self._seen = [optimizer]
-        self._since += 1
-        if self._since > self._PATIENCE:  # the script has other optimizers now
+        if optimizer != self._last:
+            if self._last is not None:
+                self._turns[self._last] = max(self._turn, self._turns.get(self._last, 0))
+            self._last, self._turn = optimizer, 0
+        self._turn += 1
+        if self._turn > self._patience(optimizer):
             self._closing, self._seen = None, [optimizer]
-        ends = optimizer == self._closing if self._closing else len(self._seen) == 1
-        if ends:
-            self._since = 0
-        return ends
+        return optimizer == self._closing if self._closing else len(self._seen) == 1
+
+    def _patience(self, optimizer: int) -> int:
+        wanted = 2 * self._turns.get(optimizer, 0)
+        return min(max(wanted, self._PATIENCE.start), self._PATIENCE.stop)
 
 
 class _FoundModels:
@@ -62,10 +74,14 @@ class _FoundModels:
 
     Args:
         optimizers: the optimizers that have taken a step.
+        say: called with a sentence if no model is found because of ``gc.freeze``.
     """
 
-    def __init__(self, optimizers: weakref.WeakSet[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, optimizers: weakref.WeakSet[torch.optim.Optimizer], say: Callable[[str], None]
+    ) -> None:
         self._optimizers = optimizers
+        self._say = say
         self._watch: discovery.CallWatch | None = None
 
     def are_known(self) -> bool:
@@ -77,15 +93,29 @@ class _FoundModels:
 
     def begin(self) -> None:
         """Watch which modules are called that no optimizer updates."""
-        roots = discovery.outermost()
-        updated = {id(root) for root in discovery.trained_by(self._optimizers, roots)}
+        roots, trained = self._search()
+        updated = {id(root) for root in trained}
         self._watch = discovery.CallWatch(root for root in roots if id(root) not in updated)
 
     def named(self) -> Mapping[str, torch.nn.Module]:
         """Return the models by the names of the variables that hold them."""
-        trained = discovery.trained_by(self._optimizers, discovery.outermost())
+        _, trained = self._search()
+        if not trained and gc.get_freeze_count():
+            self._say(
+                "no module is labelled: gc.freeze() hides the script's modules; call it after the "
+                "report, or use backspot.instrument"
+            )
         called = self._watch.end() if self._watch else []
         return discovery.named(trained, called)
+
+    def _search(self) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
+        """Return the outermost modules, and those of them that are trained."""
+        roots = discovery.outermost()
+        trained = discovery.trained_by(self._optimizers, roots)
+        if not trained and gc.get_freeze_count():
+            roots = discovery.outermost(discovery.held_by_variables())
+            trained = discovery.trained_by(self._optimizers, roots)
+        return roots, trained
 
     def end(self) -> None:
         """Stop watching."""
@@ -113,10 +143,13 @@ class Observer:
     ) -> None:
         self._stepped = stepped
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        models = _FoundModels(self._optimizers)
+        models = _FoundModels(self._optimizers, say)
         self.recorder = Recorder(plan, models, deliver, say, self._end_counting)
         self._cycle = Cycle()
         self._backwards = 0
+        self._steps_inside = False
+        """Whether an optimizer has stepped inside a backward, and none outside."""
+        self._steps_outside = False
         self._hook: Any = None
         self._backward = _Backward(self._after_backward)
 
@@ -125,7 +158,7 @@ class Observer:
         if self._hook is None:
             self.recorder.watch()
             self._hook = register_optimizer_step_post_hook(self._after_step)
-            if not self._optimizers:
+            if not self._steps_outside:
                 self._backward.begin()
 
     def request(self, frame: FrameType | None) -> None:
@@ -159,8 +192,14 @@ class Observer:
         if recorder.is_child:
             return
         try:
-            self._backward.end()
             self._optimizers.add(optimizer)
+            if autograd.in_backward():
+                # A profiler that starts or stops there crashes. The end of the backward is the end
+                # of the step, unless another optimizer steps later.
+                self._steps_inside = not self._steps_outside
+                return
+            self._steps_inside, self._steps_outside = False, True
+            self._backward.end()
             # PyTorch is iterating over the hooks: nothing can be registered here.
             if (
                 self._cycle.ends_with(id(optimizer))
@@ -172,14 +211,16 @@ class Observer:
             recorder.give_up(error)
 
     def _after_backward(self) -> None:
-        if self.recorder.is_child:
+        if self.recorder.is_child or autograd.in_backward():
             return
         try:
             # Without an optimizer, each backward is a step. With one, its first step may be yet to
             # come. Looking for one takes time, so not after each backward.
             self._backwards += 1
-            if self.recorder.steps == 0 and (
-                self._backwards.bit_count() > 1 or discovery.other_optimizers(())
+            if (
+                not self._steps_inside
+                and self.recorder.steps == 0
+                and (self._backwards.bit_count() > 1 or discovery.other_optimizers(()))
             ):
                 return
             wanted = self._count()
@@ -219,7 +260,7 @@ def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
 class _Backward:
     """Counts the calls of ``Tensor.backward``, for scripts that update parameters themselves.
 
-    The method is replaced until the first optimizer step, or until the counting ends.
+    The method is replaced until the first optimizer step outside of it, or until the counting ends.
 
     Args:
         after: called after each backward.

@@ -21,7 +21,7 @@ from backspot.live.source_lines import book
 from backspot.live.torch_internals import profiler
 from backspot.live.torch_internals.lookup import Place
 
-__all__ = ["Holder", "Sessions", "sessions"]
+__all__ = ["Holder", "Sessions", "Watch", "sessions"]
 
 
 class Holder(Protocol):
@@ -63,9 +63,9 @@ class Sessions:
         self._scopes: list[Scope] = []
         self._aside: list[Holder] = []
         self._watches = (
-            *(_Watch(place, self._starting) for place in profiler.PROFILER_STARTS),
-            *(_Watch(place, self._stopping) for place in profiler.PROFILER_STOPS),
-            _Watch(profiler.PROFILER_STOPPED, self._stopped),
+            *(Watch(place, self._starting) for place in profiler.PROFILER_STARTS),
+            *(Watch(place, self._stopping) for place in profiler.PROFILER_STOPS),
+            Watch(profiler.PROFILER_STOPPED, self._stopped),
         )
         self._optimizers = OptimizerWatch(self.live_scopes)
         self._stack_room = _StackRoom()
@@ -185,7 +185,7 @@ class Sessions:
             self.dispose()
 
 
-class _Watch:
+class Watch:
     """A function of PyTorch's profiler, wrapped for a while.
 
     Args:

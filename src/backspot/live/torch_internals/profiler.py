@@ -12,6 +12,7 @@ from torch.profiler import record_function
 from backspot.live.torch_internals.lookup import Place, find, no
 
 __all__ = [
+    "PROFILER_PREPARES",
     "PROFILER_STARTS",
     "PROFILER_STOPPED",
     "PROFILER_STOPS",
@@ -56,6 +57,11 @@ PROFILER_STOPS = (
     Place(_legacy, "_disable_profiler_legacy"),
 )
 PROFILER_STOPPED = Place(_profiler, "_run_on_profiler_stop")
+
+# What every profiler of Kineto calls before it starts. Kineto has one recording at a time, and the
+# newest takes it over. ``recording`` wraps the function, so that our own ends before. Without it a
+# profiler that the script starts while ours records gets an empty trace.
+PROFILER_PREPARES = Place(_profiler, "_prepare_profiler")
 
 # A range, opened by ``__enter__`` and closed by ``__exit__``, at a tenth of the cost of the public
 # ``record_function``, which is used without it.
