@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backspot.analysis.timeline import (
+    EMPTY,
     NOTHING,
     Timeline,
     _nested,
@@ -154,6 +155,11 @@ def test_the_upper_layer_decides_where_it_holds_anything(
         sampled(first), sampled(second), sampled(layered(first, second)), strict=True
     ):
         assert both == (over if over != NOTHING else under)
+
+
+def test_without_layers_nothing_holds() -> None:
+    assert set(sampled(layered())) == {NOTHING}
+    assert set(sampled(layered(EMPTY, EMPTY))) == {NOTHING}
 
 
 @given(spans, spans)

@@ -18,6 +18,7 @@ import numpy as np
 from backspot.trace.events import Ints, Mask
 
 __all__ = [
+    "EMPTY",
     "NOTHING",
     "Nesting",
     "Timeline",
@@ -78,6 +79,10 @@ class Timeline:
         """Return the timeline with only those values for which ``keep[value]`` is true."""
         kept = np.where(take(keep, self.values, False), self.values, NOTHING)
         return Timeline(self.edges, kept)
+
+
+EMPTY = Timeline(np.empty(0, np.int64), np.empty(0, np.int64))
+"""Nothing, at all times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +245,10 @@ def _in_order(first: Ints, second: Ints) -> bool:
 
 
 def layered(*timelines: Timeline) -> Timeline:
-    """Lay timelines over each other: at each moment, the first that holds anything decides."""
+    """Lay timelines over each other: at each moment, the first that holds anything decides.
+
+    Without any timeline, nothing holds.
+    """
     some = [timeline for timeline in timelines if len(timeline.edges)]
     if len(some) == 1:
         return some[0]

@@ -15,7 +15,15 @@ from typing import get_args
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, grouped, layered
+from backspot.analysis.timeline import (
+    EMPTY,
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    grouped,
+    layered,
+)
 from backspot.results.costs import PhaseName
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -48,7 +56,6 @@ _MARKS: dict[int, Callable[[str], bool]] = {
 }
 _FAR = np.iinfo(np.int64).max
 _NO_EVENTS = np.empty(0, np.int64)
-_EMPTY = Timeline(_NO_EVENTS, _NO_EVENTS)
 
 
 def to_device(events: Events, name: Ints) -> Mask:
@@ -118,9 +125,9 @@ def find_activity(events: Events, ownership: Ownership) -> Activity:
         for thread in context.threads
     }
     behind = [_marked(FORWARD)(context, thread) for thread in context.threads]
-    beside = layered(_EMPTY, *context.between.values(), *behind)
+    beside = layered(*context.between.values(), *behind)
     program = [own[thread] for thread in context.program if thread in own]
-    return Activity(layered(_EMPTY, *program, beside, _waiting(context)), own, beside)
+    return Activity(layered(*program, beside, _waiting(context)), own, beside)
 
 
 class _Context:
@@ -378,7 +385,7 @@ def _marked(phase: int) -> _Layer:
 
 def _called(context: _Context, thread: int) -> Timeline:
     """The calls of models and losses."""
-    return context.called.get(thread, _EMPTY)
+    return context.called.get(thread, EMPTY)
 
 
 def _optimizing(context: _Context, thread: int) -> Timeline:
@@ -391,7 +398,7 @@ def _optimizing(context: _Context, thread: int) -> Timeline:
 def _operators(context: _Context, thread: int) -> Timeline:
     """What runs outside all calls and marks, by its name and its position."""
     if thread not in context.tops:
-        return _EMPTY
+        return EMPTY
     events, (top, line) = context.events, context.tops[thread]
     start, name = events.start[top], events.name[top]
     phase = np.full(len(top), OTHER)
@@ -415,7 +422,7 @@ def _waiting(context: _Context) -> Timeline:
     """
     sections, work, events = context.sections, context.o.work, context.events
     if len(context.marks[DATA]) or not len(sections.begin):
-        return _EMPTY
+        return EMPTY
     steps = events.start[events.named(Category.ANNOTATION, names.PROFILER_STEP)]
     marks = np.append(NOTHING, np.sort(steps))
     at = np.searchsorted(marks, sections.backward, side="right") - 1

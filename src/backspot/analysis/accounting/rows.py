@@ -493,7 +493,7 @@ class _Accountant:
 
     def _kernels(self, gpu: Pieces, launched: Ints) -> dict[int, list[KernelCost]]:
         """Each owner's device work by name."""
-        return self._by_name(gpu, self.work.name[launched].astype(np.int64), self.work.names)
+        return self._by_name(gpu, self.work.name[launched].astype(np.int64), self.events.names)
 
     def _operators_inside(self) -> dict[int, list[KernelCost]]:
         """Each owner's outermost operators in nodes by name."""

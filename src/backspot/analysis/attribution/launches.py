@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -60,10 +59,9 @@ class DeviceWork:
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
         optimizer: whether an optimizer launched it, and not the closure given to the optimizer.
-        name: index into ``names``.
+        name: index into ``Events.names``.
         queue: index into ``Events.threads``: the queue that executed it.
         event: index into ``Events``.
-        names: the trace's names.
     """
 
     start: Ints
@@ -80,7 +78,6 @@ class DeviceWork:
     name: Ints
     queue: Ints
     event: Ints
-    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +180,6 @@ def find_device_work(
         name=events.name[index],
         queue=events.thread[index],
         event=index,
-        names=events.names,
     )
 
 
