@@ -15,7 +15,7 @@ from typing import overload
 
 import numpy as np
 
-from backspot.trace.events import Ints, Mask
+from backspot.trace.events import Events, Ints, Mask
 
 __all__ = [
     "EMPTY",
@@ -23,6 +23,7 @@ __all__ = [
     "Nesting",
     "Timeline",
     "distinct",
+    "enclosing",
     "first_started",
     "grouped",
     "innermost",
@@ -235,6 +236,30 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
     # If one span ends as the next begins, the beginning counts.
     last = np.append(edges[1:] > edges[:-1], True) if len(edges) else np.empty(0, bool)
     return Timeline(edges[last], values[last])
+
+
+def enclosing(
+    events: Events, marks: Ints, thread: Ints, time: Ints, *, start: Ints | None = None
+) -> Ints:
+    """Return the mark (event index) around each moment on its thread, ``NOTHING`` for none.
+
+    Of marks that overlap, the one that started first counts.
+
+    Args:
+        events: the trace.
+        marks: the marks, as indices into ``events``.
+        thread: for each moment its thread, ``NOTHING`` where that is not known.
+        time: the moments, in nanoseconds.
+        start: when each mark begins to hold, if that is later than it starts.
+    """
+    start = events.start[marks] if start is None else start
+    end = events.end[marks]
+    found = np.full(len(time), NOTHING, np.int64)
+    asked = dict(grouped(thread))
+    for number, mine in grouped(events.thread[marks]):
+        here = asked.get(number, mine[:0])
+        found[here] = first_started(start[mine], end[mine], marks[mine]).at(time[here])
+    return found
 
 
 def _in_order(first: Ints, second: Ints) -> bool:

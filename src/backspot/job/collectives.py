@@ -13,17 +13,14 @@ from functools import cached_property
 
 import numpy as np
 
-from backspot.analysis.attribution.communication import (
-    Communication,
-    find_communication,
-    find_surrounding,
-)
+from backspot.analysis.attribution.communication import Communication, find_communication
 from backspot.analysis.attribution.launches import DeviceWork, Tier, find_device_work
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
     distinct,
+    enclosing,
     first_started,
     grouped,
     innermost,
@@ -195,7 +192,7 @@ def _of_attention(collectives: Collectives, mine: Ints) -> Mask:
     """
     events, work, spans = collectives.events, collectives.work, collectives.ownership.spans
     operators = events.chosen(events.name_mask(*names.ATTENTION), Category.OPERATOR)
-    found = find_surrounding(events, work, mine, operators) >= 0
+    found = enclosing(events, operators, work.thread[mine], work.launch[mine]) >= 0
     kinds = _are(collectives.kinds, names.ALL_TO_ALL)
     exchanges = kinds[collectives.communication.collective[mine]] & (work.run[mine] < 0)
     runs = dict(grouped(spans.of(events, operators)))

@@ -20,6 +20,7 @@ from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
     distinct,
+    enclosing,
     first_started,
     grouped,
     layered,
@@ -286,7 +287,8 @@ class _Context:
         ]
         index = np.concatenate([_NO_EVENTS, *made])
         for phase in (DATA, COPY, OPTIMIZER):
-            index = index[~self._is_in(self.marks[phase], index)]
+            thread, start = events.thread[index], events.start[index]
+            index = index[enclosing(events, self.marks[phase], thread, start) < 0]
         # The last of them ends with the start of the pass, because the engine is called first.
         return events.start[index], np.full(len(index), _FAR)
 
@@ -299,17 +301,6 @@ class _Context:
             at, inside = sections.of(start)
             inside &= start > sections.forward[at]
             sections.done[at[inside]] = start[inside]  # the last assignment stays: the last loss
-
-    def _is_in(self, marks: Ints, index: Ints) -> Mask:
-        """Whether each event is inside one of these marks on its thread."""
-        events = self.events
-        found = np.zeros(len(index), bool)
-        asked = dict(grouped(events.thread[index]))
-        for thread, mine in grouped(events.thread, marks):
-            here = asked.get(thread, mine[:0])
-            line = first_started(events.start[mine], events.end[mine], mine)
-            found[here] = line.at(events.start[index[here]]) >= 0
-        return found
 
     # What lies between marks ---------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 from backspot.analysis.attribution.loading import find_loading
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, first_started, grouped, take
+from backspot.analysis.timeline import NOTHING, enclosing, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -257,13 +257,8 @@ def _replays(events: Events, call: Ints) -> Mask:
 def in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> Mask:
     """Whether each launch lies in an optimizer's annotation on its thread, after any closure."""
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP, names.ZERO_GRAD)
-    inside = np.zeros(len(launch), bool)
-    launches = dict(grouped(thread))
-    for number, mine in grouped(events.thread, marks):
-        start, end = events.start[mine], events.end[mine]
-        steps = first_started(passes.after(start, end), end, mine)
-        here = launches.get(number, mine[:0])
-        inside[here] = steps.at(launch[here]) >= 0
+    start = passes.after(events.start[marks], events.end[marks])
+    inside: Mask = enclosing(events, marks, thread, launch, start=start) >= 0
     return inside
 
 
