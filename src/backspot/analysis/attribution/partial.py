@@ -69,7 +69,7 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
     begin = between.begin(first) if first else -1
     end = between.end(last) if last < count - 1 or lone else _FAR
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
-    shorter = _between(events, ownership, begin, end)
+    shorter = _cut_to(events, ownership, begin, end)
     return replace(shorter, warnings=(*events.warnings, sentence))
 
 
@@ -86,7 +86,7 @@ def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> E
     between = _Between(events, ownership)
     begin = between.begin(int(runs[0])) if first else -1
     end = between.end(int(runs[-1])) if last < ownership.steps.count - 1 else _FAR
-    return _between(events, ownership, begin, end)
+    return _cut_to(events, ownership, begin, end)
 
 
 def is_between_forwards(events: Events, ownership: Ownership) -> bool:
@@ -281,7 +281,7 @@ def _next(times: Ints, after: int) -> int:
     return int(times[at]) if at < len(times) else int(_FAR)
 
 
-def _between(events: Events, ownership: Ownership, begin: int, end: int) -> Events:
+def _cut_to(events: Events, ownership: Ownership, begin: int, end: int) -> Events:
     """Return a trace as if it had been recorded between two times of the host.
 
     Work that was launched before and still runs stays, with its launch.
@@ -293,24 +293,9 @@ def _between(events: Events, ownership: Ownership, begin: int, end: int) -> Even
     calls = events.of(Category.RUNTIME)
     launched = np.isin(events.correlation[calls], events.correlation[running])
     kept[calls[launched & (events.correlation[calls] > 0)]] = True
-    return replace(
-        events,
-        start=events.start[kept],
-        duration=events.duration[kept],
-        category=events.category[kept],
-        name=events.name[kept],
-        thread=events.thread[kept],
-        sequence=events.sequence[kept],
-        forward_thread=events.forward_thread[kept],
-        correlation=events.correlation[kept],
-        device=events.device[kept],
-        size=events.size[kept],
-        group=events.group[kept],
-        signature=events.signature[kept],
-        allocations=events.allocations.where(
-            (events.allocations.time >= begin) & (events.allocations.time < end)
-        ),
-    )
+    time = events.allocations.time
+    allocations = events.allocations.where((time >= begin) & (time < end))
+    return replace(events.where(kept), allocations=allocations)
 
 
 def _sentence(count: int, head: int, tail: int, out: int, lone: bool) -> str:
