@@ -341,7 +341,7 @@ def _with_details(
     """Add to each row its owner's memory, work and counters, as far as they are recorded."""
     if memory is None and work is None and counters is None:
         return rows
-    owner_of = {_key(ownership, owner): owner for owner in range(len(ownership.owners))}
+    owner_of = {ownership.owners.named(owner): owner for owner in range(len(ownership.owners))}
     found = []
     for row in rows:
         owner = owner_of.get((row.path, row.class_name))
@@ -378,7 +378,7 @@ def _with_savings(
         findings = tuple(_with_saving(finding, None) for finding in report.findings)
         return replace(report, findings=findings, not_replayed=prediction.reason)
     replayed = prediction.recording.ownership
-    free = {_key(replayed, owner): one for owner, one in free_owners(replayed).items()}
+    free = {replayed.owners.named(owner): one for owner, one in free_owners(replayed).items()}
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
     subtrees = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
@@ -404,12 +404,6 @@ def _with_savings(
         findings=tuple(map(_with_saving, report.findings, of_findings)),
         replayed_step=step,
     )
-
-
-def _key(ownership: Ownership, owner: int) -> tuple[str, str]:
-    """Return the path and the class of an owner's row."""
-    module = ownership.owners.module(owner)
-    return ownership.owners.path(owner), module.class_name if module else ""
 
 
 def _change_of(

@@ -234,10 +234,8 @@ def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleT
     is_module = owners.is_module
     found = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
-        module = owners.module(index)
         parts = (tuple(part) for part in of_owner[index].tolist())
-        class_name = module.class_name if module else ""
-        found.append(ModuleTimes(owners.path(index), class_name, bool(is_module[index]), *parts))
+        found.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *parts))
     return tuple(found)
 
 

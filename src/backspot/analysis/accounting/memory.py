@@ -345,11 +345,8 @@ class _Accountant:
         return [MemoryShare(*place, *sums) for place, sums in found.items()]
 
     def _named(self, owner: int, kind: MemoryKind) -> tuple[str, str]:
-        """Return the path and the class of an owner."""
-        if kind == "optimizer":
-            return OPTIMIZER, ""
-        module = self.o.owners.module(owner)
-        return self.o.owners.path(owner), module.class_name if module else ""
+        """Return the path and the class of who has blocks of a kind."""
+        return (OPTIMIZER, "") if kind == "optimizer" else self.o.owners.named(owner)
 
     def _place(
         self, entry: int
@@ -407,7 +404,7 @@ class _Accountant:
         """Return the name of each owner, repeated layers as one, and the name that each has."""
         alike: dict[tuple[str, str], list[int]] = {}
         for owner in range(len(self.o.owners)):
-            path, class_name = self._named(owner, "other")
+            path, class_name = self.o.owners.named(owner)
             alike.setdefault((numberless(path), class_name), []).append(owner)
         names, of_owner = [], np.zeros(len(self.o.owners), np.int64)
         for number, ((pattern, _), owners) in enumerate(alike.items()):

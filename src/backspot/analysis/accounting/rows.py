@@ -458,10 +458,11 @@ class _Accountant:
             if not named and not recorded and not nodes[owner]:
                 continue
             own = [column[owner] for column in costs]
+            path, class_name = self.o.owners.named(owner)
             rows.append(
                 Row(
-                    path=self.o.owners.path(owner),
-                    class_name=module.class_name if module else "",
+                    path=path,
+                    class_name=class_name,
                     root=module.root if module and named else "",
                     is_module=named,
                     calls=float(calls[owner]),

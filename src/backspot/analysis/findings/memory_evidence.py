@@ -132,20 +132,15 @@ class MemoryEvidence:
         np.add.at(size, self.blocks.owner[chosen], self.blocks.size[chosen])
         np.add.at(count, self.blocks.owner[chosen], 1)
         ranked = [at for at in np.argsort(-size, kind="stable").tolist() if size[at]]
-        places = []
-        for owner in ranked:
-            module = owners.module(owner)
-            class_name = module.class_name if module else ""
-            path = owners.path(owner)
-            places.append(
-                Place(
-                    path,
-                    class_name,
-                    int(count[owner]) // times,
-                    0,
-                    held_bytes=int(size[owner]) // times,
-                )
+        places = [
+            Place(
+                *owners.named(owner),
+                int(count[owner]) // times,
+                0,
+                held_bytes=int(size[owner]) // times,
             )
+            for owner in ranked
+        ]
         return Finding(
             rule="",
             title=title,
