@@ -19,6 +19,7 @@ from backspot.trace.events import Events, Ints, Mask
 
 __all__ = [
     "EMPTY",
+    "FAR",
     "NOTHING",
     "Nesting",
     "Timeline",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 NOTHING = -1
+FAR = int(np.iinfo(np.int64).max)
+"""Nanoseconds, later than any moment."""
 _FEW = 16  # an array is scanned this many times in less time than it is sorted
 
 

@@ -17,6 +17,7 @@ from backspot.analysis.attribution.communication import Communication, find_comm
 from backspot.analysis.attribution.launches import DeviceWork, Tier, find_device_work
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import (
+    FAR,
     NOTHING,
     Timeline,
     distinct,
@@ -62,7 +63,7 @@ class Collectives:
         if (work.device >= 0).any():
             return first_started(work.start[:0], work.end[:0], work.start[:0])
         mine = np.flatnonzero(work.launch >= 0)
-        since = np.full(len(mine), np.iinfo(np.int64).max)
+        since = np.full(len(mine), FAR)
         computes = events.names_where(_computes)
         recorded = dict(grouped(events.thread, events.of(Category.OPERATOR, Category.ANNOTATION)))
         for thread, here in grouped(work.thread[mine]):

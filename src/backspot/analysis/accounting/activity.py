@@ -17,6 +17,7 @@ import numpy as np
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import (
     EMPTY,
+    FAR,
     NOTHING,
     Timeline,
     distinct,
@@ -55,7 +56,6 @@ _MARKS: dict[int, Callable[[str], bool]] = {
     OPTIMIZER: names.is_optimizer_mark,
     FORWARD: names.is_forward_mark,
 }
-_FAR = np.iinfo(np.int64).max
 _NO_EVENTS = np.empty(0, np.int64)
 
 
@@ -95,7 +95,7 @@ class _Sections:
 
     Attributes:
         begin: when the pass before ended, or the optimizer's step after that pass.
-        forward: when the model's first call begins, ``_FAR`` if there is none.
+        forward: when the model's first call begins, ``FAR`` if there is none.
         done: when the model's last call ends, ``NOTHING`` if there is none.
         backward: when the pass starts.
     """
@@ -264,7 +264,7 @@ class _Context:
         ended = np.append(NOTHING, np.sort(events.end[self.updates]))
         begin = np.maximum(begin, ended[np.searchsorted(ended, passes.start, side="right") - 1])
         count = len(passes.start)
-        forward, done = np.full(count, _FAR), np.full(count, NOTHING)
+        forward, done = np.full(count, FAR), np.full(count, NOTHING)
         sections = _Sections(begin, forward, done, passes.start)
         if self.labelled:
             start, end = spans.start[self.calls], spans.end[self.calls]
@@ -290,7 +290,7 @@ class _Context:
             thread, start = events.thread[index], events.start[index]
             index = index[enclosing(events, self.marks[phase], thread, start) < 0]
         # The last of them ends with the start of the pass, because the engine is called first.
-        return events.start[index], np.full(len(index), _FAR)
+        return events.start[index], np.full(len(index), FAR)
 
     def _cut_losses(self, sections: _Sections) -> None:
         """End the model where the last operator with "loss" in its name begins."""
@@ -349,9 +349,9 @@ class _Context:
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         if named is None:
-            first = np.append(start, _FAR)
+            first = np.append(start, FAR)
         else:
-            first = np.append(np.sort(events.start[index[named[events.name[index]]]]), _FAR)
+            first = np.append(np.sort(events.start[index[named[events.name[index]]]]), FAR)
         begin = first[np.searchsorted(first, after, side="left")]
         latest = np.append(NOTHING, np.maximum.accumulate(end))
         finish = np.minimum(latest[np.searchsorted(start, before, side="left")], before)
@@ -418,7 +418,7 @@ def _waiting(context: _Context) -> Timeline:
     marks = np.append(NOTHING, np.sort(steps))
     at = np.searchsorted(marks, sections.backward, side="right") - 1
     begin = np.maximum(np.maximum(sections.begin, marks[at]), 0)
-    known = sections.forward < _FAR
+    known = sections.forward < FAR
     if len(work.start):
         copied = to_device(events, work.name) & (work.span < 0) & (work.launch >= 0)
         times = np.append(NOTHING, np.sort(work.launch[copied]))

@@ -10,7 +10,7 @@ import numpy as np
 from backspot.analysis.attribution.loading import find_loading
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, enclosing, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, enclosing, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -33,9 +33,6 @@ class Tier(IntEnum):
     COMPUTE = 0
     COPY = 1
     COMMUNICATION = 2
-
-
-_LAST = np.iinfo(np.int64).max  # where a launch is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ def find_device_work(
     order = np.lexsort(
         (
             _rank(events)[events.thread[index]],
-            take(events.start, launched_by, _LAST),
+            take(events.start, launched_by, FAR),  # unknown launches come last
             events.end[index],
             events.start[index],
         )

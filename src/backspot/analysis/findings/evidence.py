@@ -15,7 +15,7 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs
 from backspot.analysis.findings.wording import Wording
-from backspot.analysis.timeline import NOTHING, enclosing, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
 from backspot.results.costs import Phase
 from backspot.results.report import Report
 from backspot.trace import Category, Events
@@ -120,7 +120,7 @@ class Evidence:
         """Whether each piece of device work runs in the steps, not only before or between them."""
         steps, work = self.windows, self.work
         at = np.searchsorted(steps.end, work.start, side="right")
-        begins = np.append(steps.start, np.iinfo(np.int64).max)[at]
+        begins = np.append(steps.start, FAR)[at]
         kept: Mask = (begins < work.end) | (begins == work.start)
         return kept
 
