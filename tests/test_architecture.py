@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 
 pytestmark = pytest.mark.xdist_group("architecture")  # one worker parses the files
 
-SOURCE = Path(__file__).parents[1] / "src"
+HOME = Path(__file__).parents[1]
+SOURCE = HOME / "src"
 
 # From the ground up. A room imports rooms of lower floors only. "" is the package's root.
 FLOORS = (
@@ -194,3 +196,41 @@ def test_the_tests_of_this_group_share_a_worker(request: pytest.FixtureRequest) 
     if not request.config.getoption("loadgroup", default=False):
         pytest.skip("needs workers")
     assert request.node.nodeid.endswith("@architecture")
+
+
+def files_in(room: Path) -> dict[str, str]:
+    """The pattern by which a docstring names each public file and folder of a room, by its name."""
+    return {
+        **{path.stem: rf"``{path.stem}``|\b{path.stem}\.py\b" for path in room.glob("[!_]*.py")},
+        **{
+            path.parent.name: rf"``{path.parent.name}``|\b{path.parent.name}/"
+            for path in room.glob("[!_]*/__init__.py")
+        },
+    }
+
+
+def test_a_room_that_lists_its_files_lists_all_of_them() -> None:
+    with_lists, missing = [], []
+    for module, path in FILES.items():
+        if path.name == "__init__.py":
+            said = ast.get_docstring(tree_of(module)) or ""
+            inside = files_in(path.parent)
+            named = {name for name, pattern in inside.items() if re.search(pattern, said)}
+            if named:
+                with_lists.append(module)
+                missing += [f"{module} does not name {name}" for name in inside.keys() - named]
+    assert "backspot.analysis.accounting" in with_lists
+    assert not missing
+
+
+def test_every_file_that_contributing_names_exists() -> None:
+    folders = ("src", "tests", "benchmarks", "docs", "notebooks")
+    paths = [
+        f"/{path.relative_to(HOME)}" for name in folders for path in (HOME / name).rglob("*.py")
+    ]
+    example = "src/backspot/analysis/findings/rules/my_rule.py"
+    named = set(re.findall(r"[\w/]+\.py\b", (HOME / "CONTRIBUTING.md").read_text("utf-8")))
+    assert example in named
+    assert not [
+        name for name in named - {example} if not any(path.endswith(f"/{name}") for path in paths)
+    ]

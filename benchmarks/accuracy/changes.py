@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.replay.saving import Change, owners_within, scaled_owners, scaled_spans
+from backspot.analysis.replay.saving import Change, free_spans, owners_within, scaled_owners
 from benchmarks.models import Context, ResidualMlp, TwoStreams, gpt, resnet, training_step, vit
 
 __all__ = ["CASES", "Case", "Switch"]
@@ -306,7 +306,7 @@ def _sync(context: Context, large: bool) -> Case:
             mine = np.isin(ownership.owner[waits.span], _owners(ownership, paths))
             spans = np.zeros(len(ownership.spans.start), bool)
             work = np.zeros(len(ownership.work.start), bool)
-            return scaled_spans(ownership, spans, work, waits=waits.event[mine])
+            return free_spans(ownership, spans, work, waits=waits.event[mine])
 
         return Switch(f"{len(paths)} of 3 waits removed", lambda: paths, switch, predict)
 

@@ -287,7 +287,7 @@ def _report(
     memory, work = find_memory(detailed, of_detailed), find_work(detailed, of_detailed)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=_in_detail(
+        modules=_with_details(
             costs.modules, of_detailed, memory, work, find_counters(detailed, of_detailed)
         ),
         operators=costs.operators,
@@ -336,7 +336,7 @@ def _report(
     return changed(report, modules=ranked_rows(fold(report.modules, depth)))
 
 
-def _in_detail(
+def _with_details(
     rows: tuple[Row, ...],
     ownership: Ownership,
     memory: Memory | None,
@@ -346,7 +346,7 @@ def _in_detail(
     """Add to each row its owner's memory, work and counters, as far as they are recorded."""
     if memory is None and work is None and counters is None:
         return rows
-    owner_of = {_key(ownership, owner): owner for owner in range(len(ownership.owners))}
+    owner_of = {ownership.owners.named(owner): owner for owner in range(len(ownership.owners))}
     found = []
     for row in rows:
         owner = owner_of.get((row.path, row.class_name))
@@ -380,19 +380,19 @@ def _with_savings(
 ) -> Report:
     """Add what the step would save without each row, each subtree and the work of each finding."""
     if isinstance(prediction, Refusal):
-        findings = tuple(_plain(finding, None) for finding in report.findings)
+        findings = tuple(_with_saving(finding, None) for finding in report.findings)
         return replace(report, findings=findings, not_replayed=prediction.reason)
     replayed = prediction.recording.ownership
-    free = {_key(replayed, owner): one for owner, one in free_owners(replayed).items()}
+    free = {replayed.owners.named(owner): one for owner, one in free_owners(replayed).items()}
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
-    whole = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
+    subtrees = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
     causes = [_change_of(finding, events, ownership, prediction) for finding in report.findings]
-    changes = [*free.values(), *whole.values(), *(one for one in causes if one is not None)]
+    changes = [*free.values(), *subtrees.values(), *(one for one in causes if one is not None)]
     step, savings = prediction.savings(changes)
     each = iter(savings)
     of_rows = {key: next(each) for key in free}
-    of_subtrees = {path: next(each) for path in whole}
+    of_subtrees = {path: next(each) for path in subtrees}
     of_findings = [None if one is None else next(each) for one in causes]
 
     def saves(row: Row) -> Row:
@@ -406,15 +406,9 @@ def _with_savings(
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=tuple(map(_plain, report.findings, of_findings)),
+        findings=tuple(map(_with_saving, report.findings, of_findings)),
         replayed_step=step,
     )
-
-
-def _key(ownership: Ownership, owner: int) -> tuple[str, str]:
-    """Return the path and the class of an owner's row."""
-    module = ownership.owners.module(owner)
-    return ownership.owners.path(owner), module.class_name if module else ""
 
 
 def _change_of(
@@ -428,7 +422,7 @@ def _change_of(
     return prediction.change_of(events, ownership, work.spans, work.work, work.waits)
 
 
-def _plain(finding: Finding, saves: Saving | None) -> Finding:
+def _with_saving(finding: Finding, saves: Saving | None) -> Finding:
     """Return the finding with its saving, which is at most the clock time that the cause takes."""
     if not isinstance(finding, Found):
         return finding

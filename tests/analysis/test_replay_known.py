@@ -11,7 +11,7 @@ from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.replay.cost import ZERO, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.replay import replay
-from backspot.analysis.replay.saving import change_of_paths, scaled_spans
+from backspot.analysis.replay.saving import change_of_paths, free_spans
 from support.replays import BACKWARD, MS, STEPS, US, Program, read, saved_by_step, windows_of
 
 
@@ -49,7 +49,7 @@ def test_in_a_step_that_waits_for_the_host_a_kernel_saves_nothing_and_a_node_sav
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     work = np.ones(len(ownership.work.start), bool)
-    kernels = saved_by_step(found, ZERO, [scaled_spans(found.ownership, none, work)])
+    kernels = saved_by_step(found, ZERO, [free_spans(found.ownership, none, work)])
     assert kernels[1, 0] == pytest.approx(0, abs=1)
     assert saves(found, b=0.0) == pytest.approx(8.0, abs=0.01)
     assert saves(found, a=0.5) == pytest.approx(4.0, abs=0.01)
@@ -71,7 +71,7 @@ def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     long = ownership.work.end - ownership.work.start > 4 * MS
-    kernel = saved_by_step(found, ZERO, [scaled_spans(found.ownership, none, long)])
+    kernel = saved_by_step(found, ZERO, [free_spans(found.ownership, none, long)])
     assert kernel[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
     assert saves(found, b=0.0) == pytest.approx(6.0, abs=0.05)
     assert saves(found, a=0.0) == pytest.approx(8.0, abs=0.05)
@@ -86,7 +86,7 @@ def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     nothing = np.zeros(len(ownership.work.start), bool)
-    change = scaled_spans(ownership, none, nothing, waits=ownership.waits.event)
+    change = free_spans(ownership, none, nothing, waits=ownership.waits.event)
     assert saved_by_step(found, ZERO, [change])[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
 
 

@@ -1,14 +1,18 @@
 """Timelines against a plain count, moment by moment."""
 
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backspot.analysis.timeline import (
+    EMPTY,
     NOTHING,
     Timeline,
     _nested,
     _unwound,
+    enclosing,
     first_started,
     grouped,
     innermost,
@@ -17,6 +21,8 @@ from backspot.analysis.timeline import (
     pieces,
     take,
 )
+from backspot.trace import Category, read_events
+from support.synthetic import Trace
 
 LENGTH = 40
 spans = st.lists(
@@ -154,6 +160,48 @@ def test_the_upper_layer_decides_where_it_holds_anything(
         sampled(first), sampled(second), sampled(layered(first, second)), strict=True
     ):
         assert both == (over if over != NOTHING else under)
+
+
+def test_the_mark_around_a_moment_is_the_one_that_started_first_on_its_thread(
+    tmp_path: Path,
+) -> None:
+    trace = Trace()
+    for name, start, end, thread in (
+        ("outer", 10, 50, 1),
+        ("inner", 20, 30, 1),
+        ("later", 40, 60, 1),
+        ("elsewhere", 15, 25, 2),
+    ):
+        trace.event("user_annotation", name, start, end, thread)
+    trace.operator("no mark", 0, 100)
+    events = read_events(trace.save(tmp_path / "t.json"))
+    marks = events.of(Category.ANNOTATION)
+    place = {name: at for at, name in enumerate(events.names)}
+    threads = [events.thread[events.name == place[name]][0] for name in ("outer", "elsewhere")]
+    moments = (
+        (threads[0], 5, ""),
+        (threads[0], 10, "outer"),
+        (threads[0], 25, "outer"),
+        (threads[0], 50, "later"),
+        (threads[0], 60, ""),
+        (threads[1], 20, "elsewhere"),
+        (threads[1], 40, ""),
+        (NOTHING, 20, ""),
+    )
+    thread, time, expected = zip(*moments, strict=True)
+    asked = np.array(thread), np.array(time)
+    found = enclosing(events, marks, *asked)
+    assert [events.names[events.name[at]] if at >= 0 else "" for at in found] == list(expected)
+    halfway = (events.start[marks] + events.end[marks]) // 2
+    late = enclosing(events, marks, *asked, start=halfway)
+    assert [events.names[events.name[at]] if at >= 0 else "" for at in late] == [
+        *("", "", "inner", "later", "", "elsewhere", "", "")
+    ]
+
+
+def test_without_layers_nothing_holds() -> None:
+    assert set(sampled(layered())) == {NOTHING}
+    assert set(sampled(layered(EMPTY, EMPTY))) == {NOTHING}
 
 
 @given(spans, spans)

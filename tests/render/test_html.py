@@ -5,10 +5,12 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 
+from backspot import locate
 from backspot.render.html import to_html
 from backspot.results.report import Place
 from support.sample_reports import (
@@ -24,6 +26,8 @@ from support.sample_reports import (
     vit_on_a_cpu,
     vit_with_lines,
 )
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 class Page(HTMLParser):
@@ -124,6 +128,14 @@ def test_of_very_many_modules_the_small_ones_are_added_up_and_nothing_is_lost():
     for column, total in enumerate((whole.wall_ns, whole.gpu_ns, whole.cpu_ns)):
         spent = sum(cells[6][column] for cells in data["rows"]) * data["unit"]
         assert spent == pytest.approx(total, rel=1e-3)
+
+
+def test_shares_of_memory_are_of_all_gpus_together():
+    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    (gpu,) = made.memory
+    host = replace(gpu, device=-1)
+    two = replace(made, memory=(gpu, replace(gpu, device=1), host))
+    assert json.loads(page_of(two).data)["peak"] == 2 * gpu.peak_bytes
 
 
 @pytest.mark.slow

@@ -131,6 +131,41 @@ def test_the_first_screen_says_who_fills_the_memory_and_what_to_do(name, width):
     assert "--sort wall for time" in text
 
 
+def test_shares_of_memory_are_of_all_gpus_together():
+    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    (gpu,) = made.memory
+
+    def with_outside(share):
+        """The report, with this share of the peak outside of the model."""
+        rows = [
+            replace(one, memory=replace(one.memory, at_peak_bytes=int(share * gpu.peak_bytes)))
+            if one.path == "(outside model)"
+            else one
+            for one in made.modules
+        ]
+        return replace(made, modules=tuple(rows))
+
+    def on_two_gpus(report):
+        """The same, with a second GPU that has what the first one has."""
+        rows = [
+            replace(one, memory=replace(one.memory, at_peak_bytes=2 * one.memory.at_peak_bytes))
+            if one.memory is not None
+            else one
+            for one in report.modules
+        ]
+        return replace(report, modules=tuple(rows), memory=(gpu, replace(gpu, device=1)))
+
+    def ranked(report):
+        text = render_text(report, View(order="memory"), width=120, more="--full")
+        lines = text.partition("memory MB")[2].partition("\n\n")[0].splitlines()[1:]
+        return [re.search(r"^[\d ]*(\S+).*? (\S+%)", line).groups() for line in lines]
+
+    for share, shown in ((0.03, False), (0.08, True)):
+        one = with_outside(share)
+        assert ranked(one) == ranked(on_two_gpus(one))
+        assert ("(outside" in dict(ranked(one))) is shown
+
+
 def test_where_memory_was_recorded_the_view_by_time_says_how_to_see_it():
     made = locate(DATA / "memory" / "vit.trace.json.gz")
     by_time = render_text(made, View(), width=100, more="--full")

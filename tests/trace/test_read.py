@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from backspot.errors import (
     SourceNotFoundError,
     UsageError,
 )
+from backspot.trace import read_events
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
@@ -309,3 +311,18 @@ def test_several_processes_warn_of_an_unknown_kind_once(tmp_path: Path) -> None:
     for jobs in (1, 2):
         (warning,) = backspot.locate(path, jobs=jobs).warnings
         assert "hpu_\\x1bop (20,000 events, 200 ms)" in warning
+
+
+def test_all_columns_of_some_events_are_kept_together() -> None:
+    whole = read_events(Path(__file__).parents[1] / "data" / "memory" / "vit.trace.json.gz")
+    keep = np.arange(len(whole.start)) % 3 == 1
+    some = whole.where(keep)
+    columns = (
+        *("start", "duration", "end", "category", "name", "thread", "sequence", "forward_thread"),
+        *("correlation", "device", "size", "group", "signature"),
+    )
+    for column in columns:
+        assert getattr(some, column).tolist() == getattr(whole, column)[keep].tolist()
+    assert {len(of) for of in vars(some).values() if isinstance(of, np.ndarray)} == {keep.sum()}
+    assert some.names == whole.names
+    assert len(some.allocations) == len(whole.allocations) > 0

@@ -1,13 +1,17 @@
 """From the events of a trace to what its backward costs, and why.
 
-The rooms work in this order, and ``backspot.pipeline`` calls them one after the other:
+The rooms work in this order, and ``backspot.pipeline`` calls them one after the other. ``whole``
+leaves out what was recorded in part, before accounting.
 
 1. ``attribution`` takes ``trace.Events`` and finds the owner of all work: ``Ownership``.
 2. ``accounting`` takes the ownership and deals out clock time: rows, passes, steps and phases.
 3. ``findings`` takes all of these and looks for reasons why a step is slow.
+4. ``replay`` predicts what a step takes without the profiler, and what it saves if a part of its
+   work takes less time.
 
-``timeline`` has the arithmetic of intervals that all rooms use. ``caveats`` has the warnings that a
-reader of the numbers needs.
+``timeline`` has the arithmetic of intervals that all rooms use, and ``typical`` the median over the
+steps. ``caveats`` has the warnings that a reader of the numbers needs, and ``recorded`` where and
+how a trace was recorded.
 
 Terms:
 

@@ -15,13 +15,16 @@ from typing import overload
 
 import numpy as np
 
-from backspot.trace.events import Ints, Mask
+from backspot.trace.events import Events, Ints, Mask
 
 __all__ = [
+    "EMPTY",
+    "FAR",
     "NOTHING",
     "Nesting",
     "Timeline",
     "distinct",
+    "enclosing",
     "first_started",
     "grouped",
     "innermost",
@@ -33,6 +36,8 @@ __all__ = [
 ]
 
 NOTHING = -1
+FAR = int(np.iinfo(np.int64).max)
+"""Nanoseconds, later than any moment."""
 _FEW = 16  # an array is scanned this many times in less time than it is sorted
 
 
@@ -78,6 +83,10 @@ class Timeline:
         """Return the timeline with only those values for which ``keep[value]`` is true."""
         kept = np.where(take(keep, self.values, False), self.values, NOTHING)
         return Timeline(self.edges, kept)
+
+
+EMPTY = Timeline(np.empty(0, np.int64), np.empty(0, np.int64))
+"""Nothing, at all times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +241,30 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
     return Timeline(edges[last], values[last])
 
 
+def enclosing(
+    events: Events, marks: Ints, thread: Ints, time: Ints, *, start: Ints | None = None
+) -> Ints:
+    """Return the mark (event index) around each moment on its thread, ``NOTHING`` for none.
+
+    Of marks that overlap, the one that started first counts.
+
+    Args:
+        events: the trace.
+        marks: the marks, as indices into ``events``.
+        thread: for each moment its thread, ``NOTHING`` where that is not known.
+        time: the moments, in nanoseconds.
+        start: when each mark begins to hold, if that is later than it starts.
+    """
+    start = events.start[marks] if start is None else start
+    end = events.end[marks]
+    found = np.full(len(time), NOTHING, np.int64)
+    asked = dict(grouped(thread))
+    for number, mine in grouped(events.thread[marks]):
+        here = asked.get(number, mine[:0])
+        found[here] = first_started(start[mine], end[mine], marks[mine]).at(time[here])
+    return found
+
+
 def _in_order(first: Ints, second: Ints) -> bool:
     """Whether pairs are sorted."""
     if (first[1:] < first[:-1]).any():
@@ -240,7 +273,10 @@ def _in_order(first: Ints, second: Ints) -> bool:
 
 
 def layered(*timelines: Timeline) -> Timeline:
-    """Lay timelines over each other: at each moment, the first that holds anything decides."""
+    """Lay timelines over each other: at each moment, the first that holds anything decides.
+
+    Without any timeline, nothing holds.
+    """
     some = [timeline for timeline in timelines if len(timeline.edges)]
     if len(some) == 1:
         return some[0]

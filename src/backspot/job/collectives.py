@@ -13,17 +13,15 @@ from functools import cached_property
 
 import numpy as np
 
-from backspot.analysis.attribution.communication import (
-    Communication,
-    find_communication,
-    find_surrounding,
-)
+from backspot.analysis.attribution.communication import Communication, find_communication
 from backspot.analysis.attribution.launches import DeviceWork, Tier, find_device_work
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import (
+    FAR,
     NOTHING,
     Timeline,
     distinct,
+    enclosing,
     first_started,
     grouped,
     innermost,
@@ -65,7 +63,7 @@ class Collectives:
         if (work.device >= 0).any():
             return first_started(work.start[:0], work.end[:0], work.start[:0])
         mine = np.flatnonzero(work.launch >= 0)
-        since = np.full(len(mine), np.iinfo(np.int64).max)
+        since = np.full(len(mine), FAR)
         computes = events.names_where(_computes)
         recorded = dict(grouped(events.thread, events.of(Category.OPERATOR, Category.ANNOTATION)))
         for thread, here in grouped(work.thread[mine]):
@@ -195,7 +193,7 @@ def _of_attention(collectives: Collectives, mine: Ints) -> Mask:
     """
     events, work, spans = collectives.events, collectives.work, collectives.ownership.spans
     operators = events.chosen(events.name_mask(*names.ATTENTION), Category.OPERATOR)
-    found = find_surrounding(events, work, mine, operators) >= 0
+    found = enclosing(events, operators, work.thread[mine], work.launch[mine]) >= 0
     kinds = _are(collectives.kinds, names.ALL_TO_ALL)
     exchanges = kinds[collectives.communication.collective[mine]] & (work.run[mine] < 0)
     runs = dict(grouped(spans.of(events, operators)))

@@ -15,7 +15,7 @@ from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.timeline import NOTHING, Timeline, first_started, merged, take
+from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, merged, take
 from backspot.analysis.whole import read_whole
 from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
@@ -234,10 +234,8 @@ def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleT
     is_module = owners.is_module
     found = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
-        module = owners.module(index)
         parts = (tuple(part) for part in of_owner[index].tolist())
-        class_name = module.class_name if module else ""
-        found.append(ModuleTimes(owners.path(index), class_name, bool(is_module[index]), *parts))
+        found.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *parts))
     return tuple(found)
 
 
@@ -250,7 +248,7 @@ def _waiting(work: DeviceWork, line: _Line) -> Ints:
     begin, length = line.at[line.exposed], line.length[line.exposed]
     others = np.flatnonzero((work.tier != Tier.COMMUNICATION) & (work.device >= 0))
     following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
-    queued = np.append(work.queued[others], np.iinfo(np.int64).max)[following]
+    queued = np.append(work.queued[others], FAR)[following]
     queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
     found = np.zeros(len(line.at), np.int64)
     found[line.exposed] = np.clip(begin + length - queued, 0, length)

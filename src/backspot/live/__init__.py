@@ -9,7 +9,8 @@ An instrumentation is set up and removed by:
 - ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
   paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
 - ``profiling.py``: ``profile`` runs the steps, shows ``progress.py`` and calls the pipeline.
-  ``recording.py`` has the devices and the profiler's states.
+  ``recording.py`` has the devices and the profiler's states. ``step_clock.py`` times steps without
+  a profiler.
 - ``recorder.py``: records some steps of a training that somebody else runs, such as a script or a
   trainer. ``running.py`` observes the steps of a script, and ``discovery.py`` finds its models.
   ``saving.py`` writes the report.

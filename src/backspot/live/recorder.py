@@ -173,35 +173,6 @@ class Recorded:
             use=use,
         )
 
-    def save(
-        self,
-        training: str,
-        folder: Path,
-        use: Callable[[Path, Events, Ownership], None] | None = None,
-    ) -> tuple[Report, tuple[str, ...]]:
-        """Write the labelled trace and the report into a folder; return the report and the names.
-
-        Args:
-            training: as in ``locate``.
-            folder: where to write.
-            use: as in ``locate_export``.
-
-        Raises:
-            NoBackwardError: If the steps had no backward.
-            OSError: If the folder cannot be written to.
-        """
-        rank, ranks = rank_and_ranks()
-        of_rank = [f"rank{rank}"] if ranks > 1 else []
-        names = tuple(
-            self.file_name(stem, *of_rank, suffix)
-            for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        report = self.locate(training, folder / names[0], use)
-        for name in names[1:]:
-            report.save(folder / name, force=True)
-        return report, names
-
     def file_name(self, stem: str, *parts: str) -> str:
         """Return the name of a file; after the first recording it has the step or a number."""
         which = f"{self.number}" if self.first is None else f"step{self.first}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.errors import BackspotError
-from backspot.live.recorder import Recorded
+from backspot.live.recorder import Recorded, rank_and_ranks
 from backspot.trace.profiler import Export
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def save(
 
     Args:
         recorded: the recording.
-        training: as in ``Recorded.save``.
+        training: as in ``Recorded.locate``.
         folder: where to write.
-        use: as in ``Recorded.save``; called once.
+        use: as in ``Recorded.locate``; called once.
 
     Raises:
         NoBackwardError: If the steps had no backward.
@@ -67,12 +67,28 @@ def save(
             used = True
 
     try:
-        return Saved(*kept.save(training, folder, use_once))
+        return _written(kept, training, folder, use_once)
     except OSError as error:
         problem = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     except BackspotError as error:
         problem = str(error)
     return Saved(kept.locate(training, use=use_once), (), problem)
+
+
+def _written(
+    recorded: Recorded, training: str, folder: Path, use: Callable[[Path, Events, Ownership], None]
+) -> Saved:
+    rank, ranks = rank_and_ranks()
+    of_rank = [f"rank{rank}"] if ranks > 1 else []
+    trace, *reports = (
+        recorded.file_name(stem, *of_rank, suffix)
+        for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    report = recorded.locate(training, folder / trace, use)
+    for name in reports:
+        report.save(folder / name, force=True)
+    return Saved(report, (trace, *reports))
 
 
 def _export(profiler: torch.profiler.profile | Export) -> Export:

@@ -12,6 +12,7 @@ from dataclasses import fields as dataclass_fields
 from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent
+from backspot.render._memory import peak_bytes
 from backspot.render._words import Part, made_by
 from backspot.render.view import (
     Cost,
@@ -24,7 +25,7 @@ from backspot.render.view import (
 )
 from backspot.results.costs import half_spread
 from backspot.results.limits import LimitOfModule
-from backspot.results.memory import HOST, MemoryOfModule
+from backspot.results.memory import MemoryOfModule
 from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
 from backspot.trace.names import short_node_name
 
@@ -314,8 +315,7 @@ def _limit_columns(
 def _memory_columns(report: Report, rows: Sequence[Row]) -> list[Column]:
     """What each row has in memory at the peak, and its share of the peak."""
     held = [None if row.memory is None else row.memory.at_peak_bytes for row in rows]
-    devices = [one for one in report.memory if one.device != HOST] or report.memory
-    peak = sum(one.peak_bytes for one in devices)
+    peak = peak_bytes(report)
     shares = ("" if one is None or not peak else percent(one / peak) for one in held)
     return [
         Column(
@@ -394,12 +394,8 @@ _OF_LIMIT = tuple(field.name for field in dataclass_fields(LimitOfModule))
 
 def fields_of(report: Report) -> tuple[str, ...]:
     """``FIELDS``, and those that only some reports have."""
-    work = (*_OF_WORK, "unknown_share", *_OF_LIMIT) if _has_work(report) else ()
+    work = (*_OF_WORK, "unknown_share", *_OF_LIMIT) if report.has_work else ()
     return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
-
-
-def _has_work(report: Report) -> bool:
-    return any(row.work is not None for row in report.modules)
 
 
 def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, ...]:
@@ -409,7 +405,7 @@ def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, .
     values = (getattr(row, field) for field in _OF_ROW)
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
     found = [*values, report.share(row), name, time, line.place if line else "", *memory]
-    if _has_work(report):
+    if report.has_work:
         found += [getattr(row.work, field, None) for field in (*_OF_WORK, "unknown_share")]
         found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
     return tuple(found)

@@ -48,7 +48,6 @@ FIELDS = (
     "high_ms",
     "verdict",
 )
-
 """The columns for programs (CSV), in order."""
 
 

@@ -10,7 +10,7 @@ from backspot.formatting import duration, labelled, percent, size
 from backspot.render._words import Part
 from backspot.results.grouping import numberless
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
-from backspot.results.memory import MemoryKind, MemoryOfDevice, MemoryTimeline
+from backspot.results.memory import HOST, MemoryKind, MemoryOfDevice, MemoryTimeline
 from backspot.results.report import Report
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "memory_answer",
     "memory_facts",
     "memory_sentences",
+    "peak_bytes",
     "shown_devices",
 ]
 
@@ -126,12 +127,21 @@ def checkpointing(report: Report) -> str:
     ]
     frees, row = max(found, key=lambda one: one[0], default=(0, None))
     most = max((one.held_bytes or 0 for one in report.findings), default=0)
-    if row is None or frees < max(most, _WORTH * report.memory[0].peak_bytes):
+    if row is None or frees < max(most, _WORTH * peak_bytes(report)):
         return ""
     return (
         f"Checkpointing the {row.members} × {row.label} would free up to about {size(frees)}, for "
         f"their forward once more: {duration(row.total_forward_ns)} of a {report.per}."
     )
+
+
+def peak_bytes(report: Report) -> int:
+    """What the memory of a row is a share of: the peaks of all GPUs, or of the host without any.
+
+    A row has its memory on all GPUs together, each at its own peak.
+    """
+    devices = [one for one in report.memory if one.device != HOST] or report.memory
+    return sum(one.peak_bytes for one in devices)
 
 
 def memory_facts(report: Report) -> list[list[str]]:

@@ -41,29 +41,37 @@ _TAKES: dict[PhaseName, str] = {
     "idle": "Idle time takes",
 }
 
-_MEANINGS: dict[PhaseName, str] = {
-    "data": "the time until the model has its next batch",
-    "copy": "copies from the host to the GPU while no kernel runs",
-    "loss": "work after the model's forward and before the backward",
-    "optimizer": "updates of the parameters, with zero_grad and gradient clipping",
-    "other": "recorded work that belongs to no other phase",
-    "idle": "nothing is recorded, neither on the host nor on a GPU",
-    "unsteady": (
-        "what the typical times of the other phases leave over of the step, less than nothing if "
-        "they sum to more, because the phases vary from step to step"
+_MEANINGS: dict[PhaseName, tuple[str, str]] = {
+    "data": (
+        "the time until the model has its next batch",
+        "what the host does in this time, such as loading data without worker processes",
     ),
-}
-_FIRST: dict[PhaseName, str] = {
-    "data": "what the host does in this time, such as loading data without worker processes",
-    "copy": "pinned memory with non_blocking=True, and at the size of the batch",
-    "loss": "the loss function and at what else runs there, such as metrics",
-    "optimizer": "whether the optimizer runs with fused=True or foreach=True",
-    "other": "its operators in a trace viewer",
+    "copy": (
+        "copies from the host to the GPU while no kernel runs",
+        "pinned memory with non_blocking=True, and at the size of the batch",
+    ),
+    "loss": (
+        "work after the model's forward and before the backward",
+        "the loss function and at what else runs there, such as metrics",
+    ),
+    "optimizer": (
+        "updates of the parameters, with zero_grad and gradient clipping",
+        "whether the optimizer runs with fused=True or foreach=True",
+    ),
+    "other": (
+        "recorded work that belongs to no other phase",
+        "its operators in a trace viewer",
+    ),
     "idle": (
-        "what the program does besides PyTorch's operators, such as logging or waiting for another "
-        "process"
+        "nothing is recorded, neither on the host nor on a GPU",
+        "what the program does besides PyTorch's operators, such as logging or waiting for "
+        "another process",
     ),
-    "unsteady": "their times by step in the JSON report",
+    "unsteady": (
+        "what the typical times of the other phases leave over of the step, less than "
+        "nothing if they sum to more, because the phases vary from step to step",
+        "their times by step in the JSON report",
+    ),
 }
 """What a long phase means and what to look at first; only what follows from any such trace."""
 
@@ -108,7 +116,7 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
     """What a long phase means, and what to look at first."""
     if phase == "copy" and not report.has_gpu:
         return "copies before the forward", "the size of the batch"
-    return _MEANINGS[phase], _FIRST[phase]
+    return _MEANINGS[phase]
 
 
 def longer_phase(report: Report, row: Row | None) -> list[Part]:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from backspot.formatting import counted, duration, failures, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
-from backspot.results.job import ROLES, GroupCost, JobReport, ModuleSpread, SlowestRank
+from backspot.results.job import PARTS, ROLES, GroupCost, JobReport, ModuleSpread, SlowestRank
 
 __all__ = [
     "differs",
@@ -24,13 +24,6 @@ __all__ = [
 ]
 
 _ROWS = 3
-_PARTS = {
-    "forward_gpu": "forward, kernels",
-    "forward_host": "forward, host",
-    "backward_gpu": "backward, kernels",
-    "backward_host": "backward, host",
-    "": "",
-}
 _HOST = 20  # cells
 _NARROW = 72  # cells
 _CALLS = ("job.ranks, job.slowest, job.modules for all", 'job.save("job.html")')
@@ -165,14 +158,14 @@ class _Page:
         )
         lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
         for one in steps:
-            part = f", {_PARTS[one.part]}" if one.part and not self._narrow else ""
+            part = f", {PARTS[one.part]}" if one.part and not self._narrow else ""
             lead = (
                 f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
                 f"{duration(one.longer_ns):>10}  "
             )
             room = self._width - len(lead)
             if not self._narrow:  # names are cut alike, whatever part stands behind them
-                room -= max(map(len, _PARTS.values())) + 3
+                room -= max(map(len, PARTS.values())) + 3
             lines.append(f"{lead}{self._module(one, room)}{part}".rstrip())
         return lines
 

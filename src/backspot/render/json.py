@@ -33,11 +33,11 @@ __all__ = ["FORMATS", "comparison_to_json", "job_to_json", "load", "schema", "to
 Saved = TypeVar("Saved", Report, JobReport)
 _SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
 _AGAIN = "make it again from the trace"
-# Characters that a terminal or a page might obey. In JSON they only occur in strings.
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
     rb',"(?:memory|held_bytes|work|counters|peaks|mfu|recorded)":(?:null|\[\]|\{\})(?=[,}])'
 )
+# Characters that a terminal or a page might obey. In JSON they only occur in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
 
 

@@ -215,13 +215,13 @@ def _costs(report: Report, row: Row) -> dict[str, str | float]:
     """What a row costs in a typical step, with everything inside it."""
     share = row.total_wall_ns / report.wall_ns if report.wall_ns else 0.0
     costs: dict[str, str | float] = {
-        f"wall ms per {report.per}": _to_microseconds(row.total_wall_ns),
+        f"wall ms per {report.per}": _milliseconds(row.total_wall_ns),
         "share of the backward": percent(share),
     }
     if report.has_gpu:
-        costs[f"GPU ms per {report.per}"] = _to_microseconds(row.total_gpu_ns)
+        costs[f"GPU ms per {report.per}"] = _milliseconds(row.total_gpu_ns)
     if row.total_wall_ns != row.wall_ns:
-        costs["wall ms of its own"] = _to_microseconds(row.wall_ns)
+        costs["wall ms of its own"] = _milliseconds(row.wall_ns)
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     if node is not None:
         costs["heaviest node"] = visible(short_node_name(node.name))
@@ -232,8 +232,8 @@ def _costs(report: Report, row: Row) -> dict[str, str | float]:
     return costs
 
 
-def _to_microseconds(nanoseconds: int) -> float:
-    """Milliseconds, to the microsecond."""
+def _milliseconds(nanoseconds: int) -> float:
+    """Return milliseconds, to the microsecond."""
     return round(nanoseconds / 1e6, 3)
 
 

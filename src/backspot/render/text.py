@@ -29,6 +29,7 @@ from backspot.render._memory import (
     limit_facts,
     memory_answer,
     memory_facts,
+    peak_bytes,
 )
 from backspot.render._phases import explained, first_look, kept_phases, longer_phase, phase_text
 from backspot.render._terminal import (
@@ -231,7 +232,7 @@ class _Page:
         if not self._is_memory:
             return self._report.share(row)
         held = 0 if row.memory is None else row.memory.at_peak_bytes
-        return held / max(1, self._report.memory[0].peak_bytes)
+        return held / max(1, peak_bytes(self._report))
 
     def _memory(self) -> list[Text]:
         """Who fills the memory, what is in it, what to do about it; and the answer about time."""

@@ -38,16 +38,16 @@ def fold(
 
     A root is always kept.
 
-    Args:
-        rows: the rows of a report.
-        depth: the deepest level to keep; ``None`` keeps every level.
-        matches: whether to keep a path; ``None`` keeps every path.
-
     The root is at level 0. Only modules that were called make a level: the forward of a
     ``ModuleList`` never runs, so its modules are at the level that it has itself.
 
     Savings do not add up. A row that takes in all modules inside it saves its total, a row that
     takes in none saves what it did, and what any other row saves is not known.
+
+    Args:
+        rows: the rows of a report.
+        depth: the deepest level to keep; ``None`` keeps every level.
+        matches: whether to keep a path; ``None`` keeps every path.
     """
     known = {row.path: row for row in rows if row.is_module}
     levels: dict[str, int] = {}

@@ -16,6 +16,7 @@ from backspot.results.presented import Presented
 from backspot.results.public import public
 
 __all__ = [
+    "PARTS",
     "ROLES",
     "SCHEMA",
     "GroupCost",
@@ -57,6 +58,13 @@ ROLES: dict[Role, str] = {
 """The roles in words."""
 Part = Literal["forward_gpu", "forward_host", "backward_gpu", "backward_host"]
 """A part of a module's clock time: its kernels, or its host holding up the device."""
+PARTS: dict[Part, str] = {
+    "forward_gpu": "forward, kernels",
+    "forward_host": "forward, host",
+    "backward_gpu": "backward, kernels",
+    "backward_host": "backward, host",
+}
+"""The parts in words."""
 
 
 @public

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LABELLED", "Forms", "Labelling", "Presented", "Result", "forms", "labelling"]
 
 Result: TypeAlias = Any
-"""A ``Report``, a ``Subtree`` or a ``Comparison``. Their modules import this one."""
+"""A ``Report``, ``Subtree``, ``Comparison`` or ``JobReport``. Their modules import this one."""
 
 
 class Forms(Protocol):

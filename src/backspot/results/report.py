@@ -279,6 +279,11 @@ class Report(Presented, _Predicted):
         return sum(row.wall_ns for row in self.modules if row.path == UNSTEADY)
 
     @property
+    def has_work(self) -> bool:
+        """Whether rows have work, because the recording has the shapes of operators' inputs."""
+        return any(row.work is not None for row in self.modules)
+
+    @property
     def utilisation(self) -> float:
         """Share (0 to 1) of the steps in which a device was running something."""
         whole = sum(phase.wall_ns for phase in self.phases)

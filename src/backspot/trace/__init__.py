@@ -6,6 +6,7 @@ trace are, but not what a module or a backward pass is; it imports no torch.
 
 The way of a trace::
 
+    source.py      what a source may be
     read.py        decides what the source is, and what of it is usable
     stream.py      a file as plain bytes, unpacked if it is gzip
     parallel.py    a large plain file, cut into stretches for several processes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -255,6 +255,17 @@ class Events:
     def of(self, *categories: Category) -> Ints:
         """Return the indices of the events of these categories; read only."""
         return self._index(categories)[0]
+
+    def where(self, keep: Mask) -> Events:
+        """Return the trace with only those events for which ``keep`` is true.
+
+        Flows, allocations and samples are no events; they stay.
+        """
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        columns: dict[str, Any] = {
+            name: of[keep] for name, of in values.items() if isinstance(of, np.ndarray)
+        }
+        return replace(self, **columns)
 
     def named(self, category: Category, *prefixes: str) -> Ints:
         """Return the indices of a category's events with names that start with a prefix."""

@@ -14,7 +14,10 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 6. ``phases`` deals out the clock time of the steps to the phases.
 
 ``memory`` counts bytes in place of time: what is live at the peak, and what each module keeps.
-``checkpointing`` has what stays of that if a module is checkpointed.
+``checkpointing`` has what stays of that if a module is checkpointed. ``work`` counts floating point
+operations and the bytes that they move, with the formulas of the operators in ``formulas/``;
+``peaks`` has what devices can do at best. ``counters`` has what sampled hardware counters say of
+each module.
 
 Terms: a *holder* is the index of a span, or the number of spans plus the index of a piece of device
 work. A *payer* is a holder, or a launch of compiled code within a span. A *tier* ranks device work

@@ -15,7 +15,17 @@ from typing import get_args
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, grouped, layered
+from backspot.analysis.timeline import (
+    EMPTY,
+    FAR,
+    NOTHING,
+    Timeline,
+    distinct,
+    enclosing,
+    first_started,
+    grouped,
+    layered,
+)
 from backspot.results.costs import PhaseName
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -46,9 +56,7 @@ _MARKS: dict[int, Callable[[str], bool]] = {
     OPTIMIZER: names.is_optimizer_mark,
     FORWARD: names.is_forward_mark,
 }
-_FAR = np.iinfo(np.int64).max
 _NO_EVENTS = np.empty(0, np.int64)
-_EMPTY = Timeline(_NO_EVENTS, _NO_EVENTS)
 
 
 def to_device(events: Events, name: Ints) -> Mask:
@@ -87,7 +95,7 @@ class _Sections:
 
     Attributes:
         begin: when the pass before ended, or the optimizer's step after that pass.
-        forward: when the model's first call begins, ``_FAR`` if there is none.
+        forward: when the model's first call begins, ``FAR`` if there is none.
         done: when the model's last call ends, ``NOTHING`` if there is none.
         backward: when the pass starts.
     """
@@ -118,9 +126,9 @@ def find_activity(events: Events, ownership: Ownership) -> Activity:
         for thread in context.threads
     }
     behind = [_marked(FORWARD)(context, thread) for thread in context.threads]
-    beside = layered(_EMPTY, *context.between.values(), *behind)
+    beside = layered(*context.between.values(), *behind)
     program = [own[thread] for thread in context.program if thread in own]
-    return Activity(layered(_EMPTY, *program, beside, _waiting(context)), own, beside)
+    return Activity(layered(*program, beside, _waiting(context)), own, beside)
 
 
 class _Context:
@@ -256,7 +264,7 @@ class _Context:
         ended = np.append(NOTHING, np.sort(events.end[self.updates]))
         begin = np.maximum(begin, ended[np.searchsorted(ended, passes.start, side="right") - 1])
         count = len(passes.start)
-        forward, done = np.full(count, _FAR), np.full(count, NOTHING)
+        forward, done = np.full(count, FAR), np.full(count, NOTHING)
         sections = _Sections(begin, forward, done, passes.start)
         if self.labelled:
             start, end = spans.start[self.calls], spans.end[self.calls]
@@ -279,9 +287,10 @@ class _Context:
         ]
         index = np.concatenate([_NO_EVENTS, *made])
         for phase in (DATA, COPY, OPTIMIZER):
-            index = index[~self._is_in(self.marks[phase], index)]
+            thread, start = events.thread[index], events.start[index]
+            index = index[enclosing(events, self.marks[phase], thread, start) < 0]
         # The last of them ends with the start of the pass, because the engine is called first.
-        return events.start[index], np.full(len(index), _FAR)
+        return events.start[index], np.full(len(index), FAR)
 
     def _cut_losses(self, sections: _Sections) -> None:
         """End the model where the last operator with "loss" in its name begins."""
@@ -292,17 +301,6 @@ class _Context:
             at, inside = sections.of(start)
             inside &= start > sections.forward[at]
             sections.done[at[inside]] = start[inside]  # the last assignment stays: the last loss
-
-    def _is_in(self, marks: Ints, index: Ints) -> Mask:
-        """Whether each event is inside one of these marks on its thread."""
-        events = self.events
-        found = np.zeros(len(index), bool)
-        asked = dict(grouped(events.thread[index]))
-        for thread, mine in grouped(events.thread, marks):
-            here = asked.get(thread, mine[:0])
-            line = first_started(events.start[mine], events.end[mine], mine)
-            found[here] = line.at(events.start[index[here]]) >= 0
-        return found
 
     # What lies between marks ---------------------------------------------------------------------
 
@@ -351,9 +349,9 @@ class _Context:
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         if named is None:
-            first = np.append(start, _FAR)
+            first = np.append(start, FAR)
         else:
-            first = np.append(np.sort(events.start[index[named[events.name[index]]]]), _FAR)
+            first = np.append(np.sort(events.start[index[named[events.name[index]]]]), FAR)
         begin = first[np.searchsorted(first, after, side="left")]
         latest = np.append(NOTHING, np.maximum.accumulate(end))
         finish = np.minimum(latest[np.searchsorted(start, before, side="left")], before)
@@ -378,7 +376,7 @@ def _marked(phase: int) -> _Layer:
 
 def _called(context: _Context, thread: int) -> Timeline:
     """The calls of models and losses."""
-    return context.called.get(thread, _EMPTY)
+    return context.called.get(thread, EMPTY)
 
 
 def _optimizing(context: _Context, thread: int) -> Timeline:
@@ -391,7 +389,7 @@ def _optimizing(context: _Context, thread: int) -> Timeline:
 def _operators(context: _Context, thread: int) -> Timeline:
     """What runs outside all calls and marks, by its name and its position."""
     if thread not in context.tops:
-        return _EMPTY
+        return EMPTY
     events, (top, line) = context.events, context.tops[thread]
     start, name = events.start[top], events.name[top]
     phase = np.full(len(top), OTHER)
@@ -415,12 +413,12 @@ def _waiting(context: _Context) -> Timeline:
     """
     sections, work, events = context.sections, context.o.work, context.events
     if len(context.marks[DATA]) or not len(sections.begin):
-        return _EMPTY
+        return EMPTY
     steps = events.start[events.named(Category.ANNOTATION, names.PROFILER_STEP)]
     marks = np.append(NOTHING, np.sort(steps))
     at = np.searchsorted(marks, sections.backward, side="right") - 1
     begin = np.maximum(np.maximum(sections.begin, marks[at]), 0)
-    known = sections.forward < _FAR
+    known = sections.forward < FAR
     if len(work.start):
         copied = to_device(events, work.name) & (work.span < 0) & (work.launch >= 0)
         times = np.append(NOTHING, np.sort(work.launch[copied]))

@@ -13,7 +13,15 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, layered, take
+from backspot.analysis.timeline import (
+    EMPTY,
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    layered,
+    take,
+)
 from backspot.trace.events import Ints
 
 __all__ = ["Clock", "DeviceClock", "WallKind"]
@@ -108,8 +116,7 @@ class Clock:
         """
         if device in self.devices:
             return self.devices[device].replays
-        empty = np.empty(0, np.int64)
-        return Timeline(empty, empty)
+        return EMPTY
 
 
 class DeviceClock:
@@ -155,8 +162,7 @@ class DeviceClock:
         """When the device idles because the host waited until it ran empty: the waiting spans."""
         waits = self._ownership.waits
         if not len(waits.start):
-            empty = np.empty(0, np.int64)
-            return Timeline(empty, empty)
+            return EMPTY
         begin, queued, _, _ = self._idle
         at = np.searchsorted(waits.start, begin, side="right") - 1
         wait = np.maximum(at, 0)
@@ -200,5 +206,4 @@ def _host(ownership: Ownership) -> Timeline:
     if len(exchanges):
         start, end = work.start[exchanges], work.end[exchanges]
         layers.append(first_started(start, end, exchanges + len(spans.start)))
-    empty = np.empty(0, np.int64)
-    return layered(*layers) if layers else Timeline(empty, empty)
+    return layered(*layers)

@@ -16,7 +16,7 @@ import numpy as np
 from backspot.analysis.accounting.checkpointing import find_staying
 from backspot.analysis.attribution.allocations import Blocks, find_blocks
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, distinct, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, numbered, take
 from backspot.results.grouping import numberless, parents_of
 from backspot.results.memory import (
     BEFORE,
@@ -34,7 +34,6 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = ["Kinds", "Memory", "find_memory"]
 
-_FAR = np.iinfo(np.int64).max
 _KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 _MOST = float(1 << 61)
 """Bytes that all blocks of a recording may have together."""
@@ -114,9 +113,7 @@ class _Accountant:
         self.passes, self.spans = ownership.passes, ownership.spans
         self.blocks = find_blocks(events, ownership)
         self.allocated = self._allocated()
-        self.until = take(
-            self.reported.time, np.where(self._stays, NOTHING, self.blocks.went), _FAR
-        )
+        self.until = take(self.reported.time, np.where(self._stays, NOTHING, self.blocks.went), FAR)
         self.kinds = self._kinds()
         self.parent = self._parents()
 
@@ -148,10 +145,10 @@ class _Accountant:
         in_pass = own_run >= 0
         node = take(self.spans.is_node, blocks.span, False)
         coming = np.searchsorted(passes.start, since, side="right")
-        starts = np.append(passes.start, _FAR)[coming]
+        starts = np.append(passes.start, FAR)[coming]
         outside = recorded & ~in_pass & ~blocks.by_optimizer
         kept = outside & (self.until > starts)
-        survives = self.until > np.append(passes.end, _FAR)[own_run]
+        survives = self.until > np.append(passes.end, FAR)[own_run]
         return Kinds(
             activation=kept,
             recomputed=in_pass & ~node,
@@ -241,7 +238,7 @@ class _Accountant:
 
     def _first_nodes(self) -> Ints:
         """Return when each owner's backward begins in each pass, with all that is inside it."""
-        begun = np.full((len(self.o.owners), len(self.passes.start)), _FAR)
+        begun = np.full((len(self.o.owners), len(self.passes.start)), FAR)
         nodes = np.flatnonzero(self.spans.is_node & (self.passes.of_span >= 0))
         owner, run, start = (
             column[nodes] for column in (self.o.owner, self.passes.of_span, self.spans.start)
@@ -345,11 +342,8 @@ class _Accountant:
         return [MemoryShare(*place, *sums) for place, sums in found.items()]
 
     def _named(self, owner: int, kind: MemoryKind) -> tuple[str, str]:
-        """Return the path and the class of an owner."""
-        if kind == "optimizer":
-            return OPTIMIZER, ""
-        module = self.o.owners.module(owner)
-        return self.o.owners.path(owner), module.class_name if module else ""
+        """Return the path and the class of who has blocks of a kind."""
+        return (OPTIMIZER, "") if kind == "optimizer" else self.o.owners.named(owner)
 
     def _place(
         self, entry: int
@@ -407,7 +401,7 @@ class _Accountant:
         """Return the name of each owner, repeated layers as one, and the name that each has."""
         alike: dict[tuple[str, str], list[int]] = {}
         for owner in range(len(self.o.owners)):
-            path, class_name = self._named(owner, "other")
+            path, class_name = self.o.owners.named(owner)
             alike.setdefault((numberless(path), class_name), []).append(owner)
         names, of_owner = [], np.zeros(len(self.o.owners), np.int64)
         for number, ((pattern, _), owners) in enumerate(alike.items()):

@@ -15,11 +15,11 @@ from backspot.results.costs import LineCost, NodeCost
 from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
 
-__all__ = ["Piece", "joined", "line_costs", "node_costs", "summed", "summed_by_step"]
+__all__ = ["Pieces", "joined", "line_costs", "node_costs", "summed", "summed_by_step"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Pieces:
     """Pieces of time or work of the backward; arrays of equal length.
 
     Attributes:
@@ -41,9 +41,9 @@ class Piece:
     is_split: Mask
     kind: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def where(self, chosen: Mask) -> Piece:
+    def where(self, chosen: Mask) -> Pieces:
         """Return some of the pieces."""
-        return Piece(
+        return Pieces(
             run=self.run[chosen],
             owner=self.owner[chosen],
             node=self.node[chosen],
@@ -55,7 +55,7 @@ class Piece:
 
 
 def node_costs(
-    pieces: Sequence[Piece], names: Sequence[str], steps: Steps
+    pieces: Sequence[Pieces], names: Sequence[str], steps: Steps
 ) -> dict[int, list[NodeCost]]:
     """Return what each owner's nodes cost in a typical step, by name.
 
@@ -75,7 +75,7 @@ def node_costs(
 
 
 def line_costs(
-    pieces: Sequence[Piece],
+    pieces: Sequence[Pieces],
     names: Sequence[str],
     known: Sequence[SourceLine],
     steps: Steps,
@@ -123,7 +123,7 @@ def summed_by_step(key: Ints, step: Ints, amount: Ints, count: int, steps: int) 
     return summed(key * steps + step, amount, count * steps).reshape(count, steps)
 
 
-def _by_key(keys: Iterable[Ints], pieces: Sequence[Piece], steps: Steps) -> dict[int, list[int]]:
+def _by_key(keys: Iterable[Ints], pieces: Sequence[Pieces], steps: Steps) -> dict[int, list[int]]:
     """Return the typical count, wall, gpu and cpu time of each key.
 
     Args:
@@ -143,8 +143,8 @@ def _by_key(keys: Iterable[Ints], pieces: Sequence[Piece], steps: Steps) -> dict
     return {key: cost for key, cost in found.items() if any(cost)}
 
 
-def joined(parts: Sequence[Piece]) -> Piece:
+def joined(parts: Sequence[Pieces]) -> Pieces:
     """Return all parts as one."""
-    return Piece(
-        *(np.concatenate([getattr(part, field) for part in parts]) for field in Piece.__slots__)
+    return Pieces(
+        *(np.concatenate([getattr(part, field) for part in parts]) for field in Pieces.__slots__)
     )

@@ -17,7 +17,7 @@ from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.pieces import (
-    Piece,
+    Pieces,
     joined,
     line_costs,
     node_costs,
@@ -61,11 +61,11 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = ["BackwardCosts", "account"]
 
+_Part = TypeVar("_Part", NodeCost, LineCost)
+
 # Listed among the nodes, although they are none.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
-_Part = TypeVar("_Part", NodeCost, LineCost)
-
 _ADDED = (_RECOMPUTE, _REPLAY)  # then the collectives
 
 
@@ -116,7 +116,7 @@ class _Holders:
     Attributes:
         is_backward: whether the time of this holder is time of the backward.
         is_optimizer: whether an optimizer launched this device work.
-        node: as in ``Piece``.
+        node: as in ``Pieces``.
         span: the span, or the one around the launch; ``NOTHING`` for none.
         launch: when device work was launched, ``NOTHING`` where that is not known.
     """
@@ -137,7 +137,7 @@ class _Dealt(NamedTuple):
         other: for each pass, the time of all other work.
     """
 
-    backward: Piece
+    backward: Pieces
     forward_tail: Ints
     other: Ints
 
@@ -156,7 +156,9 @@ class _Accountant:
         self.spans, self.work, self.passes = ownership.spans, ownership.work, ownership.passes
         self.in_pass = self.passes.of_span >= 0
         recompute = self.in_pass & ~self.spans.is_node
-        self.node = np.where(recompute, len(self.spans.node_names), self.spans.node)
+        self.recompute_node = len(self.spans.node_names)
+        self.replay_node = self.recompute_node + 1
+        self.node = np.where(recompute, self.recompute_node, self.spans.node)
         communication = ownership.communication
         collectives = [f"({name})" for name in communication.names]
         self.names = (*self.spans.node_names, *_ADDED, *collectives)
@@ -227,7 +229,7 @@ class _Accountant:
         other = ~backward & ~forward_tail
 
         before_replay = (replay >= 0) & (span == replay)
-        node = np.where(before_replay, len(self.spans.node_names) + 1, holders.node[holder])
+        node = np.where(before_replay, self.replay_node, holders.node[holder])
         # Outside of a pass, the host executes nothing for it: a forward call on another thread.
         elsewhere = is_host & ~take(self.in_pass, span, True)
         payer = np.where(elsewhere, self.payers.nothing, holder)
@@ -254,7 +256,7 @@ class _Accountant:
             sum((part.other for part in parts), none),
         )
 
-    def _cpu(self) -> Piece:
+    def _cpu(self) -> Pieces:
         amount = np.zeros(len(self.holders.span), np.int64)
         for indices, nesting in self.spans.nesting.values():
             timeline = nesting.timeline.cut(self.payers.edges)
@@ -265,19 +267,19 @@ class _Accountant:
                 np.add.at(amount, payer[top >= 0], length[top >= 0])
         return self._of_spans(amount)
 
-    def _gpu(self) -> tuple[Piece, Ints]:
+    def _gpu(self) -> tuple[Pieces, Ints]:
         """Device work by owner; and which work each piece is."""
         work = self.work
         mine = np.flatnonzero((work.run >= 0) & (work.device >= 0))
         piece, place = self._of_work(mine, work.end[mine] - work.start[mine])
         return piece, mine[place]
 
-    def _of_work(self, mine: Ints, amount: Ints) -> tuple[Piece, Ints]:
+    def _of_work(self, mine: Ints, amount: Ints) -> tuple[Pieces, Ints]:
         """Amounts of some device work as pieces; and the place in ``mine`` of each piece."""
         payer = self.payers.of_work(mine)
         return self._paid(self.work.run[mine], payer, amount, self.holders.node[payer])
 
-    def _of_spans(self, amount: Ints) -> Piece:
+    def _of_spans(self, amount: Ints) -> Pieces:
         """Amounts of spans, or of all payers, as pieces, of those in spans that run in a pass."""
         run = take(self.passes.of_span, self.holders.span[: len(amount)])
         payer = np.flatnonzero(run >= 0)
@@ -285,16 +287,16 @@ class _Accountant:
 
     def _paid(
         self, run: Ints, payer: Ints, amount: Ints, node: Ints, kind: Ints | None = None
-    ) -> tuple[Piece, Ints]:
+    ) -> tuple[Pieces, Ints]:
         """Split amounts among the owners of payers; and return of which amount each piece is."""
         shares = self.payers.shares
         place, share, part = shares.split(payer, amount)
         node = node[place]
-        replay = node == len(self.spans.node_names) + 1
-        piece = Piece(
+        replay = node == self.replay_node
+        piece = Pieces(
             run=run[place],
             owner=shares.owner[share],
-            node=np.where(shares.again[share] & ~replay, len(self.spans.node_names), node),
+            node=np.where(shares.again[share] & ~replay, self.recompute_node, node),
             line=np.where(replay, NOTHING, shares.line[share]),
             amount=part,
             kind=np.empty(0, np.int64) if kind is None else kind[place],
@@ -302,7 +304,7 @@ class _Accountant:
         )
         return piece, place
 
-    def _serving(self, *, by_line: bool) -> Piece:
+    def _serving(self, *, by_line: bool) -> Pieces:
         """The nodes of compiled regions, once for each other owner, and line, that they work for.
 
         Args:
@@ -330,9 +332,9 @@ class _Accountant:
         span, owner, node, line = np.unique(columns, axis=1)
         run = self.passes.of_span[span]
         one = np.ones(len(span), np.int64)
-        return Piece(run, owner, node, line, one, is_split=np.zeros(len(span), bool))
+        return Pieces(run, owner, node, line, one, is_split=np.zeros(len(span), bool))
 
-    def _by_step(self, piece: Piece, key: Ints, count: int) -> Ints:
+    def _by_step(self, piece: Pieces, key: Ints, count: int) -> Ints:
         """Sum pieces, with one row a key and one column a step."""
         step = self.steps.of_pass[piece.run]
         return summed_by_step(key, step, piece.amount, count, self.steps.count)
@@ -407,7 +409,7 @@ class _Accountant:
             coverage=Coverage(*shares),
         )
 
-    def _passes(self, dealt: _Dealt, gpu: Piece, cpu: Piece) -> tuple[Pass, ...]:
+    def _passes(self, dealt: _Dealt, gpu: Pieces, cpu: Pieces) -> tuple[Pass, ...]:
         windows, count = self.o.windows, len(self.passes.start)
         nodes = self.passes.of_span[self.spans.is_node & self.in_pass]
         duration = windows.end - windows.start
@@ -426,7 +428,7 @@ class _Accountant:
 
     def _rows(
         self,
-        costs_of: tuple[Piece, Piece, Piece],
+        costs_of: tuple[Pieces, Pieces, Pieces],
         nodes: dict[int, list[NodeCost]],
         kernels: dict[int, list[KernelCost]],
         lines: dict[int, list[LineCost]],
@@ -437,7 +439,7 @@ class _Accountant:
         by_step = [self._by_step(piece, piece.owner, owners) for piece in costs_of]
         by_step.append(self._forward(owners))
         costs = [typical(each).tolist() for each in by_step]
-        again = wall.where(wall.node == len(spans.node_names))
+        again = wall.where(wall.node == self.recompute_node)
         recompute = typical(self._by_step(again, again.owner, owners)).tolist()
         split = typical(self._by_step(wall.where(wall.is_split), wall.owner[wall.is_split], owners))
         kinds = len(WallKind)
@@ -456,10 +458,11 @@ class _Accountant:
             if not named and not recorded and not nodes[owner]:
                 continue
             own = [column[owner] for column in costs]
+            path, class_name = self.o.owners.named(owner)
             rows.append(
                 Row(
-                    path=self.o.owners.path(owner),
-                    class_name=module.class_name if module else "",
+                    path=path,
+                    class_name=class_name,
                     root=module.root if module and named else "",
                     is_module=named,
                     calls=float(calls[owner]),
@@ -489,9 +492,9 @@ class _Accountant:
             )
         return rows
 
-    def _kernels(self, gpu: Piece, launched: Ints) -> dict[int, list[KernelCost]]:
+    def _kernels(self, gpu: Pieces, launched: Ints) -> dict[int, list[KernelCost]]:
         """Each owner's device work by name."""
-        return self._by_name(gpu, self.work.name[launched].astype(np.int64), self.work.names)
+        return self._by_name(gpu, self.work.name[launched].astype(np.int64), self.events.names)
 
     def _operators_inside(self) -> dict[int, list[KernelCost]]:
         """Each owner's outermost operators in nodes by name."""
@@ -506,7 +509,7 @@ class _Accountant:
         return self._by_name(piece, events.name[index][place].astype(np.int64), events.names)
 
     def _by_name(
-        self, piece: Piece, name: Ints, names: Sequence[str]
+        self, piece: Pieces, name: Ints, names: Sequence[str]
     ) -> dict[int, list[KernelCost]]:
         width = len(names)
         keys, inverse = numbered(piece.owner * width + name)
@@ -520,7 +523,7 @@ class _Accountant:
         return kernels
 
     def _operators(
-        self, pieces: tuple[Piece, ...], nodes_of: dict[int, list[NodeCost]]
+        self, pieces: tuple[Pieces, ...], nodes_of: dict[int, list[NodeCost]]
     ) -> tuple[OperatorCost, ...]:
         payers: dict[str, tuple[int, int, int, int]] = {}
         for owner, nodes in nodes_of.items():
@@ -541,7 +544,7 @@ class _Accountant:
         ]
         return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))
 
-    def _devices(self, wall: Piece, gpu: Piece, device: Ints) -> tuple[DeviceCost, ...]:
+    def _devices(self, wall: Pieces, gpu: Pieces, device: Ints) -> tuple[DeviceCost, ...]:
         """Each device's own table: the passes as if they waited for this device alone."""
         every = np.arange(len(self.passes.start))
         costs = []
@@ -558,7 +561,7 @@ class _Accountant:
             )
         return tuple(costs)
 
-    def _by_path(self, piece: Piece) -> dict[str, int]:
+    def _by_path(self, piece: Pieces) -> dict[str, int]:
         costs = typical(self._by_step(piece, piece.owner, len(self.o.owners)))
         held = np.flatnonzero(costs)
         ranked = held[np.argsort(-costs[held], kind="stable")]

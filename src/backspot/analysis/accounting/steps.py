@@ -17,14 +17,12 @@ import numpy as np
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, first_started, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import OPTIMIZER_STEP
 
 __all__ = ["StepWindows", "host_steps", "step_windows"]
-
-_FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def host_steps(events: Events, ownership: Ownership) -> tuple[Ints, Ints] | None
     are one step; ``None`` if no forward is recorded.
     """
     steps, passes = ownership.steps, ownership.passes
-    first, last = np.full(steps.count, _FAR), np.zeros(steps.count, np.int64)
+    first, last = np.full(steps.count, FAR), np.zeros(steps.count, np.int64)
     np.minimum.at(first, steps.of_pass, passes.start)
     np.maximum.at(last, steps.of_pass, passes.end)
     if len(steps.start):
@@ -99,7 +97,7 @@ def _between_updates(events: Events, first: Ints, last: Ints) -> tuple[Ints, Int
         last: when the last pass of each step ends.
     """
     updates = np.sort(events.end[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
-    before = np.searchsorted(updates, np.append(first[1:], _FAR), side="right") - 1
+    before = np.searchsorted(updates, np.append(first[1:], FAR), side="right") - 1
     ends = np.maximum(last, take(updates, before))
     # A launch before all operators is that of earlier work, which still runs.
     host = events.of(Category.OPERATOR, Category.ANNOTATION)
@@ -119,7 +117,7 @@ def _forwards(events: Events, ownership: Ownership) -> Ints:
     start: Ints = passes.start.copy()
     for times in (spans.start[called], events.start[operators[made]]):
         times = np.sort(times)
-        found = np.append(times, _FAR)[np.searchsorted(times, ended, side="left")]
+        found = np.append(times, FAR)[np.searchsorted(times, ended, side="left")]
         start = np.where(start < passes.start, start, np.minimum(found, passes.start))
     return start
 
@@ -134,9 +132,9 @@ def _left_over(work: DeviceWork, first_pass: int) -> Mask:
     queue has no such work, only work that starts before the first pass is known to be left over.
     """
     known = work.thread >= 0
-    begun = np.full(int(work.queue.max(initial=-1)) + 1, _FAR)
+    begun = np.full(int(work.queue.max(initial=-1)) + 1, FAR)
     np.minimum.at(begun, work.queue[known], work.start[known])
-    begun[begun == _FAR] = 0
+    begun[begun == FAR] = 0
     early: Mask = ~known & (work.start < begun[work.queue])
     return early & ((work.launch >= 0) | (work.start < first_pass))
 

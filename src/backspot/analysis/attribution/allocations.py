@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import NOTHING, Timeline, first_started, grouped, take
+from backspot.analysis.timeline import NOTHING, enclosing, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -64,12 +64,10 @@ def find_blocks(events: Events, ownership: Ownership) -> Blocks:
     went = np.concatenate([following[comes], old])
     known = np.where(came >= 0, came, went)
     span = np.full(count, NOTHING, np.int64)
-    by_optimizer = np.zeros(count, bool)
-    optimizers = _optimizer_steps(events)
     for thread, mine in grouped(reported.thread):
         span[mine] = ownership.spans.at(thread, reported.time[mine])
-        if thread in optimizers:
-            by_optimizer[mine] = optimizers[thread].at(reported.time[mine]) >= 0
+    marks = events.chosen(events.names_where(names.is_optimizer_mark), Category.ANNOTATION)
+    by_optimizer = enclosing(events, marks, reported.thread, reported.time) >= 0
     in_pass = take(ownership.passes.of_span, span) >= 0
     return Blocks(
         device=reported.device[known],
@@ -80,12 +78,3 @@ def find_blocks(events: Events, ownership: Ownership) -> Blocks:
         owner=take(take(ownership.owner, span, Special.OUTSIDE), came, Special.OUTSIDE),
         by_optimizer=take(by_optimizer & ~in_pass, came, False),
     )
-
-
-def _optimizer_steps(events: Events) -> dict[int, Timeline]:
-    """Return a timeline for each thread that holds where an optimizer works."""
-    marks = events.chosen(events.names_where(names.is_optimizer_mark), Category.ANNOTATION)
-    return {
-        thread: first_started(events.start[mine], events.end[mine], mine)
-        for thread, mine in grouped(events.thread, marks)
-    }

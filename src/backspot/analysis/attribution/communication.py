@@ -9,11 +9,11 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, first_started, grouped, take
+from backspot.analysis.timeline import NOTHING, enclosing, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Communication", "find_communication", "find_surrounding"]
+__all__ = ["Communication", "find_communication"]
 
 _UNKNOWN = "collective"
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -56,7 +56,8 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     mine = np.flatnonzero(work.tier == Tier.COMMUNICATION)
     known, which = _collectives(events, work, mine)
     calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
-    call = find_surrounding(events, work, mine, calls)
+    thread, launch = work.thread[mine], work.launch[mine]
+    call = enclosing(events, calls, thread, launch)
     shown, group, groups = known, take(events.group, call), len(events.groups)
     if groups > 1:
         pairs, which = np.unique(which * (groups + 1) + group + 1, return_inverse=True)
@@ -64,7 +65,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
         labels = ["", *(f" [{name}]" for name in events.groups)]
         shown = [f"{a}{labels[b]}" for a, b in zip(known, pairs % (groups + 1), strict=True)]
     gathering = events.names_where(lambda name: names.gathered_module(name) is not None)
-    gather = find_surrounding(events, work, mine, events.chosen(gathering, Category.ANNOTATION))
+    gather = enclosing(events, events.chosen(gathering, Category.ANNOTATION), thread, launch)
 
     def of_work(values: Ints) -> Ints:
         found = np.full(len(work.start), NOTHING, np.int64)
@@ -76,7 +77,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     node = take(spans.node, work.span)
     by_sharding = np.zeros(len(work.start), bool)
     marks = events.chosen(events.names_where(names.is_sharding_mark), Category.ANNOTATION)
-    by_sharding[mine] = find_surrounding(events, work, mine, marks) >= 0
+    by_sharding[mine] = enclosing(events, marks, thread, launch) >= 0
     by_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)
     reduces, gathers = (
         take(np.array([name in wanted for name in known], bool), collective, False)
@@ -100,7 +101,8 @@ def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence
         events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
     )
     # All-to-all runs as sends, and RCCL has one kernel for all: the operator says which it is.
-    around = take(events.name, find_surrounding(events, work, mine, operators))
+    operator = enclosing(events, operators, work.thread[mine], work.launch[mine])
+    around = take(events.name, operator)
     said = [names.collective_in(one) for one in events.names]
     found = [
         (said[operator] if operator >= 0 else "") or said[kernel] or _UNKNOWN
@@ -108,14 +110,3 @@ def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence
     ]
     known = sorted(set(found))
     return known, np.array([known.index(one) for one in found], np.int64)
-
-
-def find_surrounding(events: Events, work: DeviceWork, mine: Ints, marks: Ints) -> Ints:
-    """Return the mark (event index) around the launch of each of these pieces of work."""
-    found = np.full(len(mine), NOTHING, np.int64)
-    asked = dict(grouped(work.thread[mine]))
-    for thread, at in grouped(events.thread, marks):
-        here = asked.get(thread, mine[:0])
-        line = first_started(events.start[at], events.end[at], at)
-        found[here] = line.at(work.launch[mine[here]])
-    return found

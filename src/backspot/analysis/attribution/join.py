@@ -16,7 +16,7 @@ import numpy as np
 from backspot.analysis.attribution.passes import Passes, find_passes
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.attribution.unseen import Makers, Making
-from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, merged, numbered, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -209,7 +209,7 @@ def _match(
     doubtful = np.flatnonzero((position >= 0) & suspect)
     if len(doubtful):
         above = np.searchsorted(operators.sequence, sequence[doubtful], side="right")
-        late = np.append(operators.start, np.iinfo(np.int64).max)[above] >= start[doubtful]
+        late = np.append(operators.start, FAR)[above] >= start[doubtful]
         making = Making(
             node=nodes[doubtful],
             before=found[doubtful],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -11,7 +10,7 @@ import numpy as np
 from backspot.analysis.attribution.loading import find_loading
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, first_started, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, enclosing, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -36,9 +35,6 @@ class Tier(IntEnum):
     COMMUNICATION = 2
 
 
-_LAST = np.iinfo(np.int64).max  # where a launch is not known
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
     """Kernels, copies, memsets and the host's exchanges; arrays with one entry each.
@@ -60,10 +56,9 @@ class DeviceWork:
         span: the host's innermost span at the launch, ``NOTHING`` for none.
         run: the pass that launched it, ``NOTHING`` for none.
         optimizer: whether an optimizer launched it, and not the closure given to the optimizer.
-        name: index into ``names``.
+        name: index into ``Events.names``.
         queue: index into ``Events.threads``: the queue that executed it.
         event: index into ``Events``.
-        names: the trace's names.
     """
 
     start: Ints
@@ -80,7 +75,6 @@ class DeviceWork:
     name: Ints
     queue: Ints
     event: Ints
-    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ def find_device_work(
     order = np.lexsort(
         (
             _rank(events)[events.thread[index]],
-            take(events.start, launched_by, _LAST),
+            take(events.start, launched_by, FAR),  # unknown launches come last
             events.end[index],
             events.start[index],
         )
@@ -183,7 +177,6 @@ def find_device_work(
         name=events.name[index],
         queue=events.thread[index],
         event=index,
-        names=events.names,
     )
 
 
@@ -261,13 +254,8 @@ def _replays(events: Events, call: Ints) -> Mask:
 def in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> Mask:
     """Whether each launch lies in an optimizer's annotation on its thread, after any closure."""
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP, names.ZERO_GRAD)
-    inside = np.zeros(len(launch), bool)
-    launches = dict(grouped(thread))
-    for number, mine in grouped(events.thread, marks):
-        start, end = events.start[mine], events.end[mine]
-        steps = first_started(passes.after(start, end), end, mine)
-        here = launches.get(number, mine[:0])
-        inside[here] = steps.at(launch[here]) >= 0
+    start = passes.after(events.start[marks], events.end[marks])
+    inside: Mask = enclosing(events, marks, thread, launch, start=start) >= 0
     return inside
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.timeline import distinct
+from backspot.analysis.timeline import FAR, distinct
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -37,7 +37,7 @@ def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
         return found
     known = np.flatnonzero(call >= 0)
     launched = events.start[call[known]]
-    first = np.full(len(events.names), np.iinfo(np.int64).max)
+    first = np.full(len(events.names), FAR)
     np.minimum.at(first, events.name[work[known]], launched)
     since = events.start[call[slow]]
     queued = np.zeros(len(slow), np.int64)

@@ -103,6 +103,11 @@ class Owners:
         module = self.module(owner)
         return module.path if module else list(Special)[owner].path
 
+    def named(self, owner: int) -> tuple[str, str]:
+        """The path and the class name of this owner's row; a special owner has no class."""
+        module = self.module(owner)
+        return self.path(owner), module.class_name if module else ""
+
     @property
     def is_module(self) -> Mask:
         """Whether each owner is a module, and neither special nor a compiled region."""

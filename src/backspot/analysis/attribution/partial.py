@@ -14,15 +14,13 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import top_nodes
-from backspot.analysis.timeline import grouped, take
+from backspot.analysis.timeline import FAR, grouped, take
 from backspot.formatting import counted
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
 
 __all__ = ["is_between_forwards", "only_steps", "without_partial"]
-
-_FAR = np.iinfo(np.int64).max
 
 
 def without_partial(events: Events, ownership: Ownership) -> Events:
@@ -67,9 +65,9 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
     if not (first or last < count - 1 or lone):
         return events
     begin = between.begin(first) if first else -1
-    end = between.end(last) if last < count - 1 or lone else _FAR
+    end = between.end(last) if last < count - 1 or lone else FAR
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
-    shorter = _between(events, ownership, begin, end)
+    shorter = _cut_to(events, ownership, begin, end)
     return replace(shorter, warnings=(*events.warnings, sentence))
 
 
@@ -85,8 +83,8 @@ def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> E
     runs = np.flatnonzero((ownership.steps.of_pass >= first) & (ownership.steps.of_pass <= last))
     between = _Between(events, ownership)
     begin = between.begin(int(runs[0])) if first else -1
-    end = between.end(int(runs[-1])) if last < ownership.steps.count - 1 else _FAR
-    return _between(events, ownership, begin, end)
+    end = between.end(int(runs[-1])) if last < ownership.steps.count - 1 else FAR
+    return _cut_to(events, ownership, begin, end)
 
 
 def is_between_forwards(events: Events, ownership: Ownership) -> bool:
@@ -216,7 +214,7 @@ class _Between:
         """Whether a forward follows the last pass in a mark that has no pass of its own."""
         last = int(self.o.passes.end[-1])
         at = _next(self.made, last)
-        if at == _FAR or not len(self.marks):
+        if at == FAR or not len(self.marks):
             return False
         if not len(self.o.steps.start):
             return True
@@ -278,10 +276,10 @@ def _made(events: Events) -> Ints:
 def _next(times: Ints, after: int) -> int:
     """Return the first of these sorted times that is not before another."""
     at = np.searchsorted(times, after, side="left")
-    return int(times[at]) if at < len(times) else int(_FAR)
+    return int(times[at]) if at < len(times) else FAR
 
 
-def _between(events: Events, ownership: Ownership, begin: int, end: int) -> Events:
+def _cut_to(events: Events, ownership: Ownership, begin: int, end: int) -> Events:
     """Return a trace as if it had been recorded between two times of the host.
 
     Work that was launched before and still runs stays, with its launch.
@@ -293,24 +291,9 @@ def _between(events: Events, ownership: Ownership, begin: int, end: int) -> Even
     calls = events.of(Category.RUNTIME)
     launched = np.isin(events.correlation[calls], events.correlation[running])
     kept[calls[launched & (events.correlation[calls] > 0)]] = True
-    return replace(
-        events,
-        start=events.start[kept],
-        duration=events.duration[kept],
-        category=events.category[kept],
-        name=events.name[kept],
-        thread=events.thread[kept],
-        sequence=events.sequence[kept],
-        forward_thread=events.forward_thread[kept],
-        correlation=events.correlation[kept],
-        device=events.device[kept],
-        size=events.size[kept],
-        group=events.group[kept],
-        signature=events.signature[kept],
-        allocations=events.allocations.where(
-            (events.allocations.time >= begin) & (events.allocations.time < end)
-        ),
-    )
+    time = events.allocations.time
+    allocations = events.allocations.where((time >= begin) & (time < end))
+    return replace(events.where(kept), allocations=allocations)
 
 
 def _sentence(count: int, head: int, tail: int, out: int, lone: bool) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
@@ -69,7 +69,7 @@ def _on_thread(
     # Between two edges of the timeline lies one interval; each operator lies in one.
     interval = np.searchsorted(edges, events.start[operators], side="right") - 1
     low = np.searchsorted(start, edges[interval], side="left")
-    ends = np.append(edges, np.iinfo(np.int64).max)[interval + 1]
+    ends = np.append(edges, FAR)[interval + 1]
     odd = (np.searchsorted(start, ends, side="left") - low) % 2 == 1
     starts = np.sort(events.start[beside])
     begins = np.searchsorted(starts, edges[interval], side="left")

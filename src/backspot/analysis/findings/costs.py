@@ -340,7 +340,7 @@ class Costs:
 
     def label_of(self, owner: int) -> str:
         """Return how a place of this owner is called."""
-        return Place(*self._path_and_class(owner), 0, 0).label
+        return Place(*self.ownership.owners.named(owner), 0, 0).label
 
     def _placed(self, owner: Ints, by_step: Ints, count: Ints | None = None) -> Placed:
         """Return the places of these owners, and of owners with a cost; ``NOTHING`` is left out."""
@@ -350,7 +350,9 @@ class Costs:
         cost = typical(by_step)
         listed = by_step.any(axis=1) | (counts > 0)
         places = [
-            Place(*self._path_and_class(one), self._per_step(int(counts[one])), int(cost[one]))
+            Place(
+                *self.ownership.owners.named(one), self._per_step(int(counts[one])), int(cost[one])
+            )
             for one in np.flatnonzero(listed).tolist()
         ]
         places.sort(key=lambda place: (-place.wall_ns, -place.count, place.path))
@@ -454,11 +456,6 @@ class Costs:
         mine = (group >= 0) & (step >= 0)
         np.add.at(found, (group[mine], step[mine]), length[mine])
         return found
-
-    def _path_and_class(self, owner: int) -> tuple[str, str]:
-        owners = self.ownership.owners
-        module = owners.module(owner)
-        return owners.path(owner), module.class_name if module else ""
 
 
 def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs
 from backspot.analysis.findings.wording import Wording
-from backspot.analysis.timeline import NOTHING, first_started, grouped, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
 from backspot.results.costs import Phase
 from backspot.results.report import Report
 from backspot.trace import Category, Events
@@ -120,7 +120,7 @@ class Evidence:
         """Whether each piece of device work runs in the steps, not only before or between them."""
         steps, work = self.windows, self.work
         at = np.searchsorted(steps.end, work.start, side="right")
-        begins = np.append(steps.start, np.iinfo(np.int64).max)[at]
+        begins = np.append(steps.start, FAR)[at]
         kept: Mask = (begins < work.end) | (begins == work.start)
         return kept
 
@@ -166,13 +166,7 @@ class Evidence:
         starts = tuple(name[:-1] for name in operators if name.endswith("*"))
         good = np.array([n in whole or n.startswith(starts) for n in self.events.names], bool)
         index = self.events.chosen(good, category)
-        found = np.full(len(times), NOTHING, np.int64)
-        asked = dict(grouped(threads))
-        for thread, mine in grouped(self.events.thread, index):
-            here = asked.get(thread, mine[:0])
-            line = first_started(self.events.start[mine], self.events.end[mine], mine)
-            found[here] = line.at(times[here])
-        return found
+        return enclosing(self.events, index, threads, times)
 
     def names_of(self, index: Ints) -> Ints:
         """Return the name of each event as an index into the trace's names; ``NOTHING`` stays."""

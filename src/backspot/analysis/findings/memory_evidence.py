@@ -10,7 +10,7 @@ import numpy as np
 from backspot.analysis.accounting.memory import Memory
 from backspot.analysis.attribution.allocations import Blocks
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import first_started, grouped, take
+from backspot.analysis.timeline import enclosing, take
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.memory import ALLOCATOR, MemoryOfDevice
@@ -82,15 +82,10 @@ class MemoryEvidence:
         events, blocks = self.events, self.blocks
         known = frozenset(operators)
         index = events.chosen(events.names_where(known.__contains__), Category.OPERATOR)
-        ran = np.zeros(len(blocks.size), bool)
         time = take(events.allocations.time, blocks.came)
         thread = take(events.allocations.thread, blocks.came)
-        asked = dict(grouped(thread))
-        for number, mine in grouped(events.thread, index):
-            here = asked.get(number, mine[:0])
-            line = first_started(events.start[mine], events.end[mine], mine)
-            ran[here] = line.at(time[here]) >= 0
-        return ran & self.mine
+        found: Mask = (enclosing(events, index, thread, time) >= 0) & self.mine
+        return found
 
     def allocated_by_node(self, *nodes: str) -> Mask:
         """Whether each block was allocated by an autograd node with one of these names."""
@@ -137,20 +132,15 @@ class MemoryEvidence:
         np.add.at(size, self.blocks.owner[chosen], self.blocks.size[chosen])
         np.add.at(count, self.blocks.owner[chosen], 1)
         ranked = [at for at in np.argsort(-size, kind="stable").tolist() if size[at]]
-        places = []
-        for owner in ranked:
-            module = owners.module(owner)
-            class_name = module.class_name if module else ""
-            path = owners.path(owner)
-            places.append(
-                Place(
-                    path,
-                    class_name,
-                    int(count[owner]) // times,
-                    0,
-                    held_bytes=int(size[owner]) // times,
-                )
+        places = [
+            Place(
+                *owners.named(owner),
+                int(count[owner]) // times,
+                0,
+                held_bytes=int(size[owner]) // times,
             )
+            for owner in ranked
+        ]
         return Finding(
             rule="",
             title=title,

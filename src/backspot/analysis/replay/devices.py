@@ -10,7 +10,7 @@ import numpy as np
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.host import Floats
-from backspot.analysis.timeline import NOTHING, grouped
+from backspot.analysis.timeline import FAR, NOTHING, grouped
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -70,7 +70,7 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
     launch = _monotone(np.where(known, work.launch, NOTHING), work.queue)
     since_launch = (work.start - launch).astype(np.float64)
     ended = np.where(before >= 0, work.end[before], 0)
-    since_end = np.where(before >= 0, work.start - ended, np.iinfo(np.int64).max // 4)
+    since_end = np.where(before >= 0, work.start - ended, FAR // 4)
     latency = _usual_latency(since_launch[known & (since_end > _IDLE)])
     queued = (before >= 0) & (~known | (launch + latency <= ended))
     usual = float(np.median(since_end[queued & known])) if (queued & known).any() else _GAP

@@ -21,8 +21,8 @@ from backspot.analysis.replay.saving import (
     Change,
     Replays,
     change_of_paths,
+    free_spans,
     replays,
-    scaled_spans,
 )
 from backspot.analysis.timeline import grouped
 from backspot.analysis.typical import typical, typical_value
@@ -76,7 +76,7 @@ class Prediction:
             work = np.isin(_of_events(mine.events, done), _of_events(events, all_done)[work])
             calls = here.waits.event
             waits = calls[np.isin(_of_events(mine.events, calls), _of_events(events, waits))]
-        return scaled_spans(mine.ownership, spans, work, waits=waits)
+        return free_spans(mine.ownership, spans, work, waits=waits)
 
     @property
     def is_device_bound(self) -> bool:

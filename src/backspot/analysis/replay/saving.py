@@ -22,10 +22,10 @@ __all__ = [
     "Replays",
     "change_of_paths",
     "free_owners",
+    "free_spans",
     "owners_within",
     "replays",
     "scaled_owners",
-    "scaled_spans",
 ]
 
 _CELLS = 16_000_000  # numbers in the table of a simulation: 128 MB
@@ -87,26 +87,18 @@ def _in_backward(ownership: Ownership) -> Mask:
     return np.append(in_pass, take(in_pass, ownership.compiled.span, False))
 
 
-def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Change]:
-    """Return for each group of owners the change in which their backward is free.
+def free_owners(ownership: Ownership) -> dict[int, Change]:
+    """Return for each owner with a backward the change in which that backward is free.
 
-    As ``scaled_owners`` for one group after the other, in one go.
-
-    Args:
-        ownership: the owners of a trace.
-        group: the group of each owner, such as its row; by default each owner is one.
-
-    Returns:
-        The change for each group with a backward.
+    As ``scaled_owners`` for one owner after the other, in one go.
     """
-    group = np.arange(len(ownership.owners)) if group is None else group
     waits = ownership.waits
     in_backward, count = _in_backward(ownership), len(ownership.spans.start)
     in_pass, of_launches = in_backward[:count], in_backward[count:]
-    spans = dict(grouped(group[ownership.owner], np.flatnonzero(in_pass)))
-    launched = _by_owner(ownership.launch_shares, of_launches, group)
-    worked = _by_owner(ownership.work_shares, ownership.work.run >= 0, group)
-    calls = dict(grouped(group[ownership.owner[waits.span]], np.flatnonzero(in_pass[waits.span])))
+    spans = dict(grouped(ownership.owner, np.flatnonzero(in_pass)))
+    launched = _by_owner(ownership.launch_shares, of_launches)
+    worked = _by_owner(ownership.work_shares, ownership.work.run >= 0)
+    calls = dict(grouped(ownership.owner[waits.span], np.flatnonzero(in_pass[waits.span])))
     none = np.empty(0, np.int64)
     found = {}
     for number in sorted({*spans, *launched, *worked}):
@@ -123,10 +115,10 @@ def free_owners(ownership: Ownership, group: Ints | None = None) -> dict[int, Ch
     return found
 
 
-def _by_owner(shares: Shares, chosen: Mask, group: Ints) -> dict[int, Ints]:
-    """Return the shares of the chosen things by the group of their owner."""
+def _by_owner(shares: Shares, chosen: Mask) -> dict[int, Ints]:
+    """Return the shares of the chosen things by their owner."""
     mine = np.flatnonzero(np.repeat(chosen, shares.count))
-    return {number: mine[at] for number, at in grouped(group[shares.owner[mine]])}
+    return {number: mine[at] for number, at in grouped(shares.owner[mine])}
 
 
 def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
@@ -166,21 +158,19 @@ def owners_within(ownership: Ownership, path: str) -> list[int]:
     ]
 
 
-def scaled_spans(
+def free_spans(
     ownership: Ownership,
     spans: Mask,
     work: Mask,
-    factor: float = 0.0,
     *,
     waits: Ints | None = None,
 ) -> Change:
-    """Return the change in which these spans and pieces of device work take another time.
+    """Return the change in which these spans and pieces of device work are free.
 
     Args:
         ownership: the owners of a trace.
-        spans: for each span whether it changes, with the launches of compiled code in it.
-        work: for each piece of device work whether it changes.
-        factor: what their time is multiplied by, 0 for free.
+        spans: for each span whether it is free, with the launches of compiled code in it.
+        work: for each piece of device work whether it is free.
         waits: calls in which the host no longer waits for a device, as indices into ``Events``.
     """
     launches = take(spans, ownership.compiled.span, False)
@@ -188,9 +178,9 @@ def scaled_spans(
     none = np.empty(0, np.int64)
     return Change(
         host=mine,
-        host_factors=np.full(len(mine), factor),
+        host_factors=np.zeros(len(mine)),
         work=done,
-        work_factors=np.full(len(done), factor),
+        work_factors=np.zeros(len(done)),
         waits=none if waits is None else waits,
     )
 

@@ -16,6 +16,7 @@ from backspot.render.html._fragments import facts_list, shown, warnings_list
 from backspot.render.html._page import page
 from backspot.render.job import differs, groups_alike, median_of, middle, not_read, stalls
 from backspot.results.job import (
+    PARTS,
     ROLES,
     GroupCost,
     JobFinding,
@@ -33,12 +34,6 @@ _THINNEST = 0.0005
 _DARK = 0.02
 """Share of the step from which a difference can be darkest, so that an even job stays pale."""
 _BAR = '<span class="unseen">drawn</span>'
-_PARTS = {
-    "forward_gpu": "forward, kernels",
-    "forward_host": "forward, host",
-    "backward_gpu": "backward, kernels",
-    "backward_host": "backward, host",
-}
 
 
 def job_to_html(job: JobReport) -> bytes:
@@ -223,7 +218,7 @@ def _row(
     mark = ' <span class="clear">beyond the noise</span>' if one.clear else ""
     return (
         f'<tr><th scope="row" title="{shown(one.class_name)}">{_name(one.path or one.class_name)}'
-        f'{mark}</th><td class="o4">{_PARTS[one.part]}</td>'
+        f'{mark}</th><td class="o4">{PARTS[one.part]}</td>'
         f'<td class="n" data-label="costs"><b>{milliseconds(one.cost_ns, 2)}</b></td>'
         f'<td class="b"><span class="mix" style="--part:{min(one.cost_ns / most, 1):.3f}">'
         '<i class="k-sync"></i></span></td>'

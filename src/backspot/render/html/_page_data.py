@@ -15,6 +15,7 @@ from typing import Any, Literal
 from backspot.formatting import visible
 from backspot.render._answer import answered
 from backspot.render._findings import cost_of, cost_of_place
+from backspot.render._memory import peak_bytes
 from backspot.render._words import KINDS
 from backspot.render.view import is_unsteady, unowned_rows
 from backspot.results.grouping import parents_of
@@ -115,8 +116,8 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
         "labelled": report.source == "backspot",
         "whole": [_in(unit, ns) for ns in (report.wall_ns, report.gpu_ns, report.cpu_ns)],
         "modules": len(modules),
-        "peak": _peak(report),
-        "limits": report.peaks is not None and any(row.work is not None for row in report.modules),
+        "peak": peak_bytes(report),
+        "limits": report.peaks is not None and report.has_work,
         "groups": _limits_of_groups(report, unit),
         "answer": None if answer is None else [visible(answer.path), answer.members > 1],
         "findings": [_finding(report, one, place) for one in report.findings],
@@ -177,12 +178,6 @@ def _row(
         _memory(row),
         _limit(report, row, unit),
     ]
-
-
-def _peak(report: Report) -> int:
-    """The memory that the rows have a part of: of the devices, or of the host without any."""
-    devices = [one for one in report.memory if one.device >= 0] or report.memory
-    return sum(one.peak_bytes for one in devices)
 
 
 def _memory(row: Row) -> list[int] | Literal[0]:

@@ -27,7 +27,7 @@ def reading(report: Report) -> str:
     ]
     if report.memory:
         known.append(("memory", "what the module has in memory when most is in use, in MB"))
-    if report.peaks is not None and any(row.work is not None for row in report.modules):
+    if report.peaks is not None and report.has_work:
         known.append(("of peak", "the part of the device's peak that the module's kernels reach"))
     terms = "<br>".join(f"<b>{term}</b>: {meaning}" for term, meaning in known)
     return f'<details class="reading"><summary>How to read this</summary><p>{terms}</p></details>'

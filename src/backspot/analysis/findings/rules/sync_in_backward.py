@@ -8,6 +8,7 @@ import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import FAR
 from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -110,8 +111,8 @@ def _idle_until_ahead(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
     launched = launched[np.argsort(work.launch[launched], kind="stable")]
     ahead = launched[work.start[launched] - work.launch[launched] > _AHEAD]
     after = np.searchsorted(work.launch[ahead], end, side="left")
-    stop = np.append(work.start[ahead], np.iinfo(np.int64).max)[after]
-    stop = np.minimum(stop, np.append(begin[1:], np.iinfo(np.int64).max))
+    stop = np.append(work.start[ahead], FAR)[after]
+    stop = np.minimum(stop, np.append(begin[1:], FAR))
     run = np.maximum(np.searchsorted(passes.start, begin, side="right") - 1, 0)
     stop = np.minimum(stop, evidence.ownership.windows.end[run])
     return _idle(evidence, begin, np.maximum(stop, end))
