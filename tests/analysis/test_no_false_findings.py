@@ -199,6 +199,21 @@ def test_what_a_hook_on_a_parameter_launches_is_no_copy_of_its_gradient(tmp_path
     assert ("gradient-accumulation" in step.findings(tmp_path)) is not in_a_hook
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("steps", [False, True], ids=["adds", "steps"])
+def test_an_optimizer_that_steps_within_the_node_copies_no_gradient(tmp_path, steps, on_gpu):
+    step = Step()
+    step.training()
+    step.node("torch::autograd::AccumulateGrad", 600, 690)
+    step.operator("aten::add_", 620, 680)
+    step.trace.events[-1]["tid"] = ENGINE
+    if steps:
+        step.trace.annotation("Optimizer.step#SGD.step", 610 * TICK, 685 * TICK, ENGINE)
+    if on_gpu:
+        step.kernel("add", 640, 680, launch=630, thread=ENGINE)
+    assert ("gradient-accumulation" in step.findings(tmp_path)) is not steps
+
+
 def test_without_calls_of_the_driver_no_operator_is_said_to_compute_on_the_host(tmp_path):
     step = Step()
     step.training()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, fills
 from backspot.analysis.findings.registry import finding, rule
@@ -30,8 +30,9 @@ def find(evidence: Evidence) -> Finding | None:
     nodes = accumulating(evidence)
     passes = _passes(evidence, nodes)
     parallel = bool(evidence.events.name_mask(names.DDP_FORWARD).any())
-    # Data parallelism copies and communicates in hooks of these nodes.
+    # Data parallelism copies and communicates in hooks of these nodes. Optimizers may step there.
     work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
+    work &= ~evidence.work.optimizer
     if not parallel:
         work &= evidence.launched_in(*_NODE) >= 0
     if evidence.report.has_gpu:
@@ -84,11 +85,16 @@ def find(evidence: Evidence) -> Finding | None:
 
 
 def _working(evidence: Evidence) -> Mask:
-    """Whether each span runs an operator that adds or copies; hooks on the node do not count."""
+    """Whether each span runs an operator that adds or copies.
+
+    Hooks on the node do not count, nor do optimizers that step in the node.
+    """
     events = evidence.events
     index = events.chosen(events.names_where(lambda name: name in _WORK), Category.OPERATOR)
     itself = evidence.around(events.thread[index], events.start[index], *_NODE)
-    return evidence.spans_around(index[itself >= 0])
+    start, thread = events.start[index], events.thread[index]
+    updates = in_optimizer(events, evidence.ownership.passes, start, thread)
+    return evidence.spans_around(index[(itself >= 0) & ~updates])
 
 
 def _passes(evidence: Evidence, accumulate: Mask) -> int:
