@@ -423,11 +423,10 @@ class _Matcher:
         These are indices; a new module is added.
         """
         root = self._spans.modules[entered].root if self._is_module(entered) else base
+        # Up the path of the place: the owner of a shared or unlabelled module can lie elsewhere.
         at = _joined(base, place.path)
         around = {self._known[at].owner: None}
-        while (
-            at != base
-        ):  # a shared module's own path, and that of an unlabelled one, lie elsewhere
+        while at != base:
             at = at.rpartition(".")[0]
             if at in self._known:
                 around[self._known[at].owner] = None
