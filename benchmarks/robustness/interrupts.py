@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(parser, argv)
     minutes = options.minutes or (0.02 if options.small else 10)
     if not faulthandler.is_enabled():
-        faulthandler.enable()
+        faulthandler.enable(sys.__stderr__)  # sys.stderr may be no file
     chance = random.Random(options.seed)
     model, x = build(), torch.randn(4, 16)
 

@@ -108,6 +108,10 @@ def test_a_number_does_not_widen_a_result_and_a_comparison_gives_one_byte() -> N
     formulas = bytes_formulas()
     scaled = Inputs([[4, 8], []], ["c10::BFloat16", "double"], [[8, 1], []], [])
     assert formulas["aten::mul"](scaled) == 2 * 4 * 8 * 2 + 8
+    counted = Inputs([[4, 8], []], ["bool", "double"], [[8, 1], []], [])
+    assert formulas["aten::mul"](counted) == 4 * 8 * (1 + 4) + 8
+    chosen = Inputs([[4, 8], [], []], ["bool", "float", "float"], [[8, 1], [], []], [])
+    assert formulas["aten::where"](chosen) == 4 * 8 * (1 + 4) + 2 * 4
     positive = Inputs([[4, 8], []], ["float", "Scalar"], [[8, 1], []], [])
     assert formulas["aten::gt"](positive) == 4 * 8 * (4 + 1)
 

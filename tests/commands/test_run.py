@@ -367,6 +367,26 @@ def test_a_training_in_a_thread_is_reported_after_the_script_has_ended(write, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("waits", ["", "thread.join()"])
+def test_a_thread_that_ends_within_the_recorded_steps_is_one_line(waits, write, tmp_path):
+    code = training(
+        "import threading", "thread = threading.Thread(target=train, args=(5,))", "thread.start()"
+    )
+    done = observed("--warmup", "1", "--steps", "2", write(code + waits), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    (line,) = told(done)
+    assert line.startswith("no report: the script ended after 5 steps")
+
+
+@pytest.mark.slow
+def test_a_file_with_the_name_of_the_folder_is_left_alone(write, tmp_path):
+    (tmp_path / "backspot").write_text("mine")
+    done = observed(*SMALL, write(training("train(9)")), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (tmp_path / "backspot-2" / "report.json").exists()
+
+
+@pytest.mark.slow
 def test_a_first_step_that_is_too_early_is_one_line(write, tmp_path):
     path = write(training("train(16)"))
     done = observed("--at", "4", "--steps", "2", path, cwd=tmp_path)
@@ -425,7 +445,7 @@ def test_models_that_gc_freeze_hides_everywhere_are_one_line(write, tmp_path):
         "for _ in range(9): loss().backward(); optimizer.step()",
     )
     done = observed(*SMALL, write(code), cwd=tmp_path)
-    assert told(done)[0].startswith("no module is labelled: gc.freeze() hides")
+    assert told(done)[0].startswith("no module is labelled: none was found, and gc.freeze() can")
 
 
 @pytest.mark.slow

@@ -196,6 +196,16 @@ def test_the_model_has_hooks_in_sampled_steps_only():
     monitor.remove()
 
 
+def test_a_monitor_that_is_removed_where_it_hands_over_a_sample_leaves_no_hook():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = backspot.Monitor(model, every=2, on_sample=lambda *_: monitor.remove())
+    for _ in range(8):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    assert hooks_on(model) == left_in_torch() == []
+
+
 def test_a_copy_made_in_a_sampled_step_is_plain():
     model = sleepers(0.0, 0.0)
     trained = Trained(model)

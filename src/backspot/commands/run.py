@@ -356,16 +356,16 @@ def _folder(wanted: str | None, force: bool) -> Path:
     from backspot.render.files import check_folder
 
     if wanted is not None:
-        check_folder(wanted, "--output")
         folder = Path(wanted).absolute()
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output {wanted} is not a folder")
+        check_folder(wanted, "--output")
         found = [*folder.glob("report.*"), *folder.glob("trace.*")]
         if found and not force:
             raise OutputExistsError(f"{found[0]} exists: use --force or another --output")
         return folder
-    check_folder(_FOLDER, "--output")
     folder, number = Path(_FOLDER).absolute(), 2
     while folder.exists():
         folder, number = folder.with_name(f"{_FOLDER}-{number}"), number + 1
+    check_folder(folder, "the folder for the report:")
     return folder

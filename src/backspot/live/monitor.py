@@ -246,6 +246,7 @@ class Monitor:
         self._others: Counter[int] = Counter()  # the steps of others since the counted one's last
         self._clock: Any = None
         self._sample: _Sample | None = None
+        self._is_removed = False
         self._pending: deque[_Sample] = deque(maxlen=8)
         self._samples: deque[_Times] = deque(maxlen=keep)
         self._compared_from = [0] * len(self._blocks)
@@ -261,6 +262,7 @@ class Monitor:
 
     def remove(self) -> None:
         """Stop: remove all hooks. The samples stay. A second call does nothing."""
+        self._is_removed = True
         self._hook.remove()
         self._sample = None
         self._take_hooks()
@@ -427,6 +429,8 @@ class Monitor:
         return False
 
     def _begin_sample(self) -> None:
+        if self._is_removed:  # by a function that was given a sample
+            return
         if self._clock is None:
             self._clock = _clock_of(self._model())
         # The backward of a GPU has a thread of its own, which says nothing of the next forward.

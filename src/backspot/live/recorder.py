@@ -129,7 +129,8 @@ class Recorded:
         count: how many steps were recorded.
         times_ns: the times of steps without the profiler, in nanoseconds.
         number: the number of this recording, from 1.
-        requested: whether ``request`` asked for it, and so perhaps on this rank only.
+        requested: whether ``request`` asked for it, or it came late as the script's own profiler
+            was first, and so perhaps on this rank only.
         in_detail: the profiler that recorded memory or shapes in the steps after these, if any.
     """
 
@@ -375,6 +376,7 @@ class Recorder:
             self.waited += 1
             return
         if not self._is_free():
+            self._requested = True
             return
         self._search.begin()
         self._thread = threading.get_ident()
@@ -409,6 +411,7 @@ class Recorder:
             return
         try:
             self._stop()
+            self._requested = True
             self.complain(_OTHER_PROFILER)
         except Exception as error:
             self.give_up(error)
@@ -423,6 +426,7 @@ class Recorder:
         if not self._is_free():  # the script has made a profiler while the steps were timed
             self._search.end()
             self._reset()
+            self._requested = True
             return
         self._models = self._search.named()
         for name, module in self._models.items():
@@ -522,6 +526,8 @@ class Recorder:
         if self.is_child:
             return
         recorded = self._so_far()
+        if self._state is State.RECORDING and self._thread != threading.get_ident():
+            recorded = self._timed_recording  # only its own thread can end a profile and read it
         with suppress(Exception):
             self._stop()
         self._end_counting()

@@ -102,8 +102,8 @@ class _FoundModels:
         _, trained = self._search()
         if not trained and gc.get_freeze_count():
             self._say(
-                "no module is labelled: gc.freeze() hides the script's modules; call it after the "
-                "report, or use backspot.instrument"
+                "no module is labelled: none was found, and gc.freeze() can hide them; call it "
+                "after the report, or use backspot.instrument"
             )
         called = self._watch.end() if self._watch else []
         return discovery.named(trained, called)

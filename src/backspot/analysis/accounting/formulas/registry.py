@@ -14,7 +14,16 @@ from typing import Any, TypeAlias
 
 from backspot.trace.events import Signature
 
-__all__ = ["Formula", "Inputs", "Unknown", "bytes_formulas", "flops", "flops_formulas", "moved"]
+__all__ = [
+    "Formula",
+    "Inputs",
+    "Unknown",
+    "bytes_formulas",
+    "flops",
+    "flops_formulas",
+    "kind_of",
+    "moved",
+]
 
 _HOME = "backspot.analysis.accounting.formulas"
 _BYTES = {
@@ -40,6 +49,15 @@ _BYTES = {
     "c10::complex<double>": 16,
 }
 """Bytes of an element by the names that C++ has for its type."""
+
+
+def kind_of(name: str) -> int:
+    """Return the rank of a type of elements: truth values, integers, floats, complex numbers."""
+    if "complex" in name:
+        return 3
+    if name in ("float", "double") or name.startswith("c10::"):
+        return 2
+    return int(name != "bool")
 
 
 class Unknown(Exception):  # noqa: N818 - it is no error of anybody

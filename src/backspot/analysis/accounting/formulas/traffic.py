@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 
 from backspot.analysis.accounting.formulas.convolutions import output_sizes
-from backspot.analysis.accounting.formulas.registry import Inputs, Unknown, moved
+from backspot.analysis.accounting.formulas.registry import Inputs, Unknown, kind_of, moved
 
 __all__: list[str] = []
 
@@ -38,7 +38,7 @@ _POINTWISE = """
     leaky_relu leaky_relu_backward lerp log log1p logit
     masked_fill maximum minimum mish mish_backward mul neg pow reciprocal relu relu6 round
     rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward
-    sqrt square sub tanh tanh_backward threshold_backward where
+    sqrt square sub tanh tanh_backward threshold_backward
 """
 _TRUTH = "eq ge gt isnan le logical_and logical_not logical_or lt ne"
 _IN_PLACE = """
@@ -50,10 +50,26 @@ _IN_PLACE = """
 @moved(*(f"aten::{name}" for name in _POINTWISE.split()))
 def pointwise(inputs: Inputs) -> int:
     """An output with the sizes that the inputs have together, of the widest type among them."""
-    # A number, which is a tensor without dimensions, does not widen a tensor that has some.
-    deciding = [at for at in inputs.tensors if inputs.shape(at)] or inputs.tensors
-    widest = max((inputs.element(at) for at in deciding), default=0)
-    return inputs.read_all() + prod(inputs.broadcast()) * widest
+    return inputs.read_all() + prod(inputs.broadcast()) * _widest(inputs, inputs.tensors)
+
+
+@moved("aten::where")
+def where(inputs: Inputs) -> int:
+    """The first input only says which of the others to take."""
+    return inputs.read_all() + prod(inputs.broadcast()) * _widest(inputs, inputs.tensors[1:])
+
+
+def _widest(inputs: Inputs, places: Sequence[int]) -> int:
+    """Return the bytes of an element of what PyTorch makes of some tensors.
+
+    A number is recorded as a tensor without dimensions. It widens others only if they are of a
+    lower kind, such as integers; and then a float, which Python writes as a double, has 4 bytes.
+    """
+    kinds = {at: kind_of(inputs.types[at]) for at in places}
+    sized = [at for at in places if inputs.shape(at)] or list(places)
+    highest = max((kinds[at] for at in sized), default=0)
+    above = [min(inputs.element(at), 4) for at in places if kinds[at] > highest]
+    return max(above or [inputs.element(at) for at in sized], default=0)
 
 
 @moved(*(f"aten::{name}" for name in _TRUTH.split()))
