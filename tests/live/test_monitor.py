@@ -199,7 +199,7 @@ def test_the_model_has_hooks_in_sampled_steps_only():
 def test_a_monitor_that_is_removed_where_it_hands_over_a_sample_leaves_no_hook():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    monitor = backspot.Monitor(model, every=2, on_sample=lambda *_: monitor.remove())
+    monitor = backspot.Monitor(model, every=1, on_sample=lambda *_: monitor.remove())
     for _ in range(8):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
