@@ -192,7 +192,7 @@ def test_every_room_has_a_docstring_of_its_own() -> None:
 
 
 def test_the_tests_of_this_group_share_a_worker(request: pytest.FixtureRequest) -> None:
-    """If a test does not bear the name of its group, any worker runs it, without a word."""
+    """A test without the name of its group in its id runs in any worker, without a word."""
     if not request.config.getoption("loadgroup", default=False):
         pytest.skip("needs workers")
     assert request.node.nodeid.endswith("@architecture")

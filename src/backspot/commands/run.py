@@ -213,9 +213,9 @@ class _Observation:
     # Reports -------------------------------------------------------------------------------------
 
     def _deliver(self, recorded: Recorded) -> None:
-        gathering = _gathering(recorded)
         from backspot.live.saving import save
 
+        gathering = _gathering(recorded)
         try:
             with gathering or nullcontext():
                 leave = gathering.leave if gathering else None

@@ -402,7 +402,7 @@ class Recorder:
         return False
 
     def _give_way(self) -> None:
-        """End what is under way, as the script starts a profiler; begin anew when that is done."""
+        """End what is under way, as the script starts a profiler; begin again when that is done."""
         if (
             self._state not in (State.PREPARED, State.RECORDING)
             or self._thread != threading.get_ident()

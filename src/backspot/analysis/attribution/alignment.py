@@ -203,12 +203,12 @@ def _earliest(sites: Sequence[str], called: Sequence[str]) -> list[int]:
     return found if len(found) == len(sites) else []
 
 
-def follow_directly(sites: Sequence[Site], align: Sequence[int]) -> list[bool]:
+def follow_directly(sites: Sequence[Site], aligned: Sequence[int]) -> list[bool]:
     """Return of each launch whether it follows the one before, without code that nobody sees."""
     unseen = [names.is_generated_cpp(site.name) for site in sites]
     follows: list[bool] = []
     before = 0
-    for number, at in enumerate(align):
+    for number, at in enumerate(aligned):
         site = before if at < 0 else at
         follows.append(number > 0 and not any(unseen[before:site]))
         before = max(before, at + 1)
