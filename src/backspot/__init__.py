@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from backspot.results.counters import CountersOfModule
     from backspot.results.findings import Finding, Place
+    from backspot.results.hiccups import Hiccup
     from backspot.results.job import (
         GroupCost,
         JobFinding,
@@ -86,6 +87,7 @@ __all__ = [
     "FusedKernel",
     "FusedPart",
     "GroupCost",
+    "Hiccup",
     "Instrumentation",
     "JobFinding",
     "JobReport",
@@ -146,6 +148,7 @@ _HOMES = {
     "FusedKernel": "backspot.results.costs",
     "FusedPart": "backspot.results.costs",
     "GroupCost": "backspot.results.job",
+    "Hiccup": "backspot.results.hiccups",
     "Instrumentation": "backspot.live",
     "JobFinding": "backspot.results.job",
     "JobReport": "backspot.results.job",

@@ -16,7 +16,7 @@ from backspot.analysis.accounting.counters import find_counters
 from backspot.analysis.accounting.fused import find_fused
 from backspot.analysis.accounting.memory import Memory, find_memory
 from backspot.analysis.accounting.peaks import peaks_of
-from backspot.analysis.accounting.phases import find_phases
+from backspot.analysis.accounting.phases import phase_times
 from backspot.analysis.accounting.rows import account
 from backspot.analysis.accounting.steps import step_windows
 from backspot.analysis.accounting.work import find_work
@@ -35,7 +35,7 @@ from backspot.analysis.recorded import find_recorded
 from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
-from backspot.analysis.typical import typical_value
+from backspot.analysis.typical import typical_step
 from backspot.analysis.whole import owned, whole
 from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
@@ -45,7 +45,7 @@ from backspot.results.counters import CountersOfModule
 from backspot.results.findings import Finding
 from backspot.results.grouping import fold, parents_of, ranked_rows
 from backspot.results.limits import share_of_peak
-from backspot.results.report import UNSTEADY, Report, Row, changed
+from backspot.results.report import Report, Row, changed
 from backspot.results.savings import Saving
 from backspot.results.work import WorkOfModule
 from backspot.trace import Events, Progress, read_events
@@ -60,8 +60,6 @@ _Given: TypeAlias = tuple[float | None, float | None]
 _INFINITE = float("inf")
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that has no part in the backward."""
-_UNKNOWN = (UNSTEADY, Special.ENGINE.path)
-"""Rows that are no work: replays give the engine's time to the nodes before."""
 
 
 def locate(
@@ -283,7 +281,9 @@ def _report(
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
-    costs = account(events, ownership, clock, steps)
+    phases = phase_times(events, ownership, clock, windows) if windows else None
+    costs = account(events, ownership, clock, steps, phases)
+    typical, real = costs.typical, np.array(real_steps, np.int64)
     memory, work = find_memory(detailed, of_detailed), find_work(detailed, of_detailed)
     step_ns = steps.end - steps.start
     report = Report(
@@ -294,7 +294,7 @@ def _report(
         passes=costs.passes,
         devices=costs.devices,
         step_unit=ownership.steps.unit,
-        step_ns=typical_value(step_ns),
+        step_ns=typical.value(step_ns),
         wall_ns=costs.wall_ns,
         gpu_ns=costs.gpu_ns,
         cpu_ns=costs.cpu_ns,
@@ -302,21 +302,22 @@ def _report(
         wall_ns_by_step=costs.wall_ns_by_step,
         gpu_ns_by_step=costs.gpu_ns_by_step,
         cpu_ns_by_step=costs.cpu_ns_by_step,
-        unprofiled_step_ns=typical_value(np.array(real_steps)) if real_steps else None,
+        unprofiled_step_ns=typical_step(real).value(real) if real_steps else None,
         unprofiled_step_ns_by_step=real_steps,
         coverage=costs.coverage,
         source=ownership.spans.source,
         has_gpu=bool(clock.devices),
         warnings=warnings_of(events, ownership, warmed_up=warmed_up),
         trace=events.source,
-        phases=find_phases(events, ownership, clock, windows) if windows else (),
+        phases=phases.typical(typical) if phases else (),
         memory=() if memory is None else memory.devices,
-        fused=find_fused(events, ownership),
+        fused=find_fused(events, ownership, typical),
+        hiccups=typical.hiccups,
         recorded=find_recorded(events, ownership, live=live),
     )
     if not events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
-        judged = find_all(Evidence(events, ownership, clock, report, steps))
+        judged = find_all(Evidence(events, ownership, clock, report, steps, typical))
         report = replace(
             report,
             findings=judged.findings,
@@ -327,7 +328,7 @@ def _report(
         held = find_in_memory(MemoryEvidence(detailed, of_detailed, memory))
         looked = report.rules_looked + len(rules_about_memory())
         report = replace(report, findings=(*report.findings, *held), rules_looked=looked)
-    prediction = predict(events, ownership, steps, report.unprofiled_step_ns)
+    prediction = predict(events, ownership, steps, typical, report.unprofiled_step_ns)
     report = _with_savings(report, events, ownership, prediction)
     if work is not None:
         report = _with_peaks(report, detailed, of_detailed, given_peaks)
@@ -396,8 +397,8 @@ def _with_savings(
     of_findings = [None if one is None else next(each) for one in causes]
 
     def saves(row: Row) -> Row:
-        if not row.is_module and row.path in _UNKNOWN:
-            return row
+        if not row.is_module and row.path == Special.ENGINE.path:
+            return row  # replays give the engine's time to the nodes before
         own = of_rows.get((row.path, row.class_name), _NOTHING)
         total = of_subtrees.get(row.path, own) if row.is_module else own
         return replace(row, saves=own, total_saves=total)

@@ -9,9 +9,9 @@ leaves out what was recorded in part, before accounting.
 4. ``replay`` predicts what a step takes without the profiler, and what it saves if a part of its
    work takes less time.
 
-``timeline`` has the arithmetic of intervals that all rooms use, and ``typical`` the median over the
-steps. ``caveats`` has the warnings that a reader of the numbers needs, and ``recorded`` where and
-how a trace was recorded.
+``timeline`` has the arithmetic of intervals that all rooms use, and ``typical`` the mean over the
+steps that count. ``caveats`` has the warnings that a reader of the numbers needs, and ``recorded``
+where and how a trace was recorded.
 
 Terms:
 

@@ -1,60 +1,195 @@
-"""What a step typically costs: the median over the recorded steps.
+"""A typical step: the mean over the steps that nothing held up.
 
-One step that is held up changes a mean by as much as it lasts, and a median hardly at all. The
-median is taken of each thing by itself: of a module's time, of a phase, of the whole backward.
-Sums of medians differ from the median of the sums by a little, and the report states that
-difference as ``(unsteady)``.
+A mean over whole steps adds up: what the modules take in a typical step is what the backward takes,
+and the phases are the step. What happens in some of the steps only keeps its share: an optimizer's
+step after four passes, a layer that is dropped at random, the two passes of a GAN.
 
-Some things happen in some of the steps only: an optimizer's step after four passes, a layer that is
-dropped at random, the two backward passes of a GAN. Such a thing costs the median of the steps in
-which it happens, shared over all steps. It must happen in a quarter of them, and more than once;
-what happens less often is no part of a typical step.
+A *hiccup* would change a mean by as much as it lasts, so steps with one are left out, and named. A
+step is expected to take as long as the median of the steps with the same work, times what it has in
+common with them: a sequence that is twice as long makes all modules slower alike, as a busy machine
+does, and neither is a hiccup. What a module or a phase takes beyond that is its *excess*, and so is
+what the whole step takes beyond that. A step has a hiccup
+
+- if its excess is a fifth of the step and five standard deviations, or
+- if that of one module or phase is a tenth of the step and five standard deviations of its own,
+  although the whole step hides it.
+
+What exceeds the expectation in a quarter of the steps, and in more than one, is what the training
+does: waiting for a batch in each fourth step, for example. Of the steps with the same work, a
+quarter is always kept, those with the smallest excess. They stand for the others, so that leaving a
+step out does not change how often its kind of work is done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from backspot.trace.events import Ints
+from backspot.results.hiccups import Hiccup
+from backspot.trace.events import Ints, Mask
 
-__all__ = ["typical", "typical_count", "typical_value"]
+__all__ = ["TypicalStep", "every_step", "typical_step"]
 
-_FEW = 4
-"""In fewer steps than this, what happens once may be what each round of steps does once."""
+_FEWEST = 3
+"""Steps from which one of them can be told to be held up; also steps with the same work."""
+_LONGER, _PLACE_LONGER = 0.2, 0.1
+"""Shares of a step from which its excess is a hiccup: of the whole step, and of one place."""
+_UNLIKE = 10
+"""So many times as much counts where there are no steps with the same work to compare with."""
+_DEVIATIONS = 5
+_NORMAL = 1.4826
+"""Standard deviation of a normal distribution in median absolute deviations."""
+_OFTEN = 4
+"""What exceeds the expectation in one of so many steps is no hiccup."""
+_PARTS = 1000
+"""The weight of a step that stands for no other."""
+_LEAST = 0.003
+"""Share of the step from which a place says what a step has in common with the others."""
+_MOSTLY = 0.5
 
 
-def typical(by_step: Ints) -> Ints:
-    """Return the median over the last axis, in whole nanoseconds, rounded down.
+@dataclass(frozen=True, slots=True)
+class TypicalStep:
+    """The steps that count, and means over them in whole nanoseconds.
+
+    Attributes:
+        weight: how much each recorded step counts, relative to the others; 0 for not at all.
+        hiccups: the steps that do not count, those with the largest excess first.
+    """
+
+    weight: Ints
+    hiccups: tuple[Hiccup, ...] = ()
+
+    @property
+    def chosen(self) -> Mask:
+        """Whether each recorded step counts; at least one does."""
+        chosen: Mask = self.weight > 0
+        return chosen
+
+    def mean(self, by_step: Ints) -> Ints:
+        """Return the mean over the last axis, which has one entry a step, rounded down."""
+        whole, rest = np.divmod(by_step, self._sum)
+        # Not the sum divided, because the sum of large times can exceed 63 bits.
+        mean: Ints = whole @ self.weight + rest @ self.weight // self._sum
+        return mean
+
+    def value(self, by_step: Ints) -> int:
+        """Return the mean of one series, rounded down."""
+        return int(self.mean(by_step))
+
+    def count(self, by_step: Ints) -> Ints:
+        """Return the mean of counts over the last axis, rounded up: what happens is not none."""
+        mean: Ints = -(-(by_step @ self.weight) // self._sum)
+        return mean
+
+    def apportioned(self, amount: Ints, step: Ints, *keys: Ints) -> Ints:
+        """Return what a typical step has of each of these amounts. They sum to the mean exactly.
+
+        The parts of any set sum to the set's mean but for the rounding. All of them sum to the mean
+        rounded down, and those with one value of the first keys are at most one off.
+
+        Args:
+            amount: nanoseconds, of any steps.
+            step: the step of each.
+            keys: what the amounts are summed by, the most important first.
+        """
+        order = np.lexsort((step, *reversed(keys)))
+        weight = self.weight[step[order]]
+        whole, rest = np.divmod(amount[order], self._sum)
+        part = np.zeros_like(amount)
+        part[order] = whole * weight + np.diff(np.cumsum(rest * weight) // self._sum, prepend=0)
+        return part
+
+    def within(self, first: int, count: int) -> TypicalStep:
+        """Return the same of some successive steps; of all of them if none of them counts."""
+        weight = self.weight[first : first + count]
+        return TypicalStep(weight) if weight.any() else every_step(count)
+
+    @property
+    def _sum(self) -> int:
+        return int(self.weight.sum())
+
+
+def every_step(count: int) -> TypicalStep:
+    """Return the typical step that is the mean over all of the recorded ones."""
+    return TypicalStep(np.ones(count, np.int64))
+
+
+def typical_step(
+    length: Ints,
+    work: Ints | None = None,
+    places: Ints | None = None,
+    names: Sequence[str] = (),
+) -> TypicalStep:
+    """Choose the steps that a typical step is the mean of.
 
     Args:
-        by_step: nanoseconds, with one entry a step along the last axis, at least one. Where some
-            entries are 0, the median is that of the others times their share.
+        length: the clock time of each step, in nanoseconds, of one step at least.
+        work: a number for each step; steps with the same number do the same work. ``None`` where
+            that is not known: all steps count as alike.
+        places: the clock time of each part of the step, with one row a part and one column a step.
+            Parts may lie inside each other.
+        names: what the parts are called.
     """
-    ordered, steps = np.sort(by_step, axis=-1), by_step.shape[-1]
-    present = np.count_nonzero(by_step, axis=-1)
-    often = (4 * present >= steps) & ((present > 1) | (steps < _FEW))
-    first = np.maximum(steps - present, 0)  # the zeros come first
+    steps = len(length)
+    if steps < _FEWEST:
+        return every_step(steps)
+    work = np.zeros(steps, np.int64) if work is None else work
+    places = np.zeros((0, steps), np.int64) if places is None else places
+    alike = work[:, None] == work
+    known = alike.sum(axis=1) >= _FEWEST
+    alike[~known] = True
+    times = np.concatenate([length[None], places]).astype(float)
+    usual = np.stack([np.median(times[:, mine], axis=1) for mine in alike], axis=1)
+    usual *= _common(times[1:], usual)
+    excess = times - usual
+    expected = np.maximum(usual[0], 1)
+    share = excess / expected
+    deviation = _NORMAL * np.median(np.abs(share), axis=1, keepdims=True)
+    least = np.full((len(times), 1), _PLACE_LONGER)
+    least[0] = _LONGER
+    least = np.maximum(least * np.where(known, 1, _UNLIKE), _DEVIATIONS * deviation)
+    beyond = share > least
+    often = beyond.sum(axis=1) >= max(2, steps / _OFTEN)
+    often[0] = False  # what is slow in the whole step may be slow in another place each time
+    share[0] -= (share * beyond)[often].sum(axis=0)
+    share[often] = 0
+    severity = (share / least).max(axis=0)
+    held_up = severity > 1
+    weight = np.zeros(steps, np.int64)
+    for number, mine in enumerate(alike):
+        least_kept = max(2, -(-int(mine.sum()) // _OFTEN))
+        calmest = np.flatnonzero(mine)[np.argsort(severity[mine], kind="stable")[:least_kept]]
+        held_up[number] &= number not in calmest
+    for number, mine in enumerate(alike):
+        alone = held_up[number] or not known[number]
+        others = 1 if alone else mine.sum() / (mine & ~held_up).sum()
+        weight[number] = 0 if held_up[number] else round(_PARTS * others)
+    excess[often] = 0
+    found = [_hiccup(step, excess[:, step], names) for step in np.flatnonzero(held_up).tolist()]
+    ranked = sorted(found, key=lambda one: (-one.longer_ns, one.step))
+    return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked))
 
-    def at(index: Ints) -> Ints:
-        index = np.clip(index, 0, steps - 1)
-        found: Ints = np.take_along_axis(ordered, index[..., None], axis=-1)[..., 0]
-        return found
 
-    low, high = at(first + (present - 1) // 2), at(first + present // 2)
-    # Half of the difference, because the sum of two large times can exceed 63 bits.
-    middle = low + (high - low) // 2
-    shared = middle // steps * present + middle % steps * present // steps
-    result: Ints = np.where(often, shared, 0)
-    return result
-
-
-def typical_value(by_step: Ints) -> int:
-    """Return the median of one series; 0 for an empty one."""
-    return int(typical(by_step)) if len(by_step) else 0
+def _common(places: np.ndarray, usual: np.ndarray) -> np.ndarray:
+    """Return how many times as long as usual all parts of a step take alike, 1 at least."""
+    whole, usual = usual[0], usual[1:]
+    counts = (usual >= _LEAST * whole) & (usual > 0)
+    ratios = np.where(counts, places / np.where(counts, usual, 1), np.nan)
+    enough = counts.sum(axis=0) >= _FEWEST
+    found = np.ones(places.shape[1])
+    found[enough] = np.nanmedian(ratios[:, enough], axis=0)
+    shared: np.ndarray = np.maximum(found, 1)
+    return shared
 
 
-def typical_count(by_step: Ints) -> Ints:
-    """Return the mean of counts over the last axis, rounded up, because counts have no hiccups."""
-    steps = by_step.shape[-1]
-    mean: Ints = -(-by_step.sum(axis=-1) // steps)
-    return mean
+def _hiccup(step: int, excess: np.ndarray, names: Sequence[str]) -> Hiccup:
+    """Name a step that was held up, with the part that took at least half of the excess."""
+    longest = max(float(excess[0]), float(excess.max()))
+    where = ""
+    if len(excess) > 1:
+        most = int(excess[1:].argmax())
+        where = names[most] if excess[1 + most] >= _MOSTLY * longest else ""
+    return Hiccup(step, max(0, round(longest)), where)

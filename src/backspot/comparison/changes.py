@@ -86,7 +86,7 @@ class Side:
 class Change:
     """Change of one time from one report to another: of the step, a phase, or a module.
 
-    Times ending in ``_ms`` are milliseconds of a typical step: the median over the steps. Times
+    Times ending in ``_ms`` are milliseconds of a typical step. Times
     ending in ``_ns_by_step`` are integer nanoseconds, one for each step.
 
     Attributes:
@@ -110,8 +110,8 @@ class Change:
         low_ms: Lower end of the change, give or take the noise; ``None`` if no noise is known.
         high_ms: Upper end of the change, give or take the noise; ``None`` if no noise is known.
         verdict: ``slower`` and ``faster`` are beyond the noise and beyond what all modules have in
-            common. ``undecided`` is beyond only one of them, has too few steps, or is
-            ``(unsteady)``, which is no time of its own. ``moved`` is at another path and neither
+            common. ``undecided`` is beyond only one of them, or has too few
+            steps. ``moved`` is at another path and neither
             clearly slower nor faster.
         before_ns_by_step: Clock times before, one for each step; empty if not known by step.
         after_ns_by_step: Clock times after, one for each step; empty if not known by step.

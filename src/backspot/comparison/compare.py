@@ -20,7 +20,7 @@ from backspot.comparison.noise import Times
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.results.job import JobReport
-from backspot.results.report import UNSTEADY, PhaseName, Report, Row
+from backspot.results.report import PhaseName, Report, Row
 
 __all__ = ["compare", "same_work"]
 
@@ -238,8 +238,6 @@ def _unowned(before: Report, after: Report, noise: Noise) -> Iterator[Change]:
         start = sides[0].get(name, Cost.nothing(before.steps))
         end = sides[1].get(name, Cost.nothing(after.steps))
         judged = noise.of_part(start, end, held_up=False)
-        if name == UNSTEADY:
-            judged = judged[0], None
         yield build("unowned", name, name, "", (start, end), judged, by_gpu=noise.by_gpu)
 
 

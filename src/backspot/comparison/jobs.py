@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from backspot.analysis.typical import typical_value
+from backspot.analysis.typical import typical_step
 from backspot.comparison.cautions import warnings_of_both
 from backspot.comparison.changes import Change, ChangeKind, Comparison, Side
 from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
@@ -87,7 +87,7 @@ def compare_jobs(before: JobReport, after: JobReport, names: tuple[str, str]) ->
 
 
 def _clock(by_step: np.ndarray) -> Cost:
-    return Cost.of_clock(by_step.tolist(), typical_value(by_step))
+    return Cost.of_clock(by_step.tolist(), typical_step(by_step).value(by_step))
 
 
 def _of_module(one: ModuleSpread) -> Cost:
@@ -97,7 +97,7 @@ def _of_module(one: ModuleSpread) -> Cost:
 def _typical_rank(ranks: Sequence[RankCost], name: str) -> Times:
     """Return the median over the ranks in each step."""
     by_step = np.median([getattr(one, name) for one in ranks], axis=0).astype(np.int64)
-    return Times(typical_value(by_step), by_step.tolist())
+    return Times(typical_step(by_step).value(by_step), by_step.tolist())
 
 
 def _ranks(before: JobReport, after: JobReport, noise: Noise, least: float) -> Iterator[Change]:

@@ -165,9 +165,7 @@ def of_whole(
     kind: ChangeKind, name: str, was: Times, now: Times, noise: Noise, least: float = 0.0
 ) -> Change:
     """Return the change of the step, of a phase, or of the whole backward."""
-    found = None
-    if (kind, name) != ("phase", "unsteady"):  # what is left over is no time of its own
-        found = interval(was, now, noise.wall, Limits.of_whole(least))
+    found = interval(was, now, noise.wall, Limits.of_whole(least))
     none = Times(0, ())
     made = build(kind, name, name, "", (Cost(was, none), Cost(now, none)), ("wall", found))
     if kind == "whole" and noise.by_gpu:

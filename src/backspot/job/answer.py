@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from backspot.analysis.typical import typical, typical_value
+from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.errors import UsageError
 from backspot.formatting import counted, visible
 from backspot.job.align import RankClock, align
@@ -59,7 +59,8 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     lengths = {
         rank: np.subtract(summary.end, summary.begin)[at[rank]] for rank, summary in ranks.items()
     }
-    step_ns = int(median(typical_value(length) for length in lengths.values()))
+    typical = typical_step(np.median(list(lengths.values()), axis=0).astype(np.int64))
+    step_ns = int(median(typical.value(length) for length in lengths.values()))
     matching = match_collectives(ranks)
     clocks = align(matching.groups, list(ranks))
     warnings = [*matching.problems, *_alignment_problems(ranks, clocks, step_ns)]
@@ -84,7 +85,8 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     # Of all waits: with any of them missing, waits would pass for transfers.
     known = not (missing or matching.problems) and len(certain) == len(ranks)
     costs = tuple(
-        _rank_cost(ranks[rank], rank, at[rank], lengths[rank], sums, late, clocks) for rank in ranks
+        _rank_cost(ranks[rank], rank, at[rank], lengths[rank], typical, sums, late, clocks)
+        for rank in ranks
     )
     lane_step = _typical_step(lengths)
     return JobReport(
@@ -93,12 +95,14 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         steps=numbers,
         step_ns=step_ns,
         slowest=_slowest(numbers, late, table),
-        groups=_group_costs(ranks, at, waits, roles),
+        groups=_group_costs(ranks, at, waits, roles, typical),
         lane_step=numbers[lane_step],
         lanes=_lanes(ranks, at, waits, certain, lane_step),
         modules=modules,
         findings=find_all(
-            Evidence(ranks, at, step_ns, table, claims, costs, waits if known else (), roles)
+            Evidence(
+                ranks, at, typical, step_ns, table, claims, costs, waits if known else (), roles
+            )
         ),
         lost=tuple(lost),
         warnings=tuple(warnings),
@@ -221,6 +225,7 @@ def _rank_cost(
     rank: int,
     at: Sequence[int],
     length: Ints,
+    typical: TypicalStep,
     sums: Mapping[int, tuple[Ints, Ints]],
     late: Mapping[int, Sequence[float]],
     clocks: Mapping[int, RankClock],
@@ -232,11 +237,11 @@ def _rank_cost(
         rank=rank,
         source=summary.source,
         host=summary.host,
-        step_ns=typical_value(length),
-        exposed_ns=typical_value(exposed),
-        stalled_ns=typical_value(stalled),
-        wait_ns=typical_value(wait),
-        transfer_ns=typical_value(transfer),
+        step_ns=typical.value(length),
+        exposed_ns=typical.value(exposed),
+        stalled_ns=typical.value(stalled),
+        wait_ns=typical.value(wait),
+        transfer_ns=typical.value(transfer),
         late_ns=round(median(late[rank])) if rank in late else 0,
         offset_ns=clock.offset_ns if clock else None,
         drift_ppm=clock.drift * 1e6 if clock else 0.0,
@@ -265,6 +270,7 @@ def _group_costs(
     at: Mapping[int, Sequence[int]],
     waits: Sequence[GroupWaits],
     roles: Roles,
+    typical: TypicalStep,
 ) -> tuple[GroupCost, ...]:
     """Return the process groups whose collectives are matched, or that transfer between ranks."""
     steps = len(next(iter(at.values())))
@@ -277,7 +283,7 @@ def _group_costs(
             continue
         here = one.ranks if one else tuple(groups)
         sums = one.by_step(steps) if one else (np.zeros((len(here), steps), np.int64),) * 2
-        wait, transfer = map(typical, sums)
+        wait, transfer = map(typical.mean, sums)
         most = int(wait.argmax())
         found.append(
             GroupCost(

@@ -14,10 +14,9 @@ from typing import get_args
 
 import numpy as np
 
-from backspot.analysis.typical import typical
 from backspot.comparison.noise import Limits
 from backspot.job.others import Others
-from backspot.job.scatter import is_clear, least, shift_of
+from backspot.job.scatter import is_clear, least, middle, shift_of
 from backspot.job.summary import ModuleTimes, Summary
 from backspot.results.job import ModuleSpread, Part
 from backspot.trace.events import Ints, Mask
@@ -165,15 +164,15 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
     Returns:
         Each module with its worst rank, most expensive first; and what takes longer for certain.
     """
-    total = typical(table.taken.sum(axis=2))  # by rank and module
-    held = typical(table.times.sum(axis=2))
-    usual = np.array([typical(table.others(rank).sum(axis=1)) for rank in table.ranks])
+    total = middle(table.taken.sum(axis=2))  # by rank and module
+    held = middle(table.times.sum(axis=2))
+    usual = np.array([middle(table.others(rank).sum(axis=1)) for rank in table.ranks])
     gaps = held - usual
     worst = np.where(table.has, gaps, np.iinfo(np.int64).min).argmax(axis=0)
-    middle, worth = total.max(axis=0), np.full(total.shape[1], np.inf)
+    usually, worth = total.max(axis=0), np.full(total.shape[1], np.inf)
     for here, rows in table.peers:
         times = total[rows][:, here]
-        middle[here] = np.median(times, axis=0)
+        usually[here] = np.median(times, axis=0)
         worth[here] = least(times, total.size, step_ns)
     spreads, claims = [], []
     for row, rank in enumerate(table.ranks):
@@ -188,7 +187,7 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
         shift = shift_of(was, table.taken[row].sum(axis=1)) if large.any() else None
         for index in chosen:
             module = table.modules[index]
-            part = PARTS[int((typical(after[index]) - typical(before[index])).argmax())]
+            part = PARTS[int((middle(after[index]) - middle(before[index])).argmax())]
             limits = Limits(least=float(worth[index]))
             clear = bool(large[index]) and is_clear(was[index], now[index], shift, limits)
             if clear:
@@ -199,7 +198,7 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
                     ModuleSpread(
                         path=module.path,
                         class_name=module.class_name,
-                        median_ns=int(middle[index]),
+                        median_ns=int(usually[index]),
                         worst_ns=int(total[row, index]),
                         worst_rank=rank,
                         part=part,

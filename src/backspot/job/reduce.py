@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.payers import Payers
-from backspot.analysis.accounting.phases import find_phases
+from backspot.analysis.accounting.phases import phase_times
 from backspot.analysis.accounting.pieces import summed_by_step
 from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import DeviceWork, Tier
@@ -54,7 +55,7 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         if windows
         else (ownership.windows.start, ownership.windows.end)
     )
-    phases = find_phases(events, ownership, clock, windows) if windows else ()
+    phases = phase_times(events, ownership, clock, windows).wall if windows else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
     collectives = find_collectives(events, ownership)
     work = _work_of_host(ownership, clock, collectives.waits)
@@ -77,9 +78,9 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         begin=tuple(begin.tolist()),
         end=tuple(end.tolist()),
         phases=tuple(
-            PhaseTimes(phase.name, phase.wall_ns_by_step)
-            for phase in phases
-            if phase.name != "unsteady"
+            PhaseTimes(name, tuple(times.tolist()))
+            for name, times in zip(NAMES, phases, strict=False)
+            if times.any()
         ),
         exposed=line.by_step(line.exposed | stalled),
         stalled=line.by_step(stalled),

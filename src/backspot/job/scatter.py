@@ -18,11 +18,10 @@ import math
 
 import numpy as np
 
-from backspot.analysis.typical import typical, typical_value
 from backspot.comparison.noise import Limits, Shift, Times, common_shift, interval
 from backspot.trace.events import Ints
 
-__all__ = ["MANY", "MATTERS", "is_clear", "least", "reach", "shift_of"]
+__all__ = ["MANY", "MATTERS", "is_clear", "least", "middle", "reach", "shift_of"]
 
 MANY = 8
 """Ranks from which the scatter over them is known."""
@@ -51,6 +50,28 @@ def reach(values: np.ndarray, comparisons: int) -> np.ndarray | None:
     return found
 
 
+def middle(by_step: Ints) -> Ints:
+    """Return the median over the last axis, rounded down, to compare ranks by.
+
+    A rank that is held up once does not change a median. Of what happens in some of the steps only,
+    it is the median of these steps times their share.
+    """
+    ordered, steps = np.sort(by_step, axis=-1), by_step.shape[-1]
+    present = np.count_nonzero(by_step, axis=-1)
+    first = steps - present  # the zeros come first
+
+    def at(index: Ints) -> Ints:
+        index = np.clip(index, 0, steps - 1)
+        found: Ints = np.take_along_axis(ordered, index[..., None], axis=-1)[..., 0]
+        return found
+
+    low, high = at(first + (present - 1) // 2), at(first + present // 2)
+    # Half of the difference, because the sum of two large times can exceed 63 bits.
+    median = low + (high - low) // 2
+    shared: Ints = median // steps * present + median % steps * present // steps
+    return shared
+
+
 def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
     """Return from which difference on a rank is worth a claim, in nanoseconds.
 
@@ -73,7 +94,7 @@ def shift_of(was: Ints, now: Ints) -> Shift | None:
         was: the times of the other ranks, by module and step.
         now: those of the rank.
     """
-    before, after = typical(was), typical(now)
+    before, after = middle(was), middle(now)
     pairs = zip(before.tolist(), after.tolist(), strict=True)
     return common_shift(pairs, (float(before.sum()), float(after.sum())))
 
@@ -87,6 +108,6 @@ def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
         shift: what all modules of the rank have in common; ``None`` if that is not known.
         limits: what the difference has to exceed.
     """
-    before, after = (Times(typical_value(some), some.tolist()) for some in (was, now))
+    before, after = (Times(int(middle(some)), some.tolist()) for some in (was, now))
     change = interval(before, after, shift, limits)
     return change is not None and change.clear and after.typical > before.typical

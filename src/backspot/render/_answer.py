@@ -11,7 +11,6 @@ from backspot.render.view import (
     DEFAULT_VIEW,
     View,
     heaviest,
-    is_unsteady,
     only_nodes,
     operators_by,
     select,
@@ -77,7 +76,7 @@ def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
             ("text", "; no single module takes more than "),
             ("number", percent(report.share(first, sort))),
         ]
-    unowned = sum(report.share(row, sort) for row in chosen.unowned if not is_unsteady(row))
+    unowned = sum(report.share(row, sort) for row in chosen.unowned)
     if unowned > _UNOWNED:
         parts += [("text", "; "), ("number", percent(unowned)), ("text", " belongs to no module")]
     return parts

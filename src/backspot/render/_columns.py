@@ -19,7 +19,6 @@ from backspot.render.view import (
     View,
     heaviest,
     heaviest_line,
-    is_unsteady,
     node_sort,
     share_of,
 )
@@ -196,10 +195,7 @@ def _spread_column(
     """How much the time to rank by varies: half the width of the middle half of the steps."""
     if report.steps < _FEWEST or sort == "saves":
         return []
-    spreads = numbers(
-        "" if is_unsteady(row) else ms(half_spread(getattr(row, f"{sort}_ns_by_step")))
-        for row in rows
-    )
+    spreads = numbers(ms(half_spread(getattr(row, f"{sort}_ns_by_step"))) for row in rows)
     return [Column("spread", "±", spreads, full_head="± ms", need=10, gap=1, style="dim")]
 
 

@@ -10,7 +10,6 @@ from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
 from backspot.render._words import Part
-from backspot.results.costs import UNSTEADY
 from backspot.trace.names import short_node_name
 
 __all__ = [
@@ -28,9 +27,7 @@ __all__ = [
 _MOVES = 5  # how many are named
 _RANKS = 8  # how many are shown
 _LEAST = 0.005  # share of the step from which a phase is shown
-_WORTH = 5  # percent of change from which the answer says that it is unsteady
 _PART = 0.1  # share of a change from which the answer names a part as what changed
-_MOSTLY = 0.5  # share of a change from which the answer says that it is unsteady
 
 FIELDS = (
     "kind",
@@ -125,7 +122,6 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
             ("number", now),
             ("text", f" after{change}"),
         ]
-    parts += _unsteady(comparison, first)
     return [*parts, *_first_change(comparison, first), ("text", ".")]
 
 
@@ -139,30 +135,6 @@ def _of(change: Change) -> str:
     if not change.noise_ms or not change.before_ms:
         return ""
     return f" of ±{_percent(change.noise_ms / change.before_ms * 100)}"
-
-
-def _unsteady(comparison: Comparison, whole: Change) -> Iterator[Part]:
-    """That most of a change is in no phase or module, if it is."""
-    left_over = [
-        change.change_ms
-        for change in (*(comparison.phases if whole.kind == "step" else ()), *comparison.changes)
-        if _is_left_over(change)
-    ]
-    by = sum(left_over)
-    large = whole.percent is None or abs(whole.percent) >= _WORTH
-    if (
-        (whole.claimed or (large and not whole.is_noisy))
-        and whole.change_ms
-        and by / whole.change_ms >= _MOSTLY
-    ):
-        yield ("text", "; of that change, ")
-        yield ("number", _signed_time(by))
-        yield ("text", " is unsteady: each step is slow in another place")
-
-
-def _is_left_over(change: Change) -> bool:
-    """Whether it is what typical times leave over, which is no time of its own."""
-    return (change.kind, change.path) in (("phase", "unsteady"), ("unowned", UNSTEADY))
 
 
 def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
@@ -185,10 +157,9 @@ def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
     parts += small
     if parts and (more := len(claimed) + len(phases) - len(parts)):
         yield ("text", f", {counted(more, 'other')} changed too")
-    others = [change for change in comparison.changes if not _is_left_over(change)]
-    if not parts and whole.claimed and others:
+    if not parts and whole.claimed and comparison.changes:
         yield ("text", "; the largest change is ")
-        yield from _change(others[0])
+        yield from _change(comparison.changes[0])
 
 
 def _by_size(change: Change) -> float:
@@ -324,8 +295,8 @@ def _times(rows: Sequence[Change]) -> list[Column]:
     after = (
         ms(now) if c.verdict != "gone" else "" for c, (_, now, _) in zip(rows, times, strict=True)
     )
-    percents = (None if _is_left_over(c) else c.judged_percent for c in rows)
-    verdicts = ("" if _is_left_over(c) else c.verdict for c in rows)
+    percents = (c.judged_percent for c in rows)
+    verdicts = (c.verdict for c in rows)
     return [
         Column("other time", "before", numbers(before)),
         Column("other time", "after", numbers(after)),

@@ -15,7 +15,6 @@ from typing import Any
 
 from backspot.formatting import counted, visible
 from backspot.results.report import (
-    UNSTEADY,
     Peaks,
     ReplayedStep,
     Report,
@@ -64,6 +63,7 @@ def _contradictions(report: Report) -> Iterator[str]:
     )
     yield from _of_operators(report)
     yield from _of_passes(report)
+    yield from _of_hiccups(report)
     for device in report.devices:
         yield from _impossible(device, f"device {device.device}", but="device")
         if any(
@@ -101,8 +101,7 @@ def _contradictions(report: Report) -> Iterator[str]:
 
 def _of_row(row: Row, steps: int) -> Iterator[str]:
     what = f"the row {_named(row.name)}"
-    if row.path != UNSTEADY or row.is_module:
-        yield from _impossible(row, what)
+    yield from _impossible(row, what)
     if not 0 <= row.calls < _LIMIT:  # nor is NaN
         yield f"calls of {what} is below 0 or beyond 63 bits"
     yield from _impossible(row.wall_on, f"wall_on of {what}")
@@ -110,9 +109,9 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
         yield from _impossible(part, f"a part of {what}")
     for cost in ("wall", "gpu", "cpu", "forward"):
         yield from _of_steps(row, what, cost, steps)
-    if max(astuple(row.wall_on)) > max(0, row.wall_ns):
+    if sum(astuple(row.wall_on)) > row.wall_ns:
         yield f"wall_on of {what} has more than its wall_ns"
-    if row.split_ns > max(0, row.wall_ns):
+    if row.split_ns > row.wall_ns:
         yield f"split_ns of {what} is more than its wall_ns"
     for saving in (row.saves, row.total_saves):
         if saving is not None:
@@ -127,10 +126,9 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
         yield from _impossible(row.memory, f"the memory of {what}")
     if not row.members:
         yield f"{what} has no members"
-    # No part is more than its whole, but medians of parts can sum to more than that of the whole.
-    for parts, kind in ((row.nodes, "node"), (row.lines, "line")):
-        if any(part.wall_ns > row.wall_ns for part in parts):
-            yield f"a {kind} of {what} has more than its wall_ns"
+    for parts, kind in ((row.nodes, "nodes"), (row.lines, "lines")):
+        if _summed(parts, "wall_ns") > row.wall_ns:
+            yield f"the {kind} of {what} sum to more than its wall_ns"
     for cost in _COSTS:
         if getattr(row, f"total_{cost}") < getattr(row, cost):
             yield f"total_{cost} of {what} is less than its {cost}"
@@ -161,8 +159,8 @@ def _by_step(one: Any, cost: str) -> tuple[int, ...]:
 def _of_operators(report: Report) -> Iterator[str]:
     for operator in report.operators:
         yield from _impossible(operator, f"the operator {_named(operator.name)}")
-    if any(operator.wall_ns > report.wall_ns for operator in report.operators):
-        yield "an operator has more than its wall_ns"
+    if _summed(report.operators, "wall_ns") > report.wall_ns:
+        yield "its operators sum to more than its wall_ns"
     yield from _twice("operator", report.operators, lambda operator: operator.name)
 
 
@@ -175,6 +173,16 @@ def _of_passes(report: Report) -> Iterator[str]:
             yield f"the parts of pass {index} do not sum to its duration_ns"
     if report.passes and _summed(report.passes, "wall_ns") != report.recorded_wall_ns:
         yield "its passes do not sum to its wall_ns_by_step"
+
+
+def _of_hiccups(report: Report) -> Iterator[str]:
+    for hiccup in report.hiccups:
+        yield from _impossible(hiccup, f"the hiccup of step {hiccup.step}")
+        if hiccup.step >= report.steps:
+            yield f"it has a hiccup in step {hiccup.step}, of {report.steps}"
+    yield from _twice("hiccup", report.hiccups, lambda hiccup: hiccup.step)
+    if len(report.hiccups) >= report.steps:
+        yield "no step is left beside its hiccups"
 
 
 def _of_work(work: WorkOfModule, what: str) -> Iterator[str]:
@@ -211,10 +219,9 @@ def _of_memory(report: Report) -> Iterator[str]:
 def _of_phases(report: Report) -> Iterator[str]:
     for phase in report.phases:
         what = f"the phase {phase.name}"
-        if phase.name != "unsteady":
-            yield from _impossible(phase, what)
-            if phase.busy_ns > phase.wall_ns:
-                yield f"{what} is busy for longer than it lasts"
+        yield from _impossible(phase, what)
+        if phase.busy_ns > phase.wall_ns:
+            yield f"{what} is busy for longer than it lasts"
         yield from _of_steps(phase, what, "wall", len(report.step_ns_by_step))
     if report.phases and _summed(report.phases, "wall_ns") != report.step_ns:
         yield "its phases do not sum to its step_ns"

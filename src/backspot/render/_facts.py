@@ -9,7 +9,6 @@ from backspot.render._phases import PHASES
 from backspot.render.view import SCREEN_ROWS, Selection, View
 from backspot.results.grouping import numberless
 from backspot.results.report import Report, time_of
-from backspot.results.unusual import unusual_steps
 
 __all__ = [
     "coverage",
@@ -199,23 +198,24 @@ def hidden_work(report: Report, chosen: Selection) -> list[str]:
 
 
 def remedies(report: Report) -> Sequence[str]:
-    """Unusual steps, the report's warnings, and how to get labels if no warning says it."""
-    warnings = (*_unusual(report), *report.warnings)
+    """Steps that are left out, warnings, and how to get labels if no warning says it."""
+    warnings = (*_hiccups(report), *report.warnings)
     if report.source != "none" or any("instrument(" in text for text in report.warnings):
         return warnings
     return (*warnings, "To see modules, record the trace inside backspot.instrument(model).")
 
 
-def _unusual(report: Report) -> list[str]:
-    """The steps that took far longer than the typical one, in one line."""
-    steps = unusual_steps(report)
-    if not steps:
+def _hiccups(report: Report) -> list[str]:
+    """The steps that something held up, and how many steps count, in one line."""
+    if not report.hiccups:
         return []
-    first, *others = steps
+    first, *others = report.hiccups
     phases = {f"({name})": f" ({text})" for name, text in PHASES.items()}
     where = phases.get(first.where, f", in {first.where}") if first.where else ""
-    text = f"Step {first.step} took {duration(first.longer_ns)} longer{where}"
+    text = f"Step {first.step + 1} took {duration(first.longer_ns)} longer{where}"
     if others:
         least = duration(others[-1].longer_ns)
         text += f"; {counted(len(others), 'more step')} took at least {least} longer"
-    return [f"{text}. The numbers are those of a typical step."]
+    left = len(report.typical_steps)
+    steps = f"the {left} others" if left > 1 else "the other step"
+    return [f"{text}. The numbers are means over {steps}."]

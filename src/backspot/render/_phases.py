@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from backspot.formatting import MINUS, duration, percent
+from backspot.formatting import duration, percent
 from backspot.render._words import Part
-from backspot.render.view import LEAST_UNSTEADY
 from backspot.results.report import Phase, PhaseName, Report, Row
 
 __all__ = [
@@ -29,7 +28,6 @@ PHASES: dict[PhaseName, str] = {
     "optimizer": "optimizer",
     "other": "other work",
     "idle": "idle",
-    "unsteady": "unsteady",
 }
 
 _TAKES: dict[PhaseName, str] = {
@@ -67,36 +65,21 @@ _MEANINGS: dict[PhaseName, tuple[str, str]] = {
         "what the program does besides PyTorch's operators, such as logging or waiting for "
         "another process",
     ),
-    "unsteady": (
-        "what the typical times of the other phases leave over of the step, less than "
-        "nothing if they sum to more, because the phases vary from step to step",
-        "their times by step in the JSON report",
-    ),
 }
 """What a long phase means and what to look at first; only what follows from any such trace."""
 
 
 def kept_phases(report: Report) -> list[Phase]:
-    """The phases that take any time worth showing.
-
-    What is unsteady is negative where the typical times of the others are more than the step, and
-    is shown then too, so that the phases add up.
-    """
-    least = LEAST_UNSTEADY * report.step_ns
-    return [
-        phase
-        for phase in report.phases
-        if abs(phase.wall_ns) > (least if phase.name == "unsteady" else 0)
-    ]
+    """The phases that take any time."""
+    return [phase for phase in report.phases if phase.wall_ns]
 
 
 def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
     """A phase's name, its time in a step, and its share of it."""
-    time, sign = abs(phase.wall_ns), MINUS if phase.wall_ns < 0 else ""
-    share = percent(time / report.step_ns if report.step_ns else 0.0)
+    share = percent(phase.wall_ns / report.step_ns if report.step_ns else 0.0)
     to_gpu = report.has_gpu or phase.name != "copy"
     name = PHASES[phase.name] if to_gpu else "copies of the batch"
-    return name, f"{sign}{duration(time)}", f"{sign}{share}"
+    return name, duration(phase.wall_ns), share
 
 
 def explained(report: Report) -> list[str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from backspot.results.report import (
-    UNSTEADY,
     By,
     LineCost,
     NodeCost,
@@ -20,7 +19,6 @@ from backspot.results.report import (
 
 __all__ = [
     "DEFAULT_VIEW",
-    "LEAST_UNSTEADY",
     "SCREEN_ROWS",
     "Cost",
     "Selection",
@@ -29,7 +27,6 @@ __all__ = [
     "first_view",
     "heaviest",
     "heaviest_line",
-    "is_unsteady",
     "node_sort",
     "only_nodes",
     "operators_by",
@@ -90,10 +87,6 @@ def first_view(report: Report) -> View:
     return View(order="memory") if report.memory else DEFAULT_VIEW
 
 
-LEAST_UNSTEADY = 0.01
-"""Outputs for people leave out what is unsteady if it takes a smaller share than this."""
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The rows that a table shows, and what it leaves out.
@@ -128,7 +121,7 @@ def select(report: Report, view: View) -> Selection:
         idle=sum(
             row.members for row in ranked if row.is_module and not _is_worth_a_line(row, view)
         ),
-        unowned=unowned_rows(report, ranked),
+        unowned=unowned_rows(ranked),
     )
 
 
@@ -137,26 +130,9 @@ def _is_worth_a_line(row: Row, view: View) -> bool:
     return holds or costs_anything(row)
 
 
-def is_unsteady(row: Row) -> bool:
-    """Whether this is the row for what the typical times of the others leave over."""
-    return row.path == UNSTEADY and not row.is_module
-
-
-def unowned_rows(report: Report, ranked: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows without a module that people should see, in the order of ``ranked``.
-
-    What the typical times leave over is shown if it is time, and not next to nothing.
-    """
-    least = LEAST_UNSTEADY * report.wall_ns
-    rows = []
-    for row in ranked:
-        if is_unsteady(row):
-            if row.wall_ns > least:
-                gpu_ns, cpu_ns = max(0, row.gpu_ns), max(0, row.cpu_ns)
-                rows.append(replace(row, gpu_ns=gpu_ns, cpu_ns=cpu_ns))
-        elif not row.is_module and costs_anything(row):
-            rows.append(row)
-    return tuple(rows)
+def unowned_rows(ranked: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows without a module that people should see, in the order of ``ranked``."""
+    return tuple(row for row in ranked if not row.is_module and costs_anything(row))
 
 
 def costs_anything(row: Row) -> bool:

@@ -175,14 +175,11 @@ PARAMETER_GATHER = "(parameter gather)"
 OTHER_COMMUNICATION = "(communication)"
 """The paths of the rows that own the communication between ranks."""
 
-UNSTEADY = "(unsteady)"
-"""The path of the row for what the typical times of all others leave over. It can be negative."""
-
 
 @public
 @dataclass(frozen=True, slots=True)
 class WallKinds:
-    """What a row's clock time is spent on. In each step, the kinds sum to the row's time exactly.
+    """What a row's clock time is spent on. The kinds sum to the row's time exactly.
 
     All times are integer nanoseconds of a typical step.
 
@@ -219,13 +216,12 @@ class Row:
     """Cost of one module, or of one group of modules, in the backward.
 
     The rows of a report are a partition: no nanosecond is in two rows. ``total_*`` adds the modules
-    inside. All times ending in ``_ns`` are integer nanoseconds of a typical step: the median over
-    the recorded steps. The times of a group are the sums of its modules' times.
+    inside. All times ending in ``_ns`` are integer nanoseconds of a typical step: the mean over the
+    steps that count. The times of a group are the sums of its modules' times.
 
     Attributes:
         path: Module path, ``""`` for the root. The group's name if rows were grouped. Time that no
             module owns has a path in parentheses: ``(outside model)``, ``(autograd engine)``, …
-            ``(unsteady)`` is what the typical times of all other rows leave over of the report's.
         class_name: Class of the module.
         root: Path of the outermost instrumented module that contains this one.
         is_module: False for time that no module owns.
@@ -580,9 +576,7 @@ class Coverage:
     cpu: float
 
 
-PhaseName = Literal[
-    "data", "copy", "forward", "loss", "backward", "optimizer", "other", "idle", "unsteady"
-]
+PhaseName = Literal["data", "copy", "forward", "loss", "backward", "optimizer", "other", "idle"]
 
 
 @public
@@ -596,8 +590,7 @@ class Phase:
         name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies outside
             the backward that no kernel hides), ``forward``, ``loss``, ``backward``, ``optimizer``
             (with ``zero_grad`` and gradient clipping), ``other`` (recorded work that is none of
-            these), ``idle`` (nothing recorded, neither on the host nor on a device) or
-            ``unsteady`` (what the typical times of the others leave over; can be negative).
+            these) or ``idle`` (nothing recorded, neither on the host nor on a device).
         wall_ns: Clock time. Each moment counts for one phase, by the same rule as the rows'
             ``wall_ns``.
         busy_ns: Part of ``wall_ns`` in which any device was running something.

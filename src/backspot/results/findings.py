@@ -1,6 +1,6 @@
 """What makes a step slow, where, and what to do about it.
 
-All times are integer nanoseconds of a typical step: the median over the recorded steps.
+All times are integer nanoseconds of a typical step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The report: frozen data, with methods that rank, look up, save, load and draw.
 
-All times are integer nanoseconds of a typical step: the median over the recorded steps, of each
-thing by itself. What ends in ``_by_step`` has one entry a recorded step, and sums exactly.
+All times are integer nanoseconds of a typical step: the mean over the recorded steps but those
+that something held up. What ends in ``_by_step`` has one entry a recorded step. Both sum exactly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from backspot.formatting import quoted, visible
 from backspot.paths import path_text
 from backspot.results import presented
 from backspot.results.costs import (
-    UNSTEADY,
     Coverage,
     DeviceCost,
     FusedKernel,
@@ -48,6 +47,7 @@ from backspot.results.grouping import (
     ranked_nodes,
     ranked_rows,
 )
+from backspot.results.hiccups import Hiccup
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.matching import is_pattern, patterns_of
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA",
-    "UNSTEADY",
     "By",
     "CountersOfModule",
     "Coverage",
@@ -72,6 +71,7 @@ __all__ = [
     "Finding",
     "FusedKernel",
     "FusedPart",
+    "Hiccup",
     "KernelCost",
     "LabelSource",
     "LimitOfModule",
@@ -133,8 +133,8 @@ class Report(Presented, _Predicted):
 
     ``print(report)`` shows it, a notebook displays it, ``report[path]`` returns one module with the
     modules inside it. All times ending in ``_ns`` are integer nanoseconds of a typical step: the
-    median over the recorded steps, of each thing by itself. What the medians of the rows leave over
-    of the whole is the row ``(unsteady)``.
+    mean over the recorded steps but ``hiccups``. So they add up: rows to the backward, a row's
+    nodes to what it took in nodes, phases to the step.
 
     Two names may surprise: ``operators`` are autograd nodes, also available as ``nodes``, and
     ``source`` says whose labels named the modules, also available as ``labels``.
@@ -182,6 +182,8 @@ class Report(Presented, _Predicted):
         mfu: Model FLOPs utilisation: share (0 to 1) of a step's clock time that its operations
             would take at the peak of the devices that are used, without forward work that runs
             again. ``None`` where it is not known.
+        hiccups: Recorded steps that something held up, longest first. The typical step is the mean
+            over the others, ``typical_steps``.
         recorded: Where and how the trace was recorded, as far as that is known: ``device``,
             ``time`` (UTC), and of a live profile ``torch`` (its version) and ``command``. Two
             reports can be equal in spite of it.
@@ -229,6 +231,7 @@ class Report(Presented, _Predicted):
     memory: tuple[MemoryOfDevice, ...] = ()
     peaks: Peaks | None = None
     mfu: float | None = None
+    hiccups: tuple[Hiccup, ...] = ()
     recorded: dict[str, str] = field(default_factory=dict, compare=False)
     schema: str = SCHEMA
 
@@ -274,9 +277,10 @@ class Report(Presented, _Predicted):
         return max(self.step_ns, self.wall_ns)
 
     @property
-    def unsteady_ns(self) -> int:
-        """What the typical times of the rows leave over of ``wall_ns``: the row ``(unsteady)``."""
-        return sum(row.wall_ns for row in self.modules if row.path == UNSTEADY)
+    def typical_steps(self) -> tuple[int, ...]:
+        """Indices of the recorded steps that a typical step is the mean of: all but ``hiccups``."""
+        left_out = {hiccup.step for hiccup in self.hiccups}
+        return tuple(step for step in range(len(self.step_ns_by_step)) if step not in left_out)
 
     @property
     def has_work(self) -> bool:
@@ -298,8 +302,7 @@ class Report(Presented, _Predicted):
                 or ``"saves"`` of the replayed step.
 
         Returns:
-            The share, from 0 to 1; 0 if the report has none of that time. The share of the row
-            ``(unsteady)`` can be negative.
+            The share, from 0 to 1; 0 if the report has none of that time.
 
         Raises:
             UsageError: If ``row`` is not a row or ``sort`` is unknown.

@@ -12,6 +12,7 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 4. ``steps`` finds when each step begins and ends on the clock.
 5. ``activity`` classifies the host's time into phases such as data loading and forward.
 6. ``phases`` deals out the clock time of the steps to the phases.
+7. ``steady`` chooses the steps that a typical step is the mean of.
 
 ``memory`` counts bytes in place of time: what is live at the peak, and what each module keeps.
 ``checkpointing`` has what stays of that if a module is checkpointed. ``work`` counts floating point

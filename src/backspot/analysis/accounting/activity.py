@@ -45,7 +45,7 @@ __all__ = [
     "to_device",
 ]
 
-NAMES: tuple[PhaseName, ...] = get_args(PhaseName)[:-1]  # without ``unsteady``
+NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
 """The phases in the order of a step. The timelines of an activity have their indices as values."""
 DATA, COPY, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER, IDLE = range(len(NAMES))
 

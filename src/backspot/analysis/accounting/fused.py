@@ -10,14 +10,16 @@ from backspot.analysis.accounting.pieces import summed_by_step
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.timeline import take
-from backspot.analysis.typical import typical, typical_count
+from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import FusedKernel, FusedPart
 from backspot.trace import Events
 
 __all__ = ["find_fused"]
 
 
-def find_fused(events: Events, ownership: Ownership) -> tuple[FusedKernel, ...]:
+def find_fused(
+    events: Events, ownership: Ownership, typical: TypicalStep
+) -> tuple[FusedKernel, ...]:
     """Return the kernels of the backward whose time is split, most time first.
 
     Where the trace has no device work, these are the launches on the host.
@@ -25,6 +27,7 @@ def find_fused(events: Events, ownership: Ownership) -> tuple[FusedKernel, ...]:
     Args:
         events: the trace.
         ownership: its owners.
+        typical: the steps that count.
     """
     work, compiled, passes = ownership.work, ownership.compiled, ownership.passes
     if len(work.start):
@@ -43,8 +46,8 @@ def find_fused(events: Events, ownership: Ownership) -> tuple[FusedKernel, ...]:
         if kind[at] == len(first):
             first.append(one)
     step, steps = ownership.steps.of_pass[run[mine]], ownership.steps.count
-    spent = typical(summed_by_step(kind, step, amount[mine], len(kinds), steps))
-    count = typical_count(summed_by_step(kind, step, np.ones_like(kind), len(kinds), steps))
+    spent = typical.mean(summed_by_step(kind, step, amount[mine], len(kinds), steps))
+    count = typical.count(summed_by_step(kind, step, np.ones_like(kind), len(kinds), steps))
     found = [
         FusedKernel(
             name=events.names[int(name[one])],

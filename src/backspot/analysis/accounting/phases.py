@@ -6,6 +6,8 @@ host does. So a phase is what the step was waiting for, and not always where the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from backspot.analysis.accounting.activity import (
@@ -24,31 +26,53 @@ from backspot.analysis.accounting.pieces import summed_by_step
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
-from backspot.analysis.typical import typical, typical_value
+from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import Phase
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["find_phases"]
+__all__ = ["PhaseTimes", "phase_times"]
 
 
-def find_phases(
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """The clock time of the phases, with one row a phase as in ``NAMES`` and one column a step.
+
+    Attributes:
+        wall: nanoseconds. In each step, the phases sum to it exactly.
+        busy: the part in which any device was running something.
+    """
+
+    wall: Ints
+    busy: Ints
+
+    def typical(self, typical: TypicalStep) -> tuple[Phase, ...]:
+        """Return the phases that take any time in a typical step, in the order of a step."""
+        parts = np.stack([self.busy, self.wall - self.busy], axis=1)
+        # The backward comes first, to be rounded as that of the rows is.
+        phase, _, step = (index.ravel() for index in np.indices(parts.shape))
+        amount = typical.apportioned(parts.ravel(), step, phase != BACKWARD, phase)
+        busy, idle = amount.reshape(parts.shape).sum(axis=2).T.tolist()
+        return tuple(
+            Phase(name, busy[number] + idle[number], busy[number], tuple(by_step.tolist()))
+            for number, (name, by_step) in enumerate(zip(NAMES, self.wall, strict=True))
+            if by_step.any()
+        )
+
+
+def phase_times(
     events: Events, ownership: Ownership, clock: Clock, windows: StepWindows
-) -> tuple[Phase, ...]:
+) -> PhaseTimes:
     """Deal out the clock time of the steps to the phases, which sum to each step exactly.
 
     The backward is the wall time of the rows: if the steps contain all of the passes, the phase is
-    as long as the report's ``wall_ns``. What the typical phases leave over of the typical step is
-    the phase ``unsteady``.
+    as long as the report's ``wall_ns``.
 
     Args:
         events: the trace.
         ownership: its owners.
         clock: its clock.
         windows: when its steps begin and end.
-
-    Returns:
-        The phases that take any time, in the order of a step.
     """
     work, passes = ownership.work, ownership.windows
     activity = find_activity(events, ownership)
@@ -73,16 +97,7 @@ def find_phases(
         summed_by_step(phase[chosen], step[chosen], length[chosen], len(NAMES), count)
         for chosen in (np.ones(len(at), bool), running)
     )
-    wall_ns, busy_ns = typical(wall), typical(busy)
-    phases = [
-        Phase(name, int(wall_ns[number]), int(busy_ns[number]), tuple(wall[number].tolist()))
-        for number, name in enumerate(NAMES)
-        if wall[number].any()
-    ]
-    left = typical_value(windows.end - windows.start) - int(wall_ns.sum())
-    if left:
-        phases.append(Phase("unsteady", left, 0, (0,) * count))
-    return tuple(phases)
+    return PhaseTimes(wall, busy)
 
 
 def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:

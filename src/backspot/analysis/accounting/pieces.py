@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from backspot.analysis.attribution.passes import Steps
 from backspot.analysis.timeline import NOTHING, numbered
-from backspot.analysis.typical import typical, typical_count
+from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import LineCost, NodeCost
 from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
@@ -55,55 +55,64 @@ class Pieces:
 
 
 def node_costs(
-    pieces: Sequence[Pieces], names: Sequence[str], steps: Steps
+    executed: Pieces,
+    usual: Sequence[Pieces],
+    names: Sequence[str],
+    steps: Steps,
+    typical: TypicalStep,
 ) -> dict[int, list[NodeCost]]:
     """Return what each owner's nodes cost in a typical step, by name.
 
     Args:
-        pieces: what was executed (each counted as one), then wall, gpu and cpu time.
+        executed: what was executed in all steps, each counted as one.
+        usual: wall, gpu and cpu time of a typical step.
         names: the nodes' names.
         steps: the step of each pass.
+        typical: the steps that count.
     """
     width = len(names)
-    typically = _by_key(
-        (np.where(p.node >= 0, p.owner * width + p.node, NOTHING) for p in pieces), pieces, steps
-    )
+
+    def key(piece: Pieces) -> Ints:
+        return np.where(piece.node >= 0, piece.owner * width + piece.node, NOTHING)
+
     nodes: dict[int, list[NodeCost]] = defaultdict(list)
-    for key, (count, *costs) in typically.items():
-        nodes[key // width].append(NodeCost(names[key % width], count, *costs))
+    for at, (count, *costs) in _by_key(key, executed, usual, steps, typical).items():
+        nodes[at // width].append(NodeCost(names[at % width], count, *costs))
     return nodes
 
 
 def line_costs(
-    pieces: Sequence[Pieces],
+    executed: Pieces,
+    usual: Sequence[Pieces],
     names: Sequence[str],
     known: Sequence[SourceLine],
     steps: Steps,
+    typical: TypicalStep,
     *,
     exact: bool,
 ) -> dict[int, list[LineCost]]:
     """Return what each owner's source lines cost in a typical step, by the nodes that they made.
 
     Args:
-        pieces: as for ``node_costs``.
+        executed: as for ``node_costs``.
+        usual: as for ``node_costs``.
         names: the nodes' names.
         known: the source lines.
         steps: the step of each pass.
+        typical: the steps that count.
         exact: whether these lines made the nodes, or called the modules that did.
     """
     lines: dict[int, list[LineCost]] = defaultdict(list)
     if not known:
         return lines
-    keys = (
-        np.where(
-            (p.node >= 0) & (p.line >= 0),
-            (p.owner * len(names) + p.node) * len(known) + p.line,
-            NOTHING,
-        )
-        for p in pieces
-    )
-    for key, cost in _by_key(keys, pieces, steps).items():
-        owned, line = divmod(key, len(known))
+
+    def key(piece: Pieces) -> Ints:
+        named = piece.owner * len(names) + piece.node
+        is_known = (piece.node >= 0) & (piece.line >= 0)
+        return np.where(is_known, named * len(known) + piece.line, NOTHING)
+
+    for one, cost in _by_key(key, executed, usual, steps, typical).items():
+        owned, line = divmod(one, len(known))
         owner, node = divmod(owned, len(names))
         at = known[line]
         where = (at.file, at.line, at.function, at.text)
@@ -123,24 +132,36 @@ def summed_by_step(key: Ints, step: Ints, amount: Ints, count: int, steps: int) 
     return summed(key * steps + step, amount, count * steps).reshape(count, steps)
 
 
-def _by_key(keys: Iterable[Ints], pieces: Sequence[Pieces], steps: Steps) -> dict[int, list[int]]:
-    """Return the typical count, wall, gpu and cpu time of each key.
+def _by_key(
+    key: Callable[[Pieces], Ints],
+    executed: Pieces,
+    usual: Sequence[Pieces],
+    steps: Steps,
+    typical: TypicalStep,
+) -> dict[int, list[int]]:
+    """Return the count, wall, gpu and cpu time of a typical step by key.
 
     Args:
-        keys: the key of each piece, an array for each of ``pieces``; keys below 0 are left out.
-        pieces: counts, then wall, gpu and cpu time.
+        key: returns the key of each piece; those below 0 are left out.
+        executed: as for ``node_costs``.
+        usual: as for ``node_costs``.
         steps: the step of each pass.
+        typical: the steps that count.
     """
     found: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for column, (key, piece) in enumerate(zip(keys, pieces, strict=True)):
-        held = key >= 0
-        known, inverse = numbered(key[held])
-        step = steps.of_pass[piece.run[held]]
-        by_step = summed_by_step(inverse, step, piece.amount[held], len(known), steps.count)
-        of_step = typical_count(by_step) if column == 0 else typical(by_step)
-        for one, cost in zip(known.tolist(), of_step.tolist(), strict=True):
+    for column, piece in enumerate((executed, *usual)):
+        keys = key(piece)
+        held = keys >= 0
+        known, inverse = numbered(keys[held])
+        amount, count = piece.amount[held], len(known)
+        if column == 0:
+            step = steps.of_pass[piece.run[held]]
+            sums = typical.count(summed_by_step(inverse, step, amount, count, steps.count))
+        else:
+            sums = summed(inverse, amount, count)
+        for one, cost in zip(known.tolist(), sums.tolist(), strict=True):
             found[one][column] = cost
-    return {key: cost for key, cost in found.items() if any(cost)}
+    return {one: cost for one, cost in found.items() if any(cost)}
 
 
 def joined(parts: Sequence[Pieces]) -> Pieces:

@@ -1,21 +1,23 @@
 """What each owner costs: from ownership to nanoseconds, none lost and none counted twice.
 
-In each step, the rows sum to the backward to the nanosecond. A row's typical time is the median of
-its own steps, and what these medians leave over is the row ``(unsteady)``.
+In each step, the rows sum to the backward to the nanosecond. The pieces of a typical step are those
+of the steps that count, each with its part of the mean. So they sum to its backward, too: by row,
+by node, by line and by device.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.accounting.payers import Payers
+from backspot.analysis.accounting.phases import PhaseTimes
 from backspot.analysis.accounting.pieces import (
     Pieces,
     joined,
@@ -24,6 +26,7 @@ from backspot.analysis.accounting.pieces import (
     summed,
     summed_by_step,
 )
+from backspot.analysis.accounting.steady import choose_steps
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, Special
@@ -38,9 +41,8 @@ from backspot.analysis.timeline import (
     numbered,
     take,
 )
-from backspot.analysis.typical import typical, typical_count, typical_value
+from backspot.analysis.typical import TypicalStep
 from backspot.results.report import (
-    UNSTEADY,
     Coverage,
     DeviceCost,
     KernelCost,
@@ -61,8 +63,6 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = ["BackwardCosts", "account"]
 
-_Part = TypeVar("_Part", NodeCost, LineCost)
-
 # Listed among the nodes, although they are none.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"
@@ -71,8 +71,9 @@ _ADDED = (_RECOMPUTE, _REPLAY)  # then the collectives
 
 @dataclass(frozen=True, slots=True)
 class BackwardCosts:
-    """What the backward of a trace costs; each field as in ``Report``."""
+    """What the backward of a trace costs; each field as in ``Report``, and the steps that count."""
 
+    typical: TypicalStep
     modules: tuple[Row, ...]
     operators: tuple[OperatorCost, ...]
     passes: tuple[Pass, ...]
@@ -91,6 +92,7 @@ def account(
     ownership: Ownership,
     clock: Clock,
     windows: StepWindows | Windows,
+    phases: PhaseTimes | None = None,
 ) -> BackwardCosts:
     """Turn ownership into costs.
 
@@ -105,8 +107,9 @@ def account(
         ownership: its owners.
         clock: its clock.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
+        phases: the clock time of their phases, if the steps have any.
     """
-    return _Accountant(events, ownership, clock, windows).costs()
+    return _Accountant(events, ownership, clock, windows, phases).costs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class _Accountant:
         ownership: Ownership,
         clock: Clock,
         windows: StepWindows | Windows,
+        phases: PhaseTimes | None,
     ) -> None:
         self.events = events
         self.o, self.clock, self.steps = ownership, clock, ownership.steps
@@ -172,6 +176,15 @@ class _Accountant:
         host = Shares.one_each(ownership.owner, ownership.line)
         self.payers = Payers(ownership, host, ownership.work_shares, Special.ENGINE)
         self.holders = self._table()
+        self.dealt = self._wall()
+        wall = self.dealt.backward
+        self.typical = choose_steps(
+            events,
+            ownership,
+            windows,
+            self._by_step(wall, wall.owner, len(ownership.owners)),
+            phases,
+        )
 
     def _table(self) -> _Holders:
         """Tabulate what can hold the clock."""
@@ -366,7 +379,7 @@ class _Accountant:
 
     def costs(self) -> BackwardCosts:
         """Sum up all pieces."""
-        dealt, cpu = self._wall(), self._cpu()
+        dealt, cpu = self.dealt, self._cpu()
         wall, (gpu, launched) = dealt.backward, self._gpu()
         exchanges = np.flatnonzero((self.work.run >= 0) & (self.o.communication.collective >= 0))
         executed = joined(
@@ -375,39 +388,47 @@ class _Accountant:
                 self._of_work(exchanges, np.ones(len(exchanges), np.int64))[0],
             ]
         )
-        pieces = (executed, wall, gpu, cpu)
+        recorded = (wall, gpu, cpu)
+        usual = tuple(map(self._usual, recorded))
+        wall, gpu, cpu = usual
         serving = [joined([executed, self._serving(by_line=by_line)]) for by_line in (False, True)]
-        nodes = node_costs((serving[0], wall, gpu, cpu), self.names, self.steps)
+        nodes = node_costs(serving[0], usual, self.names, self.steps, self.typical)
         lines = line_costs(
-            (serving[1], wall, gpu, cpu),
+            serving[1],
+            usual,
             self.spans.node_names,
             self.o.lines,
             self.steps,
+            self.typical,
             exact=self.o.exact_lines,
         )
         kernels = self._kernels(gpu, launched) if self.clock.devices else self._operators_inside()
-        whole = tuple(
-            self._by_step(piece, np.zeros_like(piece.run), 1)[0] for piece in (wall, gpu, cpu)
-        )
-        owned = self._rows((wall, gpu, cpu), nodes, kernels, lines)
-        rows = add_totals([*owned, *_unsteady(owned, whole)])
+        rows = add_totals(self._rows(recorded, usual, nodes, kernels, lines))
+        whole = [self._by_step(piece, np.zeros_like(piece.run), 1)[0] for piece in recorded]
         is_module = self.o.owners.is_module
-        totals = [int(piece.amount.sum()) for piece in (wall, gpu, cpu)]
-        parts = [int(piece.amount[is_module[piece.owner]].sum()) for piece in (wall, gpu, cpu)]
+        totals = [int(piece.amount.sum()) for piece in usual]
+        parts = [int(piece.amount[is_module[piece.owner]].sum()) for piece in usual]
         shares = [part / total if total else 1.0 for part, total in zip(parts, totals, strict=True)]
         return BackwardCosts(
+            typical=self.typical,
             modules=ranked_rows(rows),
-            operators=self._operators(pieces, nodes),
-            passes=self._passes(dealt, gpu, cpu),
+            operators=self._operators(executed, usual, nodes),
+            passes=self._passes(dealt, recorded[1], recorded[2]),
             devices=self._devices(wall, gpu, self.work.device[launched]),
-            wall_ns=typical_value(whole[0]),
-            gpu_ns=typical_value(whole[1]),
-            cpu_ns=typical_value(whole[2]),
+            wall_ns=totals[0],
+            gpu_ns=totals[1],
+            cpu_ns=totals[2],
             wall_ns_by_step=tuple(whole[0].tolist()),
             gpu_ns_by_step=tuple(whole[1].tolist()),
             cpu_ns_by_step=tuple(whole[2].tolist()),
             coverage=Coverage(*shares),
         )
+
+    def _usual(self, piece: Pieces) -> Pieces:
+        """Return pieces with what a typical step has of each."""
+        step = self.steps.of_pass[piece.run]
+        keys = (piece.owner, piece.node, piece.line)
+        return replace(piece, amount=self.typical.apportioned(piece.amount, step, *keys))
 
     def _passes(self, dealt: _Dealt, gpu: Pieces, cpu: Pieces) -> tuple[Pass, ...]:
         windows, count = self.o.windows, len(self.passes.start)
@@ -428,22 +449,25 @@ class _Accountant:
 
     def _rows(
         self,
-        costs_of: tuple[Pieces, Pieces, Pieces],
+        recorded: tuple[Pieces, ...],
+        usual: tuple[Pieces, ...],
         nodes: dict[int, list[NodeCost]],
         kernels: dict[int, list[KernelCost]],
         lines: dict[int, list[LineCost]],
     ) -> list[Row]:
-        spans, steps, has_work = self.spans, self.steps.count, bool(self.clock.devices)
+        spans, steps = self.spans, self.steps.count
         owners, is_module = len(self.o.owners), self.o.owners.is_module
-        wall, _, _ = costs_of
-        by_step = [self._by_step(piece, piece.owner, owners) for piece in costs_of]
+        by_step = [self._by_step(piece, piece.owner, owners) for piece in recorded]
         by_step.append(self._forward(owners))
-        costs = [typical(each).tolist() for each in by_step]
+        costs = [summed(piece.owner, piece.amount, owners).tolist() for piece in usual]
+        costs.append(self.typical.mean(by_step[3]).tolist())
+        wall = usual[0]
         again = wall.where(wall.node == self.recompute_node)
-        recompute = typical(self._by_step(again, again.owner, owners)).tolist()
-        split = typical(self._by_step(wall.where(wall.is_split), wall.owner[wall.is_split], owners))
+        recompute = summed(again.owner, again.amount, owners).tolist()
+        part = wall.where(wall.is_split)
+        split = summed(part.owner, part.amount, owners).tolist()
         kinds = len(WallKind)
-        spent_on = typical(self._by_step(wall, wall.owner * kinds + wall.kind, owners * kinds))
+        spent_on = summed(wall.owner * kinds + wall.kind, wall.amount, owners * kinds)
         spent_on = spent_on.reshape(owners, kinds)
         compiled = self.o.compiled
         in_forward = ~take(self.in_pass, compiled.caller, False)
@@ -454,8 +478,8 @@ class _Accountant:
         rows = []
         for owner in range(owners):
             module, named = self.o.owners.module(owner), bool(is_module[owner])
-            recorded = any(each[owner].any() for each in by_step[:3])
-            if not named and not recorded and not nodes[owner]:
+            runs = any(each[owner].any() for each in by_step[:3])
+            if not named and not runs and not nodes[owner]:
                 continue
             own = [column[owner] for column in costs]
             path, class_name = self.o.owners.named(owner)
@@ -470,20 +494,17 @@ class _Accountant:
                     gpu_ns=own[1],
                     cpu_ns=own[2],
                     forward_ns=own[3],
-                    recompute_ns=min(recompute[owner], own[0]),
-                    split_ns=min(int(split[owner]), own[0]),
+                    recompute_ns=recompute[owner],
+                    split_ns=split[owner],
                     total_wall_ns=0,
                     total_gpu_ns=0,
                     total_cpu_ns=0,
                     total_forward_ns=0,
                     total_recompute_ns=0,
-                    nodes=ranked_nodes(_within(nodes[owner], own)),
-                    kernels=ranked_kernels(
-                        replace(one, spent_ns=min(one.spent_ns, own[1 if has_work else 2]))
-                        for one in kernels[owner]
-                    ),
-                    lines=ranked_lines(_within(lines[owner], own)),
-                    wall_on=WallKinds(*(min(kind, own[0]) for kind in spent_on[owner].tolist())),
+                    nodes=ranked_nodes(nodes[owner]),
+                    kernels=ranked_kernels(kernels[owner]),
+                    lines=ranked_lines(lines[owner]),
+                    wall_on=WallKinds(*spent_on[owner].tolist()),
                     wall_ns_by_step=tuple(by_step[0][owner].tolist()),
                     gpu_ns_by_step=tuple(by_step[1][owner].tolist()),
                     cpu_ns_by_step=tuple(by_step[2][owner].tolist()),
@@ -506,7 +527,10 @@ class _Accountant:
         payer = np.where(launch >= 0, self.payers.of_launches(launch), span)
         none = np.full(len(index), NOTHING)
         piece, place = self._paid(self.passes.of_span[span], payer, events.duration[index], none)
-        return self._by_name(piece, events.name[index][place].astype(np.int64), events.names)
+        name = events.name[index][place].astype(np.int64)
+        step = self.steps.of_pass[piece.run]
+        amount = self.typical.apportioned(piece.amount, step, piece.owner, name)
+        return self._by_name(replace(piece, amount=amount), name, events.names)
 
     def _by_name(
         self, piece: Pieces, name: Ints, names: Sequence[str]
@@ -515,22 +539,25 @@ class _Accountant:
         keys, inverse = numbered(piece.owner * width + name)
         step, steps = self.steps.of_pass[piece.run], self.steps.count
         ones = np.ones(len(inverse), np.int64)
-        spent = typical(self._by_step(piece, inverse, len(keys)))
-        count = typical_count(summed_by_step(inverse, step, ones, len(keys), steps))
+        spent = summed(inverse, piece.amount, len(keys))
+        count = self.typical.count(summed_by_step(inverse, step, ones, len(keys), steps))
         kernels: dict[int, list[KernelCost]] = defaultdict(list)
         for key, times, total in zip(keys.tolist(), count.tolist(), spent.tolist(), strict=True):
-            kernels[key // width].append(KernelCost(names[key % width], times, total))
+            if times:
+                kernels[key // width].append(KernelCost(names[key % width], times, total))
         return kernels
 
     def _operators(
-        self, pieces: tuple[Pieces, ...], nodes_of: dict[int, list[NodeCost]]
+        self, executed: Pieces, usual: tuple[Pieces, ...], nodes_of: dict[int, list[NodeCost]]
     ) -> tuple[OperatorCost, ...]:
         payers: dict[str, tuple[int, int, int, int]] = {}
         for owner, nodes in nodes_of.items():
             for node in nodes:
                 key = (node.wall_ns, node.gpu_ns, node.cpu_ns, owner)
                 payers[node.name] = max(payers.get(node.name, key), key)
-        everywhere = [replace(piece, owner=np.zeros_like(piece.owner)) for piece in pieces]
+        count, *everywhere = (
+            replace(piece, owner=np.zeros_like(piece.owner)) for piece in (executed, *usual)
+        )
         operators = [
             OperatorCost(
                 name=node.name,
@@ -540,7 +567,7 @@ class _Accountant:
                 cpu_ns=node.cpu_ns,
                 path=self.o.owners.path(payers[node.name][3]) if node.name in payers else "",
             )
-            for node in node_costs(everywhere, self.names, self.steps)[0]
+            for node in node_costs(count, everywhere, self.names, self.steps, self.typical)[0]
         ]
         return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))
 
@@ -551,7 +578,7 @@ class _Accountant:
         for number, clock in self.clock.devices.items():
             mine = device == number
             if len(self.clock.devices) > 1:
-                wall = self._deal(clock.timeline, every, number).backward
+                wall = self._usual(self._deal(clock.timeline, every, number).backward)
             costs.append(
                 DeviceCost(
                     device=number,
@@ -562,68 +589,7 @@ class _Accountant:
         return tuple(costs)
 
     def _by_path(self, piece: Pieces) -> dict[str, int]:
-        costs = typical(self._by_step(piece, piece.owner, len(self.o.owners)))
+        costs = summed(piece.owner, piece.amount, len(self.o.owners))
         held = np.flatnonzero(costs)
         ranked = held[np.argsort(-costs[held], kind="stable")]
         return {self.o.owners.path(index): int(costs[index]) for index in ranked.tolist()}
-
-
-def _within(parts: Iterable[_Part], whole: Sequence[int]) -> list[_Part]:
-    """Return the parts of a row with no more time than the row has.
-
-    A part that is not there in every step is shared over all of them, and can come out above the
-    median of the row.
-
-    Args:
-        parts: its nodes or lines.
-        whole: the wall, GPU and CPU time of the row.
-    """
-    wall, gpu, cpu, *_ = whole
-    return [
-        replace(
-            part,
-            wall_ns=min(part.wall_ns, wall),
-            gpu_ns=min(part.gpu_ns, gpu),
-            cpu_ns=min(part.cpu_ns, cpu),
-        )
-        for part in parts
-    ]
-
-
-def _unsteady(rows: Sequence[Row], whole: Sequence[Ints]) -> tuple[Row, ...]:
-    """Return the row for what the typical times of the rows leave over of the typical whole.
-
-    Args:
-        rows: all other rows.
-        whole: the wall, GPU and CPU time of the backward in each step.
-    """
-    wall, gpu, cpu = (
-        typical_value(by_step) - sum(getattr(row, cost) for row in rows)
-        for by_step, cost in zip(whole, ("wall_ns", "gpu_ns", "cpu_ns"), strict=True)
-    )
-    if not (wall or gpu or cpu):
-        return ()
-    none = (0,) * len(whole[0])
-    row = Row(
-        path=UNSTEADY,
-        class_name="",
-        root="",
-        is_module=False,
-        calls=0.0,
-        wall_ns=wall,
-        gpu_ns=gpu,
-        cpu_ns=cpu,
-        forward_ns=0,
-        recompute_ns=0,
-        total_wall_ns=0,
-        total_gpu_ns=0,
-        total_cpu_ns=0,
-        total_forward_ns=0,
-        total_recompute_ns=0,
-        nodes=(),
-        wall_ns_by_step=none,
-        gpu_ns_by_step=none,
-        cpu_ns_by_step=none,
-        forward_ns_by_step=none,
-    )
-    return (row,)

@@ -27,7 +27,6 @@ from backspot.analysis.attribution.compiled import Compiled
 from backspot.analysis.attribution.launches import in_optimizer
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import NOTHING, first_started, grouped, take
-from backspot.analysis.typical import typical
 from backspot.results.work import WorkOfModule
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
@@ -206,11 +205,11 @@ def _by_owner(
         chosen = chosen & (step >= 0)
         sums = np.zeros((owners, steps.count), np.int64)
         np.add.at(sums, (owner[chosen], step[chosen]), amount[chosen])
-        some = np.count_nonzero(sums, axis=1) > 0
+        some, mean = np.count_nonzero(sums, axis=1) > 0, sums.sum(axis=1) // steps.count
         columns.append(
             [
                 value if has else None
-                for value, has in zip(typical(sums).tolist(), some.tolist(), strict=True)
+                for value, has in zip(mean.tolist(), some.tolist(), strict=True)
             ]
         )
     return list(zip(*columns, strict=True))

@@ -29,7 +29,7 @@ from backspot.analysis.timeline import (
     pieces,
     take,
 )
-from backspot.analysis.typical import typical, typical_value
+from backspot.analysis.typical import TypicalStep
 from backspot.results.findings import Place
 from backspot.trace.events import Ints, Mask
 
@@ -84,12 +84,14 @@ class Costs:
         clock: who holds each moment.
         windows: the clock time of the steps.
         names: the trace's names.
+        typical: the steps that count.
     """
 
     ownership: Ownership
     clock: Clock
     windows: StepWindows | Windows
     names: Sequence[str]
+    typical: TypicalStep
 
     # Nanoseconds -----------------------------------------------------------------------------
 
@@ -126,19 +128,19 @@ class Costs:
 
     def of_spans(self, chosen: Mask) -> int:
         """Return the clock time of these spans and of the device work that they launched."""
-        return typical_value(self.of_spans_by_step(chosen))
+        return self.typical.value(self.of_spans_by_step(chosen))
 
     def of_work(self, chosen: Mask) -> int:
         """Return the clock time of this device work."""
-        return typical_value(self.of_work_by_step(chosen))
+        return self.typical.value(self.of_work_by_step(chosen))
 
     def of_host(self, chosen: Mask) -> int:
         """Return the clock time that these spans hold on the host, while no device has work."""
-        return typical_value(self.host_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+        return self.typical.value(self.host_by_step(np.where(chosen, 0, NOTHING), 1)[0])
 
     def of_device(self, chosen: Mask) -> int:
         """Return how long this device work runs, whether or not it holds the clock."""
-        return typical_value(self.device_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+        return self.typical.value(self.device_by_step(np.where(chosen, 0, NOTHING), 1)[0])
 
     @cached_property
     def busy_ns(self) -> int:
@@ -147,7 +149,8 @@ class Costs:
         if not busy:
             return 0
         step, holder, length = pieces(layered(*busy), self._steps)
-        return typical_value(self._by_step(np.where(holder >= 0, 0, NOTHING), step, length, 1)[0])
+        found = self._by_step(np.where(holder >= 0, 0, NOTHING), step, length, 1)
+        return self.typical.value(found[0])
 
     # By step ---------------------------------------------------------------------------------
 
@@ -319,7 +322,7 @@ class Costs:
             count: how many things there are in all steps.
             class_name: the class of the module.
         """
-        cost = min(typical_value(by_step), typical_value(self.step_ns))
+        cost = min(self.typical.value(by_step), self.typical.value(self.step_ns))
         only = Place(path, class_name, self._per_step(count), cost)
         return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE))
 
@@ -347,7 +350,7 @@ class Costs:
         kept = owner >= 0
         counts = np.zeros(self._owners, np.int64)
         np.add.at(counts, owner[kept], 1 if count is None else count[kept])
-        cost = typical(by_step)
+        cost = self.typical.mean(by_step)
         listed = by_step.any(axis=1) | (counts > 0)
         places = [
             Place(
@@ -356,8 +359,7 @@ class Costs:
             for one in np.flatnonzero(listed).tolist()
         ]
         places.sort(key=lambda place: (-place.wall_ns, -place.count, place.path))
-        # Medians of many places can sum to more than the median of the step.
-        together = min(sum(place.wall_ns for place in places), typical_value(self.step_ns))
+        together = min(sum(place.wall_ns for place in places), self.typical.value(self.step_ns))
         return Placed(tuple(places), together, self._steps_with(by_step.sum(axis=0), LEAST_SHARE))
 
     def _placed_at(self, owner: Ints, chosen: Mask) -> Ints:

@@ -16,6 +16,7 @@ from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs
 from backspot.analysis.findings.wording import Wording
 from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
+from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import Phase
 from backspot.results.report import Report
 from backspot.trace import Category, Events
@@ -36,6 +37,7 @@ class Evidence:
         clock: who holds each moment.
         report: its costs at all depths, without findings.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
+        typical: the steps that count.
     """
 
     events: Events
@@ -43,6 +45,7 @@ class Evidence:
     clock: Clock
     report: Report
     windows: StepWindows | Windows
+    typical: TypicalStep
 
     @property
     def spans(self) -> Spans:
@@ -70,7 +73,7 @@ class Evidence:
     @cached_property
     def costs(self) -> Costs:
         """The clock time of spans and device work."""
-        return Costs(self.ownership, self.clock, self.windows, self.events.names)
+        return Costs(self.ownership, self.clock, self.windows, self.events.names, self.typical)
 
     @cached_property
     def wording(self) -> Wording:

@@ -25,7 +25,7 @@ from backspot.analysis.replay.saving import (
     replays,
 )
 from backspot.analysis.timeline import grouped
-from backspot.analysis.typical import typical, typical_value
+from backspot.analysis.typical import TypicalStep
 from backspot.results.savings import ReplayedStep, Saving, WhatIf
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
@@ -48,11 +48,13 @@ class Prediction:
 
     Attributes:
         recording: the recording, of some steps of the trace if the trace has very many.
+        typical: the steps of the recording that count.
         cost: what the profiler cost.
         fitted: whether the cost was fitted to measured steps.
     """
 
     recording: Recording
+    typical: TypicalStep
     cost: ProfilerCost
     fitted: bool
 
@@ -92,7 +94,7 @@ class Prediction:
         error = _ERRORS[self.is_device_bound] * step.ns
         shared = _time_shared(self.recording.ownership.work)
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
-        return step, _savings(found, error, np.array(errors))
+        return step, _savings(found, self.typical, error, np.array(errors))
 
     def what_if(self, factors: Mapping[str, float]) -> WhatIf:
         """Return the step if the backward of these modules takes so much of its time.
@@ -104,46 +106,45 @@ class Prediction:
         return WhatIf(step.ns - saving.ns, saving.ns, saving.low_ns, saving.high_ns)
 
     def _step(self, found: Sequence[Replays]) -> ReplayedStep:
-        times = [typical_value(np.round(one.steps).astype(np.int64)) for one in found]
+        times = [self.typical.value(np.round(one.steps).astype(np.int64)) for one in found]
         return ReplayedStep(times[0], min(times), max(times), self.fitted)
 
 
 def predict(
-    events: Events, ownership: Ownership, windows: Windows, real_step_ns: int | None
+    events: Events,
+    ownership: Ownership,
+    windows: Windows,
+    typical: TypicalStep,
+    real_step_ns: int | None,
 ) -> Prediction | Refusal:
-    """Compile a recording for predictions.
+    """Compile a recording for predictions: its middle steps, as many as a typical step needs.
 
     Args:
         events: the trace.
         ownership: its owners.
         windows: the clock time of each step.
+        typical: the steps that count.
         real_step_ns: the typical step without profiler and labels, ``None`` where it is not known.
             Then the cost of the profiler is the one that was measured on another machine.
 
     Returns:
         The prediction, or why the recording cannot be replayed.
     """
-    recording = _prepared(events, ownership, windows)
+    steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
+    kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
+    if kept < steps and not events.truncated:
+        first = (steps - kept) // 2
+        events = only_steps(events, ownership, first, first + kept - 1)
+        ownership = attribute(events)
+        windows = step_windows(events, ownership, Clock(ownership)) or ownership.windows
+        typical = typical.within(first, kept)
+    recording = prepare(events, ownership, windows)
     if isinstance(recording, Refusal):
         return recording
     if real_step_ns is None:
-        return Prediction(recording, MEASURED, fitted=False)
-    cost = fit(recording, real_step_ns)
-    return cost if isinstance(cost, Refusal) else Prediction(recording, cost, fitted=True)
-
-
-def _prepared(events: Events, ownership: Ownership, windows: Windows) -> Recording | Refusal:
-    """Compile the middle steps of a recording, as many as a typical step needs."""
-    steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
-    kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
-    if kept >= steps or events.truncated:
-        return prepare(events, ownership, windows)
-    first = (steps - kept) // 2
-    events = only_steps(events, ownership, first, first + kept - 1)
-    ownership = attribute(events)
-    return prepare(
-        events, ownership, step_windows(events, ownership, Clock(ownership)) or ownership.windows
-    )
+        return Prediction(recording, typical, MEASURED, fitted=False)
+    cost = fit(recording, real_step_ns, typical=typical)
+    return cost if isinstance(cost, Refusal) else Prediction(recording, typical, cost, fitted=True)
 
 
 def _identity(start: Ints, end: Ints, thread: Ints) -> np.ndarray:
@@ -177,20 +178,24 @@ def _time_shared(work: DeviceWork) -> Floats:
     return shared
 
 
-def _savings(found: Sequence[Replays], less: float, more: Floats) -> list[Saving]:
+def _savings(
+    found: Sequence[Replays], typical: TypicalStep, less: float, more: Floats
+) -> list[Saving]:
     """Return what each change saves, with the error of predictions on both sides.
 
     A change saves at least nothing, and at most the time of all work that it makes shorter.
 
     Args:
         found: the replays.
+        typical: the steps that count.
         less: by how much a saving can be less, in nanoseconds.
         more: by how much each saving can be more.
     """
     by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
-    quartiles = np.stack([np.quantile(one.saved, [0.25, 0.75], axis=0) for one in found])
+    steps = [one.saved[typical.chosen] for one in found]
+    quartiles = np.stack([np.quantile(saved, [0.25, 0.75], axis=0) for saved in steps])
     most = np.max([one.shorter for one in found], axis=0)
-    ns = typical(by_step.T)
+    ns = typical.mean(by_step.T)
     low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
     high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
     high = np.maximum(high, ns).astype(np.int64)

@@ -10,6 +10,7 @@ from backspot.analysis.replay.cost import MEASURED, ProfilerCost
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording, Refusal
 from backspot.analysis.replay.simulation import Simulated, simulate
+from backspot.analysis.typical import TypicalStep, every_step
 from backspot.formatting import duration
 from backspot.trace import Events
 from backspot.trace.events import Ints
@@ -57,9 +58,12 @@ def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
 
 
 def fit(
-    recording: Recording, real_step_ns: float, cost: ProfilerCost = MEASURED
+    recording: Recording,
+    real_step_ns: float,
+    cost: ProfilerCost = MEASURED,
+    typical: TypicalStep | None = None,
 ) -> ProfilerCost | Refusal:
-    """Scale costs by one factor so that the median replayed step takes as long as the real step.
+    """Scale costs by one factor so that the typical replayed step takes as long as the real step.
 
     A factor above 1.5 is not the profiler's alone: then the whole host was slower while it was
     recorded, as on a busy machine, and the rest of the factor goes into ``slowdown``. Where many
@@ -67,18 +71,20 @@ def fit(
 
     Args:
         recording: the recording.
-        real_step_ns: the median step without profiler and labels, in nanoseconds.
+        real_step_ns: the typical step without profiler and labels, in nanoseconds.
         cost: what is scaled.
+        typical: the steps that count; ``None`` for all.
 
     Returns:
         The scaled costs, with a third of their uncertainty; a refusal if no factor from 0 to 6
         brings the replayed step within 10% of the real one.
     """
     factor = 1.0
+    typical = typical or every_step(len(recording.steps.start))
     for factors in (_FACTORS, _FINER):
         tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
         costs = [_scaled(cost, one) for one in tried.tolist()]
-        steps = _median_steps(recording, costs)
+        steps = _typical_steps(recording, typical, costs)
         off = np.abs(steps - real_step_ns)
         fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
         best = int(fits[np.argmin(np.abs(tried[fits] - 1.0))])
@@ -105,12 +111,13 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
     )
 
 
-def _median_steps(recording: Recording, costs: list[ProfilerCost]) -> Floats:
-    """Return the median replayed step at each of these costs, in nanoseconds."""
+def _typical_steps(recording: Recording, typical: TypicalStep, costs: list[ProfilerCost]) -> Floats:
+    """Return the typical replayed step at each of these costs, in nanoseconds."""
     hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
     works = [recording.work(one)[:, None] for one in costs]
     simulated = simulate(recording, np.hstack(hosts), np.hstack(works))
-    steps: Floats = np.median(simulated.step_lengths(recording)[:, :, 0], axis=0)
+    lengths = simulated.step_lengths(recording)[:, :, 0]
+    steps: Floats = lengths[typical.chosen].mean(axis=0)
     return steps
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.analysis.typical import typical_value
+from backspot.analysis.typical import TypicalStep
 from backspot.job.modules import Claim, Table
 from backspot.job.roles import Roles
 from backspot.job.scatter import MATTERS
@@ -24,6 +24,7 @@ class Transfers:
     """Collectives that move the same thing; arrays with one entry a collective.
 
     Attributes:
+        typical: the steps that count.
         calls: what they are.
         step: the step of each.
         bytes: what each rank puts in, -1 where that is not known.
@@ -35,6 +36,7 @@ class Transfers:
             the first one of a step.
     """
 
+    typical: TypicalStep
     calls: Sequence[Call]
     step: Ints
     bytes: Ints
@@ -42,11 +44,11 @@ class Transfers:
     launching: Ints
     idle_before: Ints
 
-    def typical_ns(self, cost: Ints, steps: int) -> int:
+    def typical_ns(self, cost: Ints) -> int:
         """Return the sum of these costs in a typical step."""
-        by_step = np.zeros(steps, np.int64)
+        by_step = np.zeros(len(self.typical.chosen), np.int64)
         np.add.at(by_step, self.step, cost)
-        return typical_value(by_step)
+        return self.typical.value(by_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Evidence:
     Attributes:
         ranks: the summary of each rank, ascending.
         at: for each rank, where its summary has the steps that all ranks have.
+        typical: the steps that count.
         step_ns: clock time of a step, median of the ranks.
         table: the modules over the ranks.
         claims: the modules that take longer on a rank, beyond the noise.
@@ -66,6 +69,7 @@ class Evidence:
 
     ranks: Mapping[int, Summary]
     at: Mapping[int, Sequence[int]]
+    typical: TypicalStep
     step_ns: int
     table: Table
     claims: Sequence[Claim]
@@ -123,7 +127,9 @@ class Evidence:
             if found
             else (np.empty(0, np.int64),) * 4
         )
-        return Transfers(calls, step, np.array([call.bytes for call in calls], np.int64), *times)
+        return Transfers(
+            self.typical, calls, step, np.array([call.bytes for call in calls], np.int64), *times
+        )
 
     def phase(self, name: str) -> Ints:
         """Return the clock time of a phase, by rank and step."""

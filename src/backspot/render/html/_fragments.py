@@ -129,8 +129,7 @@ def phases_bar(report: Report) -> str:
 
 
 def _busy(report: Report, phase: Phase) -> str:
-    known = report.has_gpu and phase.name != "unsteady"
-    return f", GPU busy {percent(phase.utilisation)}" if known else ""
+    return f", GPU busy {percent(phase.utilisation)}" if report.has_gpu else ""
 
 
 def findings_list(report: Report, *, shown_first: int) -> str:

@@ -17,7 +17,7 @@ from backspot.render._answer import answered
 from backspot.render._findings import cost_of, cost_of_place
 from backspot.render._memory import peak_bytes
 from backspot.render._words import KINDS
-from backspot.render.view import is_unsteady, unowned_rows
+from backspot.render.view import unowned_rows
 from backspot.results.grouping import parents_of
 from backspot.results.report import By, Finding, KernelCost, LineCost, NodeCost, Report, Row
 from backspot.trace.labels import Kind, Label, readable_label
@@ -103,7 +103,7 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
     rows += [_rest(holder, members, unit) for holder, members in rest.items()]
     rows += [
         _row(report, row, None, place, strings, unit, full=True)
-        for row in unowned_rows(report, report.modules)
+        for row in unowned_rows(report.modules)
     ]
     answer = answered(report)
     return {
@@ -169,7 +169,7 @@ def _row(
         _calls(row.calls),
         [_in(unit, ns) for ns in costs],
         [_in(unit, ns) for ns in astuple(row.wall_on)],
-        [] if is_unsteady(row) else _steps(row.wall_ns_by_step, unit),
+        _steps(row.wall_ns_by_step, unit),
         _nodes(row.nodes, strings, unit, 6 if full else 2),
         _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,

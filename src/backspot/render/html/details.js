@@ -1,9 +1,6 @@
 // The details of one module: its costs and what they are spent on, its steps, nodes and kernels, and
 // the label to search for in a trace viewer.
 
-const UNSTEADY = "(unsteady)";
-const LEFT_OVER = "what the typical times of all rows leave over, because they vary from step to step";
-
 function makeDetails(model, box, change, say) {
   const per = (ns, decimals) => milliseconds(ns, decimals);
 
@@ -16,7 +13,7 @@ function makeDetails(model, box, change, say) {
         make("h3", {}, make("code", {}, row.shown)),
         make("button", { type: "button", class: "quiet close", onclick: () => change({ open: false }), "aria-label": "Close the details" }, "✕")),
       make("p", { class: "muted" }, [
-        row.group ? `${counted(row.group.length, "module")}, ${row.cls}` : row.isModule ? row.cls : row.path === UNSTEADY ? LEFT_OVER : "owned by no module",
+        row.group ? `${counted(row.group.length, "module")}, ${row.cls}` : row.isModule ? row.cls : "owned by no module",
         row.isModule && `${perStep(row.calls)} ${row.calls === 1 ? "call" : "calls"} per ${model.per}`,
       ].filter(Boolean).join(" · "), around && around.id >= 0 ? " · in " : "",
         around && around.id >= 0 ? link(around) : ""),

@@ -95,7 +95,6 @@ function readModel(data) {
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
-  // The page may lack a row for what is unsteady, so the rows sum to the backward only roughly.
   const [wall, gpu, cpu] = ns(data.whole);
   const sums = { wall, gpu, cpu, memory: data.peak, headroom: whole.total.headroom };
   Object.assign(whole.total, sums);

@@ -11,7 +11,6 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding
 from backspot.analysis.timeline import numbered, take
-from backspot.analysis.typical import typical
 from backspot.formatting import duration
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -82,7 +81,7 @@ def find(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     fused = evidence.nodes_named(lambda name: "ScaledDotProduct" in name)
     odd[owner[fused]] = False
     odd &= ~_estimated(evidence)
-    spent = typical(wall)
+    spent = evidence.typical.mean(wall)
     explained: dict[str, int] = {}
     for other in found:
         for place in other.places:

@@ -8,7 +8,6 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import host_operators
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import first_started, numbered, pieces
-from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 from backspot.trace.events import Ints, Mask
 
@@ -28,7 +27,7 @@ def find(evidence: Evidence) -> Finding | None:
     if not len(index):
         return None
     operators = costs.top_operators(evidence.names_of(index), cost)
-    together = typical_value(costs.times_by_step(evidence.events.start[index], cost))
+    together = evidence.typical.value(costs.times_by_step(evidence.events.start[index], cost))
     return finding(
         costs.places_at(evidence.ownership.owner[span], evidence.events.start[index], cost),
         title="Operators of a GPU model run on the CPU",

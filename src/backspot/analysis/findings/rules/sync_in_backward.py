@@ -9,7 +9,6 @@ import numpy as np
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import FAR
-from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints
@@ -55,7 +54,7 @@ def find(evidence: Evidence) -> Finding | None:
     places = costs.places_at(evidence.ownership.owner[span], begin, cost, first)
     places = replace(places, removable=costs.removable(None, None, waits=index))
     number = int(first.sum())
-    idle, long = (typical_value(costs.times_by_step(begin, ns)) for ns in (cost, waited))
+    idle, long = (evidence.typical.value(costs.times_by_step(begin, ns)) for ns in (cost, waited))
     calls = costs.top_operators(events.name[index], waited)
     return finding(
         places,

@@ -7,7 +7,6 @@ import numpy as np
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
 
@@ -49,9 +48,9 @@ def find(evidence: Evidence) -> Finding | None:
     in_turn = ""
     if marked and 2 * (often := int(np.count_nonzero(waits))) <= len(waits):
         # Several workers deliver in turn: one wait is for the batches of several steps.
-        waits[:] = typical_value(waits)
+        waits[:] = evidence.typical.value(waits)
         in_turn = f" It is a mean: the step waits {say.in_steps(often)}."
-    spent = typical_value(waits)
+    spent = evidence.typical.value(waits)
     time = f"{say.ms(spent)} of each step, {say.share(spent)},"
     if marked:
         title = "The step waits for its data"

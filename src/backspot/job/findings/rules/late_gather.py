@@ -21,7 +21,7 @@ def find(evidence: Evidence) -> list[JobFinding]:
     """
     gathers = evidence.transfers("parameters")
     late = np.minimum(gathers.cost, gathers.idle_before)
-    cost = gathers.typical_ns(late, evidence.steps)
+    cost = gathers.typical_ns(late)
     if cost < evidence.worth_ns:
         return []
     by_module: dict[str, int] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.typical import typical
 from backspot.formatting import duration, percent
 from backspot.job.findings.evidence import Evidence
 from backspot.job.findings.registry import rule
@@ -33,14 +32,14 @@ def find(evidence: Evidence) -> list[JobFinding]:
     if not (stalled.any(axis=1)).sum() > 1:
         return []
     ranks = list(evidence.ranks)
-    of_rank = typical(stalled)
+    of_rank = evidence.typical.mean(stalled)
     cost = int(np.median(of_rank))
     if cost < _NORMAL * evidence.step_ns:
         return []
     busy = evidence.step_ns - of_rank
     longest = int(busy.argmax())
     usual = int(np.median(np.delete(busy, longest)))
-    kernels = typical(evidence.kernels)
+    kernels = evidence.typical.mean(evidence.kernels)
     unequal = all(
         of_stage[longest] > (1 + _LONGER) * np.median(np.delete(of_stage, longest))
         for of_stage in (busy, kernels)

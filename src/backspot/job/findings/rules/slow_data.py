@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from backspot.analysis.typical import typical, typical_value
 from backspot.comparison.noise import Limits
 from backspot.formatting import duration
 from backspot.job.findings.evidence import Evidence
 from backspot.job.findings.registry import rule
 from backspot.job.others import Others
-from backspot.job.scatter import is_clear, least
+from backspot.job.scatter import is_clear, least, middle
 from backspot.results.job import JobFinding
 
 __all__ = ["find"]
@@ -24,11 +23,11 @@ def find(evidence: Evidence) -> Iterator[JobFinding]:
     # The later stages of a pipeline wait for other stages, not for data.
     data = np.maximum(evidence.phase("data") - evidence.stalled, 0)
     others = Others(data)
-    worth = float(least(typical(data), len(data), evidence.step_ns))
+    worth = float(least(middle(data), len(data), evidence.step_ns))
     for now, rank in zip(data, evidence.ranks, strict=True):
         was = others.of(now)
         if is_clear(was, now, None, Limits.of_whole(worth)):
-            usual, taken = typical_value(was), typical_value(now)
+            usual, taken = int(middle(was)), int(middle(now))
             yield JobFinding(
                 rule="",
                 kind="data",

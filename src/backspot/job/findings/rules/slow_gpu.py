@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from backspot.analysis.typical import typical, typical_value
 from backspot.formatting import duration, percent
 from backspot.job.findings.evidence import Evidence
 from backspot.job.findings.registry import rule
 from backspot.job.modules import PARTS
-from backspot.job.scatter import reach, shift_of
+from backspot.job.scatter import middle, reach, shift_of
 from backspot.results.job import JobFinding
 
 __all__ = ["find"]
@@ -27,11 +26,11 @@ def find(evidence: Evidence) -> Iterator[JobFinding]:
     """
     table, forward = evidence.table, PARTS.index("forward_gpu")
     times = table.times[:, :, forward]
-    whole = typical(times.sum(axis=1))
+    whole = middle(times.sum(axis=1))
     noise = reach(whole, len(whole))
     for row, rank in enumerate(table.ranks):
         was, now = table.others(rank)[:, forward], times[row]
-        usual, taken = (typical_value(some.sum(axis=0)) for some in (was, now))
+        usual, taken = (int(middle(some.sum(axis=0))) for some in (was, now))
         if not usual:
             continue
         clock = _CLOCK if noise is None else max(_CLOCK_OF_MANY, float(noise) / usual)

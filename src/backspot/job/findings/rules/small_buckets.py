@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> list[JobFinding]:
     small = (exchanges.bytes >= 0) & (exchanges.bytes < _SMALL)
     number = int(small.sum()) / evidence.steps
     cost, launching = (
-        exchanges.typical_ns(np.where(small, time, 0), evidence.steps)
+        exchanges.typical_ns(np.where(small, time, 0))
         for time in (exchanges.cost + exchanges.launching, exchanges.launching)
     )
     if number <= _MANY or 2 * small.sum() < len(small) or cost < evidence.worth_ns:

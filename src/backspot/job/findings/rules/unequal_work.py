@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from backspot.analysis.typical import typical
 from backspot.formatting import duration, visible
 from backspot.job.findings.evidence import Evidence
 from backspot.job.findings.registry import rule
@@ -30,8 +29,8 @@ def find(evidence: Evidence) -> Iterator[JobFinding]:
             continue
         times = table.times[rows][:, here, PARTS.index("forward_gpu")]
         middle = np.median(times, axis=0)
-        costs = typical((times.max(axis=0) - middle).astype(np.int64))
-        usual = typical(middle.astype(np.int64))
+        costs = evidence.typical.mean((times.max(axis=0) - middle).astype(np.int64))
+        usual = evidence.typical.mean(middle.astype(np.int64))
         for place in np.flatnonzero(costs >= evidence.worth_ns).tolist():
             module = table.modules[here[place]]
             if module.path in claimed:
