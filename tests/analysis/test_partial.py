@@ -11,7 +11,6 @@ import pytest
 import backspot
 from backspot import Report
 from backspot.pipeline import save_labelled
-from backspot.results.costs import UNSTEADY
 from support.phased import HOST, TICK, operator, report_of, step, ticks
 from support.sums import assert_adds_up
 from support.synthetic import Trace
@@ -340,7 +339,6 @@ def test_a_real_recording_that_steps_after_the_forward_agrees_with_one_of_whole_
         return {
             row.path: {"calls": row.calls} | {node.name: node.count for node in row.nodes}
             for row in report.modules
-            if row.path != UNSTEADY
         }
 
     assert per_step(split) == per_step(whole)

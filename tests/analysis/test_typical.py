@@ -1,4 +1,4 @@
-"""What a step typically costs: medians of any steps, and steps of which one is held up."""
+"""What a step typically costs: a mean over whole steps that nothing held up."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 import backspot
 from backspot import Report
-from backspot.analysis.typical import typical, typical_count, typical_value
-from backspot.results.costs import UNSTEADY
-from backspot.results.unusual import unusual_steps
-from support.sums import TIMES, assert_adds_up, middle, middle_count
+from backspot.analysis.typical import TypicalStep, every_step, typical_step
+from support.sums import assert_adds_up
 from support.synthetic import Trace
 
 TICK = 1_000_000  # nanoseconds
@@ -22,72 +20,122 @@ MODULES = ("a", "b", "c")
 
 # Each module runs in each step: without a node, a pass can look as if it was recorded in part.
 COSTS = st.lists(st.integers(1, 40), min_size=3, max_size=3)
-STEPS = st.lists(st.integers(1, 2**63 - 1), min_size=1, max_size=12)
-SOME = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=12)
+STEPS = st.lists(st.integers(0, 2**62), min_size=1, max_size=12)
 
 
-# Medians -----------------------------------------------------------------------------------------
+# Means -------------------------------------------------------------------------------------------
 
 
 @given(STEPS)
-def test_the_typical_value_is_the_median_rounded_down(by_step: list[int]) -> None:
-    assert typical_value(np.array(by_step)) == middle(by_step)
-    assert min(by_step) <= middle(by_step) <= max(by_step)
-
-
-@given(SOME)
-def test_what_is_there_in_some_steps_is_shared_over_all(by_step: list[int]) -> None:
-    assert typical_value(np.array(by_step)) == middle(by_step)
-    counts = [one % 100 for one in by_step]
-    assert int(typical_count(np.array(counts))) == middle_count(counts)
-
-
-@pytest.mark.parametrize(
-    ("by_step", "cost"),
-    [
-        ([0, 0, 0, 8, 0, 0, 0, 8], 2),  # an optimizer's step after four passes
-        ([9, 0, 9, 0, 9], 5),  # one of the two passes of a GAN
-        ([6, 0, 0], 2),  # one of three losses
-        ([0, 0, 0, 0, 300, 0, 0, 0, 0, 0], 0),  # held up once
-        ([0, 9, 0, 0, 0, 0, 0, 0, 0, 9], 0),
-    ],
-)
-def test_what_happens_seldom_is_no_part_of_a_typical_step(by_step, cost) -> None:
-    assert typical_value(np.array(by_step)) == cost
-
-
-def test_the_typical_value_of_no_steps_is_zero() -> None:
-    assert typical_value(np.empty(0, np.int64)) == 0
-
-
-@given(STEPS, st.randoms(use_true_random=False))
-def test_the_order_of_the_steps_does_not_matter(by_step, shuffle) -> None:
-    before = typical_value(np.array(by_step))
-    shuffle.shuffle(by_step)
-    assert typical_value(np.array(by_step)) == before
-
-
-@given(st.lists(st.tuples(st.integers(1, 2**62), st.integers(0, 2**62)), min_size=1, max_size=12))
-def test_a_part_never_exceeds_its_whole(steps: list[tuple[int, int]]) -> None:
-    part = np.array([one for one, _ in steps])
-    whole = np.array([one + rest for one, rest in steps])
-    assert typical_value(part) <= typical_value(whole)
+def test_the_typical_value_is_the_mean_over_the_steps_rounded_down(by_step: list[int]) -> None:
+    assert every_step(len(by_step)).value(np.array(by_step)) == sum(by_step) // len(by_step)
 
 
 @given(STEPS, st.data())
-def test_one_step_moves_the_median_at_most_to_a_neighbour(by_step, data) -> None:
-    ordered = sorted(by_step)
-    middle_at, count = (len(ordered) - 1) / 2, len(ordered)
-    low, high = ordered[max(0, int(middle_at - 1))], ordered[min(count - 1, int(middle_at + 1.5))]
-    changed = list(by_step)
-    changed[data.draw(st.integers(0, count - 1))] = data.draw(st.integers(1, 2**63 - 1))
-    if count >= 3:
-        assert low <= typical_value(np.array(changed)) <= high
+def test_steps_count_by_their_weight(by_step: list[int], data: st.DataObject) -> None:
+    weight = data.draw(st.lists(st.integers(0, 9), min_size=len(by_step), max_size=len(by_step)))
+    if any(weight):
+        found = TypicalStep(np.array(weight)).value(np.array(by_step))
+        exact = sum(one * by for one, by in zip(by_step, weight, strict=True)) // sum(weight)
+        assert found == exact
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=1, max_size=5))
-def test_each_series_has_its_own_median(table: list[list[int]]) -> None:
-    assert typical(np.array(table)).tolist() == [middle(series) for series in table]
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**15), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)),
+        max_size=30,
+    ),
+    st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any),
+)
+def test_what_pieces_have_of_a_typical_step_sums_to_the_mean_exactly(
+    pieces: list[tuple[int, int, int, int]], weight: list[int]
+) -> None:
+    amount, step, owner, node = np.array(pieces, np.int64).reshape(-1, 4).T
+    typical = TypicalStep(np.array(weight))
+    part = typical.apportioned(amount, step, owner, node)
+
+    def mean(mine: np.ndarray) -> tuple[int, int]:
+        exact = int((amount * np.array(weight)[step])[mine].sum())
+        return divmod(exact, sum(weight))
+
+    assert part.min(initial=0) >= 0
+    assert part.sum() == mean(step >= 0)[0]
+    for number in range(3):
+        whole, rest = mean(owner == number)
+        of_owner = int(part[owner == number].sum())
+        assert whole <= of_owner <= whole + (rest > 0)
+
+
+# Which steps count -------------------------------------------------------------------------------
+
+
+def left_out(length: list[int], *, work: list[int] | None = None, **places: list[int]) -> list[int]:
+    """The steps that do not count, of a step with these parts."""
+    found = typical_step(
+        np.array(length),
+        None if work is None else np.array(work),
+        np.array([*places.values()]).reshape(len(places), len(length)),
+        [*places],
+    )
+    return [hiccup.step for hiccup in found.hiccups]
+
+
+def test_a_step_that_is_held_up_does_not_count() -> None:
+    assert left_out([100] * 4 + [400] + [100] * 5) == [4]
+    assert left_out([100, 101, 99, 100, 104, 98, 100]) == []
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_of_one_or_two_steps_all_count(steps: int) -> None:
+    assert left_out([100, 900][:steps]) == []
+
+
+def test_a_hiccup_of_one_module_is_seen_where_the_whole_step_hides_it() -> None:
+    whole = [100, 140, 90, 120, 160, 110, 95, 150, 130, 105]
+    module = [1] * 10
+    assert left_out(whole, module=module) == []
+    module[3] = 40
+    assert left_out(whole, module=module) == [3]
+
+
+def test_what_holds_up_each_fourth_step_is_what_the_training_does() -> None:
+    data = [0, 0, 0, 80] * 3
+    length = [100 + one for one in data]
+    assert left_out(length, data=data) == []
+    data = [0] * 11 + [80]
+    assert left_out([100 + one for one in data], data=data) == [11]
+
+
+def test_a_step_with_more_work_for_all_modules_counts() -> None:
+    one, other, third = [20, 21, 20, 60, 20, 20, 22], [30, 30, 31, 90, 30, 29, 30], [10] * 7
+    third[3] = 30
+    length = [sum(parts) for parts in zip(one, other, third, strict=True)]
+    assert left_out(length) == [3]
+    assert left_out(length, one=one, other=other, third=third) == []
+
+
+def test_a_step_with_work_of_its_own_counts() -> None:
+    length, work = [100] * 9 + [250], [0] * 9 + [1]
+    assert left_out(length) == [9]
+    assert left_out(length, work=work) == []
+    assert left_out([*length[:9], 5_000], work=work) == [9]
+
+
+def test_a_kind_of_step_keeps_its_share_if_one_of_its_steps_is_held_up() -> None:
+    length, work = [10, 50] * 4, [0, 1] * 4
+    length[2] = 900
+    found = typical_step(np.array(length), np.array(work))
+    assert [hiccup.step for hiccup in found.hiccups] == [2]
+    assert found.value(np.array(length)) == pytest.approx(30, abs=1)
+
+
+@given(st.lists(st.integers(1, 2**62), min_size=1, max_size=20))
+def test_a_quarter_of_the_steps_counts_whatever_happens(length: list[int]) -> None:
+    found = typical_step(np.array(length))
+    assert 4 * np.count_nonzero(found.chosen) >= len(length)
+    assert np.count_nonzero(found.chosen) + len(found.hiccups) == len(length)
+    count = np.array(length)[found.chosen]
+    assert count.min() <= found.value(np.array(length)) <= count.max()
 
 
 # Steps -------------------------------------------------------------------------------------------
@@ -118,55 +166,26 @@ def recorded(costs: list[list[int]], folder: Path, *, gpu: bool = False) -> Repo
     st.lists(COSTS, min_size=1, max_size=7),
     st.booleans(),
 )
-def test_the_rows_of_each_step_sum_to_it_and_the_typical_ones_to_the_typical_whole(
+def test_the_rows_of_each_step_sum_to_it_and_those_of_the_typical_step_to_that(
     tmp_path_factory: pytest.TempPathFactory, costs: list[list[int]], gpu: bool
 ) -> None:
     report = recorded(costs, tmp_path_factory.mktemp("trace"), gpu=gpu)
     assert_adds_up(report)
-    spent = {path: [step[number] for step in costs] for number, path in enumerate(MODULES)}
-    rows = {row.path: row for row in report.modules}
-    for path, ticks in spent.items():
-        assert rows[path].wall_ns_by_step == tuple(TICK * each for each in ticks)
-        assert rows[path].cpu_ns_by_step == rows[path].wall_ns_by_step
-    left = middle([TICK * sum(step) for step in costs]) - sum(
-        middle([TICK * each for each in ticks]) for ticks in spent.values()
-    )
-    assert report.unsteady_ns == left
-    assert (UNSTEADY in rows) == any(
-        getattr(report, time) != sum(getattr(rows[path], time) for path in rows if path != UNSTEADY)
-        for time in TIMES
-    )
+    for path, ticks in zip(MODULES, zip(*costs, strict=True), strict=True):
+        row = report[path].row
+        assert row.wall_ns_by_step == tuple(TICK * each for each in ticks)
+        assert row.cpu_ns_by_step == row.wall_ns_by_step
+        count = [TICK * ticks[step] for step in report.typical_steps]
+        assert abs(row.wall_ns - sum(count) / len(count)) < 1
     for finding in report.findings:
         assert report.steps < 2 * finding.steps <= 2 * report.steps
 
 
-@given(
-    st.lists(COSTS, min_size=1, max_size=5),
-    st.randoms(use_true_random=False),
-)
-def test_which_step_is_slow_does_not_matter(
-    tmp_path_factory: pytest.TempPathFactory, costs: list[list[int]], shuffle
-) -> None:
-    folder = tmp_path_factory.mktemp("trace")
-
-    def costs_of(report: Report) -> dict[str, tuple[int, ...]]:
-        return {row.path: (row.wall_ns, row.gpu_ns, row.cpu_ns) for row in report.modules}
-
-    before = costs_of(recorded(costs, folder))
-    shuffle.shuffle(costs)
-    assert costs_of(recorded(costs, folder)) == before
-
-
-def test_what_the_medians_of_the_rows_leave_over_can_be_less_than_nothing(tmp_path: Path) -> None:
-    report = recorded([[10, 10, 1], [10, 1, 10], [1, 10, 10]], tmp_path)
-    assert report.wall_ns == 21 * TICK
-    assert {row.path: row.wall_ns // TICK for row in report.modules} == {
-        "a": 10,
-        "b": 10,
-        "c": 10,
-        UNSTEADY: -9,
-    }
-    assert not next(row for row in report.modules if row.path == UNSTEADY).is_module
+def test_nodes_and_rows_rest_on_the_same_steps_where_the_work_differs(tmp_path: Path) -> None:
+    report = recorded([[2, 1, 30], [4, 1, 1], [9, 1, 1], [3, 40, 1], [5, 1, 1]], tmp_path)
+    for row in report.modules:
+        if row.is_module:
+            assert sum(node.wall_ns for node in row.nodes) == row.wall_ns
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -184,8 +203,9 @@ def test_a_module_that_is_held_up_in_one_step_is_ranked_by_the_others(
         assert finding.path != "c"
         assert all(place.wall_ns <= TICK for place in finding.places if place.path == "c")
     assert "Step 5 took 299 ms longer, in c" in str(report)
-    (unusual,) = unusual_steps(report)
-    assert (unusual.step, unusual.longer_ns, unusual.where) == (5, 299 * TICK, "c")
+    (hiccup,) = report.hiccups
+    assert (hiccup.step, hiccup.longer_ns, hiccup.where) == (4, 299 * TICK, "c")
+    assert report.typical_steps == (0, 1, 2, 3, 5, 6, 7, 8, 9)
 
 
 def test_a_cause_of_a_few_steps_is_none_and_of_most_says_in_how_many(tmp_path: Path) -> None:

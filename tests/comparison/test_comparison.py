@@ -246,9 +246,6 @@ def test_what_is_within_the_noise_is_never_more_than_the_noise(one, other):
         if change.verdict == "within the noise":
             change_ms = abs(change.judged_ms[2])
             assert change_ms <= (change.noise_ms or 0) + 1e-9
-        if change.path in ("unsteady", "(unsteady)"):
-            assert change.noise_ms is None
-            assert not change.claimed
 
 
 @given(recordings(), recordings(), st.floats(0, 1e4))
@@ -269,36 +266,13 @@ def test_a_limit_is_exceeded_or_unknown_or_kept(one, other, percent):
     )
 
 
-def test_the_answer_says_when_most_of_a_change_is_unsteady():
-    # In each step another module is slow, so no module's median shows it.
-    quiet = {f"blocks.{at}": [1_000_000] * 12 for at in range(12)}
-    hit = {
-        f"blocks.{at}": [9_000_000 if step == at else 1_000_000 for step in range(12)]
-        for at in range(12)
-    }
-    found = compare(recorded(quiet), recorded(hit))
-    assert found.whole.change_ms == pytest.approx(8)
-    assert found["(unsteady)"].change_ms == pytest.approx(8)
-    text = " ".join(str(found).split())
-    assert "; of that change, +8.0 ms is unsteady: each step is slow in another place" in text
-    assert "unsteady" not in str(compare(recorded(quiet), recorded(quiet))).partition("\n\n")[0]
-
-
-def test_the_answer_names_first_what_changed_most_and_calls_a_small_part_small():
+def test_the_answer_names_first_what_changed_most():
     quiet = {f"blocks.{at}": [1_000_000 + at] * 12 for at in range(12)}
     idle = {"idle": [1_000_000] * 12}
     slow = {**quiet, "blocks.3": [9_000_000] * 12}
     both = compare(recorded(quiet, None, idle), recorded(slow, None, {"idle": [4_000_000] * 12}))
     text = " ".join(str(both).split())
     assert "; blocks.3 got slower by 8.0 ms; idle got slower by 3.0 ms. Times" in text
-    hit = {
-        path: [9_000_000 if step == at else time for step, time in enumerate(quiet[path])]
-        for at, path in enumerate(quiet)
-    }
-    hit["blocks.3"] = [1_500_000] * 12
-    small = " ".join(str(compare(recorded(quiet), recorded(hit))).split())
-    assert "is unsteady: each step is slow in another place; the largest part beyond" in small
-    assert "the noise is blocks.3, +0.50 ms" in small
 
 
 def test_more_calls_of_most_modules_are_not_what_all_modules_have_in_common():

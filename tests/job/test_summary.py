@@ -48,9 +48,7 @@ def test_a_summary_has_the_steps_of_the_report(trace: Path) -> None:
     lengths = [end - begin for begin, end in zip(summary.begin, summary.end, strict=True)]
     assert tuple(lengths) == report.step_ns_by_step
     named = {phase.name: phase.by_step for phase in summary.phases}
-    assert named == {
-        phase.name: phase.wall_ns_by_step for phase in report.phases if phase.name != "unsteady"
-    }
+    assert named == {phase.name: phase.wall_ns_by_step for phase in report.phases}
 
 
 def test_modules_and_collectives_take_no_more_than_the_step(trace: Path) -> None:

@@ -129,12 +129,12 @@ def test_saving_works_where_files_cannot_be_linked(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.csv"]
 
 
-@pytest.mark.parametrize("name", ["vit", "odd", "unlabelled", "empty", "diagnosed", "unsteady"])
+@pytest.mark.parametrize("name", ["vit", "odd", "unlabelled", "empty", "diagnosed", "varied"])
 def test_markdown_reads_as_it_did(golden, name):
     golden(f"{name}.md", renderer_for("x.md")(SAMPLES[name]()).decode())
 
 
-@pytest.mark.parametrize("name", ["checkpointed", "odd", "unsteady"])
+@pytest.mark.parametrize("name", ["checkpointed", "odd", "varied"])
 def test_csv_reads_as_it_did(golden, name):
     golden(f"{name}.csv", renderer_for("x.csv")(SAMPLES[name]()).decode())
 

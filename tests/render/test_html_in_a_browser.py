@@ -19,7 +19,6 @@ from support.sample_reports import (
     report,
     reports,
     row,
-    unsteady,
     vit,
 )
 
@@ -358,39 +357,6 @@ def test_the_module_of_the_answer_is_open_at_first_with_its_findings(opened):
     details = opened(diagnosed()).locator("#details")
     assert details.locator("h3").inner_text() == "patch_drop"
     assert "Indexing backward sorts its indices 5.1 ms" in details.inner_text()
-
-
-@pytest.mark.slow
-def test_what_is_unsteady_has_its_place_below_the_modules_and_its_share_of_the_backward(opened):
-    of = unsteady()
-    page = opened(of)
-    block_of = block(page, "(unsteady), ")
-    share = percent(of.unsteady_ns / of.wall_ns)
-    assert f", {duration(of.unsteady_ns)}, {share}" in block_of.get_attribute("aria-label")
-    page.get_by_role("button", name="(unsteady)").click()
-    details = page.locator("#details").inner_text()
-    assert "because they vary from step to step" in details
-    assert "Spread" not in details
-    whole = block(page, "the whole backward").get_attribute("aria-label")
-    assert f", {duration(of.wall_ns)}, 100%" in whole
-    assert page.locator(".phases .p-unsteady").count() == 2
-
-
-@pytest.mark.slow
-def test_the_whole_backward_takes_what_the_answer_says_where_rows_sum_to_more(opened):
-    rows = [
-        row("a", wall=9_000_000, pace=(1, 1, 0)),
-        row("b", wall=9_000_000, pace=(1, 0, 1)),
-        row("c", wall=9_000_000, pace=(0, 1, 1)),
-    ]
-    of = report(rows)
-    assert of.unsteady_ns == -3_000_000
-    page = opened(of)
-    assert ", 6.0 ms, 100%" in block(page, "the whole backward").get_attribute("aria-label")
-    assert ", 3.0 ms, 50%" in block(page, "a (Linear)").get_attribute("aria-label")
-    assert page.get_by_role("button", name="(unsteady)").count() == 0
-    ends = [one.bounding_box() for one in page.locator("#icicle [role=treeitem]").all()]
-    assert max(box["x"] + box["width"] for box in ends) <= ends[0]["x"] + ends[0]["width"] + 1
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backspot.errors import UsageError
+from backspot.results.hiccups import Hiccup
 from backspot.results.report import Report, Row, add_totals, fold
 from support.sample_reports import even_vit, node, report, reports, row, vit
 
@@ -226,7 +227,9 @@ def test_the_root_is_found_by_its_class():
 
 
 def test_times_are_those_of_a_typical_step_and_recorded_times_are_sums():
-    made = report([row("fc", wall=9_000_000, pace=(1, 1, 1, 1, 41))], step_ns=(9_999_999,) * 5)
+    made = report(
+        [row("fc", wall=9_000_000, pace=(1, 1, 1, 1, 41), held_up=(4,))], step_ns=(9_999_999,) * 5
+    )
     (first,) = made.modules
     assert first.steps == made.steps == 5
     assert first.wall_ms == made.wall_ms == 3
@@ -237,14 +240,10 @@ def test_times_are_those_of_a_typical_step_and_recorded_times_are_sums():
     assert first.calls == 1
 
 
-def test_what_the_typical_times_leave_over_is_a_row():
-    rows = [row("a", wall=30, pace=(1, 1, 2)), row("b", wall=60, pace=(2, 1, 1))]
-    made = report(rows)
-    assert made.wall_ns_by_step == (50, 30, 40)
-    assert made.wall_ns == 40
-    assert made.unsteady_ns == made["(unsteady)"].row.wall_ns == 10
-    assert sum(one.wall_ns for one in made.modules) == made.wall_ns
-    assert report([row("a", wall=30)]).unsteady_ns == 0
+def test_the_steps_that_count_are_all_but_those_that_were_held_up():
+    made = replace(report([row("a", wall=30)]), hiccups=(Hiccup(1, 20, "a"),))
+    assert made.typical_steps == (0, 2)
+    assert report([row("a", wall=30)]).typical_steps == (0, 1, 2)
 
 
 @pytest.mark.parametrize(

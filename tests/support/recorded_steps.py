@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 
 from hypothesis import strategies as st
 
 from backspot.results.report import Phase, Report
-from support.report_parts import report, row
+from support.report_parts import report, row, typical
 
 _Times = Mapping[str, Sequence[int]]
-
-
-def typical(times: Sequence[int]) -> int:
-    return int(median(times)) if times else 0
 
 
 def recorded(wall: _Times, gpu: _Times | None = None, phases: _Times | None = None) -> Report:
@@ -35,23 +30,18 @@ def recorded(wall: _Times, gpu: _Times | None = None, phases: _Times | None = No
         )
     walls = tuple(map(sum, zip(*wall.values(), strict=True)))
     gpus = tuple(map(sum, zip(*gpu.values(), strict=True))) if gpu else (0,) * steps
-    rows.append(
-        replace(
-            row("(unsteady)", "", is_module=False, steps=steps),
-            wall_ns=typical(walls) - sum(one.wall_ns for one in rows),
-            gpu_ns=typical(gpus) - sum(one.gpu_ns for one in rows),
-        )
-    )
+    rows_ns = sum(one.wall_ns for one in rows)
     of_step = {**(phases or {}), "backward": walls}
     whole = tuple(map(sum, zip(*of_step.values(), strict=True)))
-    made = [Phase(name, typical(times), 0, tuple(times)) for name, times in of_step.items()]
-    rest = typical(whole) - sum(phase.wall_ns for phase in made)
-    made.append(Phase("unsteady", rest, 0, (0,) * steps))
+    made = [
+        Phase(name, rows_ns if name == "backward" else typical(times), 0, tuple(times))
+        for name, times in of_step.items()
+    ]
     return replace(
         report(rows, step_ns=whole, has_gpu=gpu is not None, phases=tuple(made)),
-        step_ns=typical(whole),
-        wall_ns=typical(walls),
-        gpu_ns=typical(gpus),
+        step_ns=sum(phase.wall_ns for phase in made),
+        wall_ns=sum(one.wall_ns for one in rows),
+        gpu_ns=sum(one.gpu_ns for one in rows),
         wall_ns_by_step=walls,
         gpu_ns_by_step=gpus,
     )

@@ -6,14 +6,13 @@ Costs are given over all of the steps, three by default, which are all alike unl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 
 from backspot.results.report import (
-    UNSTEADY,
     Coverage,
     DeviceCost,
     Finding,
+    Hiccup,
     KernelCost,
     LineCost,
     NodeCost,
@@ -27,11 +26,13 @@ from backspot.results.report import (
     add_totals,
 )
 
+_KINDS = ("wall", "gpu", "cpu")
 
-def typical(by_step: Sequence[int]) -> int:
-    """The median, rounded down; 0 of no steps."""
-    ordered, count = sorted(by_step), len(by_step)
-    return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2 if count else 0
+
+def typical(by_step: Sequence[int], held_up: Collection[int] = ()) -> int:
+    """The mean over the steps that nothing held up, rounded down; 0 of no steps."""
+    count = [time for step, time in enumerate(by_step) if step not in held_up]
+    return sum(count) // len(count) if count else 0
 
 
 def row(
@@ -51,11 +52,13 @@ def row(
     kernels: tuple[KernelCost, ...] = (),
     steps: int = 3,
     pace: Sequence[float] = (),
+    held_up: Collection[int] = (),
 ) -> Row:
     """A row whose totals are its own costs; ``add_totals`` sets them right.
 
     Args:
         pace: for each recorded step, how many times as long as the mean of ``steps`` steps it is.
+        held_up: the steps that do not count.
     """
     gpu = wall if gpu is None else gpu
     cpu = wall // 10 if cpu is None else cpu
@@ -63,7 +66,7 @@ def row(
         tuple(int(cost // steps * times) for times in pace or (1,) * steps)
         for cost in (wall, gpu, cpu, forward)
     ]
-    wall, gpu, cpu, forward = map(typical, by_step)
+    wall, gpu, cpu, forward = (typical(times, held_up) for times in by_step)
     recompute //= steps
     running = min(wall, gpu)
     return Row(
@@ -115,16 +118,18 @@ def line(
 
 
 def phases(
-    by_step: Mapping[PhaseName, Sequence[int]], *, busy: float = 0.9, idle: PhaseName = "idle"
+    by_step: Mapping[PhaseName, Sequence[int]],
+    *,
+    busy: float = 0.9,
+    idle: PhaseName = "idle",
+    held_up: Collection[int] = (),
 ) -> tuple[Phase, ...]:
-    """Phases that take these times in each step, and what their typical times leave over."""
-    made = [
-        Phase(name, typical(times), int(typical(times) * (name != idle) * busy), tuple(times))
+    """Phases that take these times in each step."""
+    means = {name: typical(times, held_up) for name, times in by_step.items()}
+    return tuple(
+        Phase(name, means[name], int(means[name] * (name != idle) * busy), tuple(times))
         for name, times in by_step.items()
-    ]
-    sums = tuple(map(sum, zip(*by_step.values(), strict=True)))
-    left = typical(sums) - sum(phase.wall_ns for phase in made)
-    return (*made, *([Phase("unsteady", left, 0, (0,) * len(sums))] if left else []))
+    )
 
 
 def report(
@@ -139,11 +144,9 @@ def report(
     findings: tuple[Finding, ...] = (),
     rules_looked: int = 0,
     rules_unable: int = 0,
+    hiccups: tuple[Hiccup, ...] = (),
 ) -> Report:
-    """A report of these rows: ranked, with totals, operators, passes and coverage that fit them.
-
-    What the typical times of the rows leave over of the whole is one more row.
-    """
+    """A report of these rows: ranked, with totals, operators, passes and coverage that fit them."""
     if phases:
         step_ns = tuple(map(sum, zip(*(phase.wall_ns_by_step for phase in phases), strict=True)))
     steps = len(step_ns)
@@ -151,17 +154,9 @@ def report(
         tuple(
             sum(getattr(one, f"{kind}_ns_by_step")[step] for one in rows) for step in range(steps)
         )
-        for kind in ("wall", "gpu", "cpu")
+        for kind in _KINDS
     ]
-    wall, gpu, cpu = map(typical, whole)
-    left = {
-        "wall_ns": wall - sum(one.wall_ns for one in rows),
-        "gpu_ns": gpu - sum(one.gpu_ns for one in rows),
-        "cpu_ns": cpu - sum(one.cpu_ns for one in rows),
-    }
-    if any(left.values()):
-        rest = row(UNSTEADY, "", is_module=False, pace=(0,) * steps)
-        rows = [*rows, replace(rest, wall_on=WallKinds(), **left)]
+    wall, gpu, cpu = (sum(getattr(one, f"{kind}_ns") for one in rows) for kind in _KINDS)
     rows = sorted(add_totals(rows), key=lambda one: (-one.wall_ns, one.path))
 
     def owned(kind: str, by_step: tuple[int, ...]) -> float:
@@ -192,8 +187,8 @@ def report(
     )
     device = DeviceCost(
         0,
-        {one.path: one.wall_ns for one in rows if one.wall_ns >= 0},
-        {one.path: one.gpu_ns for one in rows if one.gpu_ns >= 0},
+        {one.path: one.wall_ns for one in rows},
+        {one.path: one.gpu_ns for one in rows},
     )
     return Report(
         modules=tuple(rows),
@@ -206,7 +201,11 @@ def report(
         passes=passes,
         devices=(device,) if has_gpu else (),
         step_unit="profiler step",
-        step_ns=typical(step_ns),
+        step_ns=(
+            sum(phase.wall_ns for phase in phases)
+            if phases
+            else typical(step_ns, [hiccup.step for hiccup in hiccups])
+        ),
         wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
@@ -214,7 +213,7 @@ def report(
         wall_ns_by_step=whole[0],
         gpu_ns_by_step=whole[1],
         cpu_ns_by_step=whole[2],
-        coverage=Coverage(*map(owned, ("wall", "gpu", "cpu"), whole)),
+        coverage=Coverage(*map(owned, _KINDS, whole)),
         source=source,
         has_gpu=has_gpu,
         warnings=warnings,
@@ -223,4 +222,5 @@ def report(
         findings=findings,
         rules_looked=rules_looked,
         rules_unable=rules_unable,
+        hiccups=hiccups,
     )

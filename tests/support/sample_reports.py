@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from backspot.results.costs import PhaseName
 from backspot.results.report import (
     Finding,
+    Hiccup,
     KernelCost,
     MemoryOfDevice,
     MemoryOfModule,
@@ -46,6 +47,7 @@ def vit_rows(
     gpu: bool = True,
     drop: int = 15_690_000,
     pace: Callable[[str], Sequence[float]] = lambda path: (),
+    held_up: Sequence[int] = (),
 ) -> list[Row]:
     """The rows of a ViT with a patch dropout whose backward takes ``drop`` ns in three steps.
 
@@ -65,6 +67,7 @@ def vit_rows(
             forward=wall // 2,
             nodes=ranked_nodes(nodes),
             pace=pace(path),
+            held_up=held_up,
             **more,
         )
 
@@ -309,9 +312,9 @@ def _found(*, steps: int) -> tuple[Finding, ...]:
 _SLOWER = 1.4
 
 
-def unsteady() -> Report:
+def varied() -> Report:
     """Ten steps that vary: in each, other modules are slower, and one waits long for its data."""
-    steps = 10
+    steps, held_up = 10, (6,)
 
     def pace(path: str) -> tuple[float, ...]:
         number = path.split(".")[1] if path.startswith("blocks.") else ""
@@ -326,7 +329,7 @@ def unsteady() -> Report:
     data = [14_000_000, 14_400_000, 13_700_000, 17_200_000, 14_100_000] * 2
     data[6] += 60_000_000
     optimizer = [3_000_000, 3_100_000, 3_000_000, 3_050_000, 3_000_000] * 2
-    rows = vit_rows(pace=pace)
+    rows = vit_rows(pace=pace, held_up=held_up)
     by_step = {
         "data": data,
         "forward": [10_000_000 + 2_500_000 * (step % 3 == 0) for step in range(steps)],
@@ -334,7 +337,13 @@ def unsteady() -> Report:
         "optimizer": optimizer,
     }
     sorting, _ = _found(steps=9)
-    return report(rows, phases=phases(by_step), findings=(sorting,), rules_looked=23)
+    return report(
+        rows,
+        phases=phases(by_step, held_up=held_up),
+        findings=(sorting,),
+        rules_looked=23,
+        hiccups=(Hiccup(6, 64_700_000, "(data)"),),
+    )
 
 
 def large(modules: int, *, breadth: int = 12) -> Report:
@@ -368,7 +377,7 @@ SAMPLES = {
     "empty": empty,
     "checkpointed": checkpointed,
     "diagnosed": diagnosed,
-    "unsteady": unsteady,
+    "varied": varied,
     "detailed": detailed,
 }
 
@@ -379,7 +388,7 @@ _NAMES = st.text(
     max_size=12,
 ).map(lambda name: name.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"))
 _TIMES = st.integers(0, 10**12)
-_PHASE_NAMES = [name for name in get_args(PhaseName) if name != "unsteady"]
+_PHASE_NAMES = get_args(PhaseName)
 _PACES = st.sampled_from((0.0, 0.5, 1.0, 1.0, 1.5, 4.0))
 
 
