@@ -313,6 +313,7 @@ def _report(
         memory=() if memory is None else memory.devices,
         fused=find_fused(events, ownership, typical),
         hiccups=typical.hiccups,
+        noise=costs.noise,
         recorded=find_recorded(events, ownership, live=live),
     )
     if not events.truncated:

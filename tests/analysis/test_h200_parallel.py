@@ -20,7 +20,7 @@ from support.h200 import (
     spans_of,
     windows,
 )
-from support.sums import middle
+from support.sums import usual
 
 pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
 
@@ -138,9 +138,7 @@ def test_each_device_has_a_table_of_its_own() -> None:
     assert [device.device for device in report.devices] == expected("model_parallel")["devices"]
     for device in report.devices:
         mine = [w for w in plain.backward if w.device == device.device]
-        launched = middle(by_step("model_parallel", mine))
-        # The median of two is rounded down, of each path by itself.
-        assert 0 <= launched - sum(device.gpu_ns.values()) <= len(device.gpu_ns)
+        assert sum(device.gpu_ns.values()) == usual(report, by_step("model_parallel", mine))
     for half, number in expected("model_parallel")["device_of"].items():
         for device in report.devices:
             found = any(path.startswith(half) for path in device.gpu_ns)

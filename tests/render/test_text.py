@@ -656,3 +656,14 @@ def test_a_node_that_waits_for_part_of_its_time_says_for_how_much(tmp_path):
 def test_a_node_that_works_for_its_time_says_nothing_of_idling(tmp_path):
     said = render_text(fragment(tmp_path / "t.json", started=0.2), width=200).splitlines()[0]
     assert "idle" not in said
+
+
+def test_the_first_line_says_that_a_recording_is_too_noisy_to_rank_and_what_helps():
+    made = replace(even_vit(), has_gpu=False, noise=0.27)
+    made = replace(made, recorded={"host": "load 9.4, 2 threads of PyTorch, 2 CPUs"})
+    text = " ".join(render_text(made, width=80).split())
+    assert text.startswith(
+        "Too noisy to rank: 27% of the backward may belong to other modules (load 9.4, 2 threads "
+        "of PyTorch, 2 CPUs). Record again on an idle machine, with OMP_NUM_THREADS=1 and --steps 9"
+    )
+    assert "Too noisy" not in render_text(replace(made, noise=0.05), width=80)

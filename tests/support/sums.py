@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+
+import pytest
 
 from backspot import Report
 
+_ROUNDED = 500  # nanoseconds: a sum of the parts of a mean, each in whole nanoseconds
 TIMES = ("wall_ns", "gpu_ns", "cpu_ns")
+
+
+def usual(report: Report, by_step: Sequence[int]) -> object:
+    """What equals the mean over the steps that count, but for the rounding of its parts."""
+    count = [by_step[step] for step in report.typical_steps]
+    return pytest.approx(sum(count) / len(count), abs=_ROUNDED)
+
+
+def usual_count(report: Report, by_step: Sequence[int]) -> int:
+    """Return the mean of counts over the steps that count, rounded up."""
+    count = [by_step[step] for step in report.typical_steps]
+    return -(-sum(count) // len(count))
 
 
 def assert_adds_up(report: Report) -> None:

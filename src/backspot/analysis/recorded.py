@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
+from types import ModuleType
 
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.formatting import counted
 from backspot.trace import Events
 
 __all__ = ["find_recorded"]
@@ -39,8 +42,16 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
         "time": _time(events.clock_ns),
         "torch": str(getattr(torch, "__version__", "")),
         "command": _command() if live else "",
+        "host": _host(torch) if torch else "",
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _host(torch: ModuleType) -> str:
+    """How busy the machine is at the end of a recording: its load, and threads for its CPUs."""
+    load = f"load {os.getloadavg()[0]:.1f}, " if hasattr(os, "getloadavg") else ""
+    threads = counted(int(torch.get_num_threads()), "thread")
+    return f"{load}{threads} of PyTorch, {counted(os.cpu_count() or 1, 'CPU')}"
 
 
 def _time(nanoseconds: int) -> str:

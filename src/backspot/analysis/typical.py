@@ -57,10 +57,13 @@ class TypicalStep:
     Attributes:
         weight: how much each recorded step counts, relative to the others; 0 for not at all.
         hiccups: the steps that do not count, those with the largest excess first.
+        alike: for each two steps whether they are known to do the same work; ``None`` where that is
+            not known.
     """
 
     weight: Ints
     hiccups: tuple[Hiccup, ...] = ()
+    alike: Mask | None = None
 
     @property
     def chosen(self) -> Mask:
@@ -101,6 +104,27 @@ class TypicalStep:
         part = np.zeros_like(amount)
         part[order] = whole * weight + np.diff(np.cumsum(rest * weight) // self._sum, prepend=0)
         return part
+
+    def noise(self, parts: Ints) -> float:
+        """Return the share (0 to 1) of a whole that may belong to other parts than it seems to.
+
+        This is the standard error of the shares of the parts: by how much the steps that count and
+        do the same work disagree. It is 0 where there are no two such steps.
+
+        Args:
+            parts: nanoseconds, with one row a part of the whole and one column a step.
+        """
+        whole = parts.sum(axis=0)
+        share = parts / np.where(whole > 0, whole, 1)
+        squares, compared = np.zeros(len(parts)), 0
+        alike = np.ones((len(whole), len(whole)), bool) if self.alike is None else self.alike
+        for mine in np.unique(alike[self.chosen] & self.chosen, axis=0):
+            count = int(mine.sum())
+            if count > 1:
+                squares += share[:, mine].var(axis=1, ddof=1) * count
+                compared += count
+        noise = np.sqrt(squares).sum() / 2 / compared if compared else 0.0
+        return min(1.0, float(noise))
 
     def within(self, first: int, count: int) -> TypicalStep:
         """Return the same of some successive steps; of all of them if none of them counts."""
@@ -170,7 +194,8 @@ def typical_step(
     excess[often] = 0
     found = [_hiccup(step, excess[:, step], names) for step in np.flatnonzero(held_up).tolist()]
     ranked = sorted(found, key=lambda one: (-one.longer_ns, one.step))
-    return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked))
+    same = work[:, None] == work
+    return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked), same)
 
 
 def _common(places: np.ndarray, usual: np.ndarray) -> np.ndarray:

@@ -35,6 +35,8 @@ _UNOWNED = 0.25
 """If a larger share than this is owned by no module, the answer says so."""
 _ANOTHER = 0.25
 """The answer gives a saving that differs from the row's time by this share or more."""
+_MORE = 3
+"""A recording that is too noisy needs so many times as many steps."""
 _LEAST_COLLECTIVE = 0.05
 """Share of a row's communication from which the answer names a collective."""
 
@@ -46,6 +48,26 @@ _SAID = {
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
+    """What makes the backward slow; first, that the steps disagree too much to say so."""
+    return [*_too_noisy(report), *_ranked(report, view)]
+
+
+def _too_noisy(report: Report) -> list[Part]:
+    """That the steps disagree, how busy the machine was, and what gives steadier steps."""
+    if not report.is_noisy:
+        return []
+    host = report.recorded.get("host", "")
+    threads = "" if report.has_gpu else "OMP_NUM_THREADS=1 and "
+    return [
+        ("text", "Too noisy to rank: "),
+        ("number", percent(report.noise)),
+        ("text", f" of the backward may belong to other modules{f' ({host})' if host else ''}. "),
+        ("text", f"Record again on an idle machine, with {threads}--steps {_MORE * report.steps}"),
+        ("text", f" (profile(steps={_MORE * report.steps})). In the steadiest steps, "),
+    ]
+
+
+def _ranked(report: Report, view: View) -> list[Part]:
     """One sentence: what makes the backward slow."""
     sort = view.sort
     if sort == "saves" and report.replayed_step is None:

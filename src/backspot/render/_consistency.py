@@ -63,6 +63,8 @@ def _contradictions(report: Report) -> Iterator[str]:
     )
     yield from _of_operators(report)
     yield from _of_passes(report)
+    if not 0 <= report.noise <= 1:  # nor is NaN
+        yield "its noise is not from 0 to 1"
     yield from _of_hiccups(report)
     for device in report.devices:
         yield from _impossible(device, f"device {device.device}", but="device")

@@ -74,7 +74,7 @@ def recording(report: Report) -> list[str]:
     """Where and how the trace was recorded, as a list of facts; some may be unknown."""
     known = report.recorded
     torch = [f"PyTorch {known['torch']}"] if "torch" in known else []
-    facts = [known.get(name, "") for name in ("device", "time", "command")]
+    facts = [known.get(name, "") for name in ("device", "time", "host", "command")]
     return [fact for fact in (*facts[:1], *torch, *facts[1:]) if fact]
 
 

@@ -113,6 +113,9 @@ __all__ = [
 SCHEMA = "backspot.report/2"
 """Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
 
+_NOISY = 0.1
+"""``Report.noise`` from which the module in the first row is often another one in truth."""
+
 By = Literal["path", "class", "pattern"]
 PlotKind = Literal["modules", "memory", "roofline"]
 """What ``Report.plot`` draws."""
@@ -184,8 +187,12 @@ class Report(Presented, _Predicted):
             again. ``None`` where it is not known.
         hiccups: Recorded steps that something held up, longest first. The typical step is the mean
             over the others, ``typical_steps``.
+        noise: Share (0 to 1) of the backward that may belong to other rows than it seems to: by so
+            much the typical steps disagree, where they do the same work. Above 0.1, the ranking
+            cannot be trusted.
         recorded: Where and how the trace was recorded, as far as that is known: ``device``,
-            ``time`` (UTC), and of a live profile ``torch`` (its version) and ``command``. Two
+            ``time`` (UTC), and of a live profile ``torch`` (its version), ``command``, and how busy
+            the ``host`` was. Two
             reports can be equal in spite of it.
         schema: Version of the JSON form.
 
@@ -232,6 +239,7 @@ class Report(Presented, _Predicted):
     peaks: Peaks | None = None
     mfu: float | None = None
     hiccups: tuple[Hiccup, ...] = ()
+    noise: float = 0.0
     recorded: dict[str, str] = field(default_factory=dict, compare=False)
     schema: str = SCHEMA
 
@@ -281,6 +289,11 @@ class Report(Presented, _Predicted):
         """Indices of the recorded steps that a typical step is the mean of: all but ``hiccups``."""
         left_out = {hiccup.step for hiccup in self.hiccups}
         return tuple(step for step in range(len(self.step_ns_by_step)) if step not in left_out)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the typical steps disagree too much to rank modules by them."""
+        return self.noise > _NOISY
 
     @property
     def has_work(self) -> bool:

@@ -74,6 +74,7 @@ class BackwardCosts:
     """What the backward of a trace costs; each field as in ``Report``, and the steps that count."""
 
     typical: TypicalStep
+    noise: float
     modules: tuple[Row, ...]
     operators: tuple[OperatorCost, ...]
     passes: tuple[Pass, ...]
@@ -178,13 +179,9 @@ class _Accountant:
         self.holders = self._table()
         self.dealt = self._wall()
         wall = self.dealt.backward
-        self.typical = choose_steps(
-            events,
-            ownership,
-            windows,
-            self._by_step(wall, wall.owner, len(ownership.owners)),
-            phases,
-        )
+        by_owner = self._by_step(wall, wall.owner, len(ownership.owners))
+        self.typical = choose_steps(events, ownership, windows, by_owner, phases)
+        self.noise = self.typical.noise(by_owner)
 
     def _table(self) -> _Holders:
         """Tabulate what can hold the clock."""
@@ -411,6 +408,7 @@ class _Accountant:
         shares = [part / total if total else 1.0 for part, total in zip(parts, totals, strict=True)]
         return BackwardCosts(
             typical=self.typical,
+            noise=self.noise,
             modules=ranked_rows(rows),
             operators=self._operators(executed, usual, nodes),
             passes=self._passes(dealt, recorded[1], recorded[2]),
