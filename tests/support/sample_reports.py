@@ -320,7 +320,7 @@ def varied() -> Report:
         number = path.split(".")[1] if path.startswith("blocks.") else ""
         turn = int(number) % 3 if number else 3
         if path == "patch_drop":
-            return (1, 1.1, 0.9, 1, 0.05, 1, 1.1, 0.9, 1, 1)
+            return (1, 1.3, 0.9, 1, 0.05, 1, 1.1, 0.9, 1.9, 1)
         return tuple(
             _SLOWER if turn < 3 and step in range(3 * turn, 3 * turn + 4) else 1
             for step in range(steps)

@@ -59,7 +59,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     lengths = {
         rank: np.subtract(summary.end, summary.begin)[at[rank]] for rank, summary in ranks.items()
     }
-    typical = typical_step(np.median(list(lengths.values()), axis=0).astype(np.int64))
+    typical = _typical_step(ranks, at, lengths)
     step_ns = int(median(typical.value(length) for length in lengths.values()))
     matching = match_collectives(ranks)
     clocks = align(matching.groups, list(ranks))
@@ -88,7 +88,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         _rank_cost(ranks[rank], rank, at[rank], lengths[rank], typical, sums, late, clocks)
         for rank in ranks
     )
-    lane_step = _typical_step(lengths)
+    lane_step = _step_to_show(lengths)
     return JobReport(
         ranks=costs,
         world_size=world,
@@ -309,7 +309,20 @@ def _transfers(group: Group, steps: Sequence[int]) -> int:
     return int((known & is_one[np.array(group.call, np.int64)]).sum())
 
 
-def _typical_step(lengths: Mapping[int, Ints]) -> int:
+def _typical_step(
+    ranks: Mapping[int, Summary], at: Mapping[int, Sequence[int]], lengths: Mapping[int, Ints]
+) -> TypicalStep:
+    """Choose the steps that count on all ranks, by what most ranks take, wait and stall in them."""
+    columns = [[*lengths.values()]]
+    columns += [
+        [np.array(getattr(one, name))[at[rank]] for rank, one in ranks.items()]
+        for name in ("exposed", "stalled")
+    ]
+    length, *places = (np.median(each, axis=0).astype(np.int64) for each in columns)
+    return typical_step(length, None, np.stack(places), ("exposed", "stalled"))
+
+
+def _step_to_show(lengths: Mapping[int, Ints]) -> int:
     """Return the index of the step whose length is nearest to the typical one."""
     by_step = np.median(np.array(list(lengths.values())), axis=0)
     return int(np.abs(by_step - np.median(by_step)).argmin())
