@@ -38,7 +38,8 @@ from benchmarks.workers import Handler, Job, Record, Stage, serve
 
 if TYPE_CHECKING:
     from backspot.analysis.replay.recording import Recording
-    from backspot.analysis.replay.saving import Change
+    from backspot.analysis.typical import every_step
+from backspot.analysis.replay.saving import Change
 
 _REMEDY = "remedy_"
 _MISS = 0.05
@@ -90,7 +91,9 @@ def _judge(
     step = statistics.median(before)
     real = spread([a - b for a, b in zip(before, after, strict=True)])
     cost, said = cost_of(recording, step * 1e6)
-    prediction = Prediction(recording, cost, fitted=not said)
+    prediction = Prediction(
+        recording, every_step(len(recording.steps.start)), cost, fitted=not said
+    )
     _, (saving,) = prediction.savings([change])
     recorded = report.step_ns / 1e6
     wall = wall_ms / recorded * step

@@ -9,12 +9,11 @@ import pytest
 
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.replay.cost import MEASURED, ZERO
-from backspot.analysis.replay.predict import Prediction
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.replay import fit, replay
 from backspot.analysis.replay.saving import free_owners, scaled_owners
 from support.choice import slow_except
-from support.replays import PATHS, recorded, saved_by_step, windows_of
+from support.replays import PATHS, recorded, saved_by_step, unfitted, windows_of
 
 SOME = ("two_streams", "sync_in_backward", "fsdp2.rank0", "vit_patch_drop", "plain_recommender")
 
@@ -57,7 +56,7 @@ def test_a_free_module_saves_no_more_than_the_step_and_all_of_them_no_less_than_
     assert (sums >= -1).all()
     assert (sums <= sums[-1] + 1).all()
     assert sums[-1] <= lengths(recording).sum() + 1
-    _, savings = Prediction(recording, ZERO, fitted=False).savings(changes)
+    _, savings = unfitted(recording, ZERO).savings(changes)
     assert all(0 <= saving.low_ns <= saving.ns <= saving.high_ns for saving in savings)
 
 
@@ -113,7 +112,7 @@ def test_uncertain_costs_widen_the_range():
     recording = recorded("launch_bound")
     change = list(free_owners(recording.ownership).values())[3]
     sure, unsure = (
-        Prediction(recording, cost, fitted=False).savings([change])[1][0]
+        unfitted(recording, cost).savings([change])[1][0]
         for cost in (replace(MEASURED, uncertainty=0.0), MEASURED)
     )
     assert unsure.ns == sure.ns
@@ -121,7 +120,7 @@ def test_uncertain_costs_widen_the_range():
 
 
 def test_what_if_takes_paths_with_the_modules_in_them():
-    found = Prediction(recorded("two_streams"), ZERO, fitted=False)
+    found = unfitted(recorded("two_streams"), ZERO)
     half = found.what_if({"main": 0.5, "side": 0.5}).saves_ns
     free = found.what_if({"main": 0.0, "side": 0.0}).saves_ns
     inner = found.what_if({"main": 0.0, "main.layers.0": 1.0, "side": 0.0}).saves_ns
@@ -143,7 +142,7 @@ def test_a_free_cause_saves_what_the_model_without_the_cause_takes_less(
     name, path, plain, tolerance
 ):
     recording = recorded(name)
-    saves = Prediction(recording, MEASURED, fitted=False).what_if({path: 0.0}).saves_ns
+    saves = unfitted(recording, MEASURED).what_if({path: 0.0}).saves_ns
     step = np.median(lengths(recording))
     real = step - np.median(lengths(recorded(plain)))
     assert saves == pytest.approx(real, abs=tolerance * step)

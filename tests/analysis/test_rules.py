@@ -13,6 +13,7 @@ from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.steps import step_windows
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.findings import Evidence, all_rules, find_all
+from backspot.analysis.typical import every_step
 from backspot.trace import read_events
 
 DATA = Path(__file__).parents[1] / "data"
@@ -41,7 +42,9 @@ def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
 
     def found(unprofiled_step_ns: int) -> dict[str, str]:
         timed = replace(report, unprofiled_step_ns=unprofiled_step_ns)
-        judged = find_all(Evidence(events, ownership, clock, timed, windows))
+        judged = find_all(
+            Evidence(events, ownership, clock, timed, windows, every_step(timed.steps))
+        )
         return {finding.rule: finding.seen for finding in judged.findings}
 
     busy = sum(phase.busy_ns for phase in report.phases)

@@ -523,3 +523,19 @@ def test_groups_of_one_pattern_and_several_classes_are_compared_each_with_its_li
         ("f.*", "ReLU", 10.0),
         ("f.*", "Conv2d", 0.0),
     }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clear_change_is_claimed_beside_tiny_modules_that_vary_widely(seed):
+    draw = random.Random(seed)
+
+    def steps(mean, spread):
+        return [int(draw.gauss(mean, spread * mean)) for _ in range(10)]
+
+    def side(slow):
+        tiny = {f"tiny.{number}": steps(20_000, 0.25) for number in range(20)}
+        return recorded({"slow": steps(slow, 0.007), "rest": steps(600_000, 0.007), **tiny})
+
+    found = compare(side(1_000_000), side(1_200_000))
+    assert [change.path for change in found.changes if change.claimed] == ["slow"]
+    assert not any(change.claimed for change in compare(side(10**6), side(10**6)).changes)

@@ -79,8 +79,8 @@ def test_the_first_finding_has_its_remedy_at_every_width(name, width):
 
 def test_rows_give_way_to_a_remedy_unless_they_were_asked_for():
     made = SAMPLES["varied"]()
-    assert "blocks.9.mlp.fc1" not in render_text(made, width=60)
-    assert "blocks.9.mlp.fc1" in render_text(made, View(fewest=5), width=60)
+    assert "blocks.6.mlp.fc1" not in render_text(made, width=60)
+    assert "blocks.6.mlp.fc1" in render_text(made, View(fewest=5), width=60)
 
 
 def test_a_finding_about_a_phase_names_no_place():
@@ -104,7 +104,7 @@ def test_the_finding_about_the_phase_of_the_headline_comes_first():
     waiting = replace(copying, rule="waiting-for-data", places=(Place("(data)", "", 1, 9),))
     made = replace(SAMPLES["varied"](), findings=(copying, sorting, waiting))
     text = render_text(made, width=80)
-    assert text.startswith("Waiting for data takes 23%")
+    assert text.startswith("Waiting for data takes 24%")
     assert text.endswith("backspot explain waiting-for-data")
 
 
@@ -528,7 +528,7 @@ def test_what_was_found_stands_below_the_table_with_its_cost_its_place_and_its_r
 
 def test_a_finding_that_does_not_hold_in_every_step_says_in_how_many_it_does():
     found = render_text(SAMPLES["varied"](), width=160)
-    assert "5.1 ms, 8.5% of the step (in 9 of 10 steps) in patch_drop (PatchDropout)," in found
+    assert "5.1 ms, 8.4% of the step (in 9 of 10 steps) in patch_drop (PatchDropout)," in found
 
 
 def test_the_table_shows_how_much_each_row_varies_and_drops_that_column_first():
@@ -537,8 +537,8 @@ def test_the_table_shows_how_much_each_row_varies_and_drops_that_column_first():
     head = next(line for line in wide if "module " in line)
     assert "±" in head
     first = next(line for line in wide if line.startswith("1  "))
-    assert " 5.23 0.20 " in first
-    assert of["patch_drop"].row.wall_spread_ns == pytest.approx(200_000, abs=9_000)
+    assert " 5.26 0.39 " in first
+    assert of["patch_drop"].row.wall_spread_ns == pytest.approx(390_000, abs=9_000)
     assert "±" not in "\n".join(narrow)
     assert "forward" in head
 

@@ -13,8 +13,10 @@ from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.replay.cost import ProfilerCost
 from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.predict import Prediction
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.saving import Change, replays
+from backspot.analysis.typical import every_step
 from backspot.trace import Events, read_events
 from support.synthetic import Trace
 
@@ -56,6 +58,11 @@ def recording(path: Path) -> Recording:
 def recorded(name: str) -> Recording:
     """The recording of this name in ``tests/data``."""
     return recording(PATHS[name])
+
+
+def unfitted(recording: Recording, cost: ProfilerCost) -> Prediction:
+    """A prediction at this cost of the profiler, over all steps of a recording."""
+    return Prediction(recording, every_step(len(recording.steps.start)), cost, fitted=False)
 
 
 def saved_by_step(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Floats:

@@ -103,7 +103,7 @@ class Noise:
         """
         wall, gpu = (
             common_shift(
-                ((was.to(time).typical, now.to(time).typical) for was, now in same),
+                ((was.to(time), now.to(time)) for was, now in same),
                 (self.before.to(time).typical, self.after.to(time).typical),
                 work_differs=work_differs,
             )

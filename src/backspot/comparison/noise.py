@@ -7,7 +7,9 @@ such recordings (``benchmarks/accuracy/compare_runs.py`` evaluates it):
 
 - What all modules do alike is the machine, or everything. The *common shift* is the median over the
   modules of log(after / before), and its *scatter* is 1.4826 times the median absolute deviation
-  (Rousseeuw and Croux 1993): how much modules differ between recordings for no reason.
+  (Rousseeuw and Croux 1993): how much modules differ between recordings for no reason. The
+  uncertainty of a module's steps is taken off its deviation, as squares: a tiny module that varies
+  from step to step says nothing about the others.
 - The *own change* of a time is what is left of its change without the common shift. A change is
   clear if the change and the own change both exceed the *reach* of the noise.
 - The reach of a module is 4 standard deviations: those of the scatter, which is one of logarithms,
@@ -122,7 +124,7 @@ class Interval:
 
 
 def common_shift(
-    pairs: Iterable[tuple[float, float]],
+    pairs: Iterable[tuple[Times, Times]],
     wholes: tuple[float, float],
     *,
     work_differs: bool = False,
@@ -130,21 +132,30 @@ def common_shift(
     """Return what modules have in common, ``None`` if there are too few to know.
 
     Args:
-        pairs: Typical times, before and after, of each module that did the same work.
+        pairs: Times before and after of each module that did the same work.
         wholes: Typical times of all modules together, before and after.
         work_differs: Whether other modules did other work, so that there is a change for certain.
             Then three modules are enough.
     """
     least = _SHARE * max(wholes)
-    ratios = [
-        math.log(after / before)
-        for before, after in pairs
-        if before > 0 and after > 0 and max(before, after) >= least
+    counted = [
+        (was, now)
+        for was, now in pairs
+        if was.typical > 0 and now.typical > 0 and max(was.typical, now.typical) >= least
     ]
-    if len(ratios) < (_FEWEST_BESIDE if work_differs else _FEWEST):
+    if len(counted) < (_FEWEST_BESIDE if work_differs else _FEWEST):
         return None
+    ratios = [math.log(now.typical / was.typical) for was, now in counted]
     common = median(ratios)
-    return Shift(common, _NORMAL * median(abs(ratio - common) for ratio in ratios))
+    # What a module varies by from step to step is its own, and no scatter between recordings.
+    own = [
+        math.hypot(*(_uncertainty(one.by_step) / one.typical for one in pair)) for pair in counted
+    ]
+    beyond = (
+        max(0.0, (ratio - common) ** 2 - of_steps**2)
+        for ratio, of_steps in zip(ratios, own, strict=True)
+    )
+    return Shift(common, _NORMAL * math.sqrt(median(beyond)))
 
 
 def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -> Interval | None:
@@ -209,7 +220,9 @@ def _gap(one: Sequence[int], other: Sequence[int], factor: float) -> float:
 
 
 def _uncertainty(by_step: Sequence[int]) -> float:
-    """Return the standard error of the median over the steps."""
+    """Return the standard error of the median over the steps; 0 of no steps."""
+    if not by_step:
+        return 0.0
     middle = median(by_step)
     deviation = _NORMAL * median(abs(time - middle) for time in by_step)
     return float(_MEDIAN * deviation / math.sqrt(len(by_step)))

@@ -95,8 +95,9 @@ def shift_of(was: Ints, now: Ints) -> Shift | None:
         now: those of the rank.
     """
     before, after = middle(was), middle(now)
-    pairs = zip(before.tolist(), after.tolist(), strict=True)
-    return common_shift(pairs, (float(before.sum()), float(after.sum())))
+    # The spread over the steps is left out: one side is a median over ranks.
+    times = ([Times(one, ()) for one in some.tolist()] for some in (before, after))
+    return common_shift(zip(*times, strict=True), (float(before.sum()), float(after.sum())))
 
 
 def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:

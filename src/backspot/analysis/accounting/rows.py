@@ -393,7 +393,7 @@ class _Accountant:
         lines = line_costs(
             serving[1],
             usual,
-            self.spans.node_names,
+            self.names,
             self.o.lines,
             self.steps,
             self.typical,

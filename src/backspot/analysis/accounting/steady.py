@@ -56,7 +56,7 @@ def _work(events: Events, ownership: Ownership) -> Ints:
     made = operators[events.sequence[operators] >= 0]
     threads = np.union1d(spans.thread, events.thread[made])
     operators = operators[np.isin(events.thread[operators], threads)]
-    step = np.searchsorted(ends, events.start[operators], side="left")
+    step = np.searchsorted(ends, events.start[operators], side="right")
     kept = step < steps
     known, name = numbered(events.name[operators[kept]].astype(np.int64))
     ones = np.ones(len(name), np.int64)
