@@ -24,16 +24,28 @@ def steady(mean, spread=0.007, steps=10, seed=0):
 
 
 def test_the_common_shift_is_the_median_and_its_scatter_that_of_the_modules():
-    pairs = [(1_000.0, 1_000.0 * exp(0.1 + 0.01 * at)) for at in range(-4, 5)]
+    ratios = [exp(0.1 + 0.01 * at) for at in range(-4, 5)]
+    pairs = [(Times(1_000.0, ()), Times(1_000.0 * ratio, ())) for ratio in ratios]
     shift = common_shift(pairs, (9_000, 10_000))
     assert shift.common == pytest.approx(0.1)
     assert shift.scatter == pytest.approx(1.4826 * 0.02)
 
 
 def test_few_modules_and_tiny_ones_have_no_common_shift():
-    assert common_shift([(1_000.0, 1_100.0)] * 7, (7_000, 7_700)) is None
-    assert common_shift([(1.0, 2.0)] * 100, (7_000, 7_700)) is None
-    assert common_shift([(0.0, 900.0)] * 100, (7_000, 7_700)) is None
+    def shift(before, after, modules):
+        return common_shift([(Times(before, ()), Times(after, ()))] * modules, (7_000, 7_700))
+
+    assert shift(1_000.0, 1_100.0, 8) is not None
+    assert shift(1_000.0, 1_100.0, 7) is None
+    assert shift(1.0, 2.0, 100) is None
+    assert shift(0.0, 900.0, 100) is None
+
+
+def test_what_varies_from_step_to_step_is_no_scatter_between_recordings():
+    times = [(steady(1_000, 0.2, seed=at), steady(1_000, 0.2, seed=at + 50)) for at in range(15)]
+    alone = [(Times(was.typical, ()), Times(now.typical, ())) for was, now in times]
+    wholes = (15_000.0, 15_000.0)
+    assert common_shift(times, wholes).scatter < 0.5 * common_shift(alone, wholes).scatter
 
 
 def test_one_step_on_a_side_allows_no_interval():

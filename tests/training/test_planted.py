@@ -74,7 +74,7 @@ def test_the_planted_module_comes_first(vit, path: str) -> None:
 
 
 def first_module(report: backspot.Report) -> backspot.Row:
-    """The first module of the ranked list: a busy machine's unsteady steps are not one."""
+    """The first module of the ranked list: what a busy machine holds up is not one."""
     return next(row for row in report.top() if row.is_module)
 
 

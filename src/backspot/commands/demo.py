@@ -16,7 +16,7 @@ import argparse
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,13 +280,6 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
     _compare(case, before, after, times, console)
 
 
-def _typical(nanoseconds: Sequence[int]) -> float:
-    """The median step in milliseconds, so that one delayed step does not matter."""
-    import statistics  # not needed for the help, which loads this file
-
-    return statistics.median(nanoseconds) / 1e6
-
-
 def _compare(
     case: _Case,
     before: Report,
@@ -294,7 +287,7 @@ def _compare(
     times: dict[str, list[float]],
     console: Console,
 ) -> None:
-    import statistics
+    import statistics  # not needed for the help, which loads this file
 
     from rich.table import Table
 
@@ -307,12 +300,11 @@ def _compare(
         table.add_row(name, f"{was:.2f}", f"{now:.2f}", change)
 
     rows = before[case.slow].row, after[case.slow].row
-    add(f"{case.slow}, backward wall", *(_typical(row.wall_ns_by_step) for row in rows))
+    add(f"{case.slow}, backward wall", *(row.wall_ms for row in rows))
     if before.has_gpu:
         add(f"{case.slow}, backward GPU", *(row.gpu_ms for row in rows))
     add(f"{case.slow}, forward", *(row.forward_ms for row in rows))
-    backwards = ([p.wall_ns for p in report.passes] for report in (before, after))
-    add("whole backward, profiled", *(_typical(found) for found in backwards))
+    add("whole backward, profiled", before.wall_ms, after.wall_ms)
     steps = [statistics.median(found) for found in times.values()]
     add("whole step, without profiler", *steps)
     console.print(table)

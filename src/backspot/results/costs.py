@@ -1,7 +1,7 @@
 """What modules, nodes, kernels, lines, passes, devices and phases cost.
 
-All times are integer nanoseconds of a typical step: the median over the recorded steps, of each
-thing by itself. What ends in ``_by_step`` has one entry a recorded step, and is exact.
+All times are integer nanoseconds of a typical step: the mean over the steps that count.
+What ends in ``_by_step`` has one entry a recorded step, and is exact.
 """
 
 from __future__ import annotations

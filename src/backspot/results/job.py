@@ -1,6 +1,7 @@
 """Many ranks of a training job: which one is slow, where, and who waits for it.
 
-All times are integer nanoseconds of a typical step: the median over the recorded steps.
+All times are integer nanoseconds of a typical step: the mean over the steps that
+nothing held up on most ranks.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def to_html(report: Report) -> bytes:
         _title(said),
         report.trace,
         main,
-        f"Times are those of a typical {report.per}, in ms: the median over the recorded ones, "
-        "of each row by itself.",
+        f"Times are those of a typical {report.per}, in ms: the mean over the recorded ones "
+        "that nothing held up.",
         styles=("plots.css",) if drawn else (),
         scripts=_SCRIPTS,
         data=f'<script type="application/json" id="report">{data}</script>',

@@ -60,8 +60,8 @@ def job_to_html(job: JobReport) -> bytes:
         f"{title[:100]} · Backspot",
         "all ranks of a job",
         "\n".join(filter(None, parts)),
-        "Times are those of a typical step: the median over the recorded ones. A rank waits from "
-        "its own entry into a collective until the last rank enters; the rest is transfer. Waits "
+        "Times are those of a typical step: the mean over the recorded ones that nothing "
+        "held up. A rank waits from its own entry into a collective until the last rank enters; the rest is transfer. Waits "
         "can overlap with computing. What a difference costs is at most its time. Made by "
         f"Backspot {__version__}.",
         styles=("job.css",),
