@@ -61,9 +61,9 @@ def job_to_html(job: JobReport) -> bytes:
         "all ranks of a job",
         "\n".join(filter(None, parts)),
         "Times are those of a typical step: the mean over the recorded ones that nothing "
-        "held up. A rank waits from its own entry into a collective until the last rank enters; the rest is transfer. Waits "
-        "can overlap with computing. What a difference costs is at most its time. Made by "
-        f"Backspot {__version__}.",
+        "held up. A rank waits from its own entry into a collective until the last rank enters; "
+        "the rest is transfer. Waits can overlap with computing. What a difference costs is at "
+        f"most its time. Made by Backspot {__version__}.",
         styles=("job.css",),
     )
 
