@@ -57,13 +57,12 @@ class TypicalStep:
     Attributes:
         weight: how much each recorded step counts, relative to the others; 0 for not at all.
         hiccups: the steps that do not count, those with the largest excess first.
-        alike: for each two steps whether they are known to do the same work; ``None`` where that is
-            not known.
+        work: a number for each step; steps with the same number do the same work.
     """
 
     weight: Ints
     hiccups: tuple[Hiccup, ...] = ()
-    alike: Mask | None = None
+    work: Ints | None = None
 
     @property
     def chosen(self) -> Mask:
@@ -117,9 +116,10 @@ class TypicalStep:
         whole = parts.sum(axis=0)
         share = parts / np.where(whole > 0, whole, 1)
         squares, compared = np.zeros(len(parts)), 0
-        alike = np.ones((len(whole), len(whole)), bool) if self.alike is None else self.alike
-        for mine in np.unique(alike[self.chosen] & self.chosen, axis=0):
-            count = int(mine.sum())
+        work = np.zeros(len(whole), np.int64) if self.work is None else self.work
+        for number in np.unique(work[self.chosen]).tolist():
+            mine = self.chosen & (work == number)
+            count = np.count_nonzero(mine)
             if count > 1:
                 squares += share[:, mine].var(axis=1, ddof=1) * count
                 compared += count
@@ -162,11 +162,16 @@ def typical_step(
         return every_step(steps)
     work = np.zeros(steps, np.int64) if work is None else work
     places = np.zeros((0, steps), np.int64) if places is None else places
-    alike = work[:, None] == work
-    known = alike.sum(axis=1) >= _FEWEST
-    alike[~known] = True
+    # What is always this short holds up no step, and most modules of a large model are.
+    long = np.flatnonzero(places.max(axis=1, initial=0) >= _LEAST * length.min())
+    places, names = places[long], [names[one] for one in long.tolist()]
+    _, kind, counts = np.unique(work, return_inverse=True, return_counts=True)
+    known = counts[kind] >= _FEWEST
+    kinds = [kind == number for number in np.flatnonzero(counts >= _FEWEST).tolist()]
     times = np.concatenate([length[None], places]).astype(float)
-    usual = np.stack([np.median(times[:, mine], axis=1) for mine in alike], axis=1)
+    usual = np.repeat(np.median(times, axis=1, keepdims=True), steps, axis=1)
+    for mine in kinds:
+        usual[:, mine] = np.median(times[:, mine], axis=1, keepdims=True)
     usual *= _common(times[1:], usual)
     excess = times - usual
     expected = np.maximum(usual[0], 1)
@@ -182,20 +187,18 @@ def typical_step(
     share[often] = 0
     severity = (share / least).max(axis=0)
     held_up = severity > 1
-    weight = np.zeros(steps, np.int64)
-    for number, mine in enumerate(alike):
-        least_kept = max(2, -(-int(mine.sum()) // _OFTEN))
-        calmest = np.flatnonzero(mine)[np.argsort(severity[mine], kind="stable")[:least_kept]]
-        held_up[number] &= number not in calmest
-    for number, mine in enumerate(alike):
-        alone = held_up[number] or not known[number]
-        others = 1 if alone else mine.sum() / (mine & ~held_up).sum()
-        weight[number] = 0 if held_up[number] else round(_PARTS * others)
+    weight = np.full(steps, _PARTS)
+    for mine in (*kinds, np.ones(steps, bool)):  # at last, all steps keep a quarter, too
+        some = np.flatnonzero(mine)
+        calmest = some[np.argsort(severity[mine], kind="stable")]
+        held_up[calmest[: max(2, -(-len(some) // _OFTEN))]] = False
+    for mine in kinds:
+        weight[mine] = round(_PARTS * np.count_nonzero(mine) / np.count_nonzero(mine & ~held_up))
+    weight[held_up] = 0
     excess[often] = 0
     found = [_hiccup(step, excess[:, step], names) for step in np.flatnonzero(held_up).tolist()]
     ranked = sorted(found, key=lambda one: (-one.longer_ns, one.step))
-    same = work[:, None] == work
-    return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked), same)
+    return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked), work)
 
 
 def _common(places: np.ndarray, usual: np.ndarray) -> np.ndarray:
