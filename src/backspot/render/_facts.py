@@ -99,7 +99,7 @@ def _has_ranks(report: Report) -> bool:
 
 
 def _spread(report: Report) -> str:
-    by_step = report.wall_ns_by_step
+    by_step = [report.wall_ns_by_step[step] for step in report.typical_steps]
     if len(by_step) < 2 or max(by_step) <= 1.2 * min(by_step):
         return ""
     return f" ({duration(min(by_step))} to {duration(max(by_step))})"
