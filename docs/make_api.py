@@ -42,6 +42,7 @@ GROUPS = {
         "KernelCost",
         "FusedKernel",
         "FusedPart",
+        "Hiccup",
         "LineCost",
         "WallKinds",
         "Phase",
