@@ -67,6 +67,8 @@ Kind: TypeAlias = Literal[
 ]
 """What a column holds. Each output decides by it how to style the column, or to leave it out."""
 
+UNKNOWN = "–"
+"""What a cell has in place of a number that is not known; a note below the table has the reason."""
 TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU", "saves": "saves"}
 
 
@@ -132,7 +134,11 @@ def module_columns(
     sort = view.sort
     largest = max((max(row.wall_ns, time_of(row, sort)) for row in rows), default=0)
     ms = milliseconds_of(largest)
-    saving = numbers("" if row.saves_ns is None else ms(row.saves_ns) for row in rows)
+    unknown = [UNKNOWN if row.is_module else "" for row in rows]
+    saving = numbers(
+        dash if row.saves_ns is None else ms(row.saves_ns)
+        for row, dash in zip(rows, unknown, strict=True)
+    )
 
     def of_modules(value: Callable[[Row], object]) -> list[Part]:
         return numbers(value(row) if row.is_module else "" for row in rows)
@@ -167,7 +173,7 @@ def module_columns(
     if sort == "saves":
         time = replace(time, cells=saving)
     columns += [time, *_spread_column(report, rows, sort, ms), share]
-    if sort != "saves" and shown and all(row.saves_ns is not None for row in shown):
+    if sort != "saves":
         columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
     columns += costs
     if report.memory and not held_first:
