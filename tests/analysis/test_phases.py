@@ -174,6 +174,35 @@ def test_without_labels_the_loss_is_told_by_its_operator() -> None:
     assert (spent["forward"], spent["loss"], spent["backward"]) == (20, 4, 10)
 
 
+def test_without_labels_an_operator_before_a_parameter_is_no_loss() -> None:
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    operator(trace, "aten::mul", 10, 12, seq=0)
+    operator(trace, "BalanceWithAuxiliaryLoss", 14, 16, seq=1)
+    operator(trace, "aten::linear", 20, 30, seq=2)
+    trace.node("AddmmBackward0", 50 * TICK, 55 * TICK, seq=2, thread=HOST)
+    trace.node("torch::autograd::AccumulateGrad", 56 * TICK, 57 * TICK, thread=HOST)
+    trace.node("MulBackward0", 58 * TICK, 60 * TICK, seq=0, thread=HOST)
+    spent = ticks(report_of(trace))
+    assert (spent["forward"], spent.get("loss"), spent["backward"]) == (20, None, 10)
+
+
+def test_without_labels_what_the_pass_does_not_run_has_no_phase() -> None:
+    """As in a pipeline, where the pass after a forward is that of other data."""
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    operator(trace, "aten::mul", 10, 12, seq=70)
+    operator(trace, "BackwardWithAuxiliaryLoss", 14, 16, seq=71)
+    operator(trace, "aten::mul", 16, 40, seq=72)
+    trace.node("MulBackward0", 50 * TICK, 60 * TICK, seq=7, thread=HOST)
+    report = report_of(trace)
+    spent = ticks(report)
+    assert spent.keys() == {"other", "backward", "idle"}
+    assert (spent["other"], spent["backward"]) == (28, 10)
+    text = report.to_text(width=200)
+    assert "so this may be forward, loss or anything else" in text
+
+
 def test_what_two_devices_do_together_counts_once() -> None:
     trace = Trace()
     step(trace)

@@ -173,8 +173,10 @@ def module_columns(
     if sort == "saves":
         time = replace(time, cells=saving)
     columns += [time, *_spread_column(report, rows, sort, ms), share]
-    if sort != "saves":
-        columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
+    if sort != "saves" and (report.replayed_step or report.not_replayed):
+        # A column of dashes gives way to all others; the note below the table says as much.
+        need = 1 if any(row.saves for row in shown) else 20
+        columns.append(Column("saves", "saves", saving, full_head="saves ms", need=need))
     columns += costs
     if report.memory and not held_first:
         columns += [replace(one, need=1, style="") for one in _memory_columns(report, rows)[:1]]

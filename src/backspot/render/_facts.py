@@ -179,12 +179,12 @@ def savings(report: Report, chosen: Selection) -> list[str]:
 def unknown_savings(report: Report, chosen: Selection) -> list[str]:
     """Why the table has a dash where it says what a row saves; nothing if it has none."""
     if report.replayed_step is None:
-        reason = report.not_replayed or "The recording was not replayed."
+        reason = report.not_replayed
     elif any(row.saves is None and row.members > 1 for row in chosen.shown):
         reason = "Savings of several modules do not add up; single modules have theirs."
     else:
-        return []
-    return [f"saves –: not known. {reason}"]
+        reason = ""
+    return [f"saves –: not known. {reason}"] if reason else []
 
 
 def hidden_work(report: Report, chosen: Selection) -> list[str]:

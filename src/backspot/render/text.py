@@ -224,10 +224,8 @@ class _Page:
         """The table, and what surprises in it."""
         unowned = [row for row in chosen.unowned if self._share(row) >= _LEAST_UNOWNED]
         lines = self._table(replace(chosen, unowned=tuple(unowned)))
-        said = [] if self._is_memory else hidden_work(self._report, chosen)
-        if not only_nodes(self._report):
-            said += unknown_savings(self._report, chosen)
-        for text in said:
+        said = [*hidden_work(self._report, chosen), *unknown_savings(self._report, chosen)]
+        for text in () if self._is_memory or self._nodes else said:
             lines += self._paragraph(Text(visible(text), "dim"))
         return lines
 

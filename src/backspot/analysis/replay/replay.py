@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from backspot.formatting import duration
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["Replayed", "fit", "host_times", "replay"]
+__all__ = ["Replayed", "fit", "host_times", "replay", "steps_at"]
 
 _FACTORS = np.linspace(0.0, 6.0, 13)
 _FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
@@ -107,10 +108,16 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
 
 def _median_steps(recording: Recording, costs: list[ProfilerCost]) -> Floats:
     """Return the median replayed step at each of these costs, in nanoseconds."""
+    median: Floats = np.median(steps_at(recording, costs), axis=0)
+    return median
+
+
+def steps_at(recording: Recording, costs: Sequence[ProfilerCost]) -> Floats:
+    """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds."""
     hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
     works = [recording.work(one)[:, None] for one in costs]
     simulated = simulate(recording, np.hstack(hosts), np.hstack(works))
-    steps: Floats = np.median(simulated.step_lengths(recording)[:, :, 0], axis=0)
+    steps: Floats = simulated.step_lengths(recording)[:, :, 0]
     return steps
 
 
