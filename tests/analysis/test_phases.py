@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backspot.render.text import render_text
 from support.phased import ENGINE, HOST, STEP, TICK, busy, operator, report_of, step, ticks
 from support.sums import assert_adds_up
 from support.synthetic import Trace
@@ -184,7 +186,7 @@ def test_without_labels_an_operator_before_a_parameter_is_no_loss() -> None:
     trace.node("torch::autograd::AccumulateGrad", 56 * TICK, 57 * TICK, thread=HOST)
     trace.node("MulBackward0", 58 * TICK, 60 * TICK, seq=0, thread=HOST)
     spent = ticks(report_of(trace))
-    assert (spent["forward"], spent.get("loss"), spent["backward"]) == (20, None, 10)
+    assert (spent["forward"], spent.get("loss"), spent["backward"]) == (40, None, 10)
 
 
 def test_without_labels_what_the_pass_does_not_run_has_no_phase() -> None:
@@ -199,7 +201,7 @@ def test_without_labels_what_the_pass_does_not_run_has_no_phase() -> None:
     spent = ticks(report)
     assert spent.keys() == {"other", "backward", "idle"}
     assert (spent["other"], spent["backward"]) == (28, 10)
-    text = report.to_text(width=200)
+    text = render_text(report, width=200)
     assert "so this may be forward, loss or anything else" in text
 
 
@@ -303,3 +305,17 @@ def test_what_a_loop_does_in_a_moment_is_no_waiting_for_data() -> None:
         cat="gpu_memcpy",
     )
     assert "data" not in ticks(report_of(trace))
+
+
+def test_idle_time_of_a_cpu_is_called_python_with_what_may_be_the_profilers() -> None:
+    trace = Trace()
+    step(trace)
+    report = report_of(trace)
+    idle, recorded = STEP["idle"] * TICK, report.step_ns
+    assert "44% idle (Python)" in render_text(report, width=200)
+    for real, most in ((recorded - 30 * TICK, 30), (recorded - 60 * TICK, idle // TICK)):
+        text = render_text(replace(report, unprofiled_step_ns=real), width=200, full=True)
+        assert f"up to {most}.0 ms of it may be the profiler's own" in text
+    text = render_text(replace(report, unprofiled_step_ns=recorded), width=200, full=True)
+    assert "so this is Python and the program's other work" in text
+    assert "the profiler's own" not in text
