@@ -41,7 +41,6 @@ NEED = {
     "Alarm": "torch",
     "Monitor": "torch",
     "Monitor.flush": "torch",
-    "Monitor.plot": "matplotlib",
     "Monitor.remove": "torch",
     "Monitor.to_pandas": "pandas",
     "Report.to_pandas": "pandas",
@@ -130,7 +129,6 @@ DOCUMENTED = [
     "Instrumentation.active",
     "Instrumentation.remove",
     "Monitor.flush",
-    "Monitor.plot",
     "Monitor.remove",
     "Monitor.to_pandas",
     *(member for name in CLASSES for member in members_of(name)),
@@ -304,7 +302,6 @@ def test_no_public_function_is_left_out_of_the_demands():
     assert methods - NEEDS_RETURNS <= {
         "Instrumentation.remove",
         "Monitor.flush",
-        "Monitor.plot",  # with the example of its class
         "Report.show",
         "Monitor.remove",
         "Monitor.to_pandas",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backspot.render.text import render_text
 from support.phased import ENGINE, HOST, STEP, TICK, busy, operator, report_of, step, ticks
 from support.sums import assert_adds_up
 from support.synthetic import Trace
@@ -174,6 +176,35 @@ def test_without_labels_the_loss_is_told_by_its_operator() -> None:
     assert (spent["forward"], spent["loss"], spent["backward"]) == (20, 4, 10)
 
 
+def test_without_labels_an_operator_before_a_parameter_is_no_loss() -> None:
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    operator(trace, "aten::mul", 10, 12, seq=0)
+    operator(trace, "BalanceWithAuxiliaryLoss", 14, 16, seq=1)
+    operator(trace, "aten::linear", 20, 30, seq=2)
+    trace.node("AddmmBackward0", 50 * TICK, 55 * TICK, seq=2, thread=HOST)
+    trace.node("torch::autograd::AccumulateGrad", 56 * TICK, 57 * TICK, thread=HOST)
+    trace.node("MulBackward0", 58 * TICK, 60 * TICK, seq=0, thread=HOST)
+    spent = ticks(report_of(trace))
+    assert (spent["forward"], spent.get("loss"), spent["backward"]) == (40, None, 10)
+
+
+def test_without_labels_what_the_pass_does_not_run_has_no_phase() -> None:
+    """As in a pipeline, where the pass after a forward is that of other data."""
+    trace = Trace()
+    trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+    operator(trace, "aten::mul", 10, 12, seq=70)
+    operator(trace, "BackwardWithAuxiliaryLoss", 14, 16, seq=71)
+    operator(trace, "aten::mul", 16, 40, seq=72)
+    trace.node("MulBackward0", 50 * TICK, 60 * TICK, seq=7, thread=HOST)
+    report = report_of(trace)
+    spent = ticks(report)
+    assert spent.keys() == {"other", "backward", "idle"}
+    assert (spent["other"], spent["backward"]) == (28, 10)
+    text = render_text(report, width=200)
+    assert "so this may be forward, loss or anything else" in text
+
+
 def test_what_two_devices_do_together_counts_once() -> None:
     trace = Trace()
     step(trace)
@@ -274,3 +305,17 @@ def test_what_a_loop_does_in_a_moment_is_no_waiting_for_data() -> None:
         cat="gpu_memcpy",
     )
     assert "data" not in ticks(report_of(trace))
+
+
+def test_idle_time_of_a_cpu_is_called_python_with_what_may_be_the_profilers() -> None:
+    trace = Trace()
+    step(trace)
+    report = report_of(trace)
+    idle, recorded = STEP["idle"] * TICK, report.step_ns
+    assert "44% idle (Python)" in render_text(report, width=200)
+    for real, most in ((recorded - 30 * TICK, 30), (recorded - 60 * TICK, idle // TICK)):
+        text = render_text(replace(report, unprofiled_step_ns=real), width=200, full=True)
+        assert f"up to {most}.0 ms of it may be the profiler's own" in text
+    text = render_text(replace(report, unprofiled_step_ns=recorded), width=200, full=True)
+    assert "so this is Python and the program's other work" in text
+    assert "the profiler's own" not in text

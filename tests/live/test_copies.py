@@ -132,6 +132,27 @@ def test_a_class_with_its_own_way_to_copy_has_plain_copies_too(record):
 
 
 @pytest.mark.slow
+def test_the_call_of_a_module_is_pickled_as_ever_while_a_profiler_records(record):
+    model, other, x = net(), net(), torch.randn(2, 4)
+    model.append(OwnCall(4, 4))  # has the wrapper put on the classes of the other modules
+    for labelled in (net(), model):
+        for module in (labelled[0], other):
+            pickles = []
+
+            def keep(module=module, pickles=pickles):
+                pickles.append(pickle.dumps(module.__call__))
+
+            with backspot.instrument(labelled, hooks="call"):
+                record(keep)
+            assert b"backspot" not in pickles[0]
+            assert torch.equal(pickle.loads(pickles[0])(x), module(x))
+
+
+class OwnCall(nn.Linear):
+    def __call__(self, x):
+        return super().__call__(x)
+
+
 def test_a_pickle_loads_where_backspot_is_not(tmp_path):
     model = net()
     with backspot.instrument(model):

@@ -66,3 +66,20 @@ def test_hooks_of_others_are_not_ours():
     model[0].register_forward_hook(lambda *_: None)
     model[0].register_forward_pre_hook(partial(print))
     assert hooks_on(model) == []
+
+
+@pytest.mark.parametrize("hooks", ["node", "module"])
+def test_the_hooks_of_an_instrumented_model_are_found(hooks):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with backspot.instrument(model, hooks=hooks):
+        found = hooks_on(model)
+        assert {place.partition(".")[0] for place in found} == {"", "0"}
+    assert hooks_on(model) == []
+
+
+def test_the_wrapper_around_the_calls_of_a_recorded_model_is_found(record):
+    model, found = nn.Sequential(nn.Linear(2, 2)), []
+    with backspot.instrument(model, hooks="call"):
+        record(lambda: found.extend(left_in_torch()))
+    assert [place for place in found if place.endswith("__call__")]
+    assert left_in_torch() == []

@@ -292,6 +292,9 @@ def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+labelled_call.__name__ = "__call__"  # by which pickle finds a bound method
+
+
 def _listed_call(
     module: torch.nn.Module,
     args: tuple[Any, ...],

@@ -132,6 +132,7 @@ class ClassCalls:
         def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return compiled(self, original, args, kwargs)
 
+        call.__name__ = _CALL  # by which pickle finds a bound method
         dynamo.keep_from_dynamo(call)
         self._put(cls, call)
 

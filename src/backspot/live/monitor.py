@@ -1,14 +1,16 @@
 """``Monitor``: time each block's forward and backward in some steps of a long run.
 
 In a sampled step the blocks have hooks, and their boundary nodes a prehook that records a moment: a
-CUDA event on a GPU, the clock's time on a CPU. The time between two moments of the backward belongs
-to the block of the first one. The graph stays as it is, and nothing waits for the GPU: the times
-are read in a later step, when the GPU has passed all events.
+CUDA event on a GPU, the clock's time on a CPU. A block that ``block.compile()`` has compiled has a
+function around its call instead, as Dynamo compiles hooks. The time between two moments of the
+backward belongs to the block of the first one. The graph stays as it is, and nothing waits for the
+GPU: the times are read in a later step, when the GPU has passed all events.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import threading
 import time
@@ -17,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -31,7 +33,6 @@ from backspot.results.public import public
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 __all__ = ["Alarm", "Monitor"]
 
@@ -41,6 +42,7 @@ _RECENT = 5  # samples that must all be slow for an alarm
 _PAST = 10  # samples that are needed to compare with
 _PATIENCE = 16  # steps of another optimizer, after which its steps count
 _LEAST_MS = 0.02  # of a change that is worth an alarm
+_WHOLE = "the model is compiled as a whole; Monitor(compiled_model, depth=0) times it whole"
 _log = logging.getLogger("backspot")
 
 
@@ -77,7 +79,6 @@ class _Block:
     path: str
     class_name: str
     around: int  # the index of the block around it, or _OUTSIDE
-    module: weakref.ref[torch.nn.Module]
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The milliseconds of each block in a sampled step."""
+    """The milliseconds of each block in a sampled step, 0 for a block that did not run."""
 
     step: int
     forward: tuple[float, ...]
@@ -182,7 +183,9 @@ class Monitor:
     GPU that is not kept busy the times include waiting for the host, as a step does.
 
     A model that is compiled as a whole has no blocks that can be timed. Compile its blocks
-    (``block.compile()`` or ``torch.compile(block)``), or monitor it uncompiled.
+    (``block.compile()`` or ``torch.compile(block)``), or monitor it uncompiled. ``depth=0`` times
+    the whole: of ``torch.compile(model)``, if that is the ``model`` here. A block that is replaced
+    is timed from the next sample on.
 
     Args:
         model: the model. It is not kept alive.
@@ -231,15 +234,14 @@ class Monitor:
         on_alarm: Callable[[Alarm], object] | None = None,
     ) -> None:
         _check(model, depth, every, keep, slower_by)
-        self._blocks = tuple(_find_blocks(model, depth))
+        self._blocks = tuple(block for block, _ in _find_blocks(model, depth))
         if not self._blocks:
-            raise UsageError(
-                f"Monitor({class_name(model)}): it has no modules inside; depth=0 times it whole"
-            )
+            why = "it is compiled as a whole" if _is_compiled(model) else "it has no modules inside"
+            raise UsageError(f"Monitor({class_name(model)}): {why}; depth=0 times it whole")
         self.paths = tuple(block.path for block in self._blocks)
         self.step = 0
         self.alarms: list[Alarm] = []
-        self._every, self._slower_by = every, slower_by
+        self._depth, self._every, self._slower_by = depth, every, slower_by
         self._on_sample, self._on_alarm = on_sample, on_alarm
         self._model = weakref.ref(model)
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
@@ -252,7 +254,7 @@ class Monitor:
         self._compared_from = [0] * len(self._blocks)
         self._handles: list[Any] = []
         self._hookers = {
-            owner: autograd.node_hooker(_Reached(self, owner).__call__)
+            owner: autograd.node_hooker(_Hook(self, Monitor._reached, owner).__call__)
             for owner in range(_OUTSIDE, len(self._blocks))
         }
         self._hook = register_optimizer_step_post_hook(self._after_step)
@@ -286,15 +288,19 @@ class Monitor:
         return f"Monitor({len(self.paths)} blocks, {len(self._samples)} samples, step {self.step})"
 
     def __str__(self) -> str:
-        """Return a table of the blocks: median times, and the last backward."""
+        """Return a table of the blocks: median times, and the last backward; – if none ran."""
         if not self._samples:
             return f"{self!r}: no sample yet, the first one comes after step {self._every}"
         forward, backward = self._medians("forward"), self._medians("backward")
         last = self._samples[-1].backward
         rows = [["block", "class", "forward ms", "backward ms", "last backward"]]
         rows += [
-            [block.path or "(model)", block.class_name, *(f"{ms:.3f}" for ms in times)]
-            for block, *times in zip(self._blocks, forward, backward, last, strict=True)
+            [
+                block.path or "(model)",
+                block.class_name,
+                *(f"{ms:.3f}" if ms else "–" for ms in mine),
+            ]
+            for block, *mine in zip(self._blocks, forward, backward, last, strict=True)
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -312,7 +318,8 @@ class Monitor:
         """Return a frame with one row for each block of each sample.
 
         Returns:
-            Columns ``step``, ``path``, ``class_name``, ``forward_ms`` and ``backward_ms``.
+            Columns ``step``, ``path``, ``class_name``, ``forward_ms`` and ``backward_ms``, which
+            are missing where a block did not run.
 
         Raises:
             MissingDependencyError: If pandas is not installed.
@@ -325,7 +332,7 @@ class Monitor:
             ) from None
         columns = ["step", "path", "class_name", "forward_ms", "backward_ms"]
         rows = [
-            (times.step, block.path, block.class_name, forward, backward)
+            (times.step, block.path, block.class_name, forward or math.nan, backward or math.nan)
             for times in self._samples
             for block, forward, backward in zip(
                 self._blocks, times.forward, times.backward, strict=True
@@ -333,43 +340,6 @@ class Monitor:
         ]
         frame: pd.DataFrame = pandas.DataFrame(rows, columns=columns)
         return frame
-
-    def plot(
-        self, *, kind: Literal["forward", "backward"] = "backward", ax: Axes | None = None
-    ) -> Axes:
-        """Draw the time of each block over the steps.
-
-        Args:
-            kind: ``"backward"`` (default) or ``"forward"``.
-            ax: where to draw; ``None`` (default) makes a new figure.
-
-        Returns:
-            The axes.
-
-        Raises:
-            MissingDependencyError: If matplotlib is not installed.
-            UsageError: If ``kind`` is neither of the two.
-        """
-        if kind not in ("forward", "backward"):
-            raise UsageError(f"kind={kind!r}: give 'forward' or 'backward'")
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingDependencyError(
-                "plot() needs matplotlib: pip install 'backspot[plot]'"
-            ) from None
-        if ax is None:
-            _, ax = pyplot.subplots()
-        steps = [times.step for times in self._samples]
-        for index, block in enumerate(self._blocks):
-            values = [getattr(times, kind)[index] for times in self._samples]
-            ax.plot(steps, values, label=block.path or "(model)")
-        for alarm in self.alarms:
-            ax.axvline(alarm.since, linestyle=":", color="grey")
-        ax.set_xlabel("step")
-        ax.set_ylabel(f"{kind}, ms")
-        ax.legend(fontsize="small")
-        return ax
 
     # Steps ---------------------------------------------------------------------------------------
 
@@ -398,8 +368,11 @@ class Monitor:
         except Exception:
             self._give_up()
 
-    def _give_up(self) -> None:
-        _log.exception("backspot.Monitor stops after an error")
+    def _give_up(self, why: str = "") -> None:
+        if why:
+            _log.warning("backspot.Monitor stops: %s", why)
+        else:
+            _log.exception("backspot.Monitor stops after an error")
         self._sample = None
         self._every = 1 << 62
         self._take_hooks()
@@ -429,22 +402,35 @@ class Monitor:
         return False
 
     def _begin_sample(self) -> None:
-        if self._is_removed:  # by a function that was given a sample
+        model = self._model()
+        if model is None or self._is_removed:  # by a function that was given a sample
             return
         if self._clock is None:
-            self._clock = _clock_of(self._model())
+            self._clock = _clock_of(model)
+            # It takes a look at all objects of the process, so it is asked once.
+            if model in dynamo.compiled_modules():
+                self._give_up(_WHOLE)
+                return
         # The backward of a GPU has a thread of its own, which says nothing of the next forward.
         thread = 0 if autograd.in_backward() else threading.get_ident()
         self._sample = _Sample(self.step + 1, thread)
-        for index, block in enumerate(self._blocks):
-            module = block.module()
-            if module is not None:
-                self._handles += [
-                    module.register_forward_pre_hook(
-                        _Before(self, index), prepend=True, with_kwargs=True
-                    ),
-                    module.register_forward_hook(_After(self, index)),
-                ]
+        index = {block.path: index for index, block in enumerate(self._blocks)}
+        for block, module in _find_blocks(model, self._depth):
+            if block.path in index:
+                self._hook_block(module, index[block.path])
+        if not self._handles:
+            self._give_up(_WHOLE)
+
+    def _hook_block(self, module: torch.nn.Module, block: int) -> None:
+        before = _Hook(self, Monitor._before, block)
+        after = _Hook(self, Monitor._after, block)
+        if dynamo.compiles_itself(module):
+            self._handles.append(dynamo.around_compiled_call(module, before, after))
+        else:
+            self._handles += [
+                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+                module.register_forward_hook(after),
+            ]
 
     def _end_sample(self) -> None:
         if autograd.in_backward():  # this may come before the end that ``_reached`` asks for
@@ -472,7 +458,7 @@ class Monitor:
             return None
         return sample
 
-    def _before(self, block: int, inputs: object) -> None:
+    def _before(self, block: int, *inputs: object) -> None:
         sample = self._sampled_here()
         if sample is None:
             return
@@ -483,7 +469,7 @@ class Monitor:
         self._mark(inputs, sample.running[-1][0] if sample.running else _OUTSIDE)
         sample.running.append((block, self._clock.now()))
 
-    def _after(self, block: int, output: object) -> None:
+    def _after(self, block: int, module: object, args: object, output: object) -> None:
         sample = self._sampled_here()
         if sample is None:
             return
@@ -509,7 +495,7 @@ class Monitor:
                     node.metadata[_KEY] = True
                     self._hookers[owner](node)
 
-    def _reached(self, owner: int) -> None:
+    def _reached(self, owner: int, *_: object) -> None:
         sample = self._sample
         if sample is None:
             return
@@ -542,12 +528,10 @@ class Monitor:
         self._samples.append(times)
         if self._on_sample is not None:
             values = {}
-            for block, forward, backward in zip(
-                self._blocks, times.forward, times.backward, strict=True
-            ):
-                path = block.path or block.class_name
-                values[f"{path}/forward_ms"] = forward
-                values[f"{path}/backward_ms"] = backward
+            for kind in ("forward", "backward"):
+                for block, ms in zip(self._blocks, getattr(times, kind), strict=True):
+                    if ms:
+                        values[f"{block.path or block.class_name}/{kind}_ms"] = ms
             self._on_sample(times.step, values)
         if self._slower_by is not None:
             self._compare(self._slower_by)
@@ -561,7 +545,11 @@ class Monitor:
         samples = list(self._samples)
         recent = samples[-_RECENT:]
         past = {
-            index: sorted(times.backward[index] for times in samples[:-_RECENT] if times.step >= at)
+            index: sorted(
+                times.backward[index]
+                for times in samples[:-_RECENT]
+                if times.step >= at and times.backward[index]
+            )
             for index, at in enumerate(self._compared_from)
         }
         past = {index: times for index, times in past.items() if len(times) >= _PAST}
@@ -585,7 +573,7 @@ class Monitor:
 
     def _medians(self, kind: str) -> list[float]:
         columns = zip(*(getattr(times, kind) for times in self._samples), strict=True)
-        return [statistics.median(column) for column in columns]
+        return [statistics.median([ms for ms in column if ms] or [0.0]) for column in columns]
 
 
 def _shared_slowdown(times: Sequence[float], usual: Mapping[int, float]) -> float:
@@ -595,7 +583,7 @@ def _shared_slowdown(times: Sequence[float], usual: Mapping[int, float]) -> floa
         times: the times of all blocks in a sample.
         usual: what blocks usually take, by index.
     """
-    ratios = [times[index] / before for index, before in usual.items() if before > 0]
+    ratios = [times[index] / before for index, before in usual.items() if times[index]]
     return max(1.0, statistics.median_low(ratios)) if len(ratios) > 1 else 1.0
 
 
@@ -611,14 +599,19 @@ def _check(model: object, depth: object, every: object, keep: object, slower_by:
         raise UsageError(f"slower_by={slower_by!r}: give a share above 0, such as 0.2, or None")
 
 
-def _find_blocks(model: torch.nn.Module, depth: int) -> Iterator[_Block]:
+def _is_compiled(module: torch.nn.Module) -> bool:
+    cls = dynamo.compiled_class()
+    return dynamo.compiles_itself(module) or (cls is not None and isinstance(module, cls))
+
+
+def _find_blocks(model: torch.nn.Module, depth: int) -> Iterator[tuple[_Block, torch.nn.Module]]:
     """Iterate over the modules of the levels 1 to ``depth``, those around others first.
 
-    Wrappers count as what they wrap, but it is the wrapper that is called: hooks inside a compiled
-    module do not run.
+    Wrappers count as what they wrap, but it is the wrapper that is called. What is inside a
+    compiled module is left out: hooks there do not run, and may be in the guards.
     """
     if depth == 0:
-        yield _Block("", class_name(unwrap(model)), _OUTSIDE, weakref.ref(model))
+        yield _Block("", class_name(unwrap(model)), _OUTSIDE), model
         return
     seen = {id(unwrap(model))}
     count = 0
@@ -628,9 +621,10 @@ def _find_blocks(model: torch.nn.Module, depth: int) -> Iterator[_Block]:
         inner = unwrap(module)
         if path and is_called(inner):
             level += 1
-            yield _Block(path, class_name(inner), around, weakref.ref(module))
+            yield _Block(path, class_name(inner), around), module
             around, count = count, count + 1
-        if level >= depth or isinstance(inner, torch.jit.ScriptModule):
+        is_closed = _is_compiled(module) or _is_compiled(inner)
+        if level >= depth or is_closed or isinstance(inner, torch.jit.ScriptModule):
             continue
         for name, child in reversed(children_of(inner).items()):
             if child is not None and id(unwrap(child)) not in seen:
@@ -638,8 +632,8 @@ def _find_blocks(model: torch.nn.Module, depth: int) -> Iterator[_Block]:
                 pending.append((f"{path}.{name}" if path else name, child, level, around))
 
 
-def _clock_of(model: torch.nn.Module | None) -> _HostClock | _DeviceClock:
-    kinds = {parameter.device.type for parameter in model.parameters()} if model else set()
+def _clock_of(model: torch.nn.Module) -> _HostClock | _DeviceClock:
+    kinds = {parameter.device.type for parameter in model.parameters()}
     for kind in sorted(kinds - {"cpu", "meta"}):
         backend = getattr(torch, kind, None)
         if hasattr(backend, "Event"):
@@ -648,49 +642,22 @@ def _clock_of(model: torch.nn.Module | None) -> _HostClock | _DeviceClock:
 
 
 class _Hook:
-    """A hook of a monitor on a block, which does nothing in a copy of the model."""
+    """A hook of a monitor on a block or a node, which does nothing in a copy of the model."""
 
-    __slots__ = ("_block", "_of_monitor")
+    __slots__ = ("_block", "_of_monitor", "_record")
 
-    def __init__(self, monitor: Monitor, block: int) -> None:
-        self._of_monitor, self._block = monitor, block
+    def __init__(self, monitor: Monitor, record: Callable[..., None], block: int) -> None:
+        self._of_monitor, self._record, self._block = monitor, record, block
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments and returns None
 
-    def _fail(self) -> None:
-        if self._of_monitor._sample is not None:
-            self._of_monitor._sample.broken = True
-
-
-class _Before(_Hook):
-    __slots__ = ()
-
-    def __call__(self, module: object, args: object, kwargs: dict[str, Any]) -> None:
+    def __call__(self, *args: object) -> None:
         try:
-            self._of_monitor._before(self._block, (args, kwargs))
-        except Exception:
-            self._fail()  # a time is never worth a failed step
+            self._record(self._of_monitor, self._block, *args)
+        except Exception:  # a time is never worth a failed step
+            if self._of_monitor._sample is not None:
+                self._of_monitor._sample.broken = True
 
 
-class _After(_Hook):
-    __slots__ = ()
-
-    def __call__(self, module: object, args: object, output: object) -> None:
-        try:
-            self._of_monitor._after(self._block, output)
-        except Exception:
-            self._fail()
-
-
-class _Reached(_Hook):
-    __slots__ = ()
-
-    def __call__(self, *_: object) -> None:
-        try:
-            self._of_monitor._reached(self._block)
-        except Exception:
-            self._fail()
-
-
-dynamo.keep_from_dynamo(Monitor._after_step, *(hook.__call__ for hook in (_Before, _After)))
+dynamo.keep_from_dynamo(Monitor._after_step, _Hook.__call__)

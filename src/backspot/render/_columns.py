@@ -66,6 +66,8 @@ Kind: TypeAlias = Literal[
 ]
 """What a column holds. Each output decides by it how to style the column, or to leave it out."""
 
+UNKNOWN = "–"
+"""What a cell has in place of a number that is not known; a note below the table has the reason."""
 TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU", "saves": "saves"}
 
 
@@ -131,7 +133,11 @@ def module_columns(
     sort = view.sort
     largest = max((max(row.wall_ns, time_of(row, sort)) for row in rows), default=0)
     ms = milliseconds_of(largest)
-    saving = numbers("" if row.saves_ns is None else ms(row.saves_ns) for row in rows)
+    unknown = [UNKNOWN if row.is_module else "" for row in rows]
+    saving = numbers(
+        dash if row.saves_ns is None else ms(row.saves_ns)
+        for row, dash in zip(rows, unknown, strict=True)
+    )
 
     def of_modules(value: Callable[[Row], object]) -> list[Part]:
         return numbers(value(row) if row.is_module else "" for row in rows)
@@ -166,8 +172,10 @@ def module_columns(
     if sort == "saves":
         time = replace(time, cells=saving)
     columns += [time, *_spread_column(report, rows, sort, ms), share]
-    if sort != "saves" and shown and all(row.saves_ns is not None for row in shown):
-        columns.append(Column("saves", "saves", saving, full_head="saves ms", need=1))
+    if sort != "saves" and (report.replayed_step or report.not_replayed):
+        # A column of dashes gives way to all others; the note below the table says as much.
+        need = 1 if any(row.saves for row in shown) else 20
+        columns.append(Column("saves", "saves", saving, full_head="saves ms", need=need))
     columns += costs
     if report.memory and not held_first:
         columns += [replace(one, need=1, style="") for one in _memory_columns(report, rows)[:1]]

@@ -162,11 +162,9 @@ def has_repeats(chosen: Selection) -> bool:
 def savings(report: Report, chosen: Selection) -> list[str]:
     """Where what a step would save comes from, why it is not known, and what surprises in it."""
     step = report.replayed_step
+    unknown = unknown_savings(report, chosen)
     if step is None:
-        reason = report.not_replayed
-        return [f"What a {report.per} would save without a module is not known: {reason}"] * bool(
-            reason
-        )
+        return unknown
     meaning = (
         f"saves: how much less time a {report.per} would take if that backward were free, by replay"
     )
@@ -174,7 +172,18 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
-    return [*hidden_work(report, chosen), f"{meaning}."]
+    return [*hidden_work(report, chosen), f"{meaning}.", *unknown]
+
+
+def unknown_savings(report: Report, chosen: Selection) -> list[str]:
+    """Why the table has a dash where it says what a row saves; nothing if it has none."""
+    if report.replayed_step is None:
+        reason = report.not_replayed
+    elif any(row.saves is None and row.members > 1 for row in chosen.shown):
+        reason = "Savings of several modules do not add up; single modules have theirs."
+    else:
+        reason = ""
+    return [f"saves –: not known. {reason}"] if reason else []
 
 
 def hidden_work(report: Report, chosen: Selection) -> list[str]:

@@ -19,6 +19,9 @@ __all__ = [
 _LONG = 0.2
 """From this share of the step, a phase other than forward and backward gets an explanation."""
 
+_NOTABLE = 0.1
+"""From this share of the idle time, the profiler's part of it is worth saying."""
+
 PHASES: dict[PhaseName, str] = {
     "data": "waiting for data",
     "copy": "copies to the GPU",
@@ -30,6 +33,9 @@ PHASES: dict[PhaseName, str] = {
     "idle": "idle",
 }
 
+_ON_A_CPU: dict[PhaseName, str] = {"copy": "copies of the batch", "idle": "idle (Python)"}
+"""What phases are called where the trace has no work of a device."""
+
 _TAKES: dict[PhaseName, str] = {
     "data": "Waiting for data takes",
     "copy": "Copying the batch takes",
@@ -38,6 +44,7 @@ _TAKES: dict[PhaseName, str] = {
     "other": "Work outside the model takes",
     "idle": "Idle time takes",
 }
+
 
 _MEANINGS: dict[PhaseName, tuple[str, str]] = {
     "data": (
@@ -77,8 +84,9 @@ def kept_phases(report: Report) -> list[Phase]:
 def phase_text(report: Report, phase: Phase) -> tuple[str, str, str]:
     """A phase's name, its time in a step, and its share of it."""
     share = percent(phase.wall_ns / report.step_ns if report.step_ns else 0.0)
-    to_gpu = report.has_gpu or phase.name != "copy"
-    name = PHASES[phase.name] if to_gpu else "copies of the batch"
+    name = PHASES[phase.name]
+    if not report.has_gpu:
+        name = _ON_A_CPU.get(phase.name, name)
     return name, duration(phase.wall_ns), share
 
 
@@ -99,7 +107,40 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
     """What a long phase means, and what to look at first."""
     if phase == "copy" and not report.has_gpu:
         return "copies before the forward", "the size of the batch"
+    if phase == "idle" and not report.has_gpu:
+        meaning = "no operator runs, so this is Python and the program's other work"
+        return f"{meaning}{_of_profiler(report)}", (
+            "Python code between operators, loops over small tensors, logging and waiting for "
+            "another process"
+        )
+    if phase == "other" and not _has_forward(report):
+        return (
+            "the trace shows neither modules nor the forward of these nodes, so this may be "
+            "forward, loss or anything else"
+        ), "its operators in a trace viewer"
     return _MEANINGS[phase]
+
+
+def _of_profiler(report: Report) -> str:
+    """How much of the idle time of a CPU may be the profiler's own, if that is known."""
+    real = report.unprofiled_step_ns or (report.replayed_step and report.replayed_step.ns)
+    idle = sum(phase.wall_ns for phase in report.phases if phase.name == "idle")
+    least = min(idle, report.step_ns - real) if real else 0
+    if least < _NOTABLE * idle:
+        return ""
+    return f"; up to {duration(least)} of it may be the profiler's own"
+
+
+def _has_forward(report: Report) -> bool:
+    return report.source != "none" or any(phase.name == "forward" for phase in report.phases)
+
+
+def _taking(report: Report, phase: PhaseName) -> str:
+    if phase == "idle" and not report.has_gpu:
+        return "Python between operators takes"
+    if phase == "other" and not _has_forward(report):
+        return "Work outside the backward takes"
+    return _TAKES[phase]
 
 
 def longer_phase(report: Report, row: Row | None) -> list[Part]:
@@ -114,7 +155,7 @@ def longer_phase(report: Report, row: Row | None) -> list[Part]:
         return []
     _, time, share = phase_text(report, longest)
     return [
-        ("text", f"{_TAKES[longest.name]} "),
+        ("text", f"{_taking(report, longest.name)} "),
         ("number", share),
         ("text", f" of the {report.per}: "),
         ("number", time),

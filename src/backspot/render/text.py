@@ -21,6 +21,7 @@ from backspot.render._facts import (
     savings,
     setting,
     units,
+    unknown_savings,
 )
 from backspot.render._findings import HEADING, listed, searched
 from backspot.render._memory import (
@@ -223,7 +224,8 @@ class _Page:
         """The table, and what surprises in it."""
         unowned = [row for row in chosen.unowned if self._share(row) >= _LEAST_UNOWNED]
         lines = self._table(replace(chosen, unowned=tuple(unowned)))
-        for text in () if self._is_memory else hidden_work(self._report, chosen):
+        said = [*hidden_work(self._report, chosen), *unknown_savings(self._report, chosen)]
+        for text in () if self._is_memory or self._nodes else said:
             lines += self._paragraph(Text(visible(text), "dim"))
         return lines
 

@@ -2,7 +2,8 @@
 
 Marks decide where there are any: module labels, and the annotations of PyTorch's optimizers and
 DataLoader and of Lightning's actions. Without a mark, the position decides: between the model's
-calls, the backward passes and the optimizer's steps.
+calls, the backward passes and the optimizer's steps. Without labels either, what comes before a
+pass is the forward if the pass runs nodes that it made, and no phase at all otherwise.
 """
 
 from __future__ import annotations
@@ -275,6 +276,7 @@ class _Context:
         np.maximum.at(done, at[inside], end[inside])
         np.minimum(done, passes.start, out=done)
         if not self.labelled:
+            self._keep_joined(sections)
             self._cut_losses(sections)
         return sections
 
@@ -292,14 +294,41 @@ class _Context:
         # The last of them ends with the start of the pass, because the engine is called first.
         return events.start[index], np.full(len(index), FAR)
 
+    def _keep_joined(self, sections: _Sections) -> None:
+        """Leave out each forward of which the pass after it runs no node.
+
+        In a pipeline a pass comes after the forward of other data.
+        """
+        join, of_span = self.o.join, self.passes.of_span
+        node = np.flatnonzero((join.operator >= 0) & (of_span >= 0))
+        at, inside = sections.of(self.events.start[join.operator[node]])
+        other = np.ones(len(sections.begin), bool)
+        other[at[inside & (at == of_span[node])]] = False
+        sections.forward[other], sections.done[other] = FAR, NOTHING
+
+    @cached_property
+    def _last_use(self) -> Ints:
+        """When the last operator begins that uses a parameter of which a pass has the gradient."""
+        join, of_span = self.o.join, self.passes.of_span
+        feeder = join.feeder[join.feeder >= 0]
+        feeder = feeder[(join.operator[feeder] >= 0) & (of_span[feeder] >= 0)]
+        last = np.full(len(self.passes.start), NOTHING)
+        np.maximum.at(last, of_span[feeder], self.events.start[join.operator[feeder]])
+        return last
+
     def _cut_losses(self, sections: _Sections) -> None:
-        """End the model where the last operator with "loss" in its name begins."""
+        """End the model where the last operator with "loss" in its name begins.
+
+        It is part of the model if an operator after it uses a parameter.
+        """
         events = self.events
         is_loss = events.names_where(lambda name: "loss" in name.lower())
         for top, _ in self.tops.values():
-            start = np.sort(events.start[top[is_loss[events.name[top]]]])
+            top = top[is_loss[events.name[top]]]
+            top = top[np.argsort(events.start[top], kind="stable")]
+            start = events.start[top]
             at, inside = sections.of(start)
-            inside &= start > sections.forward[at]
+            inside &= (start > sections.forward[at]) & (events.end[top] >= self._last_use[at])
             sections.done[at[inside]] = start[inside]  # the last assignment stays: the last loss
 
     # What lies between marks ---------------------------------------------------------------------

@@ -13,10 +13,10 @@ from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.replay.cost import MEASURED, ProfilerCost
+from backspot.analysis.replay.cost import MEASURED, ZERO, ProfilerCost
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording, Refusal, Windows, prepare
-from backspot.analysis.replay.replay import fit
+from backspot.analysis.replay.replay import fit, steps_at
 from backspot.analysis.replay.saving import (
     Change,
     Replays,
@@ -35,6 +35,8 @@ __all__ = ["Prediction", "predict"]
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
+_SAME = 0.001  # of the longest step: by what a replay without any change may miss the recording
+_LONGER = 0.05  # of the longest step: what one step can grow by where the one before ends earlier
 _ERRORS = {True: 0.02, False: 0.04}
 """How far a prediction may be off, as a share of the step: where a device decides, and where not.
 
@@ -94,7 +96,7 @@ class Prediction:
         error = _ERRORS[self.is_device_bound] * step.ns
         shared = _time_shared(self.recording.ownership.work)
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
-        return step, _savings(found, self.typical, error, np.array(errors))
+        return step, _savings(found, self.typical, error, np.array(errors), step.ns)
 
     def what_if(self, factors: Mapping[str, float]) -> WhatIf:
         """Return the step if the backward of these modules takes so much of its time.
@@ -141,10 +143,23 @@ def predict(
     recording = prepare(events, ownership, windows)
     if isinstance(recording, Refusal):
         return recording
+    if not _holds(recording):
+        return Refusal("The times of the trace contradict one another.")
     if real_step_ns is None:
         return Prediction(recording, typical, MEASURED, fitted=False)
     cost = fit(recording, real_step_ns, typical=typical)
     return cost if isinstance(cost, Refusal) else Prediction(recording, typical, cost, fitted=True)
+
+
+def _holds(recording: Recording) -> bool:
+    """Return whether the recorded steps come out, and whether none is longer without the costs.
+
+    They do not where events are damaged, so that one comes before another that it waits for.
+    """
+    recorded = (recording.steps.end - recording.steps.start)[:, None]
+    longer = (steps_at(recording, [ZERO, MEASURED]) - recorded) / max(1, int(recorded.max()))
+    same = float(np.abs(longer[:, 0]).max()) <= _SAME
+    return same and float(longer[:, 1].max()) <= _LONGER
 
 
 def _identity(start: Ints, end: Ints, thread: Ints) -> np.ndarray:
@@ -179,24 +194,26 @@ def _time_shared(work: DeviceWork) -> Floats:
 
 
 def _savings(
-    found: Sequence[Replays], typical: TypicalStep, less: float, more: Floats
+    found: Sequence[Replays], typical: TypicalStep, less: float, more: Floats, step_ns: int
 ) -> list[Saving]:
     """Return what each change saves, with the error of predictions on both sides.
 
-    A change saves at least nothing, and at most the time of all work that it makes shorter.
+    A change saves at least nothing, and at most the time of all work that it makes shorter, or the
+    whole step.
 
     Args:
         found: the replays.
         typical: the steps that count.
         less: by how much a saving can be less, in nanoseconds.
         more: by how much each saving can be more.
+        step_ns: the step without any change.
     """
     by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
     steps = [one.saved[typical.chosen] for one in found]
     quartiles = np.stack([np.quantile(saved, [0.25, 0.75], axis=0) for saved in steps])
     most = np.max([one.shorter for one in found], axis=0)
-    ns = typical.mean(by_step.T)
+    ns = np.minimum(typical.mean(by_step.T), step_ns)
     low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
     high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
-    high = np.maximum(high, ns).astype(np.int64)
+    high = np.clip(high, ns, step_ns).astype(np.int64)
     return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from backspot.formatting import duration
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["Replayed", "fit", "host_times", "replay"]
+__all__ = ["Replayed", "fit", "host_times", "replay", "steps_at"]
 
 _FACTORS = np.linspace(0.0, 6.0, 13)
 _FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
@@ -113,11 +114,16 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
 
 def _typical_steps(recording: Recording, typical: TypicalStep, costs: list[ProfilerCost]) -> Floats:
     """Return the typical replayed step at each of these costs, in nanoseconds."""
+    steps: Floats = steps_at(recording, costs)[typical.chosen].mean(axis=0)
+    return steps
+
+
+def steps_at(recording: Recording, costs: Sequence[ProfilerCost]) -> Floats:
+    """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds."""
     hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
     works = [recording.work(one)[:, None] for one in costs]
     simulated = simulate(recording, np.hstack(hosts), np.hstack(works))
-    lengths = simulated.step_lengths(recording)[:, :, 0]
-    steps: Floats = lengths[typical.chosen].mean(axis=0)
+    steps: Floats = simulated.step_lengths(recording)[:, :, 0]
     return steps
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -15,6 +16,7 @@ from backspot.live.torch_internals.lookup import find
 from backspot.live.torch_internals.modules import WRAPPED_CHILD
 
 __all__ = [
+    "around_compiled_call",
     "compilations",
     "compiled_class",
     "compiled_module",
@@ -78,6 +80,50 @@ def compiled_modules() -> list[torch.nn.Module]:
 def compiles_itself(module: torch.nn.Module) -> bool:
     """Return whether ``module.compile()`` was called."""
     return getattr(module, "_compiled_call_impl", None) is not None
+
+
+class _CompiledCall:
+    """A compiled call with a function before and after; ``remove`` takes both away."""
+
+    def __init__(
+        self, module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]
+    ) -> None:
+        self._module = ref(module)
+        self._before, self._call, self._after = before, module._compiled_call_impl, after
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._before(None, args, kwargs)
+        output = self._call(*args, **kwargs)
+        self._after(None, args, output)
+        return output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # as PyTorch has it, a copy is not compiled
+
+    def remove(self) -> None:
+        module = self._module()
+        if module is not None and module._compiled_call_impl is self:
+            module._compiled_call_impl = self._call
+
+
+def around_compiled_call(
+    module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]
+) -> _CompiledCall:
+    """Have functions called before and after the calls of a module that compiles itself.
+
+    Its hooks are part of the code that is compiled. This is not, so nothing is compiled again.
+
+    Args:
+        module: the module, of which ``compiles_itself`` is true.
+        before: called as a forward pre-hook with keyword arguments.
+        after: called as a forward hook.
+
+    Returns:
+        A handle with ``remove``.
+    """
+    call = _CompiledCall(module, before, after)
+    module._compiled_call_impl = call
+    return call
 
 
 # Whether Dynamo's guards check the hooks of a module with a ``__call__`` of its own. Found on 2.15,
@@ -152,3 +198,6 @@ def compilations() -> list[tuple[str, str, str, int, str]]:
         for one in found
         if getattr(one, "compile_id", None) and getattr(one, "co_filename", None)
     ]
+
+
+keep_from_dynamo(_CompiledCall.__call__)

@@ -111,7 +111,6 @@ def _data(report: Report, limit: int, detailed: int) -> dict[str, Any]:
         "steps": report.steps,
         "per": report.per,
         "gpu": report.has_gpu,
-        "replayed": report.replayed_step is not None,
         "kinds": KINDS,
         "labelled": report.source == "backspot",
         "whole": [_in(unit, ns) for ns in (report.wall_ns, report.gpu_ns, report.cpu_ns)],

@@ -60,15 +60,14 @@ function makeDetails(model, box, change, say) {
     const kinds = [["wall", "wall"], model.gpu && ["gpu", "GPU"], ["cpu", "CPU"], ["forward", "forward"],
       row.total.recompute > 0 && ["recompute", "recompute"]].filter(Boolean);
     const ratio = (cost) => times(measured(cost, "ratio"));
-    const saved = (ns) => (ns === null ? "" : per(ns, decimals));
+    const saved = (ns) => (ns === null ? "–" : per(ns, decimals));
     return make("table", { class: "small-table" },
       make("thead", {}, make("tr", {}, make("th", { scope: "col" }, `ms per ${model.per}`),
         make("th", { scope: "col", class: "n" }, whole ? "own" : "time"),
         whole ? make("th", { scope: "col", class: "n" }, "total") : null)),
       make("tbody", {}, ...kinds.map(([key, name]) => line([name, per(row.own[key], decimals),
         whole ? per(row.total[key], decimals) : null])),
-      model.replayed && row.saves[0] !== null
-        ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
+      row.isModule || row.saves[0] !== null ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
       row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
       row.held ? line(["MB at the peak", megabytes(row.held.atPeak), whole ? megabytes(row.total.memory) : null]) : null,
       row.held && row.held.kept ? line(["MB kept for the backward", megabytes(row.held.kept), whole ? "" : null]) : null,

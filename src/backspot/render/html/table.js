@@ -18,7 +18,7 @@ function makeTable(model, box, change) {
       by !== "class" && { key: "class", head: "class", text: true, optional: asked ? 4 : 2, value: (line) => line.cls },
       by !== "path" && { key: "count", head: "modules", number: true, optional: 2, value: (line) => line.count || 1 },
       time("wall", "wall"),
-      model.replayed && { key: "saves", head: "saves", number: true, optional: 1, value: (line) => line.saves },
+      { key: "saves", head: "saves", number: true, optional: 1, value: (line) => line.saves },
       model.gpu && time("gpu", "GPU"),
       time("cpu", "CPU"),
       model.memory && { ...time("memory", "memory"), optional: 2 },
@@ -147,7 +147,7 @@ function makeTable(model, box, change) {
         return make("td", { class: `${kind}${noise}` }, line.isModule ? times(column.value(line)) : "");
       }
       if (column.key === "saves") {
-        const saved = line.saves === null ? "" : milliseconds(line.saves, decimals);
+        const saved = line.saves === null ? (line.isModule ? "–" : "") : milliseconds(line.saves, decimals);
         return make("td", { class: kind }, saved);
       }
       if (column.key === "memory") {
