@@ -68,7 +68,7 @@ def find_all(evidence: Evidence) -> Judged:
     most steps have it.
     """
     found: list[Finding] = []
-    able = [rule for rule in all_rules() if evidence.report.has_gpu or not rule.needs_gpu]
+    able = [rule for rule in all_rules() if evidence.device in rule.devices]
     for rule in able:
         finding = rule.find(evidence, found)
         if (

@@ -105,8 +105,13 @@ def crowded(evidence: Evidence) -> Mask:
 
 
 def forward_of(evidence: Evidence) -> Ints:
-    """Return the device time of the forward operator that made each node; 0 where unknown."""
+    """Return the time of the forward operator that made each node; 0 where unknown.
+
+    It is device time, or host time where the trace has no device work.
+    """
     events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
+    if not evidence.report.has_gpu:
+        return take(events.duration, operator, 0)
     made = np.flatnonzero(operator >= 0)
     made_by = dict(grouped(events.thread[operator], made))
     spent = np.zeros(len(operator), np.int64)

@@ -15,7 +15,7 @@ _LEAST = 0.03
 """Autocast always casts a little; below this share of the step the rule finds nothing."""
 
 
-@rule("casts", needs_gpu=True)
+@rule("casts", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find casts of the gradients of activations; autocast casts those of parameters."""
     costs, say = evidence.costs, evidence.wording

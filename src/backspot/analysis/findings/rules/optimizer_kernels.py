@@ -18,7 +18,7 @@ _MANY = 50  # kernels per step
 _SMALL = 30_000  # nanoseconds
 
 
-@rule("optimizer-kernels", needs_gpu=True)
+@rule("optimizer-kernels", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find optimizer steps that launch many small kernels."""
     costs, say, events = evidence.costs, evidence.wording, evidence.events

@@ -12,7 +12,7 @@ from backspot.results.findings import Finding
 __all__ = ["find"]
 
 
-@rule("zero-grad-fill", needs_gpu=True)
+@rule("zero-grad-fill", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find ``zero_grad`` that fills; where a step has one pass, adding to the zeros counts too."""
     costs, say = evidence.costs, evidence.wording
