@@ -80,19 +80,22 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
     after = {*_VIEWS, *_DROPPED_OUT, *_OF_VALUES}
     join, kinds = evidence.ownership.join, [_kind(name) for name in evidence.spans.node_names]
     numbered = evidence.in_pass & evidence.spans.is_node & (join.sequence >= 0)
-    spent = forward_of(evidence)
     nodes, softmax = np.zeros((2, len(numbered)), bool)
+    found: dict[int, list[tuple[Ints, int]]] = {}
     for _, mine in grouped(join.builder, np.flatnonzero(numbered)):
         mine = mine[np.argsort(join.sequence[mine], kind="stable")]
         kind = [kinds[node] for node in evidence.spans.node[mine].tolist()]
         for at in (at for at, one in enumerate(kind) if one in _SOFTMAX):
             first, last = _product(kind, at, -1, before), _product(kind, at, 1, after)
-            if first is None or last is None:
-                continue
-            if _is_attention(evidence, int(mine[first]), int(mine[last]), spent):
-                chain = range(first, last + 1)
-                nodes[mine[[one for one in chain if kind[one] not in _OF_VALUES]]] = True
-                softmax[mine[at]] = True
+            if first is not None and last is not None:
+                chain = [one for one in range(first, last + 1) if kind[one] not in _OF_VALUES]
+                owner = int(evidence.ownership.owner[mine[first]])
+                found.setdefault(owner, []).append((mine[chain], int(mine[at])))
+    spent = forward_of(evidence)
+    for chains in found.values():
+        if _is_attention(evidence, np.array([chain[[0, -1]] for chain, _ in chains]), spent):
+            for chain, middle in chains:
+                nodes[chain] = softmax[middle] = True
     return nodes, softmax
 
 
@@ -109,15 +112,21 @@ def _product(kind: Sequence[str], at: int, way: int, between: Collection[str]) -
     return at if 0 <= at < len(kind) and kind[at] in _PRODUCTS else None
 
 
-def _is_attention(evidence: Evidence, first: int, last: int, spent: Ints) -> bool:
-    """Whether one product has the scores of queries and keys, and the other the mean of values."""
-    operators = evidence.ownership.join.operator[[first, last]]
-    shapes = [_shape_of_product(evidence, operator) for operator in operators.tolist()]
-    if shapes[0] and shapes[1]:
-        (_, width, keys), (_, inner, _) = shapes
-        return min(width, keys) >= _LEAST_WIDTH and keys == inner
-    low, high = sorted(spent[[first, last]].tolist())
-    return high <= _ALIKE * low
+def _is_attention(evidence: Evidence, products: Ints, spent: Ints) -> bool:
+    """Whether one product has the scores of queries and keys, and the other the mean of values.
+
+    Args:
+        evidence: the trace.
+        products: the nodes of both, one row for each time that a module computes them.
+        spent: the time of the forward operator of each node.
+    """
+    operators = evidence.ownership.join.operator[products[0]]
+    scores, mean = (_shape_of_product(evidence, one) for one in operators.tolist())
+    if scores and mean:
+        return min(scores[1:]) >= _LEAST_WIDTH and scores[2] == mean[1]
+    # The least time is that without an interruption.
+    low, high = sorted(spent[products].min(axis=0).tolist())
+    return bool(high <= _ALIKE * low)
 
 
 def _shape_of_product(evidence: Evidence, operator: int) -> tuple[int, int, int] | None:
@@ -163,15 +172,14 @@ def _drops_out(events: Events, thread: Ints, end: Ints) -> bool:
     """Whether what runs next after one of these moments, products aside, is a dropout."""
     random = events.named(Category.OPERATOR, "aten::bernoulli_", "aten::native_dropout")
     product = events.named(Category.OPERATOR, "aten::bmm", "aten::baddbmm")
-    found = False
-    for one, mine in grouped(thread):
-        drops, products = (
-            np.sort(events.start[index[events.thread[index] == one]]) for index in (random, product)
-        )
-        nearest = (
-            take(np.append(times, FAR), np.searchsorted(times, end[mine]))
-            for times in (drops, products)
-        )
-        drop, after = nearest
-        found |= bool((drop < after).any())
-    return found
+
+    def following(index: Ints) -> Ints:
+        """Return the start of the next of these operators after each moment; ``FAR`` for none."""
+        result = np.full(len(end), FAR)
+        of_thread = dict(grouped(events.thread, index))
+        for one, mine in grouped(thread):
+            times = np.append(np.sort(events.start[of_thread.get(one, index[:0])]), FAR)
+            result[mine] = times[np.searchsorted(times[:-1], end[mine])]
+        return result
+
+    return bool((following(random) < following(product)).any())
