@@ -59,7 +59,7 @@ class Registry(Generic[Evidence, Finding, Result]):
 
         Args:
             name: the rule's name, which is its module's name with ``-`` for ``_``.
-            devices: the kinds of device that the rule's advice is for. It is not asked about others.
+            devices: the kinds of device that the rule's advice is for.
 
         Raises:
             ValueError: If the name is not the module's, or if a rule of this name exists already.

@@ -429,7 +429,9 @@ CODE_LOADS = ("cuModuleLoad", "cuLibraryLoad", "hipModuleLoad", "cudaModuleLoad"
 STREAM_WAITS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
 """One queue of a device waiting for an event of another."""
 _RUNTIME_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
-_CUDA_WORK = re.compile(r"Mem(cpy|set) |at::(native|cuda)|^void |gemm|cudnn|cutlass|nccl|Cijk_|triton_")
+_CUDA_WORK = re.compile(
+    r"Mem(cpy|set) |at::(native|cuda)|^void |gemm|cudnn|cutlass|nccl|Cijk_|triton_"
+)
 _MPS = re.compile(r"aten::_?mps_")
 _SYNCHRONIZATION = re.compile(
     r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"

@@ -10,7 +10,7 @@ import numpy as np
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import forward_of
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import FAR, NOTHING, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, grouped
 from backspot.results.findings import Finding
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
@@ -88,9 +88,9 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
         for at in (at for at, one in enumerate(kind) if one in _SOFTMAX):
             first, last = _product(kind, at, -1, before), _product(kind, at, 1, after)
             if first is not None and last is not None:
-                chain = [one for one in range(first, last + 1) if kind[one] not in _OF_VALUES]
+                among = [one for one in range(first, last + 1) if kind[one] not in _OF_VALUES]
                 owner = int(evidence.ownership.owner[mine[first]])
-                found.setdefault(owner, []).append((mine[chain], int(mine[at])))
+                found.setdefault(owner, []).append((mine[among], int(mine[at])))
     spent = forward_of(evidence)
     for chains in found.values():
         if _is_attention(evidence, np.array([chain[[0, -1]] for chain, _ in chains]), spent):

@@ -51,8 +51,8 @@ def _on_cpu(evidence: Evidence) -> Finding | None:
             "step, for operators that read and write all parameters several times."
         ),
         remedy=(
-            "Pass fused=True to the optimizer, which reads and writes each parameter once. It needs "
-            "dense gradients. foreach=True does not help on a CPU."
+            "Pass fused=True to the optimizer, which reads and writes each parameter once, and "
+            "needs dense gradients. foreach=True does not help on a CPU."
         ),
         link=_LINK,
     )

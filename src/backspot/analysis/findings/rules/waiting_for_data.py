@@ -22,8 +22,8 @@ _WORKERS_AND_GPU = (
     "and move decoding and augmentation into the workers or onto the GPU."
 )
 _WHOLE = (
-    "A worker process costs more than this wait. If the data is in memory, index it by a batch at a "
-    "time: DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), size, "
+    "A worker process costs more than this wait. If the data is in memory, index it by whole "
+    "batches: DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), size, "
     "drop_last=False)), for which data[indices] returns a batch."
 )
 _LOOK = (
