@@ -452,7 +452,7 @@ def remedy_of_a_slow(node: str, folder: Path, inside: list[str]) -> str:
         ("CompiledFunctionBackward", [], "compiled already", "compile the module"),
         ("PowerBackward", ["aten::mul"], "fewer operators", "autograd.Function"),
         ("PowerBackward", ["aten::mul"] * 200, "aten::mul 200 times", "compile"),
-        ("ConvolutionBackward0", [], "channels_last", "autograd.Function"),
+        ("ConvolutionBackward0", [], "dilated", "channels_last"),
         ("IndexBackward0", ["aten::_index_put_impl_"], "index_select", "autograd.Function"),
         ("IndexBackward0", ["aten::zero_", "aten::_index_put_impl_"], "nn.Embedding", "compile"),
         ("CumprodBackward0", ["aten::mul"] * 200, "compile the module", "loop"),

@@ -189,6 +189,17 @@ def test_checkpointing_layers_is_advised_with_what_it_frees_and_its_price():
     assert "Checkpointing" not in render_text(replace(made, modules=tuple(nothing)), width=200)
 
 
+def test_checkpointing_frees_no_more_than_the_activations_at_the_peak():
+    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    (device, *_) = made.memory
+    at_peak = tuple(
+        replace(share, bytes=33) if share.kind == "activation" else share for share in device.live
+    )
+    elsewhere = replace(made, memory=(replace(device, live=at_peak),))
+    assert "Checkpointing" in render_text(made, width=200)
+    assert "Checkpointing" not in render_text(elsewhere, width=200)
+
+
 def test_what_the_screen_has_no_room_for_is_counted_with_what_to_ask_for():
     made = replace(SAMPLES["diagnosed"](), warnings=tuple(f"Warning {n}." for n in range(5)))
     shown, asked = render_text(made, width=200, more="--full").rsplit("\n", 1)

@@ -70,7 +70,8 @@ class Evidence:
         if len(calls):
             known = any(names.is_runtime_call(events.names[name]) for name in calls)
         else:
-            known = any(names.is_cuda_work(events.names[name]) for name in self._work_names[0])
+            named = (events.names[name] for name in self._work_names[0])
+            known = not events.unread and any(map(names.is_cuda_work, named))
         return "cuda" if known else "other"
 
     @property
