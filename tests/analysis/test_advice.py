@@ -109,12 +109,14 @@ def test_attention_that_is_written_out_is_found_with_its_softmax_in_a_module_of_
     assert attention.seen.startswith("1 softmax per step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bias", "function"])
 def test_fused_attention_is_not_advised_for_scores_that_it_does_not_take_on_a_cpu(kind):
     found = found_in(nn.Sequential(Attention(kind)), torch.randn(8, 128, 64))
     assert "attention-math" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", [True, False])
 @pytest.mark.parametrize("function", [True, False])
 def test_fused_attention_is_not_advised_for_the_additive_attention_of_a_graph(function, shapes):
@@ -123,6 +125,7 @@ def test_fused_attention_is_not_advised_for_the_additive_attention_of_a_graph(fu
     assert "attention-math" not in found
 
 
+@pytest.mark.slow
 def test_fused_attention_is_not_advised_for_the_router_of_experts():
     found = found_in(nn.Sequential(Experts(), Experts()), torch.randn(256, 64))
     assert "attention-math" not in found
