@@ -55,7 +55,7 @@ class Case:
         at: patterns of paths (``blocks.*.attn``), one of which the finding's first place must
             match; ``None`` where any place is right.
         also: other rules that fire here for a reason, each with the reason.
-        gpus: how many it needs.
+        gpus: how many it needs; 0 for a cause that steps without a GPU have.
         ranks: processes that train together.
         build: makes it.
         steps: how many steps its trace holds.

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
-__all__ = ["Registry", "Rule"]
+__all__ = ["DEVICES", "Device", "Registry", "Rule"]
 
+Device = Literal["cpu", "cuda", "other"]
+"""What a step runs on: ``cuda`` is also what PyTorch calls AMD's GPUs."""
+DEVICES: tuple[Device, ...] = get_args(Device)
 
 Evidence = TypeVar("Evidence")
 Finding = TypeVar("Finding")
@@ -28,13 +31,13 @@ class Rule(Generic[Evidence, Finding, Result]):
     Attributes:
         name: the name of its module, with ``-`` for ``_``.
         find: return what the rule finds, from the evidence and the findings of earlier rules.
-        needs_gpu: whether the rule can judge only traces with device work.
+        devices: the kinds of device that the rule's advice is for.
         fallback: whether the rule needs the findings of the others, and so runs after them.
     """
 
     name: str
     find: Callable[[Evidence, Sequence[Finding]], Result]
-    needs_gpu: bool = False
+    devices: Sequence[Device] = DEVICES
     fallback: bool = False
 
 
@@ -50,21 +53,20 @@ class Registry(Generic[Evidence, Finding, Result]):
         self._rules: dict[str, Rule[Evidence, Finding, Result]] = {}
 
     def rule(
-        self, name: str, *, needs_gpu: bool = False
+        self, name: str, *, devices: Sequence[Device] = DEVICES
     ) -> Callable[[Callable[[Evidence], Result]], Callable[[Evidence], Result]]:
         """Register the decorated function as a rule.
 
         Args:
             name: the rule's name, which is its module's name with ``-`` for ``_``.
-            needs_gpu: whether the rule looks at kernels or copies, and so can judge only traces
-                with device work. It is not asked about others.
+            devices: the kinds of device that the rule's advice is for.
 
         Raises:
             ValueError: If the name is not the module's, or if a rule of this name exists already.
         """
 
         def register(find: Callable[[Evidence], Result]) -> Callable[[Evidence], Result]:
-            self._add(Rule(name, lambda evidence, _: find(evidence), needs_gpu), find.__module__)
+            self._add(Rule(name, lambda evidence, _: find(evidence), devices), find.__module__)
             return find
 
         return register

@@ -1,7 +1,7 @@
 """Each rule on a recording in which its cause was planted, and on one without it.
 
-The recordings were made on an H200 by ``benchmarks/causes``; ``expect.json`` beside them says
-what was planted where.
+The recordings were made by ``benchmarks/causes``, on an H200 or on a CPU; ``expect.json`` beside
+them says what was planted where.
 """
 
 from __future__ import annotations

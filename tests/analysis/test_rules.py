@@ -21,14 +21,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests run outside of the checkout")
-def test_the_page_says_which_rules_need_a_gpu() -> None:
-    table = re.findall(r"^\| \[([a-z-]+)\]\(#\1\) \| .* \| (yes|) \|$", PAGE.read_text(), re.M)
-    assert dict(table) == {rule.name: "yes" if rule.needs_gpu else "" for rule in all_rules()}
+def test_the_page_says_which_devices_a_rule_looks_at() -> None:
+    table = re.findall(r"^\| \[([a-z-]+)\]\(#\1\) \| .* \| (.+) \|$", PAGE.read_text(), re.M)
+    words = {
+        ("cpu",): "CPU",
+        ("cuda",): "GPU",
+        ("cpu", "cuda"): "CPU and GPU",
+        ("cpu", "cuda", "other"): "any device",
+    }
+    assert dict(table) == {rule.name: words[tuple(rule.devices)] for rule in all_rules()}
 
 
-def test_all_rules_look_at_a_trace_of_a_gpu() -> None:
+def test_all_rules_but_those_for_a_cpu_look_at_a_trace_of_a_gpu() -> None:
     on_gpu = backspot.locate(DATA / "h200" / "vit_patch_drop.trace.json.gz")
-    assert (on_gpu.rules_looked, on_gpu.rules_unable) == (len(all_rules()), 0)
+    of_gpus = sum("cuda" in rule.devices for rule in all_rules())
+    assert (on_gpu.rules_looked, on_gpu.rules_unable) == (of_gpus, 0)
 
 
 def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:

@@ -10,6 +10,7 @@ case's function holds what differs from a well-built model; the models are in
 - ``kernels``: casts, layouts, no tensor cores, attention on the math path.
 - ``gradients``: dense table gradients, backwards that cost many forwards.
 - ``parameters``: accumulation, unused gradients, optimizers, recomputation.
+- ``processor``: what makes steps slow on a processor without a GPU.
 - ``ranks``: two GPUs: communication, and copies between devices.
 - ``controls``: the same models done well.
 - ``families``: timm models in which nothing is planted; what is found there is for an expert.
@@ -26,6 +27,7 @@ from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     indexing,
     kernels,
     parameters,
+    processor,
     ranks,
 )
 from benchmarks.causes.cases.families import FAMILIES

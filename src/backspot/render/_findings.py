@@ -169,12 +169,12 @@ def _is_spread(finding: Finding) -> bool:
 def searched(report: Report) -> str:
     """How many rules looked for causes and how many could not, or ``""`` if that says nothing."""
     looked, unable = report.rules_looked, report.rules_unable
-    rules = counted(looked + unable, "rule")
-    if unable:
-        need = "needs" if unable == 1 else "need"
-        what = "events that this trace lacks" if report.has_gpu else "a GPU trace"
-        told = f"{unable:,} of {rules} {need} {what}."
-        return told if report.findings else f"No cause found; {told}"
-    if not looked or report.findings:
+    if not looked + unable:
         return ""
-    return f"No cause found by {rules}."
+    lacks = "events that this trace lacks" if report.has_gpu else "the work of a GPU"
+    need = "needs" if unable == 1 else "need"
+    if report.findings:
+        rules = counted(looked + unable, "rule")
+        return f"{unable:,} of {rules} {need} {lacks}." if unable else ""
+    others = f"; {unable:,} more {need} {lacks}" if unable else ""
+    return f"No cause found by {counted(looked, 'rule')}{others}."

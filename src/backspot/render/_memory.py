@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backspot.formatting import duration, labelled, percent, size
@@ -116,12 +116,23 @@ def checkpointing(report: Report) -> str:
     """What checkpointing repeated layers would free at most, and its price.
 
     All but one of the layers are free of their activations while that one runs its backward.
-    ``""`` if that is little, or less than what a finding about memory is about.
+    Checkpointing frees only what is there at the peak: with small activations, the peak may be in
+    the optimizer. ``""`` if that is little, or less than what a finding about memory is about.
     """
     if not report.memory:
         return ""
+    activations = sum(
+        share.bytes for one in _limiting(report) for share in one.live if share.kind == "activation"
+    )
     found = [
-        (row.memory.checkpoint_frees_bytes * (row.members - 1) // row.members, row)
+        (
+            min(
+                row.memory.checkpoint_frees_bytes * (row.members - 1) // row.members,
+                row.memory.total_at_peak_bytes,
+                activations,
+            ),
+            row,
+        )
         for row in report.top(by="pattern")
         if row.is_module and row.memory is not None and row.members > 1
     ]
@@ -140,8 +151,12 @@ def peak_bytes(report: Report) -> int:
 
     A row has its memory on all GPUs together, each at its own peak.
     """
-    devices = [one for one in report.memory if one.device != HOST] or report.memory
-    return sum(one.peak_bytes for one in devices)
+    return sum(one.peak_bytes for one in _limiting(report))
+
+
+def _limiting(report: Report) -> Sequence[MemoryOfDevice]:
+    """The devices with memory that runs out: the GPUs, or the host without any."""
+    return [one for one in report.memory if one.device != HOST] or report.memory
 
 
 def memory_facts(report: Report) -> list[list[str]]:

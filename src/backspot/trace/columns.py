@@ -293,6 +293,7 @@ class Columns:
             ),
             origin_ns=origin,
             truncated=truncated,
+            unread=self.unknown.any,
             lines=self.lines,
             signatures=self._signatures(),
             allocations=allocations,

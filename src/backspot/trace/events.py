@@ -184,6 +184,7 @@ class Events:
         warnings: what was wrong with the trace.
         origin_ns: the trace's own time at which ``start`` is 0.
         truncated: whether the trace is cut short.
+        unread: whether events of unknown categories were left out, which may be a device's work.
         lines: the lines of source that made the nodes, as far as they were recorded.
         allocations: the blocks of memory; none without ``profile_memory=True``.
         samples: hardware counters; none unless the profiler was told to read some.
@@ -214,6 +215,7 @@ class Events:
     warnings: tuple[str, ...] = ()
     origin_ns: int = 0
     truncated: bool = False
+    unread: bool = False
     lines: LineTable = field(default_factory=LineTable)
     signatures: Sequence[Signature] = ()
     allocations: Allocations = field(default_factory=_no_allocations)

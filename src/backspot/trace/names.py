@@ -429,6 +429,10 @@ CODE_LOADS = ("cuModuleLoad", "cuLibraryLoad", "hipModuleLoad", "cudaModuleLoad"
 STREAM_WAITS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
 """One queue of a device waiting for an event of another."""
 _RUNTIME_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
+_CUDA_WORK = re.compile(
+    r"Mem(cpy|set) |at::(native|cuda)|^void |gemm|cudnn|cutlass|nccl|Cijk_|triton_"
+)
+_MPS = re.compile(r"aten::_?mps_")
 _SYNCHRONIZATION = re.compile(
     r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
 )
@@ -437,6 +441,16 @@ _SYNCHRONIZATION = re.compile(
 def is_runtime_call(name: str) -> bool:
     """Whether this is a call of the CUDA or HIP runtime or driver."""
     return _RUNTIME_CALL.match(name) is not None
+
+
+def is_cuda_work(name: str) -> bool:
+    """Whether device work has a name as on GPUs of NVIDIA and AMD, which PyTorch calls ``cuda``."""
+    return _CUDA_WORK.search(name) is not None
+
+
+def is_of_apples_gpu(name: str) -> bool:
+    """Whether this operator runs on Apple's GPUs: ``aten::_mps_convolution``."""
+    return _MPS.match(name) is not None
 
 
 def is_synchronization(name: str) -> bool:

@@ -43,6 +43,11 @@ class UnknownCategories:
             mine, own = self._found.get(category, (0, 0))
             self._found[category] = mine + count, own + spent
 
+    @property
+    def any(self) -> bool:
+        """Whether there are such events."""
+        return bool(self._found)
+
     def warnings(self) -> tuple[str, ...]:
         """Return a warning that names the longest categories; empty if there are none."""
         ranked = sorted(self._found.items(), key=lambda item: (-item[1][1], -item[1][0], item[0]))

@@ -53,7 +53,7 @@ class Judged:
     Attributes:
         findings: the findings, the most expensive first, each with the work of its cause.
         looked: how many rules could judge the trace.
-        unable: how many could not, because it has no device work.
+        unable: how many could not, because they look at the work of a GPU.
     """
 
     findings: tuple[Finding, ...]
@@ -68,7 +68,7 @@ def find_all(evidence: Evidence) -> Judged:
     most steps have it.
     """
     found: list[Finding] = []
-    able = [rule for rule in all_rules() if evidence.report.has_gpu or not rule.needs_gpu]
+    able = [rule for rule in all_rules() if evidence.device in rule.devices]
     for rule in able:
         finding = rule.find(evidence, found)
         if (
@@ -82,7 +82,7 @@ def find_all(evidence: Evidence) -> Judged:
     return Judged(
         tuple(_with_lines(finding, rows) for finding in ranked),
         len(able),
-        len(all_rules()) - len(able),
+        sum(rule not in able and "cuda" in rule.devices for rule in all_rules()),
     )
 
 

@@ -17,9 +17,10 @@ from backspot.analysis.findings.costs import Costs
 from backspot.analysis.findings.wording import Wording
 from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
 from backspot.analysis.typical import TypicalStep
+from backspot.registry import Device
 from backspot.results.costs import Phase
 from backspot.results.report import Report
-from backspot.trace import Category, Events
+from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["Evidence"]
@@ -56,6 +57,25 @@ class Evidence:
     def work(self) -> DeviceWork:
         """Kernels, copies and memsets."""
         return self.ownership.work
+
+    @cached_property
+    def device(self) -> Device:
+        """The kind of device that the step runs on, which decides what helps.
+
+        It follows from the calls of its driver, from the names of device work where these are not
+        recorded, and from the operators of Apple's GPUs, which record no device work.
+        """
+        events = self.events
+        if not self.report.has_gpu:
+            elsewhere = events.unread or events.names_where(names.is_of_apples_gpu).any()
+            return "other" if elsewhere else "cpu"
+        calls = np.unique(events.name[events.of(Category.RUNTIME)])
+        if len(calls):
+            known = any(names.is_runtime_call(events.names[name]) for name in calls)
+        else:
+            named = (events.names[name] for name in self._work_names[0])
+            known = not events.unread and any(map(names.is_cuda_work, named))
+        return "cuda" if known else "other"
 
     @property
     def step_ns(self) -> int:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.timeline import first_started, grouped, merged, take
+from backspot.analysis.timeline import enclosing, first_started, grouped, merged, take
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -22,6 +22,7 @@ __all__ = [
     "is_indexing",
     "launching",
     "sorting",
+    "zeroing",
 ]
 
 # Device work -------------------------------------------------------------------------------------
@@ -38,6 +39,15 @@ def fills(evidence: Evidence) -> Mask:
     alone = zeroes & (evidence.work.span < 0)
     within |= alone & ~evidence.work.optimizer.astype(bool)
     return within & evidence.work_named(names.is_zero_fill)
+
+
+def zeroing(evidence: Evidence) -> Ints:
+    """Return the calls of ``zero_grad`` that set gradients to zero on the host, as events."""
+    events = evidence.events
+    marks = events.named(Category.ANNOTATION, names.ZERO_GRAD)
+    fill = events.named(Category.OPERATOR, "aten::zero_", "aten::_foreach_zero_")
+    found = np.unique(enclosing(events, marks, events.thread[fill], events.start[fill]))
+    return found[found >= 0]
 
 
 # Nodes -------------------------------------------------------------------------------------------
@@ -105,8 +115,13 @@ def crowded(evidence: Evidence) -> Mask:
 
 
 def forward_of(evidence: Evidence) -> Ints:
-    """Return the device time of the forward operator that made each node; 0 where unknown."""
+    """Return the time of the forward operator that made each node; 0 where unknown.
+
+    It is device time, or host time where the trace has no device work.
+    """
     events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
+    if not evidence.report.has_gpu:
+        return take(events.duration, operator, 0)
     made = np.flatnonzero(operator >= 0)
     made_by = dict(grouped(events.thread[operator], made))
     spent = np.zeros(len(operator), np.int64)

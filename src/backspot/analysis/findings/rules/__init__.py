@@ -19,7 +19,8 @@ A rule is a pure function that picks spans or device work and says what they cos
 2. Return ``None`` where a little is normal, and where the trace lacks what the rule needs. Compare
    costs with a threshold by ``costs.holds_in_most_steps``, which one interruption cannot pass.
    Findings under 1% of the step are left out anyway, and so is a finding without places.
-3. ``title`` says what goes on, ``seen`` what it costs, and ``remedy`` one thing to do about it.
+3. ``title`` says what goes on, ``seen`` what it costs, and ``remedy`` one thing to do about it that
+   was measured to help. What helps differs: name the ``devices`` that the advice is for.
 4. Nothing lists the rules: the first report imports every file in this folder, in the order of
    names. A rule that needs the other findings is a ``fallback_rule``.
 5. Tests demand a section in ``docs/findings.md`` and two recordings, as CONTRIBUTING.md says.

@@ -39,10 +39,12 @@ _COMPILED = (
 )
 _CONVOLUTIONS = ("Convolution", "Cudnn", "Mkldnn", "Miopen", "SlowConv", "ConvDepthwise")
 _CONVOLUTION = (
-    "Use memory_format=torch.channels_last for the model and its inputs. Grouped, dilated and "
-    "transposed convolutions have slow gradients: try others in their place."
+    "Grouped, dilated and transposed convolutions have slow gradients: try others in their place."
 )
-_CONVOLUTION_ON_GPU = f"Set torch.backends.cudnn.benchmark = True. {_CONVOLUTION}"
+_CONVOLUTION_ON_GPU = (
+    "Set torch.backends.cudnn.benchmark = True, and use memory_format=torch.channels_last for the "
+    f"model and its inputs. {_CONVOLUTION}"
+)
 _TABLE = (
     "This is a lookup in a large table, whose gradient is mostly zeros: use "
     "torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the rows "
@@ -182,7 +184,7 @@ def _remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
     if names.is_custom_function(name):
         return _of_function(evidence, nodes)
     if name.startswith(_CONVOLUTIONS):
-        return _CONVOLUTION_ON_GPU if evidence.report.has_gpu else _CONVOLUTION
+        return _CONVOLUTION_ON_GPU if evidence.device == "cuda" else _CONVOLUTION
     if is_indexing(name):
         return _TABLE if _filled(evidence, nodes) >= _FILLED else _INDEX
     return _OTHER

@@ -14,8 +14,17 @@ __all__ = ["find"]
 _LEAST = 0.03
 """Autocast always casts a little; below this share of the step the rule finds nothing."""
 
+_REMEDY = (
+    "Remove .float() and .to(dtype) around single operations, and put operations that autocast "
+    "runs in fp32 next to each other; or keep the whole module in bf16."
+)
+_REMEDY_ON_CPU = (
+    "Remove .float(), .double() and .to(dtype) around single operations, and keep the module in "
+    "one dtype."
+)
 
-@rule("casts", needs_gpu=True)
+
+@rule("casts", devices=("cpu", "cuda"))
 def find(evidence: Evidence) -> Finding | None:
     """Find casts of the gradients of activations; autocast casts those of parameters."""
     costs, say = evidence.costs, evidence.wording
@@ -26,7 +35,8 @@ def find(evidence: Evidence) -> Finding | None:
     # The same nodes also copy between devices, which is not a cast.
     work = evidence.work_of(nodes)
     work &= ~evidence.work_named(lambda name: name.startswith(names.MEMCPY))
-    nodes &= evidence.spans_of_work(work)
+    if evidence.report.has_gpu:
+        nodes &= evidence.spans_of_work(work)
     cost = costs.of_spans(nodes)
     if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _LEAST):
         return None
@@ -37,10 +47,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"{say.per_step(int(nodes.sum()), 'cast')} of the gradients of activations, "
             f"{say.ms(cost)}. Each of them reverses a cast in the forward."
         ),
-        remedy=(
-            "Remove .float() and .to(dtype) around single operations, and put operations that "
-            "autocast runs in fp32 next to each other; or keep the whole module in bf16."
-        ),
+        remedy=_REMEDY if evidence.device == "cuda" else _REMEDY_ON_CPU,
         link="https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(work),

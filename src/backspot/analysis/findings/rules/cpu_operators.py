@@ -14,7 +14,7 @@ from backspot.trace.events import Ints, Mask
 __all__ = ["find"]
 
 
-@rule("cpu-operators", needs_gpu=True)
+@rule("cpu-operators", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find long operators that never call the driver, in the model's forward or backward."""
     costs, say = evidence.costs, evidence.wording

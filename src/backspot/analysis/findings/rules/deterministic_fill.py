@@ -12,7 +12,7 @@ __all__ = ["find"]
 _EMPTY = ("aten::empty*", "aten::new_empty*", "aten::resize_", "aten::_efficientzerotensor")
 
 
-@rule("deterministic-fill", needs_gpu=True)
+@rule("deterministic-fill", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find fills inside ``empty`` and similar operators, which otherwise write nothing."""
     costs, say = evidence.costs, evidence.wording

@@ -12,7 +12,7 @@ __all__ = ["find"]
 _LARGE = 1 << 14  # bytes: a smaller copy reads a value rather than moving a tensor
 
 
-@rule("device-copies", needs_gpu=True)
+@rule("device-copies", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find copies from a device that no other work hides."""
     costs, say = evidence.costs, evidence.wording

@@ -10,7 +10,7 @@ from backspot.results.findings import Finding
 __all__ = ["find"]
 
 
-@rule("duplicate-indices", needs_gpu=True)
+@rule("duplicate-indices", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find index nodes that take far longer than the indexing that made them."""
     costs, say = evidence.costs, evidence.wording

@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import accumulating, fills
+from backspot.analysis.findings.observations import accumulating, fills, zeroing
 from backspot.analysis.findings.registry import finding, rule
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -41,7 +41,8 @@ def find(evidence: Evidence) -> Finding | None:
     else:
         nodes &= _working(evidence)
         placed, by_step = costs.places_of_spans(nodes), costs.of_spans_by_step(nodes)
-    if not placed.places or (passes <= 1 and fills(evidence).any()):
+    filled = fills(evidence).any() if evidence.report.has_gpu else len(zeroing(evidence)) > 0
+    if not placed.places or (passes <= 1 and filled):
         return None  # zero_grad left zeros to add to: the finding zero-grad-fill says so
     if not costs.holds_in_most_steps(by_step, _LEAST_OF_SEVERAL if passes > 1 else _LEAST):
         return None

@@ -19,7 +19,7 @@ _MULTIPROCESSORS = 120  # of a data centre's GPU, within a third: enough to tell
 _PER_BLOCK = 512  # elements for each block of a casting kernel
 
 
-@rule("host-to-device-volume", needs_gpu=True)
+@rule("host-to-device-volume", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find large copies to the device that nothing hides and that no cast follows.
 

@@ -24,7 +24,7 @@ _COMPILED = (
 )
 
 
-@rule("launch-bound", needs_gpu=True)
+@rule("launch-bound", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find the nodes that the host executes while the GPU is idle.
 

@@ -18,7 +18,7 @@ share of the step copies are as usual."""
 _LEAST_OF_CONVOLUTIONS = 0.03
 
 
-@rule("layout-copies", needs_gpu=True)
+@rule("layout-copies", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout.
 

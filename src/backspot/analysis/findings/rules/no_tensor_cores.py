@@ -21,7 +21,7 @@ _FP64 = (
 )
 
 
-@rule("no-tensor-cores", needs_gpu=True)
+@rule("no-tensor-cores", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find kernels that multiply in fp32 or fp64 without tensor cores, forward and backward."""
     costs, say = evidence.costs, evidence.wording

@@ -10,7 +10,7 @@ from backspot.trace import names
 __all__ = ["find"]
 
 
-@rule("pageable-copy", needs_gpu=True)
+@rule("pageable-copy", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find copies from pageable memory that no other work hides."""
     costs, say = evidence.costs, evidence.wording

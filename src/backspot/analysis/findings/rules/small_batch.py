@@ -23,7 +23,7 @@ _OTHERWISE = {
 """What saves launches, by whether the backward is compiled already."""
 
 
-@rule("small-batch", needs_gpu=True)
+@rule("small-batch", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find a launch-bound step with kernels that leave most multiprocessors without a block."""
     costs = evidence.costs

@@ -27,7 +27,7 @@ _INDEX = (
 )
 
 
-@rule("sorted-indexing", needs_gpu=True)
+@rule("sorted-indexing", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find index nodes with kernels that sort.
 

@@ -30,7 +30,7 @@ _CALLERS = (
 )
 
 
-@rule("sync-in-backward", needs_gpu=True)
+@rule("sync-in-backward", devices=("cuda",))
 def find(evidence: Evidence) -> Finding | None:
     """Find waits inside nodes, and the time in which the GPU is idle because of them.
 
