@@ -28,6 +28,7 @@ __all__ = [
     "Call",
     "Group",
     "ModuleTimes",
+    "OutsideTimes",
     "PhaseTimes",
     "Purpose",
     "Summary",
@@ -102,6 +103,25 @@ class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
     def label(self) -> str:
         """Path and class of the module."""
         return labelled(self.path or self.class_name, self.class_name)
+
+
+class OutsideTimes(msgspec.Struct, frozen=True, array_like=True):
+    """The clock time of each step in which the host does one thing outside of modules.
+
+    Time in which it waits for its batch, the device or a collective does not count.
+
+    Attributes:
+        place: where in the training loop, in parentheses as for an owner that is no module:
+            ``(between forward and backward)``.
+        doing: the operator or the node of autograd; ``""`` for Python alone.
+        host: holds up the device, or has no device.
+        hidden: as ``ModuleTimes.forward_hidden``.
+    """
+
+    place: str
+    doing: str
+    host: _Times
+    hidden: _Times
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +200,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         phases: the phases in the order of a step.
         modules: the modules and other owners.
         groups: the process groups.
+        outside: what the host does outside of modules.
         warnings: what is wrong with the trace.
     """
 
@@ -198,6 +219,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PhaseTimes, ...]
     modules: tuple[ModuleTimes, ...]
     groups: tuple[Group, ...]
+    outside: tuple[OutsideTimes, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -253,6 +275,7 @@ def _problems(summary: Summary) -> Iterator[str]:
     times += [
         (f"the module {one.path}", part) for one in summary.modules for part in astuple(one)[3:]
     ]
+    times += [(one.place, part) for one in summary.outside for part in (one.host, one.hidden)]
     for what, part in times:
         if len(part) != steps or any(map(gt, part, lengths)):
             yield f"{what} and the steps do not fit together"
