@@ -241,7 +241,7 @@ def test_no_word_is_broken_in_a_terminal_of_any_width(name: str, width: int) -> 
     heads = " ".join(" ".join(lines).split())
     for said in (
         "waits in collectives, most first (they can overlap with computing)",
-        "the last rank to enter, step by step, and the module that takes longest there",
+        "the last rank to enter, step by step, and what takes longest there",
         "modules, by what the difference over the ranks costs (* beyond the noise)",
         "rank wait transfer",
         "step rank late by longer by module",
