@@ -62,7 +62,7 @@ class Outside:
             hidden: whether a collective hides the piece.
             steps: number of steps.
         """
-        if not len(at):
+        if not len(at) or not (self._within.values >= 0).any():
             return ()
         keys, which = np.unique(
             np.stack([self._places(at), self._doing(at, span)]), axis=1, return_inverse=True
