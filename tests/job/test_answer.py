@@ -305,7 +305,7 @@ def alone(name: str, path: str, class_name: str, rank: int | None = None) -> Sum
 
 
 def test_traces_that_nothing_makes_ranks_of_one_job_are_refused() -> None:
-    with pytest.raises(UsageError, match="a.json and b.json are not of one job.*backspot diff"):
+    with pytest.raises(UsageError, match=r"a\.json and b\.json are not of one job.*backspot diff"):
         answer([alone("a.json", "fc", "Net"), alone("b.json", "fc", "Net")])
     with pytest.raises(UsageError, match="the model is a NetA on rank 0 and a NetB on 1"):
         answer([alone("a", "fc", "NetA", 0), alone("b", "fc", "NetB", 1)])
