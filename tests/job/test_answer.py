@@ -241,7 +241,7 @@ def test_no_word_is_broken_in_a_terminal_of_any_width(name: str, width: int) -> 
     heads = " ".join(" ".join(lines).split())
     for said in (
         "waits in collectives, most first (they can overlap with computing)",
-        "the last rank to enter, step by step, and the module that takes longest there",
+        "the last rank to enter, step by step, and what takes longest there",
         "modules, by what the difference over the ranks costs (* beyond the noise)",
         "rank wait transfer",
         "step rank late by longer by module",
@@ -292,3 +292,38 @@ def _replaced(summary: Summary, path: str, **parts: tuple[int, ...]) -> Summary:
         for module in summary.modules
     )
     return msgspec.structs.replace(summary, modules=modules)
+
+
+def alone(name: str, path: str, class_name: str, rank: int | None = None) -> Summary:
+    """One process that trains a model of this class by itself."""
+    first = recorded("ddp_even")[0]
+    root = msgspec.structs.replace(first.modules[0], path="", class_name=class_name, is_module=True)
+    layer = msgspec.structs.replace(root, path=path, class_name="Linear")
+    return msgspec.structs.replace(
+        first, source=name, rank=rank, world_size=1, groups=(), modules=(root, layer)
+    )
+
+
+def test_traces_that_nothing_makes_ranks_of_one_job_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"a\.json and b\.json are not of one job.*backspot diff"):
+        answer([alone("a.json", "fc", "Net"), alone("b.json", "fc", "Net")])
+    with pytest.raises(UsageError, match="the model is a NetA on rank 0 and a NetB on 1"):
+        answer([alone("a", "fc", "NetA", 0), alone("b", "fc", "NetB", 1)])
+    assert answer([alone("a", "fc", "Net", 0), alone("b", "fc", "Net", 1)]).steps
+
+
+def test_ranks_of_one_job_that_train_different_models_are_warned_of() -> None:
+    job = answer(
+        msgspec.structs.replace(alone(str(rank), "fc", name, rank), world_size=2)
+        for rank, name in enumerate(("NetA", "NetB"))
+    )
+    assert "The model is a NetA on rank 0 and a NetB on 1." in job.warnings
+
+
+def test_a_late_rank_without_a_cause_is_never_said_to_be_like_the_others() -> None:
+    job = job_of("ddp_even")
+    assert job.late == (1,)
+    assert job.ranks[1].late_ns > 0.1 * job.step_ns
+    assert str(job).startswith("Rank 1 enters collectives 5.7 ms after the others, and nothing")
+    # What takes a fraction of that longer is not named beside it.
+    assert [one.path for one in job.slowest[1:]] == ["", ""]

@@ -10,7 +10,7 @@ import pytest
 
 from backspot.job.answer import answer
 from backspot.job.findings import all_rules, rules
-from backspot.job.summary import Call, Group, ModuleTimes, Summary
+from backspot.job.summary import Call, Group, ModuleTimes, OutsideTimes, Summary
 from backspot.results.job import JobFinding
 from support.summaries import many
 
@@ -230,3 +230,39 @@ def test_an_expert_that_is_busy_on_another_rank_in_each_step_is_found() -> None:
 
     (finding,) = answer(more(many(16), busy)).findings
     assert (finding.rule, finding.rank, finding.path) == ("unequal-work", None, SLOW)
+
+
+def loops(ranks: list[Summary], doing: str, slow: int) -> list[Summary]:
+    """Ranks whose hosts work outside of modules, one of them for 9 ms more."""
+    place, none = "(between forward and backward)", (0, 0, 0)
+
+    def of(rank: int) -> tuple[OutsideTimes, ...]:
+        usual, longer = (500_000, 510_000, 490_000), (9_500_000, 9_400_000, 9_600_000)
+        other = OutsideTimes(place, "aten::mean", usual, none)
+        return other, OutsideTimes(place, doing, longer if rank == slow else usual, none)
+
+    return [
+        msgspec.structs.replace(one, outside=of(rank), groups=()) for rank, one in enumerate(ranks)
+    ]
+
+
+@pytest.mark.parametrize(("doing", "said"), [("", "are Python"), ("aten::sort", "in aten::sort")])
+def test_the_host_of_a_rank_that_is_slow_in_no_module_is_found_with_its_place(
+    doing: str, said: str
+) -> None:
+    job = answer(loops(many(4), doing, slow=2))
+    (finding,) = job.findings
+    assert (finding.rule, finding.kind, finding.rank, finding.path) == ("slow-loop", "host", 2, "")
+    assert finding.title == "Rank 2 takes longer between forward and backward"
+    assert said in finding.seen
+    assert finding.cost_ns == pytest.approx(9_000_000, rel=0.05)
+    assert job.modules[0].path == "(between forward and backward)"
+
+
+def test_hosts_that_are_alike_outside_of_modules_are_not_claimed() -> None:
+    assert not answer(loops(many(4), "", slow=99)).findings
+
+
+def test_ranks_of_an_older_summary_are_not_compared_outside_of_modules() -> None:
+    old, *rest = loops(many(4), "", slow=2)
+    assert not answer([msgspec.structs.replace(old, outside=()), *rest]).findings

@@ -25,6 +25,16 @@ profiler.export_chrome_trace(f"rank{rank}.json")
 dist.destroy_process_group()
 """
 
+LOOP = """
+def step():
+    wrapped(torch.randn(64, 64)).square().mean().backward()
+    if rank == 2:
+        time.sleep(0.08)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""Planted besides: 80 ms in no module of rank 2."""
+
 
 @pytest.mark.slow
 def test_the_slow_rank_of_four_processes_is_named_with_its_module(tmp_path: Path) -> None:
@@ -37,3 +47,18 @@ def test_the_slow_rank_of_four_processes_is_named_with_its_module(tmp_path: Path
     if not any("too busy" in warning for warning in job.warnings):
         waits = {one.rank: one.wait_ns for one in job.ranks}
         assert waits.pop(1) < min(waits.values())
+
+
+@pytest.mark.slow
+def test_python_in_the_training_loop_of_one_rank_is_found_beside_a_slow_module(
+    tmp_path: Path,
+) -> None:
+    if not distributed.is_gloo_available():
+        pytest.skip("built without gloo")
+    train(TRAINING + LOOP + RECORDED, 3, tmp_path, "-c")
+    job = backspot.ranks(sorted(tmp_path.glob("rank*.json")))
+    first, second = job.findings[:2]
+    assert (first.rule, first.rank) == ("slow-loop", 2)
+    assert "between backward and optimizer step" in first.title
+    assert "Python" in first.seen
+    assert (second.rule, second.rank, second.path) == ("slow-module", 1, "2.0")

@@ -7,6 +7,7 @@ The order in which the files work::
 
     identity.py     which rank a trace is of, and on which host, from its head and its name
     collectives.py  what the collectives of one trace are, and when the host waits for them
+    outside.py      what the host of a rank does outside of modules, by place in the training loop
     reduce.py       one trace to a ``Summary``
     summary.py      ``Summary``, its bytes and back
     matching.py     the same collective on all ranks

@@ -9,6 +9,7 @@ from statistics import fmean, median
 import numpy as np
 
 from backspot.analysis.typical import TypicalStep, typical_step
+from backspot.comparison.noise import Limits
 from backspot.errors import UsageError
 from backspot.formatting import counted, visible
 from backspot.job.align import RankClock, align
@@ -17,9 +18,11 @@ from backspot.job.matching import are_mixed, common_steps, match_collectives, me
 from backspot.job.modules import PARTS, Table, find_spreads
 from backspot.job.others import Others
 from backspot.job.roles import Roles, role_of
+from backspot.job.scatter import is_clear, least
 from backspot.job.summary import Group, Summary
 from backspot.job.waiting import GroupWaits, find_waits
 from backspot.results.job import (
+    EXPLAINS,
     GroupCost,
     JobReport,
     LostRank,
@@ -32,6 +35,8 @@ from backspot.trace.names import POINT_TO_POINT
 
 __all__ = ["answer"]
 
+_DEVIATIONS = 4.0
+"""Standard deviations of a rank's clock from which it is late."""
 _UNCERTAIN = 0.1
 """Share of the step from which the clocks are too uncertain to say who waits for whom."""
 
@@ -45,10 +50,11 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         lost: traces that could not be read.
 
     Raises:
-        UsageError: If there are fewer than two ranks, two summaries of one rank, or no step that
-            all ranks recorded.
+        UsageError: If there are fewer than two ranks, two summaries of one rank, no step that all
+            ranks recorded, or nothing by which they are ranks of one job.
     """
     ranks = _by_rank(summaries)
+    doubts = _doubts(ranks)
     numbers = common_steps(ranks.values())
     if not numbers:
         raise UsageError("the ranks have no recorded step in common: record the same steps on all")
@@ -63,7 +69,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     step_ns = int(median(typical.value(length) for length in lengths.values()))
     matching = match_collectives(ranks)
     clocks = align(matching.groups, list(ranks))
-    warnings = [*matching.problems, *_alignment_problems(ranks, clocks, step_ns)]
+    warnings = [*doubts, *matching.problems, *_alignment_problems(ranks, clocks, step_ns)]
     certain = {
         rank: clock
         for rank, clock in clocks.items()
@@ -95,6 +101,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         steps=numbers,
         step_ns=step_ns,
         slowest=_slowest(numbers, late, table),
+        late=_late_ranks(late, costs, step_ns),
         groups=_group_costs(ranks, at, waits, roles, typical),
         lane_step=numbers[lane_step],
         lanes=_lanes(ranks, at, waits, certain, lane_step),
@@ -131,6 +138,48 @@ def _by_rank(summaries: Iterable[Summary]) -> dict[int, Summary]:
             )
         found[rank] = one
     return dict(sorted(found.items()))
+
+
+def _doubts(ranks: Mapping[int, Summary]) -> list[str]:
+    """Return why the ranks may not be those of one job.
+
+    Raises:
+        UsageError: If nothing shows that they are.
+    """
+    models = {
+        rank: {one.path: one.class_name for one in summary.modules if one.is_module}
+        for rank, summary in ranks.items()
+    }
+    first = next(iter(ranks))
+    differing = (_difference(models[first], models[rank], first, rank) for rank in ranks)
+    differs = next(filter(None, differing), "")
+    is_job = any(one.world_size > 1 or one.groups for one in ranks.values())
+    is_pipeline = any(any(one.stalled) for one in ranks.values())
+    if not is_job and (differs or all(one.rank is None for one in ranks.values())):
+        reason = f", and {differs}" if differs else ""
+        raise UsageError(
+            f"{_sources(ranks)} are not of one job: they record no process group and no "
+            f"collective{reason}. Give the traces of processes that train together; "
+            "backspot diff compares two recordings"
+        )
+    return [f"{differs[0].upper()}{differs[1:]}."] if differs and not is_pipeline else []
+
+
+def _sources(ranks: Mapping[int, Summary]) -> str:
+    first, second, *rest = (visible(one.source) for one in ranks.values())
+    return f"{first}, {second} and {len(rest)} more" if rest else f"{first} and {second}"
+
+
+def _difference(
+    model: Mapping[str, str], other: Mapping[str, str], rank: int, other_rank: int
+) -> str:
+    """Say how the models of two ranks differ; ``""`` if they do not."""
+    for path in sorted(model.keys() & other.keys()):
+        if model[path] != other[path]:
+            what = visible(path) or "the model"
+            classes = visible(model[path]), visible(other[path])
+            return f"{what} is a {classes[0]} on rank {rank} and a {classes[1]} on {other_rank}"
+    return ""
 
 
 # Who waits for whom ------------------------------------------------------------------------------
@@ -199,13 +248,15 @@ def _slowest(
 ) -> tuple[SlowestRank, ...]:
     found = []
     for step, number in enumerate(numbers):
-        if len(late) < 2:
+        if len(late) < 2 or not table.modules:
             break
         rank = max(sorted(late), key=lambda one: late[one][step])
         longer = table.longer(rank)[:, :, step]
         module = int(longer.sum(axis=1).argmax())
         most = int(longer[module].sum())
         row = table.modules[module]
+        if most < EXPLAINS * late[rank][step]:  # an innocent one, that happens to be the first
+            most = 0
         found.append(
             SlowestRank(
                 step=number,
@@ -217,6 +268,20 @@ def _slowest(
                 longer_ns=max(most, 0),
             )
         )
+    return tuple(found)
+
+
+def _late_ranks(
+    late: Mapping[int, Sequence[float]], costs: Sequence[RankCost], step_ns: int
+) -> tuple[int, ...]:
+    """Return the ranks that enter collectives later than the others, beyond the noise."""
+    worth = float(least(np.array([one.late_ns for one in costs]), len(costs), step_ns))
+    found = []
+    for one in costs:
+        limits = Limits.of_whole(max(worth, _DEVIATIONS * one.uncertainty_ns))
+        by_step = np.array(late.get(one.rank, ()))
+        if len(by_step) and is_clear(np.zeros_like(by_step), by_step, None, limits):
+            found.append(one.rank)
     return tuple(found)
 
 

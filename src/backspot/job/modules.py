@@ -4,6 +4,9 @@ A module's time on a rank is compared with the median of its times on the other 
 module. The stages of a pipeline have different modules, even if these have the same paths: ranks
 that transfer to each other are compared only if modules have collectives in common. A module of one
 rank alone is compared with none.
+
+The time of the host outside of modules is compared as modules are: each place in the training loop
+stands for one, and all ranks have it.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Table:
 
     Attributes:
         ranks: the ranks, ascending.
-        modules: the modules that any rank has, by path.
+        modules: the modules that any rank has, by path; and the places outside of modules.
         times: clock time in nanoseconds, by rank, module, part and step.
         taken: the same, with what the host executes while collectives hide it.
         has: whether a rank has a module, by rank and module.
@@ -52,20 +55,15 @@ class Table:
 
     def __init__(self, ranks: Mapping[int, Summary], at: Mapping[int, Sequence[int]]) -> None:
         self.ranks = tuple(ranks)
-        known = {
-            module.path: module
-            for summary in ranks.values()
-            for module in summary.modules
-            if module.is_module
-        }
+        compared = _compared(ranks)
+        known = {module.path: module for mine in compared for module in mine}
         self.modules: tuple[ModuleTimes, ...] = tuple(known[path] for path in sorted(known))
         place = {module.path: index for index, module in enumerate(self.modules)}
         steps = len(next(iter(at.values())))
         self.times = np.zeros((len(ranks), len(self.modules), len(PARTS), steps), np.int64)
         self.taken = np.zeros_like(self.times)
         self.has = np.zeros((len(ranks), len(self.modules)), bool)
-        for row, (rank, summary) in enumerate(ranks.items()):
-            mine = [module for module in summary.modules if module.is_module]
+        for row, (rank, mine) in enumerate(zip(ranks, compared, strict=True)):
             if not mine:
                 continue
             index = [place[module.path] for module in mine]
@@ -108,6 +106,29 @@ class Table:
         return found
 
 
+def _compared(ranks: Mapping[int, Summary]) -> list[list[ModuleTimes]]:
+    """Return the modules of each rank, and the places outside of modules that any rank has."""
+    # Summaries of earlier versions do not have them.
+    known = all(summary.outside for summary in ranks.values())
+    places = {one.place for summary in ranks.values() for one in summary.outside if known}
+    return [
+        [module for module in summary.modules if module.is_module]
+        + [_outside(summary, place) for place in sorted(places)]
+        for summary in ranks.values()
+    ]
+
+
+def _outside(summary: Summary, place: str) -> ModuleTimes:
+    """Return what the host does in one place outside of modules."""
+    none = (0,) * summary.steps
+    mine = [one for one in summary.outside if one.place == place]
+    host, hidden = (
+        tuple(map(sum, zip(none, *times, strict=True)))
+        for times in ([one.host for one in mine], [one.hidden for one in mine])
+    )
+    return ModuleTimes(place, "", False, none, host, hidden, none, none, none)
+
+
 def _groups(has: Mask) -> list[tuple[Ints, Ints]]:
     """Return the modules by which ranks have them: the modules, and the rows of the ranks."""
     sets, which = np.unique(has, axis=1, return_inverse=True)
@@ -137,7 +158,9 @@ def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A module that takes longer on a rank beyond the noise, in nanoseconds of a typical step.
+    """A module, or place outside of modules, that takes longer on a rank beyond the noise.
+
+    Times are nanoseconds of a typical step.
 
     Attributes:
         rank: the rank.

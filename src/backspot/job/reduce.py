@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backspot.analysis.accounting.activity import NAMES
+from backspot.analysis.accounting.activity import DATA, NAMES, find_activity
 from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.phases import phase_times
@@ -20,13 +20,16 @@ from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, me
 from backspot.analysis.whole import read_whole
 from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
-from backspot.job.summary import ModuleTimes, PhaseTimes, Summary
+from backspot.job.outside import Outside
+from backspot.job.summary import ModuleTimes, OutsideTimes, PhaseTimes, Summary
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["reduce_trace", "summarize"]
 
 _GPU, _HOST, _HIDDEN = 0, 1, 2
+_WAITS = -2
+"""What the host executes where it waits."""
 _PARTS = 6
 """Of the forward, then of the backward: on the GPU, on the host, hidden by collectives."""
 
@@ -60,8 +63,10 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
     collectives = find_collectives(events, ownership)
     work = _work_of_host(ownership, clock, collectives.waits)
     launches = _launches(events)
+    outside, data = Outside(events, ownership), _data(events, ownership)
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
-    edges = (collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden)
+    edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden]
+    edges += [outside.edges, data.edges]
     line = _cut(collectives, clock, begin, end, merged(*edges))
     waiting = _waiting(collectives.work, line)
     host = host_steps(events, ownership) or (ownership.windows.start, ownership.windows.end)
@@ -92,6 +97,7 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
             _exposed(collectives.work, line, waiting),
             _launching(collectives.work, line, launches, waiting),
         ),
+        outside=_outside(ownership, outside, line, work, data),
         warnings=events.warnings,
     )
 
@@ -106,7 +112,8 @@ def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
         )
     }
     found = [said.get(start, "") for start in ownership.steps.start.tolist()]
-    if len(found) == ownership.steps.count and all(text.isdecimal() for text in found):
+    once = len(set(found)) == ownership.steps.count  # a second profiler counts from 0 again
+    if once and all(text.isdecimal() for text in found):
         return tuple(map(int, found))
     return tuple(range(ownership.steps.count))
 
@@ -185,7 +192,7 @@ def _cut(collectives: Collectives, clock: Clock, begin: Ints, end: Ints, more: I
 
 
 def _work_of_host(ownership: Ownership, clock: Clock, waits: Timeline) -> Timeline:
-    """Return what the host executes, without waits for the device or for other ranks."""
+    """Return what the host executes, ``_WAITS`` where it waits for the device or other ranks."""
     calls = ownership.waits
     blocked = first_started(calls.start, calls.end, np.zeros(len(calls.start), np.int64))
     edges = merged(clock.host.edges, blocked.edges, waits.edges)
@@ -193,7 +200,42 @@ def _work_of_host(ownership: Ownership, clock: Clock, waits: Timeline) -> Timeli
     # Holders behind the spans are exchanges with other ranks.
     works = held < len(ownership.spans.start)
     works &= (blocked.over(edges) < 0) & (waits.over(edges) < 0)
-    return Timeline(edges, np.where(works, held, NOTHING))
+    return Timeline(edges, np.where(works, held, _WAITS))
+
+
+def _data(events: Events, ownership: Ownership) -> Timeline:
+    """Return when the host waits for its batch."""
+    host = find_activity(events, ownership).host
+    waits = np.where(host.values == DATA, DATA, NOTHING)
+    changes = np.flatnonzero(np.diff(waits, prepend=NOTHING))
+    return Timeline(host.edges[changes], waits[changes])
+
+
+def _outside(
+    ownership: Ownership, outside: Outside, line: _Line, work: Timeline, data: Timeline
+) -> tuple[OutsideTimes, ...]:
+    """Return what the host does outside of modules, in the steps.
+
+    Args:
+        ownership: the owners.
+        outside: where the host is.
+        line: the clock.
+        work: what the host executes.
+        data: when the host waits for its batch.
+    """
+    held = np.where(line.exposed, work.over(line.at), line.holder)
+    of_module = ownership.owners.is_module
+    spans = np.flatnonzero(~take(of_module, ownership.owner, False))
+    mine = ((held == NOTHING) | np.isin(held, spans)) & (data.over(line.at) < 0)
+    mine &= line.exposed | ~np.isin(line.kind, (WallKind.GPU, WallKind.COMMUNICATION))
+    return outside.times(
+        line.at[mine],
+        line.length[mine],
+        line.step[mine],
+        held[mine],
+        line.exposed[mine],
+        line.steps,
+    )
 
 
 def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:

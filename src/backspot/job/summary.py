@@ -1,16 +1,22 @@
 """What is kept of one rank's trace: numbers by module and step, and the collectives in order.
 
 A summary of 1,000 modules and ten steps has less than 300 kB. It does not refer to its trace.
+
+A saved summary can be damaged, or of any origin. Its ranges are those of its types, and what is of
+one step, or of one collective, is checked in ``_problems``: what is read here can be put together.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator, Sequence
+from operator import gt, le, sub
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import astuple
 
 from backspot.errors import NotATraceError
 from backspot.formatting import labelled
@@ -22,6 +28,7 @@ __all__ = [
     "Call",
     "Group",
     "ModuleTimes",
+    "OutsideTimes",
     "PhaseTimes",
     "Purpose",
     "Summary",
@@ -44,6 +51,13 @@ _MOST_BYTES = 1 << 28
 """What a summary may unpack to: far more than 10,000 modules in 100 steps take."""
 
 
+_Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+"""Nanoseconds, less than two weeks, so that sums over all modules and ranks fit in 64 bits."""
+_Times: TypeAlias = tuple[_Time, ...]
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Numbers: TypeAlias = tuple[_Number, ...]
+
+
 class PhaseTimes(msgspec.Struct, frozen=True, array_like=True):
     """One phase of a rank's steps.
 
@@ -53,7 +67,7 @@ class PhaseTimes(msgspec.Struct, frozen=True, array_like=True):
     """
 
     name: str
-    by_step: tuple[int, ...]
+    by_step: _Times
 
 
 class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -78,17 +92,36 @@ class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
     path: str
     class_name: str
     is_module: bool
-    forward_gpu: tuple[int, ...]
-    forward_host: tuple[int, ...]
-    forward_hidden: tuple[int, ...]
-    backward_gpu: tuple[int, ...]
-    backward_host: tuple[int, ...]
-    backward_hidden: tuple[int, ...]
+    forward_gpu: _Times
+    forward_host: _Times
+    forward_hidden: _Times
+    backward_gpu: _Times
+    backward_host: _Times
+    backward_hidden: _Times
 
     @property
     def label(self) -> str:
         """Path and class of the module."""
         return labelled(self.path or self.class_name, self.class_name)
+
+
+class OutsideTimes(msgspec.Struct, frozen=True, array_like=True):
+    """The clock time of each step in which the host does one thing outside of modules.
+
+    Time in which it waits for its batch, the device or a collective does not count.
+
+    Attributes:
+        place: where in the training loop, in parentheses as for an owner that is no module:
+            ``(between forward and backward)``.
+        doing: the operator or the node of autograd; ``""`` for Python alone.
+        host: holds up the device, or has no device.
+        hidden: as ``ModuleTimes.forward_hidden``.
+    """
+
+    place: str
+    doing: str
+    host: _Times
+    hidden: _Times
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +142,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     kind: str
     purpose: Purpose = ""
     module: str = ""
-    bytes: int = -1
+    bytes: Annotated[int, msgspec.Meta(ge=-1, le=1 << 50)] = -1
     backward: bool = False
 
 
@@ -136,15 +169,15 @@ class Group(msgspec.Struct, frozen=True):
     """
 
     name: str
-    ranks: tuple[int, ...]
+    ranks: _Numbers
     calls: tuple[Call, ...]
-    call: tuple[int, ...]
-    step: tuple[int, ...]
-    launch: tuple[int, ...]
-    start: tuple[int, ...]
-    end: tuple[int, ...]
-    exposed: tuple[int, ...]
-    launching: tuple[int, ...]
+    call: _Numbers
+    step: _Numbers
+    launch: _Times
+    start: _Times
+    end: _Times
+    exposed: _Times
+    launching: _Times
     is_one: bool = True
 
 
@@ -167,24 +200,26 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         phases: the phases in the order of a step.
         modules: the modules and other owners.
         groups: the process groups.
+        outside: what the host does outside of modules.
         warnings: what is wrong with the trace.
     """
 
     schema: Literal["backspot.rank/4"] = "backspot.rank/4"
     source: str
-    rank: int | None
-    world_size: int
+    rank: _Number | None
+    world_size: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
     host: str
-    origin_ns: int
+    origin_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     step_unit: StepUnit
-    step_numbers: tuple[int, ...]
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-    exposed: tuple[int, ...]
-    stalled: tuple[int, ...]
+    step_numbers: _Numbers
+    begin: _Times
+    end: _Times
+    exposed: _Times
+    stalled: _Times
     phases: tuple[PhaseTimes, ...]
     modules: tuple[ModuleTimes, ...]
     groups: tuple[Group, ...]
+    outside: tuple[OutsideTimes, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -202,13 +237,62 @@ def from_bytes(data: bytes) -> Summary:
     """Return the summary that ``to_bytes`` wrote, equal to the last bit.
 
     Raises:
-        NotATraceError: If ``data`` is no summary of this version.
+        NotATraceError: If ``data`` is no summary of this version, or a damaged one.
     """
     try:
         unpacked = zlib.decompressobj().decompress(data, _MOST_BYTES)
-        return msgspec.msgpack.decode(unpacked, type=Summary)
+        return _checked(msgspec.msgpack.decode(unpacked, type=Summary))
     except (zlib.error, msgspec.DecodeError) as error:
         raise NotATraceError(f"no summary of version {SCHEMA}: {error}") from None
+
+
+def _checked(summary: Summary) -> Summary:
+    """Return a summary that was read, if its parts fit together.
+
+    Raises:
+        msgspec.ValidationError: If they do not.
+    """
+    for problem in _problems(summary):
+        raise msgspec.ValidationError(f"the summary is damaged: {problem}")
+    return summary
+
+
+def _problems(summary: Summary) -> Iterator[str]:
+    """What does not fit together. Each check relies on those before it."""
+    steps = summary.steps
+    if not steps:
+        yield "it has no step"
+    of_steps = (summary.step_numbers, summary.end, summary.exposed, summary.stalled)
+    if any(len(one) != steps for one in of_steps):
+        yield "its lists of steps differ in length"
+    if not _ascends(summary.begin) or any(map(gt, summary.begin, summary.end)):
+        yield "its steps are in no order of time"
+    if len(set(summary.step_numbers)) < steps:
+        yield "two steps have one number"
+    lengths = tuple(map(sub, summary.end, summary.begin))
+    times = [("the collectives", summary.exposed), ("the transfers", summary.stalled)]
+    times += [(f"the phase {phase.name}", phase.by_step) for phase in summary.phases]
+    times += [
+        (f"the module {one.path}", part) for one in summary.modules for part in astuple(one)[3:]
+    ]
+    times += [(one.place, part) for one in summary.outside for part in (one.host, one.hidden)]
+    for what, part in times:
+        if len(part) != steps or any(map(gt, part, lengths)):
+            yield f"{what} and the steps do not fit together"
+    for group in summary.groups:
+        columns = (group.step, group.launch, group.start, group.end, group.exposed, group.launching)
+        if any(len(one) != len(group.call) for one in columns):
+            yield f"the lists of the process group {group.name} differ in length"
+        if max(group.call, default=-1) >= len(group.calls) or max(group.step, default=-1) >= steps:
+            yield f"the process group {group.name} has a collective of no kind or of no step"
+        if not (_ascends(group.step) and _ascends(group.launch)) or any(
+            map(gt, group.start, group.end)
+        ):
+            yield f"the collectives of the process group {group.name} are in no order of time"
+
+
+def _ascends(values: Sequence[int]) -> bool:
+    return all(map(le, values, values[1:]))
 
 
 def to_json(summary: Summary) -> bytes:
@@ -220,10 +304,10 @@ def from_json(data: bytes) -> Summary:
     """Return the summary that ``to_json`` wrote, equal to the last bit.
 
     Raises:
-        NotATraceError: If ``data`` is no summary of this version.
+        NotATraceError: If ``data`` is no summary of this version, or a damaged one.
     """
     try:
-        return msgspec.json.decode(data, type=Summary)
+        return _checked(msgspec.json.decode(data, type=Summary))
     except msgspec.DecodeError as error:
         raise NotATraceError(f"no summary of version {SCHEMA}: {error}") from None
 
@@ -232,7 +316,7 @@ def from_file(path: Path) -> Summary | None:
     """Return the summary that a file has in either form; ``None`` if the file has something else.
 
     Raises:
-        NotATraceError: If it is a summary, and not of this version.
+        NotATraceError: If it is a summary, and not of this version, or a damaged one.
         OSError: If the file cannot be read.
     """
     with path.open("rb") as file:

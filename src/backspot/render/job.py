@@ -11,7 +11,15 @@ from rich.cells import cell_len
 
 from backspot.formatting import counted, duration, failures, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
-from backspot.results.job import PARTS, ROLES, GroupCost, JobReport, ModuleSpread, SlowestRank
+from backspot.results.job import (
+    EXPLAINS,
+    PARTS,
+    ROLES,
+    GroupCost,
+    JobReport,
+    ModuleSpread,
+    SlowestRank,
+)
 
 __all__ = [
     "differs",
@@ -19,8 +27,10 @@ __all__ = [
     "median_of",
     "middle",
     "not_read",
+    "nothing_found",
     "render_job",
     "stalls",
+    "unexplained",
 ]
 
 _ROWS = 3
@@ -62,6 +72,8 @@ class _Page:
         """All lines, with what to ask for the rest if there is a rest."""
         job = self._job
         lines = self._wrapped(_answer(job))
+        if job.findings and (said := unexplained(job)):
+            lines += self._wrapped(f"{said}.")
         lines += self._wrapped(
             f"{counted(len(job.ranks), 'rank')} of {job.world_size}{_role(job)}, "
             f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}. "
@@ -153,12 +165,10 @@ class _Page:
         steps = self._job.slowest[: self._top]
         if not steps:
             return []
-        lines = self._heading(
-            "the last rank to enter, step by step, and the module that takes longest there"
-        )
+        lines = self._heading("the last rank to enter, step by step, and what takes longest there")
         lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
         for one in steps:
-            part = f", {PARTS[one.part]}" if one.part and not self._narrow else ""
+            part = f", {one.differs_in}" if one.part and not self._narrow else ""
             lead = (
                 f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
                 f"{duration(one.longer_ns):>10}  "
@@ -166,7 +176,7 @@ class _Page:
             room = self._width - len(lead)
             if not self._narrow:  # names are cut alike, whatever part stands behind them
                 room -= max(map(len, PARTS.values())) + 3
-            lines.append(f"{lead}{self._module(one, room)}{part}".rstrip())
+            lines.append(f"{lead}{self._module(one, room) if one.part else '-'}{part}")
         return lines
 
     def _modules(self) -> list[str]:
@@ -205,9 +215,27 @@ def not_read(job: JobReport) -> list[str]:
 
 def _answer(job: JobReport) -> str:
     if not job.findings:
-        return "No rank differs from the others beyond the noise."
+        return f"{nothing_found(job)}."
     first = job.findings[0]
     return f"{first.title}: {first.bound} {duration(first.cost_ns)} a step"
+
+
+def nothing_found(job: JobReport) -> str:
+    """Say what is known of an answer without findings."""
+    return unexplained(job) or "No rank differs from the others beyond the noise"
+
+
+def unexplained(job: JobReport) -> str:
+    """Say which rank is late most, if no finding explains it; ``""`` if there is none."""
+    for one in sorted(job.ranks, key=lambda one: -one.late_ns):
+        costs = sum(found.cost_ns for found in job.findings if found.rank in (one.rank, None))
+        if one.rank in job.late and costs < EXPLAINS * one.late_ns:
+            late = duration(one.late_ns)
+            return (
+                f"Rank {one.rank} enters collectives {late} after the others, and nothing "
+                "recorded shows why"
+            )
+    return ""
 
 
 def _role(job: JobReport) -> str:

@@ -17,6 +17,7 @@ from backspot.results.presented import Presented
 from backspot.results.public import public
 
 __all__ = [
+    "EXPLAINS",
     "PARTS",
     "ROLES",
     "SCHEMA",
@@ -66,6 +67,10 @@ PARTS: dict[Part, str] = {
     "backward_host": "backward, host",
 }
 """The parts in words."""
+
+
+EXPLAINS = 0.5
+"""Share of a rank's lateness from which what takes longer there explains it."""
 
 
 @public
@@ -127,10 +132,11 @@ class SlowestRank:
         step: Number of the step.
         rank: The rank that enters collectives last.
         late_ns: How much later than the median of the others, mean of the collectives of the step.
-        part: In what its module takes longer: ``forward_gpu``, ``backward_host``, …; ``""`` if no
-            module takes longer than on the other ranks.
-        path: The module whose time exceeds the median of the other ranks most.
-        class_name: Its class.
+        part: In what its module takes longer: ``forward_gpu``, ``backward_host``, …; ``""`` if
+            nothing takes longer than on the other ranks by half of ``late_ns`` or more.
+        path: The module whose time exceeds the median of the other ranks most, or the place outside
+            of modules, in parentheses: ``(between forward and backward)``.
+        class_name: Its class, ``""`` for a place.
         longer_ns: By how much it exceeds the median.
     """
 
@@ -146,6 +152,13 @@ class SlowestRank:
     def label(self) -> str:
         """Path and class of the module."""
         return labelled(self.path or self.class_name, self.class_name)
+
+    @property
+    def differs_in(self) -> str:
+        """The part in words; only the host's time is known outside of modules."""
+        if not self.part:
+            return ""
+        return "host" if self.path.startswith("(") else PARTS[self.part]
 
 
 @public
@@ -184,14 +197,16 @@ class GroupCost:
 @public
 @dataclass(frozen=True, slots=True)
 class ModuleSpread:
-    """One module over the ranks, in nanoseconds of a typical step.
+    """One module, or place outside of modules, over the ranks, in nanoseconds of a typical step.
 
     A module's time is its clock time, and what the host executes of it while a collective hides
     that. Both are of the forward and the backward together.
 
     Attributes:
-        path: Path of the module.
-        class_name: Its class.
+        path: Path of the module; or the place in parentheses: ``(between forward and backward)``.
+            There only the host's time counts, as ``forward_host``, without waits for the batch, the
+            device and collectives.
+        class_name: Its class, ``""`` for a place.
         median_ns: Median of its times on the ranks.
         worst_ns: Its time on the worst rank.
         worst_rank: The rank on which it costs most.
@@ -219,6 +234,11 @@ class ModuleSpread:
     def label(self) -> str:
         """Path and class of the module."""
         return labelled(self.path or self.class_name, self.class_name)
+
+    @property
+    def differs_in(self) -> str:
+        """The part in words; only the host's time is known outside of modules."""
+        return "host" if self.path.startswith("(") else PARTS[self.part]
 
 
 @public
@@ -300,6 +320,7 @@ class JobReport(Presented):
         steps: Numbers of the steps that all ranks recorded.
         step_ns: Clock time of a step, median of the ranks.
         slowest: The slowest rank of each step; empty if the clocks cannot be aligned.
+        late: The ranks that enter collectives later than the others, beyond the noise.
         groups: Waits by process group.
         lane_step: Number of the step that ``lanes`` shows, which takes about the typical time.
         lanes: The ranks in that step, as far as their clocks are aligned.
@@ -328,6 +349,7 @@ class JobReport(Presented):
     findings: tuple[JobFinding, ...]
     lost: tuple[LostRank, ...]
     warnings: tuple[str, ...]
+    late: tuple[int, ...] = ()
     schema: str = SCHEMA
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:

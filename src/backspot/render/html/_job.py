@@ -14,9 +14,17 @@ from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
 from backspot.render.html._fragments import facts_list, shown, warnings_list
 from backspot.render.html._page import page
-from backspot.render.job import differs, groups_alike, median_of, middle, not_read, stalls
+from backspot.render.job import (
+    differs,
+    groups_alike,
+    median_of,
+    middle,
+    not_read,
+    nothing_found,
+    stalls,
+    unexplained,
+)
 from backspot.results.job import (
-    PARTS,
     ROLES,
     GroupCost,
     JobFinding,
@@ -40,12 +48,12 @@ def job_to_html(job: JobReport) -> bytes:
     """The answer for all ranks as a page in UTF-8, which loads nothing."""
     chosen = _chosen(job)
     first = job.findings[0] if job.findings else None
-    title = first.title if first else "No rank differs from the others beyond the noise"
+    title = first.title if first else nothing_found(job)
     cost = f": {first.bound} <b>{duration(first.cost_ns)}</b> of each step" if first else ""
     facts = [
         f"{counted(len(job.ranks), 'rank')} of {job.world_size:,}",
         f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}",
-        *filter(None, [stalls(job)]),
+        *filter(None, [stalls(job), unexplained(job) if first else ""]),
     ]
     warnings = [*job.warnings, *not_read(job)]
     parts = (
@@ -218,7 +226,7 @@ def _row(
     mark = ' <span class="clear">beyond the noise</span>' if one.clear else ""
     return (
         f'<tr><th scope="row" title="{shown(one.class_name)}">{_name(one.path or one.class_name)}'
-        f'{mark}</th><td class="o4">{PARTS[one.part]}</td>'
+        f'{mark}</th><td class="o4">{one.differs_in}</td>'
         f'<td class="n" data-label="costs"><b>{milliseconds(one.cost_ns, 2)}</b></td>'
         f'<td class="b"><span class="mix" style="--part:{min(one.cost_ns / most, 1):.3f}">'
         '<i class="k-sync"></i></span></td>'

@@ -7,7 +7,6 @@ import numpy as np
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, fills, zeroing
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.typical import typical_value
 from backspot.results.findings import Finding
 
 __all__ = ["find"]
@@ -29,6 +28,7 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _on_cpu(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
+    of_step = evidence.typical.value
     calls = zeroing(evidence)
     if not len(calls):
         return None
@@ -40,8 +40,8 @@ def _on_cpu(evidence: Evidence) -> Finding | None:
         costs.place("(optimizer)", filled + added * (filled > 0), len(calls)),
         title=_TITLE,
         seen=(
-            f"{say.per_step(len(calls), 'call')} of zero_grad, {say.ms(typical_value(filled))}."
-            f"{_then(evidence, typical_value(added))}"
+            f"{say.per_step(len(calls), 'call')} of zero_grad, {say.ms(of_step(filled))}."
+            f"{_then(evidence, of_step(added))}"
         ),
         remedy=_REMEDY,
         link=_LINK,

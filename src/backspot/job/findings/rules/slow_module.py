@@ -14,7 +14,8 @@ __all__ = ["find"]
 @rule("slow-module")
 def find(evidence: Evidence) -> list[JobFinding]:
     """Find modules that take longer on one rank, in their kernels or on the host."""
-    return [_finding(claim, evidence.table.has_gpu) for claim in evidence.claims]
+    has_gpu = evidence.table.has_gpu
+    return [_finding(claim, has_gpu) for claim in evidence.claims if claim.module.is_module]
 
 
 def _finding(claim: Claim, has_gpu: bool) -> JobFinding:

@@ -1,0 +1,110 @@
+"""What the host of a rank does outside of modules, the loader and collectives, and where.
+
+The places are those of the training loop: within the model's calls, the backward passes and the
+optimizer's steps, and between two of these. Most of it is Python: no operator runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.timeline import distinct, first_started, merged, take
+from backspot.job.summary import OutsideTimes
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints
+
+__all__ = ["Outside"]
+
+_WORK = ("forward", "backward", "optimizer step")
+_INSIDE = len(_WORK)
+
+
+class Outside:
+    """Where the host is outside of modules, and what it runs there.
+
+    Args:
+        events: the trace.
+        ownership: its owners.
+
+    Attributes:
+        edges: when either changes, sorted and distinct.
+    """
+
+    def __init__(self, events: Events, ownership: Ownership) -> None:
+        self._events, self._spans = events, ownership.spans
+        spans, passes = ownership.spans, ownership.passes
+        calls = np.flatnonzero((spans.module >= 0) & (passes.of_span < 0) & (spans.parent < 0))
+        updates = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+        start = np.concatenate([spans.start[calls], passes.start, events.start[updates]])
+        end = np.concatenate([spans.end[calls], passes.end, events.end[updates]])
+        kind = np.repeat(np.arange(len(_WORK)), [len(calls), len(passes.start), len(updates)])
+        self._within = first_started(start, end, kind)
+        threads = distinct(np.concatenate([spans.thread[calls], events.thread[updates]]))
+        # Without either, the passes are all that is known.
+        operators = events.of(Category.OPERATOR)
+        if len(threads):
+            operators = operators[np.isin(events.thread[operators], threads)]
+        operators = operators[spans.of(events, operators) < 0]
+        self._runs = first_started(events.start[operators], events.end[operators], operators)
+        self.edges: Ints = merged(self._within.edges, self._runs.edges)
+
+    def times(
+        self, at: Ints, length: Ints, step: Ints, span: Ints, hidden: np.ndarray, steps: int
+    ) -> tuple[OutsideTimes, ...]:
+        """Return the time by place and by what the host does.
+
+        Args:
+            at: when each piece begins; between two edges.
+            length: nanoseconds.
+            step: the step of each piece.
+            span: the node that the host executes, an index into the spans; ``NOTHING`` for none.
+            hidden: whether a collective hides the piece.
+            steps: number of steps.
+        """
+        if not len(at) or not (self._within.values >= 0).any():
+            return ()
+        keys, which = np.unique(
+            np.stack([self._places(at), self._doing(at, span)]), axis=1, return_inverse=True
+        )
+        by_step = np.zeros((keys.shape[1], 2, steps), np.int64)
+        np.add.at(by_step, (which.ravel(), hidden.astype(int), step), length)
+        return tuple(
+            OutsideTimes(_named(place), self._text(doing), *map(tuple, times))
+            for (place, doing), times in zip(keys.T.tolist(), by_step.tolist(), strict=True)
+        )
+
+    def _places(self, at: Ints) -> Ints:
+        """Return the work before and after each moment, or around it, as one number.
+
+        The first step is like the others: what comes last in the recording comes before it.
+        """
+        work = np.flatnonzero(self._within.values >= 0)
+        edges, kinds = self._within.edges[work], self._within.values[work]
+        after = np.searchsorted(edges, at, side="right")
+        inside = self._within.at(at)
+        before = np.where(inside >= 0, inside, kinds[after - 1])
+        following = np.where(inside >= 0, _INSIDE, kinds[after % len(kinds)])
+        found: Ints = before * (_INSIDE + 1) + following
+        return found
+
+    def _doing(self, at: Ints, span: Ints) -> Ints:
+        """Return what runs: a name of the trace, behind these that of a node, or ``NOTHING``."""
+        operator = take(self._events.name, self._runs.at(at))
+        node = take(self._spans.node, span)
+        return np.where(node >= 0, len(self._events.names) + node, operator)
+
+    def _text(self, doing: int) -> str:
+        known = self._events.names
+        if doing < 0:
+            return ""
+        return known[doing] if doing < len(known) else self._spans.node_names[doing - len(known)]
+
+
+def _named(place: int) -> str:
+    before, following = divmod(place, _INSIDE + 1)
+    if following == _INSIDE:
+        return f"(in {_WORK[before]})"
+    if before == following:
+        return f"(between two {_WORK[before]}s)"
+    return f"(between {_WORK[before]} and {_WORK[following]})"
