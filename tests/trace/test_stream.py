@@ -1,4 +1,4 @@
-"""Compressed traces: members that meet anywhere, and files that unpack to far too much."""
+"""Compressed traces: members that meet anywhere, and little memory whatever is packed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.synthetic import Trace
 
 TICK = 10_000
 MIB = 1 << 20
-READ = 1 * MIB
+READ = MIB // 4
 """The packed bytes that are read at a time, after the two that identify gzip."""
 
 
@@ -60,22 +60,12 @@ def test_two_members_may_meet_anywhere(reads: int, beside: int) -> None:
     assert report.modules == backspot.locate(io.BytesIO(text)).modules
 
 
-@pytest.mark.parametrize("zeros", [1, 511, READ - 1, READ, READ + 1])
-def test_zeros_between_and_behind_members_are_skipped(zeros: int) -> None:
-    padding = bytes(zeros)
-    packed = gzip.compress(b"one ") + padding + gzip.compress(b"two") + padding
-    assert unpacked(packed) == b"one two"
-
-
 def test_other_bytes_behind_the_last_member_are_ignored() -> None:
     assert unpacked(gzip.compress(b"one") + b"\0\0 and more") == b"one"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [0, 1, 100])
-def test_a_file_of_many_small_members_is_read_in_one_go(size: int) -> None:
-    one = gzip.compress(bytes(range(size)))
-    assert len(unpacked(400_000 * one)) == 400_000 * size
+def test_empty_members_are_skipped() -> None:
+    assert unpacked(1_000 * gzip.compress(b"") + gzip.compress(b"one")) == b"one"
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 9, 17, 19])
@@ -83,11 +73,11 @@ def test_a_second_member_that_is_cut_short_keeps_the_first(at: int) -> None:
     assert unpacked(gzip.compress(b"one") + gzip.compress(b"two")[:at])[:3] == b"one"
 
 
-# Bombs -------------------------------------------------------------------------------------------
+# Much that packs small ---------------------------------------------------------------------------
 
 TEXT = json.dumps(step().document()).encode()
 EVENTS, TAIL = TEXT.rindex(b"]"), TEXT.rindex(b"}")
-BOMBS: dict[str, tuple[bytes, bytes, bytes]] = {
+REPEATED: dict[str, tuple[bytes, bytes, bytes]] = {
     "text without events": (b'{"a":"', b"x", b'"}'),
     "blanks before the events": (b"{", b" ", TEXT[1:]),
     "blanks behind the key": (b'{"traceEvents"', b" ", b": []}"),
@@ -107,13 +97,13 @@ BOMBS: dict[str, tuple[bytes, bytes, bytes]] = {
 }
 
 """The text before the repeated part, that part, and the text behind it."""
-MANY = ("objects in an event", "empty events")
+MANY = ("objects in an event", "empty events", "a table of lines")
 """Each of millions becomes an object, which takes its time."""
 NO_TRACES = {"text without events": "no traceEvents", "blanks behind the key": "without a single"}
 
 
-def bomb(case: str, size: int) -> bytes:
-    head, unit, tail = BOMBS[case]
+def repeated(case: str, size: int) -> bytes:
+    head, unit, tail = REPEATED[case]
     block = unit * (MIB // len(unit))
     packing = zlib.compressobj(wbits=31)
     parts = [packing.compress(head)]
@@ -151,36 +141,13 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the p
 @pytest.mark.posix
 @pytest.mark.slow
 @linux
-@pytest.mark.parametrize("case", [case for case in BOMBS if case not in MANY])
-def test_a_gzip_bomb_is_refused_in_little_memory(case: str, tmp_path: Path) -> None:
-    path = tmp_path / "bomb.json.gz"
-    path.write_bytes(bomb(case, 60 * MIB))
-    assert path.stat().st_size < MIB // 4
-    output, peak = output_and_peak(path)
-    assert "bomb.json.gz unpacks to more than 200 times its size" in output
-    assert "BACKSPOT_UNPACK_ALL=1" in output
-    assert peak < 200 * MIB
-
-
-@pytest.mark.posix
-@pytest.mark.slow
-@linux
-@pytest.mark.parametrize("case", BOMBS)
-def test_the_bound_can_be_lifted_and_memory_stays_bound(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BACKSPOT_UNPACK_ALL", "1")
-    path = tmp_path / "bomb.json.gz"
-    path.write_bytes(bomb(case, (4 if case in MANY else 50) * MIB))
+@pytest.mark.parametrize("case", REPEATED)
+def test_reading_takes_little_memory_whatever_is_packed(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(repeated(case, (4 if case in MANY else 40) * MIB))
     output, peak = output_and_peak(path)
     assert NO_TRACES.get(case, str(3 * TICK)) in output
     assert peak < 200 * MIB
-
-
-def test_a_small_file_may_unpack_to_any_number_of_times_its_size(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(TEXT[:TAIL] + b" " * 20 * MIB + b"}"))
-    assert backspot.locate(path).wall_ns == 3 * TICK
 
 
 # The thread that unpacks -------------------------------------------------------------------------

@@ -1,39 +1,27 @@
 """Decode an exported Kineto trace (Chrome's JSON trace event format) piece by piece.
 
-A trace of gigabytes is read a few hundred kilobytes at a time. The text is cut between two events.
-Each piece becomes typed structs, which live for that piece only, and their values go into columns.
-
-The states of a decoder, by what it reads::
-
-    before the events ──▶ in the list of events ──▶ behind the events
-                                     └── end of the text: the trace is truncated
-
-In the list, a piece is decoded at the first level that succeeds. Each level trusts the text less
-and costs more::
+A trace of gigabytes is read a few hundred kilobytes at a time. Each piece becomes typed structs,
+which live for that piece only, and their values go into columns. There are two ways to decode a
+piece:
 
     fast          cut where two events visibly meet (``}, {"ph":``), and decoded as one list
-    by brackets   brackets are counted, which finds the end of the list and the commas between
-                  events; the events between two commas are decoded as one list
-    lenient       Python's own decoder: for control characters, bytes that are no text, numbers
-                  in quotes
-    one by one    brackets or strings are broken: cut at every place where two events visibly
-                  meet, so that one bad event costs one event
+    one by one    Python's own decoder reads event after event: where two events do not visibly
+                  meet, for the end of the list, and for text that is not quite JSON (control
+                  characters, bytes that are no text, numbers in quotes). A broken event is left
+                  out, up to where two events visibly meet again.
 
-No level reads a piece twice, and no more is kept than the longest event that is read
-(``_MOST_EVENT`` bytes).
+No more text is kept than the longest event that is read (``_MOST_EVENT`` bytes). A trace whose list
+of events does not end is cut short.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
-from itertools import pairwise
 
-from backspot.errors import NotATraceError
 from backspot.trace import compiled, source_lines
-from backspot.trace.brackets import Brackets, Shape, with_numbers
 from backspot.trace.columns import Columns
 from backspot.trace.json_events import (
     Event,
@@ -43,7 +31,14 @@ from backspot.trace.json_events import (
     decode_in_detail,
     gather,
 )
-from backspot.trace.metadata import TableFinder, base_time, device_names, find_events, has_details
+from backspot.trace.metadata import (
+    TableFinder,
+    base_time,
+    device_names,
+    find_events,
+    has_details,
+)
+from backspot.trace.numbers import with_numbers
 
 __all__ = ["ChromeDecoder", "first_between"]
 
@@ -51,32 +46,28 @@ __all__ = ["ChromeDecoder", "first_between"]
 _PIECE = 1 << 18
 # Between two events. A quote in a JSON string is escaped, so this cannot match inside a string. It
 # can match in a list of objects within an event's args; then decoding the piece fails.
-_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
-# PyTorch begins every event so, and no object within an event.
-_FIRST_KEY = re.compile(rb'\{\s*"ph"')
-_SURELY_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"ph"\s*:)')
+_BEFORE = r',\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)'
+_BETWEEN = re.compile(rb"\}\s*" + _BEFORE.encode())
+_FOLLOWING = re.compile(_BEFORE)
+_SURELY_FOLLOWING = re.compile(rb',\s*(?=\{\s*"ph"\s*:)')
+"""The comma before an event, whatever is left out before it."""
+_BLANKS = re.compile(r"[\s,]*")
 # What follows the list of events: nothing, the end of the object, or its next key.
-_AFTER = re.compile(rb'\s*(?:\Z|\}\s*\Z|,\s*(?:\Z|"))')
+_END = re.compile(r'\](?=\s*(?:\Z|\}\s*\Z|,\s*(?:\Z|")))')
+# Where a value is cut: in a string, or in a word or number, which are short.
+_CUT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*\\?\Z|.{0,8}\Z', re.DOTALL)
 _MOST_EVENTS = 1 << 12  # bytes: most events are shorter
 _LONG = 1 << 20
-"""Bytes without a visible boundary between two events, after which brackets are counted."""
+"""Bytes without a visible boundary between two events, after which events are read one by one."""
 _MOST_EVENT = 1 << 24
 """Bytes of one event: a longer one is skipped and counted as malformed."""
 _MOST_HEAD = 1 << 20
 """Bytes before the events that are searched for what is recorded."""
-_MOST_LENIENT = 1 << 22
-"""Bytes for the lenient level: Python's own objects take some dozen times the size of the text."""
-_BEYOND_USE = 100_000
-"""Malformed events after which, without a sound one so far, the rest is not read."""
+_MOST_TRIES = 8
+"""For how many broken events of a piece all of the piece may be read in vain."""
 # Errors of the decoders: of JSON, of text (half a surrogate pair), of numbers, of nesting.
 _BAD = (ValueError, OverflowError, RecursionError)
-
-
-class _List(Enum):
-    """Whether the list of events has ended."""
-
-    OPEN = auto()
-    CLOSED = auto()
+_TOLERANT = json.JSONDecoder(strict=False)
 
 
 class ChromeDecoder:
@@ -116,12 +107,11 @@ class ChromeDecoder:
         Raises:
             NotATraceError: If the text is no trace at all.
         """
-        state, text = self._events(self._begin())
-        self.truncated = state is _List.OPEN
-        if state is _List.CLOSED:
-            self._look(text)
-            while text := self._read(_PIECE):
-                self._look(text)
+        after = self._events(self._begin())
+        self.truncated = after is None
+        while after:
+            self._look(after)
+            after = self._read(_PIECE)
         self._read_tables()
 
     def run_part(self, *, first: bool, last: bool) -> bool:
@@ -150,10 +140,10 @@ class ChromeDecoder:
                 return False
         if not last:
             return self._fast(rest)
-        end = Brackets().follow(rest).end
-        if end < 0 or not self._fast(rest[:end]):
+        after = self._one_by_one(rest, is_last=True)[1]
+        if after is None or self.malformed:
             return False
-        self._look(rest[end + 1 :])
+        self._look(after)
         self._read_tables()
         return True
 
@@ -176,34 +166,42 @@ class ChromeDecoder:
         self._head += text[: max(0, _MOST_HEAD - len(self._head))]
 
     # The list of events ------------------------------------------------------------------------
-    #
-    # These return whether the list is still open, and the rest of the text: of an open list, what
-    # is still to be decoded; of a closed one, what follows its closing bracket.
 
-    def _events(self, rest: bytes) -> tuple[_List, bytes]:
+    def _events(self, rest: bytes) -> bytes | None:
         """Decode the list of events to its end, or to the end of the text.
 
         Args:
             rest: the part of the list that was read already.
+
+        Returns:
+            What was read of the text behind the list; ``None`` if the text ends within the list.
         """
         while block := self._next(len(rest)):
             buffer = rest + block
             cut = _last_between(buffer, len(rest))
-            if cut is not None and not _FIRST_KEY.match(buffer, cut[1]):
-                cut = _checked(buffer, cut)
-            if cut is None:
-                rest = buffer.lstrip() if buffer[:1].isspace() else buffer
-                if len(rest) > _LONG:
-                    state, rest = self._long(rest)
-                    if state is _List.CLOSED:
-                        return state, rest
+            if cut is not None and self._fast(buffer[: cut[0]]):
+                rest = buffer[cut[1] :]
                 continue
-            piece, rest = buffer[: cut[0]], buffer[cut[1] :]
-            if not self._fast(piece):
-                state, after = self._by_brackets(piece)
-                if state is _List.CLOSED:
-                    return state, after + buffer[cut[0] :]
-        return self._by_brackets(rest, is_last=True)
+            rest = buffer
+            if cut is not None or len(rest) > _LONG:
+                end = len(rest) if cut is None else cut[0]
+                still_open, after = self._one_by_one(rest[:end], is_last=False)
+                if after is not None:
+                    return after + rest[end:]
+                if len(still_open) > _MOST_EVENT:
+                    self.malformed += 1
+                    still_open = self._skip_event() if cut is None else b""
+                rest = still_open + rest[end:]
+        return self._one_by_one(rest, is_last=True)[1]
+
+    def _skip_event(self) -> bytes:
+        """Read to the end of an event that is too long, and return what was read behind it."""
+        known = b""
+        while block := self._read(_PIECE):
+            known = known[-_MOST_EVENTS:] + block
+            if following := _SURELY_FOLLOWING.search(known):
+                return known[following.start() :]
+        return b""
 
     def _next(self, least: int) -> bytes:
         """Read at least ``least`` bytes, if there are.
@@ -219,102 +217,54 @@ class ChromeDecoder:
             size += len(block)
         return b"".join(blocks)
 
-    def _by_brackets(self, text: bytes, *, is_last: bool = False) -> tuple[_List, bytes]:
-        """Decode all of a text that is no plain list of events.
+    def _one_by_one(self, text: bytes, *, is_last: bool) -> tuple[bytes, bytes | None]:
+        """Decode event after event, slowly and tolerantly.
 
         Args:
-            text: from the beginning of an event.
+            text: from the beginning of an event, or from a comma before one.
             is_last: whether no text follows; then an event that is cut short is not malformed.
-        """
-        shape = Brackets().follow(text)
-        if shape.end >= 0 and _is_end(text, shape.end, is_last=is_last):
-            self._elements(text[: shape.end], shape)
-            return _List.CLOSED, text[shape.end + 1 :]
-        if shape.is_whole:
-            self._elements(text, shape)
-            return _List.OPEN, b""
-        last = int(shape.commas[-1]) if len(shape.commas) else 0
-        if last and self._fast(text[:last]):
-            text = text[last + 1 :]
-        return self._one_by_one(text, is_last=is_last)
 
-    def _elements(self, text: bytes, shape: Shape) -> None:
-        """Decode events between known commas."""
-        for begin, end in shape.stretches(len(text), _PIECE):
-            some = text[begin:end]
-            if self._fast(some) or self._lenient(some):
+        Returns:
+            The text of an event that does not end in this text, and the text behind the list of
+            events, ``None`` if the list does not end.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        shown = decoder.decode(with_numbers(text), is_last)
+        begun = decoder.getstate()[0]  # a character that is cut in two
+        items: list[object] = []
+        texts: list[str] = []
+        at, tries = 0, _MOST_TRIES
+        still_open, after = begun, None
+        while (at := _skipped(shown, at)) < len(shown):
+            if end := _END.match(shown, at):
+                after = shown[end.end() :].encode() + begun
+                break
+            following = _FOLLOWING.search(shown, at + 1)
+            item, size, is_cut = _value(shown[at : following.start() if following else None])
+            if is_cut and following is not None:  # is it within the event?
+                is_cut = tries > 0
+                if tries:
+                    tries -= 1
+                    item, size, is_cut = _value(shown[at:])
+            if size:
+                items.append(item)
+                texts.append(shown[at : at + size])
+                at += size
                 continue
-            edges = [-1, *Brackets().follow(some).commas.tolist(), len(some)]
-            self._halved([some[a + 1 : b] for a, b in pairwise(edges)])
-
-    def _halved(self, events: list[bytes]) -> None:
-        """Decode events of which at least one is bad, by halving until it is alone."""
-        if len(events) == 1:
-            if not self._fast(events[0]) and not self._lenient(events[0]):
-                self._leave_out()
-            return
-        half = len(events) // 2
-        for some in (events[:half], events[half:]):
-            if len(some) == 1 or not self._decoded(b",".join(some)):
-                self._halved(some)
-
-    def _one_by_one(self, text: bytes, *, is_last: bool) -> tuple[_List, bytes]:
-        """Decode all of a text with broken brackets or strings.
-
-        Args:
-            text: from the beginning of an event.
-            is_last: as in ``_by_brackets``.
-        """
-        at = 0
-        for match in (*_BETWEEN.finditer(text), None):
-            event = text[at : match.start() + 1] if match else text[at:]
-            if not self._fast(event) and not self._lenient(event):
-                end = Brackets().follow(event).end
-                closes = end >= 0 and _is_end(text, at + end, is_last=is_last)
-                if closes and (self._fast(event[:end]) or self._lenient(event[:end])):
-                    return _List.CLOSED, text[at + end + 1 :]
-                if not (is_last and match is None):
-                    self._leave_out()
-            at = match.end() if match else len(text)
-        return _List.OPEN, b""
-
-    def _long(self, text: bytes) -> tuple[_List, bytes]:
-        """Decode what can be decoded of a text in which no two events visibly meet."""
-        shape = Brackets().follow(text)
-        if shape.end >= 0 and _is_end(text, shape.end, is_last=False):
-            self._elements(text[: shape.end], shape)
-            return _List.CLOSED, text[shape.end + 1 :]
-        if len(shape.commas):
-            last = int(shape.commas[-1])
-            self._elements(text[:last], shape)
-            return _List.OPEN, text[last + 1 :]
-        if shape.is_whole:  # one event, with only blanks behind it so far
-            self._elements(text, shape)
-            return _List.OPEN, b""
-        cut = _last_between(text)
-        if cut is not None:  # a bracket is missing, so the count is wrong from there on
-            state, after = self._one_by_one(text[: cut[0]], is_last=False)
-            rest = text[cut[1] :] if state is _List.OPEN else after + text[cut[0] :]
-            return state, rest
-        return _List.OPEN, text if len(text) <= _MOST_EVENT else self._skipped(text)
-
-    def _skipped(self, text: bytes) -> bytes:
-        """Read to the end of an event that is too long; return the text behind it."""
-        self._leave_out()
-        brackets = Brackets()
-        brackets.follow(text)
-        before = text[-_MOST_EVENTS:]
-        while text := self._read(_PIECE):
-            shape = brackets.follow(text)
-            if len(shape.commas):
-                return text[int(shape.commas[0]) + 1 :]
-            if shape.end >= 0:
-                return text[shape.end :]
-            known = before + text
-            if (match := _SURELY_BETWEEN.search(known)) is not None:
-                return known[match.end() :]
-            before = known[-_MOST_EVENTS:]
-        return b""
+            may_end = is_cut and len(shown) - at <= _MOST_EVENT
+            if not is_last and (following is None or may_end):
+                still_open = shown[at:].encode() + begun
+                break
+            if following is not None:
+                at = following.end()
+            elif end := _END.search(shown, at):
+                at = end.start()
+            else:  # cut short
+                break
+            self.malformed += 1
+        if not self._fast(",".join(texts).encode()):
+            self._take(self._converted(items))
+        return still_open, after
 
     # Events ------------------------------------------------------------------------------------
 
@@ -338,38 +288,19 @@ class ChromeDecoder:
         self._take(events)
         return True
 
-    def _lenient(self, text: bytes) -> bool:
-        """Decode events slowly and tolerantly, as ``_fast`` does otherwise."""
-        if len(text) > _MOST_LENIENT:
-            return False
-        try:
-            raw = json.loads("[" + text.decode("utf-8", "replace") + "]", strict=False)
-        except _BAD:
-            return False
-        self._take(self._converted(raw))
-        return True
-
-    def _converted(self, raw: list[object]) -> list[Event]:
+    def _converted(self, items: list[object]) -> list[Event]:
         events: list[Event] = []
         convert = convert_in_detail if self._in_detail else convert_event
-        for item in raw:
+        for item in items:
             try:
                 events.append(convert(item))
             except (*_BAD, SystemError):  # msgspec before 0.22, for an integer beyond a float
-                self._leave_out()
+                self.malformed += 1
         return events
 
     def _take(self, events: Sequence[Event]) -> None:
         self.seen += len(events)
         self.impossible += gather(events, self.columns)
-
-    def _leave_out(self) -> None:
-        self.malformed += 1
-        if self.malformed >= _BEYOND_USE and not len(self.columns):
-            raise NotATraceError(
-                f"{self._source} is broken beyond use: none of its first {self.malformed:,} events "
-                "can be read"
-            )
 
     def _look(self, text: bytes) -> None:
         """Search text around the events for the tables of the live half."""
@@ -383,17 +314,23 @@ class ChromeDecoder:
             self.columns.compiled = compiled.find_compiled(graphs)
 
 
-def _is_end(text: bytes, bracket: int, *, is_last: bool) -> bool:
-    """Whether the list of events can end with a bracket.
+def _value(text: str) -> tuple[object, int, bool]:
+    """Return the JSON value at the beginning of a text.
 
-    Args:
-        text: in which no other list is open at the bracket.
-        bracket: the position of the bracket.
-        is_last: whether no text follows this one.
+    Returns:
+        The value, its length, and whether the text ends within it. The length is 0 if there is no
+        value.
     """
-    if _AFTER.match(text, bracket + 1):
-        return True
-    return is_last and _BETWEEN.search(text, bracket) is None
+    try:
+        return *_TOLERANT.raw_decode(text), False
+    except _BAD as error:
+        return None, 0, _CUT.match(text, getattr(error, "pos", 0)) is not None
+
+
+def _skipped(text: str, at: int) -> int:
+    """Return where the next value or bracket begins, behind blanks and commas."""
+    blanks = _BLANKS.match(text, at)
+    return blanks.end() if blanks else at
 
 
 def first_between(text: bytes) -> tuple[int, int] | None:
@@ -420,15 +357,3 @@ def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
         if at <= since - _MOST_EVENTS or not at:
             return None
         window *= 8
-
-
-def _checked(text: bytes, cut: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the cut, or the last one before it if brackets show that it is within an event."""
-    piece = text[: cut[0]]
-    if piece.count(b"{") == piece.count(b"}") and piece.count(b"[") == piece.count(b"]"):
-        return cut
-    shape = Brackets().follow(piece)
-    if shape.is_whole or shape.end >= 0:
-        return cut
-    last = int(shape.commas[-1]) if len(shape.commas) else 0
-    return (last, last + 1) if last else None

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from backspot.trace.brackets import last_value
+from backspot.trace.metadata import last_value
 from backspot.trace.source_lines import SourceLine
 
 __all__ = [

@@ -19,7 +19,14 @@ from backspot.trace.names import (
     TRACE_EVENTS,
 )
 
-__all__ = ["TableFinder", "base_time", "device_names", "find_events", "has_details"]
+__all__ = [
+    "TableFinder",
+    "base_time",
+    "device_names",
+    "find_events",
+    "has_details",
+    "last_value",
+]
 
 _PIECE = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -34,6 +41,7 @@ _SAVED = {
     "prints it, backspot diff compares it with another one, backspot.JobReport.load reads it",
 }
 """What starts the schema of a file, and what that file is."""
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)|[][{}]', re.DOTALL)
 _OVERLAP = 64
 """Bytes of the previous piece that are searched again: more than any of these words has."""
 
@@ -161,3 +169,26 @@ class TableFinder:
     def found(self) -> bytes:
         """Return the text from the last such key on; ``b""`` if there is none."""
         return b"".join(self._found)
+
+
+def last_value(text: bytes, key: str, most: int) -> bytes | None:
+    """Return the object or list under the last occurrence of a key, as in every JSON object.
+
+    Args:
+        text: any part of an object.
+        key: the key.
+        most: the most bytes that the value may have.
+
+    Returns:
+        The value; ``None`` if there is no such key; ``b""`` if the value does not end in time.
+    """
+    at = list(re.finditer(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*(?=[{\[])', text))
+    if not at:
+        return None
+    value = text[at[-1].end() :][:most]
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(value):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
+        if not depth:
+            return value[: token.end()]
+    return b""

@@ -19,15 +19,7 @@ from backspot.trace.metadata import find_events
 from backspot.trace.names import TRACE_EVENTS
 from backspot.trace.parallel import decode_in_parts, paying_jobs
 from backspot.trace.profiler import is_profiler, read_profiler
-from backspot.trace.stream import (
-    GZIP,
-    MOST_TIMES,
-    UNBOUNDED,
-    Progress,
-    Read,
-    UnpackedTooFarError,
-    plain,
-)
+from backspot.trace.stream import GZIP, Progress, Read, plain
 
 __all__ = ["Progress", "newest", "read_events", "trace_bytes", "traces_in"]
 
@@ -159,11 +151,6 @@ def _read_stream(
     except zlib.error as error:
         raise NotATraceError(
             f"{source} is a broken gzip file ({error}): export or copy it again"
-        ) from None
-    except UnpackedTooFarError:
-        raise NotATraceError(
-            f"{source} unpacks to more than {MOST_TIMES} times its size, which no trace does: if "
-            f"you trust it, unpack it first, or set {UNBOUNDED}=1"
         ) from None
     return _finished(decoder, source)
 

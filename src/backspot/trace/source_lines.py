@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backspot.trace.brackets import last_value
+from backspot.trace.metadata import last_value
 
 __all__ = [
     "KEY",

@@ -6,8 +6,6 @@ interpreter's lock, so on a second processor unpacking costs the reader little.
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +15,7 @@ from typing import IO, TypeAlias
 
 from backspot.errors import UsageError
 
-__all__ = ["GZIP", "MOST_TIMES", "UNBOUNDED", "Progress", "Read", "UnpackedTooFarError", "plain"]
+__all__ = ["GZIP", "Progress", "Read", "plain"]
 
 Progress: TypeAlias = Callable[[int, "int | None"], None]
 """Called while reading with the bytes read so far and, where it is known, the file's size."""
@@ -27,28 +25,14 @@ Read: TypeAlias = Callable[[int], bytes]
 GZIP = b"\x1f\x8b"
 """The first two bytes of a gzip file."""
 
-UNBOUNDED = "BACKSPOT_UNPACK_ALL"
-"""An environment variable: if it is set, any file is unpacked to its end."""
-
-_FREE = 32 << 20
-MOST_TIMES = 200
-"""A file may unpack to this many times its size, beside the first 32 MiB, which are free. Traces
-unpack to 10 to 30 times their size, to 60 with a stack in each event; gzip can pack 1000 times."""
-
-_PACKED = 1 << 20
+_PACKED = 1 << 18
 # The thread needs the interpreter's lock for each block. Waiting for the lock takes as long as
 # unpacking some megabytes.
 _BLOCK = 8 << 20
 _LEAST_BLOCK = 1 << 20
-_LEAST_STEP = 1 << 9
-_ZEROS = re.compile(rb"\0*")
 
 _Block: TypeAlias = tuple[int, bytes]
 """Plain bytes, and how far the file was read for them."""
-
-
-class UnpackedTooFarError(Exception):
-    """A gzip file unpacks to far more than a trace does."""
 
 
 @contextmanager
@@ -63,8 +47,6 @@ def plain(file: IO[bytes], total: int | None, progress: Progress | None) -> Iter
     Raises:
         UsageError: If the file is open in text mode; the yielded function raises it too.
         zlib.error: Raised by the yielded function if the gzip data is broken.
-        UnpackedTooFarError: Raised by the yielded function if the file unpacks to far more than a
-            trace does and ``UNBOUNDED`` is not set in the environment.
     """
     counted = _Counted(file)
     head = counted.read(2)
@@ -118,13 +100,9 @@ class _Counted:
 
 def _unpacked(file: _Counted, head: bytes) -> Iterator[_Block]:
     """Yield the plain bytes of a gzip file in blocks worth a thread's attention."""
-    bounded = not os.environ.get(UNBOUNDED)
     blocks: list[bytes] = []
-    unpacked = size = 0
+    size = 0
     for data in _members(file, head):
-        unpacked += len(data)
-        if bounded and unpacked > _FREE + MOST_TIMES * file.done:
-            raise UnpackedTooFarError
         blocks.append(data)
         size += len(data)
         if size >= _LEAST_BLOCK:
@@ -134,41 +112,20 @@ def _unpacked(file: _Counted, head: bytes) -> Iterator[_Block]:
         yield file.done, b"".join(blocks)
 
 
-def _members(file: _Counted, head: bytes) -> Iterator[bytes]:
+def _members(file: _Counted, packed: bytes) -> Iterator[bytes]:
     """Yield the plain bytes of all members in order, as `cat a.gz b.gz` makes them."""
     inflate = zlib.decompressobj(wbits=31)
-    packed, step = memoryview(head), _PACKED
-    while packed or (packed := memoryview(file.read(_PACKED))):
-        given = packed[:step]
-        data = inflate.decompress(given, _BLOCK)
-        left = len(inflate.unused_data if inflate.eof else inflate.unconsumed_tail)
-        packed = packed[len(given) - left :]
-        if data:
-            yield data
-        if not inflate.eof:
-            step = min(2 * step, _PACKED)
-            continue
-        # zlib copies what it does not use, so a file of many small members is fed in small steps.
-        step = max(_LEAST_STEP, min(2 * (len(given) - left), _PACKED))
-        packed = _behind_padding(file, packed)
-        if packed[:2] != GZIP:  # the end, or something that is not gzip
-            return
-        inflate = zlib.decompressobj(wbits=31)
-    if rest := inflate.flush():
-        yield rest
-
-
-def _behind_padding(file: _Counted, packed: memoryview) -> memoryview:
-    """Skip the zeros behind a member; returns at least two bytes if the file has them."""
-    while True:
-        zeros = _ZEROS.match(packed)
-        packed = packed[zeros.end() if zeros else 0 :]
-        if len(packed) > 1:
-            return packed
-        more = file.read(_PACKED)
-        if not more:
-            return packed
-        packed = memoryview(bytes(packed) + more)
+    while packed or (packed := file.read(_PACKED)):
+        yield inflate.decompress(packed, _BLOCK)
+        packed = inflate.unconsumed_tail
+        if inflate.eof:
+            packed = inflate.unused_data
+            if len(packed) < len(GZIP):
+                packed += file.read(_PACKED)
+            if not packed.startswith(GZIP):  # the end, or something that is not gzip
+                return
+            inflate = zlib.decompressobj(wbits=31)
+    yield inflate.flush()
 
 
 def _ahead(blocks: Iterator[_Block]) -> Generator[_Block, None, None]:

@@ -1,0 +1,35 @@
+"""Numbers that programs write and that JSON does not have: infinities, and what is no number."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+__all__ = ["with_numbers"]
+
+# What C and Python's json print.
+_WORD = re.compile(rb"-?(?:[Ii]nf(?:inity)?|[Nn]a[Nn](?:\([a-z]*\))?)(?=\s*[,}\]])")
+# No time, count or size is this large, so it is refused wherever it is used.
+_NO_NUMBER = b"1e308"
+
+
+def with_numbers(text: bytes) -> bytes:
+    """Return the text with an impossibly large number for each bare ``inf`` and ``nan``.
+
+    Args:
+        text: events; it must begin outside a string.
+    """
+    found = [match.span() for match in _WORD.finditer(text)]
+    if not found:
+        return text
+    spans = np.array(found, np.int64)
+    # Escaped quotes and backslashes are blanked; the length stays.
+    plain = text.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+    quotes = np.flatnonzero(np.frombuffer(plain, np.uint8) == ord('"'))
+    spans = spans[np.searchsorted(quotes, spans[:, 0]) % 2 == 0]
+    parts, at = [], 0
+    for begin, end in spans.tolist():
+        parts += [text[at:begin], _NO_NUMBER]
+        at = end
+    return b"".join([*parts, text[at:]])
