@@ -1,6 +1,6 @@
 """Are operations and rates of operators those that TraceLens finds in the same trace?
 
-    python -m benchmarks.accuracy.beside_tracelens
+    python -m benchmarks beside_tracelens
 
 For each recording: operations, bytes and TFLOP/s of each operator with a formula, from Backspot and
 from TraceLens (https://github.com/AMD-AGI/TraceLens, installed from its repository: the package of
@@ -15,7 +15,6 @@ import gzip
 import io
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,11 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backspot.analysis.accounting.formulas.registry import (
-    Inputs,
-    bytes_formulas,
-    flops_formulas,
-)
+from backspot.analysis.accounting.formulas.registry import Inputs, bytes_formulas, flops_formulas
 from backspot.analysis.accounting.work import Counted, count_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.timeline import first_started, grouped
@@ -231,7 +226,7 @@ def _beside(events: Events, path: Path) -> list[dict[str, Any]]:
 @script
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print and write."""
-    parser = command_line(__doc__, out="beside_tracelens.json", device=False)
+    parser = command_line(__doc__, "beside_tracelens", device=False)
     arguments = parse(parser, argv)
     found = {}
     for name in choose(arguments, _TRACES, _SMALL):
@@ -261,7 +256,3 @@ def _print(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         for one in some
     ]
     print_table(head, rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Inside torch.compile: does the ranked list name the module that was made slow?
 
-    python -m benchmarks.accuracy.compiled_truth
-    python -m benchmarks.accuracy.compiled_truth --cases vit/whole,llama/regional
+    python -m benchmarks compiled_truth
+    python -m benchmarks compiled_truth --cases vit/whole,llama/regional
 
 Each case compiles a model whole, block by block, or with activation checkpointing, after slow work
 was planted into one random module: an extra product of matrices, a wide hidden layer, or a chain of
@@ -22,14 +22,12 @@ turn, so times of compilation are exact with ``--jobs 1`` alone.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import gc
 import json
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -49,7 +47,7 @@ from benchmarks.common import (
     script,
     synchronize,
 )
-from benchmarks.workers import Handler, Job, Record, Stage, serve
+from benchmarks.workers import Job, Record, Stage
 
 _TIMM = {
     "vit": ("vit_small_patch16_224", {"depth": 6}),
@@ -504,80 +502,65 @@ def _without_module(
 # The run -----------------------------------------------------------------------------------------
 
 
-def _examining(arguments: argparse.Namespace) -> Handler:
-    def handle(job: Job, stage: Stage) -> Record:
-        return _examine(job["name"], arguments.device, arguments.small, stage)
-
-    return handle
-
-
 def _describe(record: Record) -> Iterator[str]:
+    """Each comparison, and in brackets the same of two compilations without Backspot."""
+
+    def both(key: str) -> str:
+        return f"{record[key]} ({record[f'control_{key}']})"
+
     yield (
         f"planted {record['kind']} in {record['planted']}: "
         f"{'hit' if record['hit'] else 'MISSED, first is ' + record['first']} · "
         f"attributed {record['attributed']:.1%}, exact {record['exact']:.1%} · "
         f"extern calls {record['extern_right']} of {record['extern_calls']} · "
-        f"code {'same' if record['same_code'] else 'DIFFERS'} (control: "
-        f"{'same' if record['control_same_code'] else 'differs'}) · "
-        f"kernels {'same' if record['same_kernels'] else 'DIFFER'} (control: "
-        f"{'same' if record['control_same_kernels'] else 'differ'}) · "
-        f"{record['compiled_again_with']} graphs compiled again (without: "
-        f"{record['compiled_again_without']}) · "
-        f"{record['differ']} of {record['gradients']} gradients differ (control: "
-        f"{record['control_differ']}) · compiled in "
+        f"same code {both('same_code')} · same kernels {both('same_kernels')} · "
+        f"{record['compiled_again_with']} graphs compiled again "
+        f"({record['compiled_again_without']}) · "
+        f"{both('differ')} of {record['gradients']} gradients differ · compiled in "
         f"{record['compile_without_s']:.1f} s, with Backspot {record['compile_with_s']:.1f} s"
     )
     yield from record["warnings"]
+
+
+_COUNTED = (
+    "hit", "hit_gpu", "extern_calls", "extern_right", "same_code", "control_same_code",
+    "same_kernels", "control_same_kernels", "differ", "control_differ", "compiled_again_with",
+)  # fmt: skip
 
 
 def _summarise(cases: dict[str, Record]) -> Record:
     done = [case for case in cases.values() if case.get("end") == "done"]
     if not done:
         return {}
+    medians = ("attributed", "exact", "compile_ratio")
     return {
         "summary": {
             "cases": len(done),
-            "hits": sum(case["hit"] for case in done),
-            "hits_by_gpu_time": sum(case["hit_gpu"] for case in done),
-            "attributed_median": statistics.median(case["attributed"] for case in done),
-            "exact_median": statistics.median(case["exact"] for case in done),
-            "extern_calls": sum(case["extern_calls"] for case in done),
-            "extern_right": sum(case["extern_right"] for case in done),
-            "same_code": sum(case["same_code"] for case in done),
-            "control_same_code": sum(case["control_same_code"] for case in done),
-            "same_kernels": sum(case["same_kernels"] for case in done),
-            "control_same_kernels": sum(case["control_same_kernels"] for case in done),
-            "gradients_differ": sum(case["differ"] for case in done),
-            "control_gradients_differ": sum(case["control_differ"] for case in done),
-            "compiled_again": sum(case["compiled_again_with"] for case in done),
-            "compile_ratio_median": statistics.median(case["compile_ratio"] for case in done),
+            **{key: sum(case[key] for case in done) for key in _COUNTED},
+            **{f"{key}_median": statistics.median(case[key] for case in done) for key in medians},
         }
     }
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases."""
-    parser = command_line(__doc__, out="compiled_truth.json", seconds=1800, jobs=1)
+    parser = command_line(__doc__, "compiled_truth", seconds=1800, jobs=1)
     parser.add_argument("--subset", action="store_true", help="eight cases: four minutes")
     arguments = parse(parser, argv)
-    if arguments.worker:
-        serve(_examining(arguments))
-        return 0
-    if arguments.device == "cpu" and not (arguments.cases or arguments.list):
-        raise CannotRunError("needs a GPU; on a CPU a case compiles for minutes: --cases names one")
-    known = {f"{model}/{how}": "" for model in _MODELS for how in _HOW}
-    names = choose(arguments, known, _SMALL)
-    if arguments.subset and not arguments.cases:
-        names = list(_SUBSET)
+
+    def names() -> Sequence[str]:
+        if arguments.device == "cpu" and not (arguments.cases or arguments.list):
+            raise CannotRunError("needs a GPU; on a CPU a case takes minutes: --cases names one")
+        known = {f"{model}/{how}": "" for model in _MODELS for how in _HOW}
+        subset = arguments.subset and not arguments.cases
+        return _SUBSET if subset else choose(arguments, known, _SMALL)
+
+    def handle(job: Job, stage: Stage) -> Record:
+        return _examine(job["name"], arguments.device, arguments.small, stage)
+
     cases = run_cases(
-        __spec__.name, names, arguments, lambda: _examining(arguments),
-        summarise=_summarise, describe=_describe, timeout_s=300,
-    )  # fmt: skip
+        arguments, names, handle, summarise=_summarise, describe=_describe, timeout_s=300
+    )
     for line in _summarise(cases).get("summary", {}).items():
         print(*line)
     return exit_code(cases.values())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

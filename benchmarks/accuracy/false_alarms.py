@@ -1,8 +1,8 @@
 """What is found in 40 healthy models? An expert judges each finding; all of them are listed.
 
-    python -m benchmarks.accuracy.false_alarms --device cpu --keep recorded
-    python -m benchmarks.accuracy.false_alarms --device cuda --jobs 3 --keep recorded
-    python -m benchmarks.accuracy.false_alarms judge recorded        # the table again
+    python -m benchmarks false_alarms --device cpu --keep recorded
+    python -m benchmarks false_alarms --device cuda --jobs 3 --keep recorded
+    python -m benchmarks false_alarms judge recorded        # the table again
 
 Each model (``healthy.py``) is recorded three times by ``backspot.profile`` with its defaults. On a
 CPU, other processes keep all cores busy meanwhile. ``--keep`` saves each report as JSON, and with
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +24,16 @@ from benchmarks.cases import exit_code, profile_in_turn
 from benchmarks.common import (
     RESULTS,
     UsageError,
+    busy,
     choose,
     command_line,
     parse,
     print_table,
     profile_default,
     script,
+    usable_cores,
     write_results,
 )
-from benchmarks.load import add_busy, busy, usable_cores
 from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
 
 _RECORDINGS = 3
@@ -225,13 +225,12 @@ def _judge(arguments: argparse.Namespace) -> int:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="false_alarms_{device}.json", seconds=3000, jobs=1)
+    parser = command_line(__doc__, "false_alarms", seconds=3000, jobs=1, load=True)
     parser.add_argument("verb", nargs="?", choices=("record", "judge"), default="record")
     parser.add_argument("folder", nargs="?", type=Path, help="judge: what --keep has saved")
     parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
     parser.add_argument("--keep", type=Path, help="save each report in this folder")
     parser.add_argument("--traces", action="store_true", help="with --keep: the recordings too")
-    add_busy(parser, default=None, says="on a CPU as many as it has cores; on a GPU 0")
     arguments = parse(parser, argv)
     if arguments.worker:
         serve(_examining(arguments.device, arguments.small))
@@ -264,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with busy(arguments.busy):
         records = run(
             jobs,
-            worker_command(__spec__.name, arguments),
+            worker_command(arguments),
             lambda: _examining(arguments.device, arguments.small),
             [Phase(arguments.jobs, _TIMEOUT_S)],
             seconds=arguments.seconds,
@@ -278,7 +277,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _document(arguments: argparse.Namespace, cases: Mapping[str, Record]) -> Record:
     return {"busy": arguments.busy, **_summary(cases), "cases": cases}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

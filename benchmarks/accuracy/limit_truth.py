@@ -1,6 +1,6 @@
 """Is the device's limit true? Layers of known work against a clock of their own, and operations.
 
-    python -m benchmarks.accuracy.limit_truth
+    python -m benchmarks limit_truth
 
 (a) A model that is nothing but large products of matrices, copies or layer norms: achieved TFLOP/s
 and GB/s of the backward, its share of the peak and what bounds it, against the same backward timed
@@ -18,7 +18,6 @@ does not count.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -239,7 +238,7 @@ def _in_regions(name: str, device: str, path: Path) -> dict[str, Any]:
 @script
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print and write."""
-    parser = command_line(__doc__, out="limit_truth.json", seconds=900)
+    parser = command_line(__doc__, "limit_truth", seconds=900)
     arguments = parse(parser, argv)
     device = arguments.device
 
@@ -314,7 +313,3 @@ def _print(layers: dict[str, Any], models: dict[str, Any]) -> None:
     )
     for name, one in wrong.items():
         print(f"{name}: {one['ours']:,}, counted {one['counted']:,}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,13 +5,12 @@ backward time of each block beside that of a profile, for blocks of at least 2% 
 Then a long run of a small model: no alarm in 5,000 steady steps, and one for a block that becomes
 slower in step 500.
 
-    python -m benchmarks.accuracy.monitor
+    python -m benchmarks monitor
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -147,7 +146,7 @@ def alarms(device: str, *, steady: int, at: int, small: bool) -> dict[str, Any]:
 @script
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write the results."""
-    arguments = parse(command_line(__doc__, out="monitor_{device}.json"), argv)
+    arguments = parse(command_line(__doc__, "monitor"), argv)
     names = choose(arguments, dict.fromkeys(CASES, ""), small=("resnet50_channels_last",))
     from benchmarks.accuracy.truth_models import MODELS
 
@@ -209,7 +208,3 @@ def _too_far(found: dict[str, Any], device: str) -> bool:
     return device.startswith("cuda") and any(
         (one["farthest"] or 0) > 0.05 or one["sampled"]["median"] > 0.01 for one in bound
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,13 +5,12 @@ Two processes train a model with DistributedDataParallel or FSDP2. Something slo
 plants, the same training runs with nothing planted. On GPUs, the time that rank 0 waits in a
 collective is then compared with CUDA events of each rank's own.
 
-    python -m benchmarks.accuracy.planted_ranks
+    python -m benchmarks planted_ranks
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -166,7 +165,7 @@ def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool)
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="planted_ranks_{device}.json")
+    parser = command_line(__doc__, "planted_ranks")
     arguments = parse(parser, argv)
     names = choose(arguments, dict.fromkeys(CASES, ""), ("ddp/0-even", "ddp/1-host"))
     print_machine(arguments.device)
@@ -191,7 +190,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rank 0 waits {wait['real']:.3f} ms, and is said to wait {wait['found']:.3f} ms")
     write_results(arguments, records)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

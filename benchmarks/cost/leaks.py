@@ -1,6 +1,6 @@
 """Does anything grow? Many small steps, instrumented, with the profiler off and on in turns.
 
-    python -m benchmarks.cost.leaks [--steps 10000] [--every 1000]
+    python -m benchmarks leaks [--steps 10000] [--every 1000]
 
 Prints resident memory, Python objects and the autograd nodes that can still be reached after every
 so many steps, for the same steps plain and instrumented. PyTorch's profiler keeps memory of its
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -107,7 +106,7 @@ def _measuring(arguments: argparse.Namespace) -> Handler:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="leaks-cpu.json", device=False, cases=False, jobs=1)
+    parser = command_line(__doc__, "leaks", device=False, cases=False, jobs=1)
     parser.add_argument("--steps", type=int, help="default: 10000; with --small 20")
     parser.add_argument("--every", type=int, help="steps of a row (default: 1000; with --small 10)")
     arguments = parse(parser, argv)
@@ -122,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             {"name": hooks or "none", "hooks": hooks, "steps": steps, "every": every}
             for hooks in (None, "call", "node")
         ],
-        worker_command(__spec__.name, arguments),
+        worker_command(arguments),
         lambda: _measuring(arguments),
         [Phase(arguments.jobs, timeout_s=3600)],
         fresh=True,
@@ -133,7 +132,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_table(list(head.values()), [[row[key] for key in head] for row in rows])
     write_results(arguments, {"rows": rows})
     return exit_code(records)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

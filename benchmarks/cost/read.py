@@ -1,6 +1,6 @@
 """How fast, and in how much memory, is a trace read? Backspot beside other tools, in one run.
 
-    taskset -c 0,1 python -m benchmarks.cost.read
+    taskset -c 0,1 python -m benchmarks read
 
 Traces of 30, 300 and 1,200 MB, plain and compressed, are made by copying a recorded step of an H200
 (``copies.py``); the report of the copies must be that of one, times their number. Each tool
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -42,8 +41,6 @@ from benchmarks.common import (
 from benchmarks.cost.reading_tools import LIVE, NEEDS, TOOLS
 from benchmarks.traces.copies import Copies
 from benchmarks.workers import do_alone, worker_command
-
-__all__ = ["RECORDED"]
 
 MB = 1_000_000
 ONE, TWO, MANY = "backspot --jobs 1", "backspot --jobs 2", "backspot"
@@ -182,7 +179,7 @@ def _numbers(text: str) -> list[int]:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="read.json", device=False, cases=False, seconds=480.0)
+    parser = command_line(__doc__, "read", device=False, cases=False, seconds=480.0)
     known = [*TOOLS, APART, LIVE]
     parser.add_argument("--sizes", help="plain sizes in MB (default: 30,300,1200; with --small 1)")
     parser.add_argument("--gzip", help="sizes that are read compressed too (default: 30,300)")
@@ -400,7 +397,3 @@ def live(options: argparse.Namespace) -> Cell:
         "locate_seconds": spread([reading["locate"] for reading in readings]),
         "key_averages_seconds": spread([reading["key_averages"] for reading in readings]),
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-__all__ = ["mutated"]
-
 Event = dict[str, Any]
 
 _NUMBERS: tuple[Any, ...] = (

@@ -10,17 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from benchmarks.causes.case import (
-    DATA,
-    Built,
-    Context,
-    pinned,
-    plant,
-)
+from benchmarks.causes.case import DATA, Built, Context, pinned, plant
 from benchmarks.causes.training import train_gpt, train_resnet, train_unet, train_vit
 from benchmarks.models import gpt, resnet, unet, vit
-
-__all__ = ["Pictures", "loaded", "moved", "raw"]
 
 _HOST_WAITS = {"launch-bound": "the host waits for the copy, and the GPU's queue runs dry"}
 _BOTH_WAYS = {

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, plant
 from benchmarks.causes.training import (
     train_detector,
     train_gpt,

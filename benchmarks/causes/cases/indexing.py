@@ -9,11 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, plant
 from benchmarks.causes.training import (
     train_detector,
     train_gpt,

@@ -6,11 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, plant
 from benchmarks.causes.training import (
     train_gpt,
     train_recommender,
@@ -28,8 +24,6 @@ from benchmarks.models import (
     unet,
     vit,
 )
-
-__all__ = ["WithWeights"]
 
 _WRITTEN_OUT = {
     "casts": "its softmax runs in fp32 between bf16 products",

@@ -7,14 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    adamw,
-    built,
-    control,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, adamw, built, control, plant
 from benchmarks.causes.training import images
 from benchmarks.models import ResidualMlp, Vit, resnet, vit, wide
 
