@@ -11,8 +11,8 @@ For the known remedies (``--cases remedies``), a second recording says by how mu
 became faster, on the host and on the device, and the replay of the first one says what that saves.
 The wall time of the rows is then that of the changed subtrees and their neighbours, forward and
 backward, before minus after: the saving that a report shows. The summary compares it with the real
-one, in milliseconds where the GPU limits the step, else as shares of the recorded and the real step;
-``bounded`` says how often no more was saved than what the changed subtrees cost before.
+one, in milliseconds where the GPU limits the step, else as shares of the recorded and of the real
+step; ``bounded`` says how often no more was saved than what the changed subtrees cost before.
 
 Not covered is the size of DDP's buckets: that needs several GPUs.
 """

@@ -1,4 +1,4 @@
-"""A training step for each model in which a cause is planted; the options are those of ``built``."""
+"""A training step for each model in which a cause is planted; options are those of ``built``."""
 
 from __future__ import annotations
 

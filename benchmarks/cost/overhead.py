@@ -68,7 +68,7 @@ _GPU_BOUND = 0.9  # the host has launched a step well before the GPU is through 
 _SHARES = {"off": 0.2, "on": 1.0}  # of a case's time: rounds without profiler are the shorter ones
 # A percentage of the plain step that a variant may add, by what decides the step's time.
 _TARGETS = {
-    "off": dict.fromkeys(LABELS, {"gpu": 1.0, "host": 1.0}),
+    "off": {name: {"gpu": 1.0, "host": 1.0} for name in LABELS},
     "on": {"call, no markers": {"gpu": 2.0, "host": 6.0}, "call": {"gpu": 4.0, "host": 12.0}},
 }
 # Pairs of variants: with the profiler on, the first should cost no more than the second.

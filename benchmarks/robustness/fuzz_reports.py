@@ -288,6 +288,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     traces = options.traces or (3 if options.small else None)
     cases = range(count) if options.only is None else [options.only]
     found = fuzz(sources(traces=traces), options.seed, cases, raising=options.only is not None)
-    found.show(options.seed)
-    write_results(options, {"seed": options.seed, **found.as_json()})
+    write_results(options, found.show(options.seed))
     return 1 if found.bad else 0

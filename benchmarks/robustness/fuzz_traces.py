@@ -209,12 +209,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = ["--traces", str(traces)] if traces else []
     run(
         [{"name": str(number), "number": number} for number in range(count)],
-        worker_command(__spec__.name, options, "--seed", options.seed, *chosen),
+        worker_command(options, "--seed", options.seed, *chosen),
         lambda: _reading(options.seed, traces),
         [Phase(options.jobs, _HANGS_S)],
         ended=ended,
         quiet=True,
     )
-    found.show(options.seed)
-    write_results(options, {"seed": options.seed, **found.as_json()})
+    write_results(options, found.show(options.seed))
     return 1 if found.bad else 0

@@ -16,7 +16,7 @@ case's function holds what differs from a well-built model; the models are in
 
 from __future__ import annotations
 
-from benchmarks.causes.case import CASES
+from benchmarks.causes.case import CASES as CASES
 from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     controls,
     data,
