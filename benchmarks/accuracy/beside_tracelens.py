@@ -16,7 +16,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,34 +225,17 @@ def _beside(events: Events, path: Path) -> list[dict[str, Any]]:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print and write."""
-    parser = command_line(__doc__, "beside_tracelens", device=False)
-    arguments = parse(parser, argv)
+    arguments = parse(command_line(__doc__, "beside_tracelens", device=False), argv)
     found = {}
     for name in choose(arguments, _TRACES, _SMALL):
         path = TEST_DATA / _TRACES[name]
         found[name] = _beside(read_events(path), path)
-    _print(found)
+    print("ours / theirs")
+    rows = []
+    for trace, some in found.items():
+        for one in some:
+            pairs = [f"{one[key][0]:.5g} / {one[key][1]:.5g}" for key in ("gflop", "gb", "tflops")]
+            rows.append((trace, one["operator"], *pairs, one["why"]))
+    print_table(("trace", "operator", "GFLOP", "GB", "TFLOP/s", "why"), rows)
     write_results(arguments, {"traces": found})
     return int(any(one["why"] == "?" for rows in found.values() for one in rows))
-
-
-def _print(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    def pair(two: Sequence[float]) -> str:
-        return f"{two[0]:.5g} / {two[1]:.5g}"
-
-    print("ours / theirs")
-    head = ("trace", "operator", "GFLOP", "GB", "TFLOP/s", "why")
-    rows = [
-        (
-            trace,
-            one["operator"],
-            pair(one["gflop"]),
-            pair(one["gb"]),
-            pair(one["tflops"]),
-            one["why"],
-        )
-        for trace, some in found.items()
-        for one in some
-    ]
-    print_table(head, rows)

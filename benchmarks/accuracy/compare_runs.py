@@ -224,13 +224,8 @@ def _record(arguments: argparse.Namespace, cases: Sequence[str], folder: Path) -
 
 def _job(folder: Path, kind: str, number: int, steps: int) -> Job:
     file = str(_file(folder, kind, number).absolute())
-    return {
-        "name": f"{kind}.{number}",
-        "kind": kind,
-        "number": number,
-        "steps": steps,
-        "file": file,
-    }
+    of = {"kind": kind, "number": number, "steps": steps, "file": file}
+    return {"name": f"{kind}.{number}", **of}
 
 
 def _typical_ms(folder: Path) -> Mapping[str, float]:
@@ -248,21 +243,22 @@ def _typical_ms(folder: Path) -> Mapping[str, float]:
 # Judging -----------------------------------------------------------------------------------------
 
 
+_BEFORE_AND_AFTER = {
+    "equal": ("vit", "vit"),
+    "slower": ("vit", "slower"),
+    "resnet50": ("resnet50", "resnet50"),
+    "index": ("gather", "index"),
+}
+
+
 def _pairs(folder: Path) -> Iterator[tuple[str, int, Path, Path]]:
     """Yield case, number, and both files of each pair that is recorded."""
-
-    def pair(case: str, number: int, before: Path, after: Path) -> Iterator[Any]:
-        if before.exists() and after.exists():
-            yield case, number, before, after
-
-    numbers = sorted(int(path.name.split(".")[1]) for path in folder.glob("*.report.json"))
-    for number in sorted(set(numbers)):
-        for case, kind in (("equal", "vit"), ("resnet50", "resnet50")):
-            files = _file(folder, kind, number), _file(folder, kind, number + 1)
-            yield from pair(case, number, *files)
-        for case, kind in (("slower", "vit"), ("index", "gather")):
-            files = _file(folder, kind, number), _file(folder, case, number)
-            yield from pair(case, number, *files)
+    numbers = {int(path.name.split(".")[1]) for path in folder.glob("*.report.json")}
+    for number in sorted(numbers):
+        for case, (before, after) in _BEFORE_AND_AFTER.items():
+            files = _file(folder, before, number), _file(folder, after, number + (before == after))
+            if all(path.exists() for path in files):
+                yield case, number, *files
 
 
 def _changes(comparison: backspot.Comparison) -> list[backspot.Change]:

@@ -105,7 +105,7 @@ def fold(path: str, depth: int | None) -> str:
     return ".".join(path.split(".")[:depth])
 
 
-def _moment(device: str) -> Any:
+def moment(device: str) -> Any:
     """Now on the GPU, or on the host where there is none."""
     if not device.startswith("cuda"):
         return time.perf_counter()
@@ -116,7 +116,7 @@ def _moment(device: str) -> Any:
     return event
 
 
-def _between(first: Any, last: Any) -> float:
+def between(first: Any, last: Any) -> float:
     """Milliseconds between two moments."""
     return (last - first) * 1e3 if isinstance(first, float) else first.elapsed_time(last)
 
@@ -135,7 +135,7 @@ def _timed_backward(
 
     def hook(index: int) -> Callable[..., None]:
         def mark(*_: object) -> None:
-            marks.append((index, _moment(device)))
+            marks.append((index, moment(device)))
 
         return mark
 
@@ -148,11 +148,11 @@ def _timed_backward(
             node.register_prehook(hook(len(owners)))
             owners.append(owner)
     loss.backward()
-    marks.append((len(owners), _moment(device)))
+    marks.append((len(owners), moment(device)))
     synchronize(device)
     taken: dict[str, float] = defaultdict(float)
     for (index, begin), (_, following) in pairwise(marks):
-        taken[owners[index]] += _between(begin, following)
+        taken[owners[index]] += between(begin, following)
     indices = [index for index, _ in marks]
     return taken, indices == sorted(indices) == list(range(len(owners) + 1))
 
