@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 OF_TRACES = ("fixtures", "trim")
 """They write traces, and no results."""
 TESTED_ELSEWHERE = {
+    "planted": "training/test_planted.py",
     "timm_sweep": "training/test_timm_families.py",
     "fuzz_traces": "trace/test_fuzzed_traces.py",
     "fuzz_reports": "render/test_fuzzed_reports.py",
