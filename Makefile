@@ -31,6 +31,6 @@ docs:  ## Make what the documentation shows, and the site in site/
 	mkdocs build
 
 bench:  ## Run the benchmarks that need no GPU and take minutes
-	python -m benchmarks.cost.startup
-	python -m benchmarks.cost.read
-	python -m benchmarks.cost.overhead --device cpu
+	python -m benchmarks startup
+	python -m benchmarks read
+	python -m benchmarks overhead --device cpu

@@ -1,8 +1,7 @@
-"""Runs of a script over its cases: each case alone, or as lines in a file that a run resumes."""
+"""Runs of a benchmark over its cases: each case alone, or as lines in a file that a run resumes."""
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -12,40 +11,14 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import backspot
-from benchmarks.common import (
-    command_line,
-    machine,
-    profile_default,
-    write_json,
-    write_results,
-)
-from benchmarks.workers import (
-    NO_TIME,
-    Handler,
-    Job,
-    Phase,
-    Record,
-    run,
-    worker_command,
-)
+from benchmarks.common import machine, profile_default, write_json, write_results
+from benchmarks.workers import NO_TIME, Handler, Job, Phase, Record, run, serve, worker_command
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "exit_code",
-    "join_ranks",
-    "profile_in_turn",
-    "resumed_command_line",
-    "run_cases",
-    "run_resumed",
-    "summarise_lines",
-    "turn",
-]
 
 
 def join_ranks(device: str) -> tuple[str, int, int]:
@@ -65,6 +38,9 @@ def join_ranks(device: str) -> tuple[str, int, int]:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     return device, rank, world
+
+
+# One worker at a time ----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -111,11 +87,13 @@ def _turns() -> Path:
     return Path(tempfile.gettempdir()) / f"benchmark-{os.getppid()}.lock"
 
 
+# Runs --------------------------------------------------------------------------------------------
+
+
 def run_cases(
-    module: str,
-    names: Sequence[str],
     arguments: Namespace,
-    start: Callable[[], Handler],
+    names: Callable[[], Sequence[str]],
+    handle: Handler,
     *,
     summarise: Callable[[dict[str, Record]], Record],
     describe: Callable[[Record], Iterable[str]],
@@ -123,13 +101,12 @@ def run_cases(
 ) -> dict[str, Record]:
     """Run each case in a process of its own; a CUDA error in one poisons no other.
 
-    The results are written after each case.
+    The results are written after each case. In a worker, this serves the driver and ends.
 
     Args:
-        module: the script's name.
-        names: the cases.
         arguments: the parsed command line.
-        start: gives the handler.
+        names: gives the cases.
+        handle: does one.
         summarise: makes a summary of the cases so far, for the results.
         describe: gives lines to print of a case that is done.
         timeout_s: time limit of one case.
@@ -137,6 +114,9 @@ def run_cases(
     Returns:
         The record of each case by its name, in the order of ``names``.
     """
+    if arguments.worker:
+        serve(handle)
+        raise SystemExit(0)
     began = time.monotonic()
     cases: dict[str, Record] = {}
 
@@ -151,16 +131,17 @@ def run_cases(
                 print(f"  {line}", flush=True)
         write(last=False)
 
+    chosen = names()
     records = run(
-        [{"name": name} for name in names],
-        worker_command(module, arguments),
-        start,
+        [{"name": name} for name in chosen],
+        worker_command(arguments),
+        lambda: handle,
         [Phase(arguments.jobs, timeout_s)],
         seconds=arguments.seconds,
         fresh=True,
         ended=ended,
     )
-    cases = dict(zip(names, records, strict=True))
+    cases = dict(zip(chosen, records, strict=True))
     write(last=True)
     return cases
 
@@ -171,24 +152,13 @@ def exit_code(records: Iterable[Record]) -> int:
     return 3 if NO_TIME in ends else 1 if ends - {"done"} else 0
 
 
-def resumed_command_line(doc: str | None, *, out: str) -> argparse.ArgumentParser:
-    """Return a parser for a script that writes a line a job, from which another run resumes."""
-    parser = command_line(doc, out=out, cases=False, seconds=500, jobs=1)
-    parser.add_argument(
-        "--summarize", type=Path, nargs="+", help="summarise these lines; measure nothing"
-    )
-    return parser
-
-
 def run_resumed(
+    arguments: Namespace,
     jobs: Iterable[Job],
-    command: Sequence[str],
     start: Callable[[], Handler],
     phases: Sequence[Phase],
-    arguments: Namespace,
-    *,
     summarise: Callable[[list[Record]], Record],
-    show: Callable[[Record], None],
+    *,
     late: Callable[[Job], bool] = lambda _: False,
 ) -> int:
     """Do the jobs that are not done yet, write a line for each, and summarise all lines.
@@ -199,10 +169,9 @@ def run_resumed(
     Returns:
         The exit code.
     """
-    with TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         out = arguments.out or Path(folder) / "results.json"
         lines = out.with_suffix(".jsonl")
-        lines.parent.mkdir(parents=True, exist_ok=True)
         write_json(_machine_beside(lines), machine(arguments.device))
         known = {record["name"] for record in read_records([lines])}
 
@@ -212,31 +181,26 @@ def run_resumed(
 
         records = run(
             [job for job in jobs if job["name"] not in known],
-            command,
+            worker_command(arguments),
             start,
             phases,
             seconds=arguments.seconds,
             late=late,
             ended=ended,
         )
-        summarise_lines(arguments, [lines], summarise, show)
+        summarise_lines(arguments, [lines], summarise)
     return exit_code(records)
 
 
 def summarise_lines(
-    arguments: Namespace,
-    paths: Sequence[Path],
-    summarise: Callable[[list[Record]], Record],
-    show: Callable[[Record], None],
+    arguments: Namespace, paths: Sequence[Path], summarise: Callable[[list[Record]], Record]
 ) -> int:
     """Print and write the summary of lines, with the machine that they were measured on."""
     about: Record = {}
     for path in map(_machine_beside, paths):
         if path.exists():
             about |= json.loads(path.read_text())
-    summary = summarise(read_records(paths))
-    show(summary)
-    write_results(arguments, {"hardware": about, **summary})
+    write_results(arguments, {"hardware": about, **summarise(read_records(paths))})
     return 0
 
 
@@ -244,9 +208,7 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
     """Return the records in JSON lines, the last one of each name; a line cut short is left out."""
     records: dict[str, Record] = {}
     for path in paths:
-        if not path.exists():
-            continue
-        for line in path.read_text().splitlines():
+        for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 record = json.loads(line)
             except ValueError:

@@ -18,29 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "RESULTS",
-    "TEST_DATA",
-    "Budget",
-    "CannotRunError",
-    "UsageError",
-    "available_bytes",
-    "choose",
-    "command_line",
-    "interleaved",
-    "machine",
-    "parse",
-    "print_machine",
-    "print_table",
-    "profile_default",
-    "profiling",
-    "record_trace",
-    "script",
-    "spread",
-    "synchronize",
-    "write_json",
-    "write_results",
-]
+from benchmarks.questions import QUESTIONS
 
 RESULTS = Path(__file__).parent / "results"
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"
@@ -64,7 +42,10 @@ class CannotRunError(Exception):
     code = 4
 
 
-def script(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+Main = Callable[[Sequence[str] | None], int]
+
+
+def script(main: Main) -> Callable[..., int]:
     """Give ``main`` errors of one line.
 
     The exit code is 0, or what ``main`` returns (1: a fault was found, 3: time ran out before all
@@ -92,55 +73,56 @@ def script(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
 
 def command_line(
     doc: str | None,
+    question: str = "",
     *,
-    out: str = "",
     device: bool = True,
     cases: bool = True,
     seconds: float | None = None,
     jobs: int | None = None,
+    load: bool = False,
 ) -> argparse.ArgumentParser:
     """Return a parser with the options that the benchmarks share.
 
     Args:
         doc: the script's docstring, of which the first line is the help.
-        out: the file in ``benchmarks/results`` that a full run writes; ``""``: none.
+        question: its name in ``questions.py``, which says where a full run writes.
         device: whether the script runs on a GPU too.
         cases: whether it has cases to choose from.
         seconds: the default time limit for the whole run; ``None``: no limit.
         jobs: the default number of worker processes; ``None``: the script starts none.
+        load: whether other processes can keep the machine busy.
     """
+    out = QUESTIONS[question].out if question else ""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="tiny sizes and few cases: seconds")
     where = f"benchmarks/results/{out}; not with --small" if out else "nowhere"
     parser.add_argument("-o", "--out", type=Path, help=f"where the results go (default: {where})")
-    parser.set_defaults(default_out=out, default_jobs=jobs)
+    parser.set_defaults(question=question, default_out=out, default_jobs=jobs)
     if device:
         parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is")
     if cases:
-        add_cases(parser)
+        parser.add_argument("--cases", default="", help="comma-separated names (default: all)")
+        parser.add_argument("--list", action="store_true", help="print the cases and end")
     if seconds is not None:
         parser.add_argument("--seconds", type=float, default=seconds, help="time limit of the run")
     if jobs is not None:
-        parser.add_argument(
-            "--jobs",
-            type=int,
-            help=f"worker processes at a time; 0: none (default: {jobs}; with --small 0)",
-        )
+        told = f"worker processes at a time; 0: none (default: {jobs}; with --small 0)"
+        parser.add_argument("--jobs", type=int, help=told)
         parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
+    if load:
+        told = "other processes that keep a core busy each meanwhile"
+        parser.add_argument("--busy", type=int, metavar="N", help=told)
     return parser
-
-
-def add_cases(parser: argparse.ArgumentParser) -> None:
-    """Add the options for choosing cases."""
-    parser.add_argument("--cases", default="", help="comma-separated names (default: all)")
-    parser.add_argument("--list", action="store_true", help="print the cases and end")
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line, and fill in the defaults that depend on machine and size."""
     arguments = parser.parse_args(argv)
     if arguments.small:
-        _use_one_thread()
+        # Tiny operations on several threads of a busy machine spend their time waiting.
+        os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that is imported later
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
     if getattr(arguments, "device", "cpu") is None:
         import torch
 
@@ -156,21 +138,14 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     return arguments
 
 
-def _use_one_thread() -> None:
-    """Tiny operations on several threads of a busy machine spend their time waiting."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that is imported later
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-
-
 def choose(
-    arguments: argparse.Namespace, known: Mapping[str, str], small: Sequence[str] = ()
+    arguments: argparse.Namespace, known: Mapping[str, Any], small: Sequence[str] = ()
 ) -> list[str]:
     """Return the names of the cases to run.
 
     Args:
         arguments: the parsed command line.
-        known: each case, and what it is in a few words.
+        known: each case; where its value is a text, that says in a few words what it is.
         small: the cases of a small run for which no cases are named.
 
     Raises:
@@ -179,7 +154,7 @@ def choose(
     """
     if arguments.list:
         for name, about in known.items():
-            print(f"{name}: {about}" if about else name)
+            print(f"{name}: {about}" if about and isinstance(about, str) else name)
         raise SystemExit(0)
     if not arguments.cases:
         return list(small) if arguments.small and small else list(known)
@@ -200,15 +175,12 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     Torch is imported only where ``device`` is a GPU, and no CUDA context is made.
     """
     described: dict[str, Any] = {"python": platform.python_version(), "processor": _processor()}
-    described["cpus"] = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):
-        described["cpus_used"] = len(os.sched_getaffinity(0))
+    described |= {"cpus": os.cpu_count(), "cpus_used": usable_cores()}
     described["memory_gb"] = round(available_bytes() / 1e9)
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             described[name] = version(name)
-    described["date"] = time.strftime("%Y-%m-%d")
-    described["device"] = "cpu"
+    described |= {"date": time.strftime("%Y-%m-%d"), "device": "cpu"}
     if device.startswith("cuda"):
         import torch
 
@@ -232,18 +204,20 @@ def _processor() -> str:
 
 def _gpu() -> tuple[str, str]:
     """Name and driver of the first GPU."""
-    try:
-        said = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        said = ""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    said = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+        said = done.stdout.strip()
     name, _, driver = said.partition(",")
     return name.strip() or "cuda", driver.strip()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def available_bytes() -> int:
@@ -347,6 +321,21 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(ordered), "low": low, "high": high, "n": len(ordered)}
 
 
+def quartiles(of: Mapping[str, float]) -> str:
+    """Return the quartiles of ``spread`` as a cell of a table."""
+    return f"{of['low']:.2f}–{of['high']:.2f}"
+
+
+def milliseconds(step: Callable[[], object], device: str, count: int) -> float:
+    """Return what a step takes, from several in a row between two synchronisations."""
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(count):
+        step()
+    synchronize(device)
+    return (time.perf_counter() - begin) * 1e3 / count
+
+
 def interleaved(
     steps: Sequence[Callable[[], None]],
     device: str,
@@ -358,28 +347,44 @@ def interleaved(
 ) -> list[list[float]]:
     """Return milliseconds a step of each of ``steps``, measured in turn (A B B A A B).
 
-    Each measurement is the mean of ``inner`` steps between two synchronisations, so that the host
-    runs ahead as it does in training.
+    Each measurement is the mean of ``inner`` steps in a row, so that the host runs ahead as it
+    does in training.
     """
     for step in steps:
         for _ in range(warmup):
             step()
-    synchronize(device)
     times: list[list[float]] = [[] for _ in steps]
     budget = Budget(seconds)
     for number in range(rounds):
         order = range(len(steps)) if number % 2 == 0 else range(len(steps) - 1, -1, -1)
         for index in order:
             steps[index]()  # the first after a change pays for what the other left in caches
-            synchronize(device)
-            begin = time.perf_counter()
-            for _ in range(inner):
-                steps[index]()
-            synchronize(device)
-            times[index].append((time.perf_counter() - begin) * 1e3 / inner)
+            times[index].append(milliseconds(steps[index], device, inner))
         if budget.left <= 0 and number >= 2:
             break
     return times
+
+
+# A process whose parent is gone ends itself, so that a run that is killed leaves none behind.
+_SPIN = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+@contextmanager
+def busy(count: int | None) -> Iterator[None]:
+    """Keep ``count`` cores busy with a process each."""
+    spinning = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(count or 0)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 # Profiling ---------------------------------------------------------------------------------------
@@ -407,7 +412,7 @@ def profiling(device: str, **options: Any) -> Iterator[Any]:
 
 
 def record_trace(
-    step: Callable[[], None],
+    step: Callable[[], object],
     device: str,
     path: Path,
     *,
@@ -418,16 +423,8 @@ def record_trace(
 ) -> None:
     """Profile ``steps`` steps after ``warmup`` steps and export the trace to ``path``.
 
-    Args:
-        step: one training step.
-        device: where it runs.
-        path: the trace to write.
-        steps: how many steps the trace holds.
-        warmup: how many steps the profiler drops before them.
-        settled: after how many steps, from the first on, the host waits for the device. A step
-            that the host does not wait for leaves work on the device whose launch is not in the
-            next step's trace.
-        options: further arguments of ``torch.profiler.profile``.
+    The host waits for the device after each of the first ``settled`` steps: a step that it does
+    not wait for leaves work on the device whose launch is not in the next step's trace.
     """
     from torch.profiler import schedule
 

@@ -21,37 +21,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-__all__ = [
-    "Attention",
-    "Block",
-    "Checkpointed",
-    "Context",
-    "Detector",
-    "DiffusionUnet",
-    "Gpt",
-    "IndexPatchDropout",
-    "MathAttention",
-    "Mlp",
-    "Recommender",
-    "ResidualMlp",
-    "TwoStreams",
-    "Unet",
-    "Vit",
-    "WrittenOutAttention",
-    "detector",
-    "gpt",
-    "gpt2",
-    "gpt2_loss",
-    "patch_drop_vit",
-    "recommender",
-    "resnet",
-    "timm_model",
-    "training_step",
-    "unet",
-    "vit",
-    "wide",
-]
-
 
 @dataclass
 class Context:
@@ -198,6 +167,49 @@ class IndexPatchDropout(nn.Module):
         order = torch.argsort(torch.randn(batch, count, device=x.device), dim=-1)
         rows = torch.arange(batch, device=x.device)[:, None]
         return torch.cat((prefix, patches[rows, order[:, : count // 2]]), dim=1)
+
+
+class Layer(nn.Module):
+    """A layer that is a function of its inputs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+class Around(nn.Module):
+    """A layer that is a function of what it holds, and of its inputs."""
+
+    def __init__(self, inner: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.function = inner, function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self.inner, *inputs)
+
+
+class _Custom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, there: Any, back: Any) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        return ctx.back(gradient, x), None, None
+
+
+def custom(
+    there: Callable[[torch.Tensor], torch.Tensor],
+    back: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function with a backward of its own, which takes the gradient and the input."""
+    return lambda x: _Custom.apply(x, there, back)
 
 
 class ResidualMlp(nn.Module):

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, conv_backward_flop, conv_flop_count
 
-__all__ = ["operations_counter"]
-
 
 def operations_counter() -> FlopCounterMode:
     """Return a counter in which groups count in the gradient of a convolution's weight.

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,10 @@ def run_ranks(train: Callable[..., None], device: str, *arguments: Any) -> str:
     """
     if not dist.is_available() or (device == "cuda" and torch.cuda.device_count() < RANKS):
         raise CannotRunError("this benchmark needs torch.distributed, and on GPUs two of them")
+    # One process imports PyTorch for the ranks of all runs.
+    get_context("forkserver").set_forkserver_preload(["torch.distributed", "benchmarks.models"])
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(train, (device, folder, *arguments), nprocs=RANKS)
+        torch.multiprocessing.start_processes(
+            train, (device, folder, *arguments), nprocs=RANKS, start_method="forkserver"
+        )
         return (Path(folder) / "records.json").read_text()

@@ -1,9 +1,9 @@
 """Worker processes, and the one driver that all benchmarks use.
 
-A worker is the same script started with ``--worker``. Driver and worker exchange JSON lines: a job
-goes in (a dict with a ``"name"``), and its record comes out. A worker that crashes, hangs or takes
-too much memory costs the job that it was doing: the driver reports what happened, starts another
-worker and goes on. Every record has an ``"end"``:
+A worker is the same benchmark started with ``--worker``. Driver and worker exchange JSON lines: a
+job goes in (a dict with a ``"name"``), and its record comes out. A worker that crashes, hangs or
+takes too much memory costs the job that it was doing: the driver reports what happened, starts
+another worker and goes on. Every record has an ``"end"``:
 
 - ``done``: the record is complete.
 - ``error``, ``memory``, ``crash``, ``timeout``: the job failed. The record holds what was known by
@@ -34,20 +34,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = [
-    "NO_TIME",
-    "Handler",
-    "Job",
-    "Phase",
-    "Record",
-    "Stage",
-    "do_alone",
-    "run",
-    "serve",
-    "short",
-    "worker_command",
-]
-
 Job = dict[str, Any]
 Record = dict[str, Any]
 Stage = Callable[[str, Record], None]
@@ -58,7 +44,6 @@ Handler = Callable[[Job, Stage], Record]
 NO_TIME = "no time left"
 _GRACE_S = 20  # for the jobs in flight when the time is up
 _START_S = 150  # for a new process to import what it needs, beside others that do the same
-_PAGE = mmap.PAGESIZE
 _ROOT = Path(__file__).parents[1]
 
 
@@ -244,10 +229,9 @@ class _Worker:
     def _resident(self) -> int:
         try:
             usage = Path(f"/proc/{self.processes[0].pid}/statm")
-            pages = usage.read_text(encoding="utf-8").split()[1]
+            return int(usage.read_text(encoding="utf-8").split()[1]) * mmap.PAGESIZE
         except (OSError, IndexError):
             return 0
-        return int(pages) * _PAGE
 
     def _ended(self, end: str, stage: str, record: Record) -> Record:
         codes = [process.poll() for process in self.processes]
@@ -269,9 +253,9 @@ def _rank_environments(count: int) -> list[dict[str, str]]:
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
-def worker_command(module: str, arguments: Namespace, *more: str) -> list[str]:
-    """Return the command of a worker: the module with this run's device and size."""
-    command = [sys.executable, "-u", "-m", module, *more]
+def worker_command(arguments: Namespace, *more: str) -> list[str]:
+    """Return the command of a worker: the benchmark with this run's device and size."""
+    command = [sys.executable, "-u", "-m", "benchmarks", arguments.question, *more]
     if "device" in arguments:
         command += ["--device", arguments.device]
     return [*command, *(["--small"] if arguments.small else []), "--worker"]

@@ -1,11 +1,10 @@
 """Every benchmark runs at a small size, says what it does, and writes only where it is told to.
 
-The scripts are found by listing ``benchmarks``: a new one is tested without a line here.
+The benchmarks are those of ``benchmarks/questions.py``: a new one is tested without a line here.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import subprocess
@@ -16,28 +15,24 @@ from pathlib import Path
 import pytest
 
 from benchmarks import common
-from benchmarks.load import busy
+from benchmarks.__main__ import main as answer
+from benchmarks.common import busy
+from benchmarks.questions import QUESTIONS, table
 from benchmarks.workers import NO_TIME, Phase, do_alone, run
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "benchmarks"
-SCRIPTS = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in FOLDER.rglob("*.py")
-    if 'if __name__ == "__main__":' in path.read_text()
-)
-
-
-def script(name: str):
-    """The script's main, or a skip where it needs a package that is missing."""
-    try:
-        return importlib.import_module(name).main
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "timm"):
-            raise
-        pytest.skip(f"needs {error.name}")
+OF_TRACES = ("fixtures", "trim")
+"""They write traces, and no results."""
+TESTED_ELSEWHERE = {
+    "planted": "training/test_planted.py",
+    "timm_sweep": "training/test_timm_families.py",
+    "fuzz_traces": "trace/test_fuzzed_traces.py",
+    "fuzz_reports": "render/test_fuzzed_reports.py",
+    "unedited": "commands/test_run.py",
+}
+"""Other tests run what these run; here, only their command line is looked at."""
 
 
 @pytest.fixture
@@ -57,74 +52,91 @@ def settings(monkeypatch):
     torch.set_num_threads(threads)
 
 
+def ask(*argv: str) -> int:
+    """Answer a question, or skip where it needs a package that is missing."""
+    try:
+        return answer(list(argv))
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "timm"):
+            raise
+        pytest.skip(f"needs {error.name}")
+
+
+def help_of(name: str, capsys) -> str:
+    with pytest.raises(SystemExit) as ended:
+        ask(name, "--help")
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
 def written() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in common.RESULTS.iterdir()}
 
 
-def test_there_are_scripts_in_every_room():
-    assert len(SCRIPTS) >= 15
-    rooms = {name.split(".")[1] for name in SCRIPTS}
-    assert rooms >= {"accuracy", "causes", "cost", "fixtures", "robustness", "traces"}
+def test_the_readme_has_the_table_of_questions():
+    assert table() in (ROOT / "benchmarks" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_is_left_to_other_tests_is_there():
+    assert set(QUESTIONS) >= set(TESTED_ELSEWHERE)
+    assert all((ROOT / "tests" / test).exists() for test in TESTED_ELSEWHERE.values())
+
+
+def test_without_a_name_all_questions_are_listed(capsys):
+    assert answer([]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in QUESTIONS)
+    assert answer(["no_such_benchmark"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_a_benchmark_says_what_it_does(name, capsys):
-    with pytest.raises(SystemExit) as ended:
-        script(name)(["--help"])
-    help_text = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert "--small" in help_text
-    assert "--out" in help_text
-    asked = name.removesuffix(".__main__")
-    assert f"python -m {asked}" in (FOLDER / "README.md").read_text()
+    said = help_of(name, capsys)
+    assert "--small" in said
+    assert "--out" in said
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name not in TESTED_ELSEWHERE])
 @pytest.mark.filterwarnings("ignore")
 def test_a_small_run_works_and_leaves_the_results_alone(
     name, tmp_path, monkeypatch, capsys, settings
 ):
-    main = script(name)
     monkeypatch.chdir(tmp_path)
     before = written()
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    device = ["--device", "cpu"] if "--device" in capsys.readouterr().out else []
-    is_folder = name == "benchmarks.fixtures.record"
-    out = tmp_path / ("recorded" if is_folder else "out.json")
-    code = main(["--small", *device, "-o", str(out)])
+    device = ["--device", "cpu"] if "--device" in help_of(name, capsys) else []
+    out = tmp_path / ("recorded" if name == "fixtures" else "out.json")
+    code = ask(name, "--small", *device, "-o", str(out))
     said = capsys.readouterr()
     if code == common.CannotRunError.code:
         assert said.err.count("\n") == 1
         pytest.skip(said.err.strip())
     assert code == 0, said.out + said.err
     assert out.exists()
-    if name != "benchmarks.traces.trim" and not is_folder:
+    if name not in OF_TRACES:
         document = json.loads(out.read_text())
         assert document["small"]
         assert document["hardware"]["python"]
     assert written() == before
 
 
-@pytest.mark.parametrize("name", ["accuracy.gpu_truth", "causes.__main__", "cost.overhead"])
+@pytest.mark.parametrize("name", ["gpu_truth", "causes", "overhead"])
 def test_a_case_that_does_not_exist_is_one_line(name, capsys):
-    main = script(f"benchmarks.{name}")
-    assert main(["--small", "--device", "cpu", "--cases", "no_such_case"]) == 2
+    assert ask(name, "--small", "--device", "cpu", "--cases", "no_such_case") == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["accuracy.compare_runs", "accuracy.false_alarms"])
+@pytest.mark.parametrize("name", ["compare_runs", "false_alarms"])
 @pytest.mark.filterwarnings("ignore")
 def test_kept_recordings_are_judged_again(name, tmp_path, capsys, settings):
-    main = script(f"benchmarks.{name}")
     kept, out = str(tmp_path / "kept"), tmp_path / "again.json"
-    assert main(["--small", "--device", "cpu", "--keep", kept]) == 0
+    assert ask(name, "--small", "--device", "cpu", "--keep", kept) == 0
     first = capsys.readouterr().out
-    assert main(["judge", kept, "--small", "-o", str(out)]) == 0
+    assert ask(name, "judge", kept, "--small", "-o", str(out)) == 0
     again = capsys.readouterr().out
     assert again.splitlines()[0] in first
     assert json.loads(out.read_text())["small"]
-    assert main(["judge", str(tmp_path / "none")]) == 2
+    assert ask(name, "judge", str(tmp_path / "none")) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -1,6 +1,6 @@
 """Are operations and rates of operators those that TraceLens finds in the same trace?
 
-    python -m benchmarks.accuracy.beside_tracelens
+    python -m benchmarks beside_tracelens
 
 For each recording: operations, bytes and TFLOP/s of each operator with a formula, from Backspot and
 from TraceLens (https://github.com/AMD-AGI/TraceLens, installed from its repository: the package of
@@ -15,19 +15,14 @@ import gzip
 import io
 import json
 import re
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from backspot.analysis.accounting.formulas.registry import (
-    Inputs,
-    bytes_formulas,
-    flops_formulas,
-)
+from backspot.analysis.accounting.formulas.registry import Inputs, bytes_formulas, flops_formulas
 from backspot.analysis.accounting.work import Counted, count_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.timeline import first_started, grouped
@@ -230,38 +225,17 @@ def _beside(events: Events, path: Path) -> list[dict[str, Any]]:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print and write."""
-    parser = command_line(__doc__, out="beside_tracelens.json", device=False)
-    arguments = parse(parser, argv)
+    arguments = parse(command_line(__doc__, "beside_tracelens", device=False), argv)
     found = {}
     for name in choose(arguments, _TRACES, _SMALL):
         path = TEST_DATA / _TRACES[name]
         found[name] = _beside(read_events(path), path)
-    _print(found)
+    print("ours / theirs")
+    rows = []
+    for trace, some in found.items():
+        for one in some:
+            pairs = [f"{one[key][0]:.5g} / {one[key][1]:.5g}" for key in ("gflop", "gb", "tflops")]
+            rows.append((trace, one["operator"], *pairs, one["why"]))
+    print_table(("trace", "operator", "GFLOP", "GB", "TFLOP/s", "why"), rows)
     write_results(arguments, {"traces": found})
     return int(any(one["why"] == "?" for rows in found.values() for one in rows))
-
-
-def _print(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    def pair(two: Sequence[float]) -> str:
-        return f"{two[0]:.5g} / {two[1]:.5g}"
-
-    print("ours / theirs")
-    head = ("trace", "operator", "GFLOP", "GB", "TFLOP/s", "why")
-    rows = [
-        (
-            trace,
-            one["operator"],
-            pair(one["gflop"]),
-            pair(one["gb"]),
-            pair(one["tflops"]),
-            one["why"],
-        )
-        for trace, some in found.items()
-        for one in some
-    ]
-    print_table(head, rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from torch import nn
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.saving import Change, free_spans, owners_within, scaled_owners
 from benchmarks.models import Context, ResidualMlp, TwoStreams, gpt, resnet, training_step, vit
-
-__all__ = ["CASES", "Case", "Switch"]
 
 
 @dataclass
@@ -48,16 +47,13 @@ class Case:
     switches: list[Switch]
 
 
-CASES: dict[str, Callable[[Context], Case]] = {}
-_Make = Callable[[Context, bool], Case]
-
-
-def _case(make: _Make) -> _Make:
-    """Register a case at two sizes: one waits for the GPU, the other for the host."""
-    name = make.__name__.strip("_")
-    CASES[f"{name}_large"] = lambda context: make(context, True)
-    CASES[f"{name}_tiny"] = lambda context: make(context, False)
-    return make
+def _case(
+    model: nn.Module, inputs: torch.Tensor, switches: list[Switch], called: Any = None, **step: Any
+) -> Case:
+    """A case whose step makes the output of ``called``, by default the model, small."""
+    run = called or model
+    loss = training_step(model, lambda: run(inputs).float().square().mean(), **step)
+    return Case(model, loss, switches)
 
 
 # Switches ----------------------------------------------------------------------------------------
@@ -136,15 +132,13 @@ def _frozen(model: nn.Module, *paths: str, also: Sequence[nn.Parameter] = ()) ->
 # Models ------------------------------------------------------------------------------------------
 
 
-def _step(model: nn.Module, forward: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    return training_step(model, lambda: forward().float().square().mean())
+def _images(context: Context, batch: int, side: int) -> torch.Tensor:
+    return context.randn(context.pick(batch, 2), 3, side, side)
 
 
-@_case
 def _vit(context: Context, large: bool) -> Case:
     model = vit(context, depth=6)
-    side, dtype = context.pick(224, 32), torch.bfloat16
-    images = context.randn(context.pick(48 if large else 2, 2), 3, side, side).to(dtype)
+    images = _images(context, 48 if large else 2, context.pick(224, 32)).to(torch.bfloat16)
     last = len(model.blocks) - 1
     switches = [
         _part(model, "blocks.1.mlp", "free"),
@@ -153,14 +147,16 @@ def _vit(context: Context, large: bool) -> Case:
         _part(model, f"blocks.{last}", "removed"),
         _frozen(model, "patch_embed", "blocks.0", also=(model.pos,)),
     ]
-    return Case(model, _step(model, lambda: model(images)), switches)
+    return _case(model, images, switches)
 
 
-@_case
+def _tokens(context: Context, batch: int, length: int) -> torch.Tensor:
+    shape = context.pick(batch, 2), context.pick(length, 16)
+    return context.randint(context.pick(8192, 128), *shape)
+
+
 def _gpt(context: Context, large: bool) -> Case:
     model = gpt(context, depth=5)
-    shape = context.pick(8 if large else 1, 2), context.pick(1024 if large else 128, 16)
-    tokens = context.randint(context.pick(8192, 128), *shape)
     last = len(model.h) - 1
     switches = [
         _part(model, "h.1.mlp", "free"),
@@ -168,51 +164,34 @@ def _gpt(context: Context, large: bool) -> Case:
         _part(model, f"h.{max(0, last - 1)}", "removed"),
         _frozen(model, "wte", "wpe", "h.0"),
     ]
-    return Case(model, _step(model, lambda: model(tokens)), switches)
+    return _case(model, _tokens(context, *((8, 1024) if large else (1, 128))), switches)
 
 
-def _compiled(context: Context, model: nn.Module, parts: Sequence[str], data: Any) -> Case:
-    """A compiled model without some of its parts: each time it is another graph."""
-    switches = [_part(model, path, "removed") for path in parts]
-    compiled = torch.compile(model)
-    return Case(model, _step(model, lambda: compiled(data)), switches)
-
-
-def _compiled_vit(context: Context) -> Case:
-    side = context.pick(224, 32)
-    images = context.randn(context.pick(48, 2), 3, side, side).to(torch.bfloat16)
-    parts = ["blocks.0.attn", "blocks.1.mlp", "blocks.2", "blocks.3.attn", "blocks.4.mlp"]
-    model = vit(context, depth=6)
-    return _compiled(context, model, parts[: context.pick(5, 1)], images)
-
-
-def _compiled_gpt(context: Context) -> Case:
-    tokens = context.randint(context.pick(8192, 128), context.pick(8, 2), context.pick(1024, 16))
-    parts = ["h.0.attn", "h.1.mlp", "h.2", "h.3.attn", "h.3.mlp"]
-    return _compiled(context, gpt(context, depth=5), parts[: context.pick(5, 1)], tokens)
-
-
-CASES |= {"compiled_vit": _compiled_vit, "compiled_gpt": _compiled_gpt}
-
-
-@_case
 def _resnet(context: Context, large: bool) -> Case:
     model = resnet(context, 18 if context.small else 50)
-    side = context.pick(224, 64)
-    images = context.randn(context.pick(128 if large else 4, 2), 3, side, side)
-    images = images.contiguous(memory_format=torch.channels_last)
-
-    def forward() -> torch.Tensor:
-        with context.bf16():
-            return model(images)
-
+    images = _images(context, 128 if large else 4, context.pick(224, 64))
     switches = [
         _part(model, "layer1.1", "free"),
         _part(model, "layer3.1", "free"),
         _part(model, "layer2.1", "removed"),
         _frozen(model, "conv1", "bn1", "maxpool", "layer1"),
     ]
-    return Case(model, _step(model, forward), switches)
+    images = images.contiguous(memory_format=torch.channels_last)
+    return _case(model, images, switches, around=context.bf16)
+
+
+def _compiled(context: Context, what: str) -> Case:
+    """A compiled model without some of its parts: each time it is another graph."""
+    if what == "vit":
+        model, parts = vit(context, depth=6), ("0.attn", "1.mlp", "2", "3.attn", "4.mlp")
+        data = _images(context, 48, context.pick(224, 32)).to(torch.bfloat16)
+    else:
+        model, parts = gpt(context, depth=5), ("0.attn", "1.mlp", "2", "3.attn", "3.mlp")
+        data = _tokens(context, 8, 1024)
+    blocks = "blocks" if what == "vit" else "h"
+    some = parts[: context.pick(5, 1)]
+    switches = [_part(model, f"{blocks}.{path}", "removed") for path in some]
+    return _case(model, data, switches, torch.compile(model))
 
 
 class _Repeated(torch.autograd.Function):
@@ -232,7 +211,9 @@ class _Repeated(torch.autograd.Function):
         return gradient, None, None
 
 
-class _Repeating(nn.Module):
+class Repeating(nn.Module):
+    """A layer of which the backward has ``times`` needless products."""
+
     def __init__(self, width: int, times: int) -> None:
         super().__init__()
         self.register_buffer("weight", torch.randn(width, width))
@@ -242,25 +223,20 @@ class _Repeating(nn.Module):
         return _Repeated.apply(x, self.weight, self.times)
 
 
-@_case
 def _repeated(context: Context, large: bool) -> Case:
     width, rows = context.pick(2048 if large else 256, 16), context.pick(8192 if large else 32, 4)
     times = context.pick(16 if large else 200, 8)
-    parts = [ResidualMlp(width, 4), _Repeating(width, times), ResidualMlp(width, 4)]
+    parts = [ResidualMlp(width, 4), Repeating(width, times), ResidualMlp(width, 4)]
     model = nn.Sequential(*parts).to(context.device)
-    inputs = context.randn(rows, width)
 
-    def faster(factor: float, about: str) -> Switch:
+    def faster(factor: float) -> Switch:
         def switch(on: bool) -> None:
             model[1].times = int(times * factor) if on else times
 
+        about = f"a backward of many products: {1 / factor:g} times as fast"
         return Switch(about, lambda: ("1",), switch, _scaled(lambda: ("1",), factor))
 
-    switches = [
-        faster(0.5, "a backward of many products: twice as fast"),
-        faster(0.25, "a backward of many products: four times as fast"),
-    ]
-    return Case(model, _step(model, lambda: model(inputs)), switches)
+    return _case(model, context.randn(rows, width), [faster(0.5), faster(0.25)])
 
 
 class _Checked(torch.autograd.Function):
@@ -278,15 +254,12 @@ class _Checked(torch.autograd.Function):
 
 
 class _Checking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.looks = True
+    looks = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Checked.apply(x, self.looks)
 
 
-@_case
 def _sync(context: Context, large: bool) -> Case:
     width, rows = context.pick(2048 if large else 512, 16), context.pick(4096 if large else 256, 4)
     model = nn.Sequential()
@@ -294,7 +267,6 @@ def _sync(context: Context, large: bool) -> Case:
         model.add_module(f"mlp{number}", ResidualMlp(width, 6))
         model.add_module(f"check{number}", _Checking())
     model.to(context.device)
-    inputs = context.randn(rows, width)
 
     def without(*paths: str) -> Switch:
         def switch(on: bool) -> None:
@@ -311,14 +283,28 @@ def _sync(context: Context, large: bool) -> Case:
         return Switch(f"{len(paths)} of 3 waits removed", lambda: paths, switch, predict)
 
     switches = [without("check1"), without("check0", "check1", "check2")]
-    return Case(model, _step(model, lambda: model(inputs)), switches)
+    return _case(model, context.randn(rows, width), switches)
 
 
-@_case
 def _streams(context: Context, large: bool) -> Case:
     width, rows = context.pick(2048 if large else 256, 16), context.pick(8192 if large else 64, 4)
     model = TwoStreams(width, context.pick(6, 2), context.device).to(context.device)
     model.side = ResidualMlp(width, 2).to(context.device)
-    inputs = context.randn(rows, width)
     switches = [_part(model, "side", "free"), _part(model, "main", "free")]
-    return Case(model, _step(model, lambda: model(inputs)), switches)
+    return _case(model, context.randn(rows, width), switches)
+
+
+_MADE = {
+    "vit": _vit, "gpt": _gpt, "resnet": _resnet, "repeated": _repeated, "sync": _sync,
+    "streams": _streams,
+}  # fmt: skip
+CASES: dict[str, Callable[[Context], Case]] = {
+    # Each at two sizes: one waits for the GPU, the other for the host.
+    **{
+        f"{name}_{size}": partial(make, large=size == "large")
+        for name, make in _MADE.items()
+        for size in ("large", "tiny")
+    },
+    "compiled_vit": partial(_compiled, what="vit"),
+    "compiled_gpt": partial(_compiled, what="gpt"),
+}

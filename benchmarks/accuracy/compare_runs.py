@@ -1,7 +1,7 @@
 """Does ``backspot.compare`` tell a real change from the same thing recorded twice?
 
-    python -m benchmarks.accuracy.compare_runs --device cpu --busy 2 --pairs 100 --keep recorded
-    python -m benchmarks.accuracy.compare_runs judge recorded      # again, by the rules of today
+    python -m benchmarks compare_runs --device cpu --busy 2 --pairs 100 --keep recorded
+    python -m benchmarks compare_runs judge recorded      # again, by the rules of today
 
 - False alarms: pairs of equal recordings of a ViT, and with ``--cases`` of a ResNet-50. No
   difference may be claimed.
@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import json
 import statistics
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -34,6 +33,7 @@ from benchmarks.cases import exit_code, profile_in_turn
 from benchmarks.common import (
     RESULTS,
     UsageError,
+    busy,
     choose,
     command_line,
     parse,
@@ -43,7 +43,6 @@ from benchmarks.common import (
     write_json,
     write_results,
 )
-from benchmarks.load import add_busy, busy
 from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ def _record(arguments: argparse.Namespace, cases: Sequence[str], folder: Path) -
                 write_json(plants_file, plants)
             records = run(
                 jobs,
-                worker_command(__spec__.name, arguments),
+                worker_command(arguments),
                 lambda: _recording(arguments.device, arguments.small),
                 [Phase(arguments.jobs, _TIMEOUT_S)],
                 seconds=arguments.seconds,
@@ -225,13 +224,8 @@ def _record(arguments: argparse.Namespace, cases: Sequence[str], folder: Path) -
 
 def _job(folder: Path, kind: str, number: int, steps: int) -> Job:
     file = str(_file(folder, kind, number).absolute())
-    return {
-        "name": f"{kind}.{number}",
-        "kind": kind,
-        "number": number,
-        "steps": steps,
-        "file": file,
-    }
+    of = {"kind": kind, "number": number, "steps": steps, "file": file}
+    return {"name": f"{kind}.{number}", **of}
 
 
 def _typical_ms(folder: Path) -> Mapping[str, float]:
@@ -249,21 +243,22 @@ def _typical_ms(folder: Path) -> Mapping[str, float]:
 # Judging -----------------------------------------------------------------------------------------
 
 
+_BEFORE_AND_AFTER = {
+    "equal": ("vit", "vit"),
+    "slower": ("vit", "slower"),
+    "resnet50": ("resnet50", "resnet50"),
+    "index": ("gather", "index"),
+}
+
+
 def _pairs(folder: Path) -> Iterator[tuple[str, int, Path, Path]]:
     """Yield case, number, and both files of each pair that is recorded."""
-
-    def pair(case: str, number: int, before: Path, after: Path) -> Iterator[Any]:
-        if before.exists() and after.exists():
-            yield case, number, before, after
-
-    numbers = sorted(int(path.name.split(".")[1]) for path in folder.glob("*.report.json"))
-    for number in sorted(set(numbers)):
-        for case, kind in (("equal", "vit"), ("resnet50", "resnet50")):
-            files = _file(folder, kind, number), _file(folder, kind, number + 1)
-            yield from pair(case, number, *files)
-        for case, kind in (("slower", "vit"), ("index", "gather")):
-            files = _file(folder, kind, number), _file(folder, case, number)
-            yield from pair(case, number, *files)
+    numbers = {int(path.name.split(".")[1]) for path in folder.glob("*.report.json")}
+    for number in sorted(numbers):
+        for case, (before, after) in _BEFORE_AND_AFTER.items():
+            files = _file(folder, before, number), _file(folder, after, number + (before == after))
+            if all(path.exists() for path in files):
+                yield case, number, *files
 
 
 def _changes(comparison: backspot.Comparison) -> list[backspot.Change]:
@@ -327,7 +322,7 @@ def _judge(arguments: argparse.Namespace, folder: Path) -> None:
             for case, s in summary.items()
         ],
     )  # fmt: skip
-    write_results(arguments, {"busy": arguments.busy, "summary": summary, "pairs": results})
+    write_results(arguments, {"busy": arguments.busy or 0, "summary": summary, "pairs": results})
 
 
 def _summary(records: Sequence[Record]) -> Record:
@@ -361,14 +356,13 @@ def _said(record: Record) -> str:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="compare_runs_{device}.json", seconds=3000, jobs=1)
+    parser = command_line(__doc__, "compare_runs", seconds=3000, jobs=1, load=True)
     parser.add_argument("verb", nargs="?", choices=("record", "judge"), default="record")
     parser.add_argument("folder", nargs="?", type=Path, help="judge: what --keep has saved")
     parser.add_argument("--pairs", type=int, help="pairs of each case (default: 20)")
     parser.add_argument("--percent", type=float, default=10, help="how much slower (default: 10)")
     parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
     parser.add_argument("--keep", type=Path, help="keep the recordings here, or go on with them")
-    add_busy(parser)
     arguments = parse(parser, argv)
     if arguments.worker:
         serve(_recording(arguments.device, arguments.small))
@@ -389,7 +383,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _record(arguments, cases, folder)
         _judge(arguments, folder)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

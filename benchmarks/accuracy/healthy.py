@@ -19,55 +19,31 @@ from benchmarks import models
 from benchmarks.causes.case import Built, built
 from benchmarks.models import Context
 
-__all__ = ["HEALTHY", "SMALL"]
-
 _TIMM = (
-    "vit_tiny_patch16_224",
-    "swin_tiny_patch4_window7_224",
-    "convnext_atto",
-    "resnet18",
-    "efficientnet_b0",
-    "regnetx_002",
-    "maxvit_pico_rw_256",
-    "coatnet_nano_cc_224",
-    "mixer_s32_224",
-    "eva02_tiny_patch14_224",
-    "cait_xxs24_224",
-    "xcit_nano_12_p16_224",
-    "densenet121",
-    "mobilenetv3_small_100",
-    "levit_128s",
-    "pvt_v2_b0",
-    "poolformer_s12",
-    "focalnet_tiny_srf",
-    "hrnet_w18_small",
-    "dla34",
-    "ghostnet_100",
-    "repvgg_a0",
-)
+    "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto", "resnet18",
+    "efficientnet_b0", "regnetx_002", "maxvit_pico_rw_256", "coatnet_nano_cc_224",
+    "mixer_s32_224", "eva02_tiny_patch14_224", "cait_xxs24_224", "xcit_nano_12_p16_224",
+    "densenet121", "mobilenetv3_small_100", "levit_128s", "pvt_v2_b0", "poolformer_s12",
+    "focalnet_tiny_srf", "hrnet_w18_small", "dla34", "ghostnet_100", "repvgg_a0",
+)  # fmt: skip
 
-# Class of the configuration, class of the model, further options of the configuration.
-_HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {"num_key_value_heads": 4}),
-    "bert": ("BertConfig", "BertForMaskedLM", {}),
-    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {}),
-    "mixtral": (
-        "MixtralConfig",
-        "MixtralForCausalLM",
-        {"num_key_value_heads": 4, "num_local_experts": 4},
-    ),
-    "t5": ("T5Config", "T5ForConditionalGeneration", {}),
+# Further options of the configuration.
+_HUGGING_FACE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama{}ForCausalLM", {"num_key_value_heads": 4}),
+    "bert": ("Bert{}ForMaskedLM", {}),
+    "gpt_neox": ("GPTNeoX{}ForCausalLM", {}),
+    "mixtral": ("Mixtral{}ForCausalLM", {"num_key_value_heads": 4, "num_local_experts": 4}),
+    "t5": ("T5{}ForConditionalGeneration", {}),
 }
 
-_WORDS = 8192
+_WORDS = (32_768, 8192, 99)
+
+Sizes = tuple[int, int, int]
+"""A size on a GPU, on a CPU, and in a small run."""
 
 
-def _size(context: Context, gpu: int, cpu: int, small: int) -> int:
-    return small if context.small else cpu if context.device == "cpu" else gpu
-
-
-def _on_gpu(context: Context) -> bool:
-    return context.device != "cpu"
+def _size(context: Context, sizes: Sizes) -> int:
+    return sizes[2] if context.small else sizes[1] if context.device == "cpu" else sizes[0]
 
 
 def _made(context: Context, make: Callable[[], nn.Module]) -> nn.Module:
@@ -75,71 +51,73 @@ def _made(context: Context, make: Callable[[], nn.Module]) -> nn.Module:
         return make().train()
 
 
-# Images ------------------------------------------------------------------------------------------
+def _trained(context: Context, model: nn.Module, loss: Callable[[], torch.Tensor]) -> Built:
+    return built(context, model, loss, autocast=context.device != "cpu")
 
 
-def _images(context: Context, model: nn.Module, batch: int, side: int) -> torch.Tensor:
+def _labelled(
+    context: Context, model: nn.Module, *data: torch.Tensor, shape: Any, classes: int, key: str = ""
+) -> Built:
+    """Train on random labels of this shape; ``key`` is what is taken of the output."""
+    labels = context.randint(classes, *shape)
+
+    def loss() -> torch.Tensor:
+        found = model(*data)
+        return functional.cross_entropy(found[key] if key else found, labels)
+
+    return _trained(context, model, loss)
+
+
+def _images(context: Context, model: nn.Module, batch: Sizes, side: Sizes) -> torch.Tensor:
     """Random images, in channels_last on a GPU as the model then is too."""
-    data = context.randn(batch, 3, side, side)
-    if not _on_gpu(context):
+    length = _size(context, side)
+    data = context.randn(_size(context, batch), 3, length, length)
+    if context.device == "cpu":
         return data
     model.to(memory_format=torch.channels_last)
     return data.contiguous(memory_format=torch.channels_last)
 
 
-def _classified(context: Context, model: nn.Module, batch: int, side: int) -> Built:
-    return _with_labels(context, model, _images(context, model, batch, side), batch, classes=1000)
+def _words(context: Context, model: nn.Module, batch: Sizes, length: Sizes) -> Built:
+    """Train a language model on its own input."""
+    tokens = context.randint(_size(context, _WORDS), _size(context, batch), _size(context, length))
+
+    def loss() -> torch.Tensor:
+        return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+    return _trained(context, model, loss)
 
 
-def _with_labels(context: Context, model: nn.Module, data: Any, *shape: int, classes: int) -> Built:
-    """Train on random labels of this shape."""
-    labels = context.randint(classes, *shape)
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(data), labels),
-        autocast=_on_gpu(context),
-    )
+# Images ------------------------------------------------------------------------------------------
 
 
 def _timm(name: str, context: Context) -> Built:
     import timm
 
     config = timm.get_pretrained_cfg(name)
-    side = _size(context, config.input_size[-1], 128, 64)
-    options = {"img_size": side} if config.fixed_input_size else {}
+    side = (config.input_size[-1], 128, 64)
+    options = {"img_size": _size(context, side)} if config.fixed_input_size else {}
     model = _made(context, lambda: timm.create_model(name, num_classes=1000, **options))
-    return _classified(context, model, _size(context, 128, 4, 2), side)
+    data = _images(context, model, (128, 4, 2), side)
+    return _labelled(context, model, data, shape=(len(data),), classes=1000)
 
 
 def _video(context: Context) -> Built:
     from torchvision.models.video import r3d_18
 
     model = _made(context, lambda: r3d_18(num_classes=400))
-    side, batch = _size(context, 112, 40, 16), _size(context, 16, 2, 2)
+    side, batch = _size(context, (112, 40, 16)), _size(context, (16, 2, 2))
     data = context.randn(batch, 3, 8, side, side)
-    labels = context.randint(400, batch)
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(data), labels),
-        autocast=_on_gpu(context),
-    )
+    return _labelled(context, model, data, shape=(batch,), classes=400)
 
 
 def _segmentation(context: Context) -> Built:
     from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large as make
 
     model = _made(context, lambda: make(weights=None, weights_backbone=None, num_classes=21))
-    side, batch = _size(context, 320, 96, 64), _size(context, 32, 2, 2)
-    data = _images(context, model, batch, side)
-    masks = context.randint(21, batch, side, side)
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(data)["out"], masks),
-        autocast=_on_gpu(context),
-    )
+    data = _images(context, model, (32, 2, 2), (320, 96, 64))
+    shape = (len(data), *data.shape[2:])
+    return _labelled(context, model, data, shape=shape, classes=21, key="out")
 
 
 def _detection(name: str, context: Context) -> Built:
@@ -147,18 +125,14 @@ def _detection(name: str, context: Context) -> Built:
 
     options = {"num_classes": 10, "weights": None, "weights_backbone": None}
     if name.startswith("fasterrcnn"):
-        options["box_batch_size_per_image"] = _size(context, 512, 64, 16)
-        options["rpn_post_nms_top_n_train"] = _size(context, 2000, 200, 50)
+        options["box_batch_size_per_image"] = _size(context, (512, 64, 16))
+        options["rpn_post_nms_top_n_train"] = _size(context, (2000, 200, 50))
     model = _made(context, lambda: getattr(detection, name)(**options))
-    side, batch = _size(context, 320, 160, 64), _size(context, 16, 2, 2)
+    side, batch = _size(context, (320, 160, 64)), _size(context, (16, 2, 2))
     data = [context.randn(3, side, side) for _ in range(batch)]
     places = torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.3, 0.9, 0.8]], device=context.device)
     targets = [{"boxes": places * side, "labels": context.randint(9, 2) + 1} for _ in range(batch)]
-
-    def forward() -> torch.Tensor:
-        return torch.stack(list(model(data, targets).values())).sum()
-
-    return built(context, model, forward, autocast=_on_gpu(context))
+    return _trained(context, model, lambda: torch.stack(list(model(data, targets).values())).sum())
 
 
 class _Vae(nn.Module):
@@ -186,16 +160,15 @@ class _Vae(nn.Module):
 
 
 def _vae(context: Context) -> Built:
-    model = _made(context, lambda: _Vae(_size(context, 128, 32, 8)))
-    data = _images(context, model, _size(context, 64, 4, 2), _size(context, 128, 64, 16))
-    return built(context, model, lambda: model(data), autocast=_on_gpu(context))
+    model = _made(context, lambda: _Vae(_size(context, (128, 32, 8))))
+    data = _images(context, model, (64, 4, 2), (128, 64, 16))
+    return _trained(context, model, lambda: model(data))
 
 
 def _unet(context: Context) -> Built:
-    model = _made(context, lambda: models.Unet(_size(context, 64, 16, 4)))
-    side, batch = _size(context, 128, 64, 16), _size(context, 32, 4, 2)
-    data = _images(context, model, batch, side)
-    return _with_labels(context, model, data, batch, side, side, classes=16)
+    model = _made(context, lambda: models.Unet(_size(context, (64, 16, 4))))
+    data = _images(context, model, (32, 4, 2), (128, 64, 16))
+    return _labelled(context, model, data, shape=(len(data), *data.shape[2:]), classes=16)
 
 
 # Text --------------------------------------------------------------------------------------------
@@ -204,40 +177,27 @@ def _unet(context: Context) -> Built:
 def _hugging_face(name: str, context: Context) -> Built:
     import transformers
 
-    config_class, model_class, options = _HUGGING_FACE[name]
-    width, layers = _size(context, 1024, 256, 32), _size(context, 8, 4, 2)
-    words = _size(context, 4 * _WORDS, _WORDS, 99)
+    classes, options = _HUGGING_FACE[name]
+    width, layers = _size(context, (1024, 256, 32)), _size(context, (8, 4, 2))
+    words = _size(context, _WORDS)
     if name == "t5":
         options = {"d_model": width, "d_kv": width // 8, "d_ff": 4 * width, "num_layers": layers}
-        options |= {"decoder_start_token_id": 0, "vocab_size": words}
+        options |= {"decoder_start_token_id": 0}
     else:
-        heads = _size(context, 16, 8, 4)
+        heads = _size(context, (16, 8, 4))
         options = {**options, "hidden_size": width, "num_hidden_layers": layers}
         options |= {"num_attention_heads": heads, "intermediate_size": 4 * width}
-        options |= {"vocab_size": words}
-    config = getattr(transformers, config_class)(**options)
-    model = getattr(transformers, model_class)(config).to(context.device).train()
-    shape = _size(context, 16, 4, 2), _size(context, 512, 64, 8)
-    tokens = context.randint(words, *shape)
-    return built(
-        context,
-        model,
-        lambda: model(input_ids=tokens, labels=tokens).loss,
-        autocast=_on_gpu(context),
-    )
+    family, kind = classes.split("{}")
+    config = getattr(transformers, f"{family}Config")(**options, vocab_size=words)
+    model = getattr(transformers, family + kind)(config).to(context.device).train()
+    tokens = context.randint(words, _size(context, (16, 4, 2)), _size(context, (512, 64, 8)))
+    return _trained(context, model, lambda: model(input_ids=tokens, labels=tokens).loss)
 
 
 def _gpt(context: Context) -> Built:
-    width, length = _size(context, 1024, 256, 32), _size(context, 512, 64, 8)
-    words = _size(context, 4 * _WORDS, _WORDS, 99)
-    model = _made(context, lambda: models.Gpt(width, _size(context, 8, 4, 2), length, words))
-    tokens = context.randint(words, _size(context, 16, 4, 2), length)
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()),
-        autocast=_on_gpu(context),
-    )
+    sizes = (1024, 256, 32), (8, 4, 2), (512, 64, 8), _WORDS
+    model = _made(context, lambda: models.Gpt(*(_size(context, size) for size in sizes)))
+    return _words(context, model, (16, 4, 2), sizes[2])
 
 
 class _LstmLanguageModel(nn.Module):
@@ -252,106 +212,73 @@ class _LstmLanguageModel(nn.Module):
 
 
 def _lstm(context: Context) -> Built:
-    words = _size(context, 4 * _WORDS, _WORDS, 99)
-    model = _made(context, lambda: _LstmLanguageModel(words, _size(context, 1024, 128, 16)))
-    tokens = context.randint(words, _size(context, 64, 8, 2), _size(context, 128, 32, 8))
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()),
-        autocast=_on_gpu(context),
-    )
+    words, width = _size(context, _WORDS), _size(context, (1024, 128, 16))
+    model = _made(context, lambda: _LstmLanguageModel(words, width))
+    return _words(context, model, (64, 8, 2), (128, 32, 8))
 
 
 def _encoder(context: Context) -> Built:
     """Torch's own transformer, with its dropout."""
-    width = _size(context, 1024, 256, 32)
+    width, depth = _size(context, (1024, 256, 32)), _size(context, (8, 4, 2))
 
     def make() -> nn.Module:
         layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
-        return nn.TransformerEncoder(layer, _size(context, 8, 4, 2))
+        return nn.TransformerEncoder(layer, depth)
 
     model = _made(context, make)
-    data = context.randn(_size(context, 32, 4, 2), _size(context, 512, 64, 8), width)
-    return built(
-        context, model, lambda: functional.mse_loss(model(data), data), autocast=_on_gpu(context)
-    )
+    data = context.randn(_size(context, (32, 4, 2)), _size(context, (512, 64, 8)), width)
+    return _trained(context, model, lambda: functional.mse_loss(model(data), data))
 
 
 # Others ------------------------------------------------------------------------------------------
 
 
 def _mlp(context: Context) -> Built:
-    width = _size(context, 4096, 512, 32)
+    width, rows = _size(context, (4096, 512, 32)), _size(context, (8192, 256, 8))
 
     def make() -> nn.Module:
         hidden = [part for _ in range(4) for part in (nn.Linear(width, width), nn.ReLU())]
         return nn.Sequential(*hidden, nn.Linear(width, 10))
 
-    model = _made(context, make)
-    rows = _size(context, 8192, 256, 8)
-    data, labels = context.randn(rows, width), context.randint(10, rows)
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(data), labels),
-        autocast=_on_gpu(context),
-    )
-
-
-class _GraphLayer(nn.Module):
-    """The mean over a node's neighbours, through a linear layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.own = nn.Linear(width, width)
-        self.others = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        sent = self.others(x).index_select(0, source)
-        heard = torch.zeros(x.shape, dtype=sent.dtype, device=x.device)
-        heard = heard.index_add(0, target, sent)
-        return functional.relu(self.own(x) + heard)
+    data = context.randn(rows, width)
+    return _labelled(context, _made(context, make), data, shape=(rows,), classes=10)
 
 
 class _GraphNetwork(nn.Module):
+    """In each layer, a node's own features and the sum over those of its neighbours."""
+
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_GraphLayer(width) for _ in range(depth))
+        self.own = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.others = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.head = nn.Linear(width, 16)
 
     def forward(self, x: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x, source, target)
+        for own, others in zip(self.own, self.others, strict=True):
+            sent = others(x).index_select(0, source)
+            heard = torch.zeros(x.shape, dtype=sent.dtype, device=x.device)
+            x = functional.relu(own(x) + heard.index_add(0, target, sent))
         return self.head(x)
 
 
 def _graph(context: Context) -> Built:
-    width, nodes = _size(context, 256, 64, 16), _size(context, 100_000, 4000, 50)
+    width, nodes = _size(context, (256, 64, 16)), _size(context, (100_000, 4000, 50))
     model = _made(context, lambda: _GraphNetwork(width, 3))
-    data, labels = context.randn(nodes, width), context.randint(16, nodes)
-    source, target = context.randint(nodes, 8 * nodes), context.randint(nodes, 8 * nodes)
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(data, source, target), labels),
-        autocast=_on_gpu(context),
+    edges = (context.randint(nodes, 8 * nodes) for _ in range(2))
+    return _labelled(
+        context, model, context.randn(nodes, width), *edges, shape=(nodes,), classes=16
     )
 
 
 def _recommender(context: Context) -> Built:
     """Embeddings of a few thousand rows, most of which a batch uses."""
-    rows, width = _size(context, 20_000, 2000, 50), _size(context, 128, 64, 16)
+    rows, width = _size(context, (20_000, 2000, 50)), _size(context, (128, 64, 16))
     model = _made(context, lambda: models.Recommender(rows, rows, width, 4 * width))
-    batch, length = _size(context, 2048, 64, 4), 20
+    batch, length = _size(context, (2048, 64, 4)), 20
     user, history = context.randint(rows, batch), context.randint(rows, batch, length)
     clicked = context.randint(2, batch, length).float()
-    return built(
-        context,
-        model,
-        lambda: functional.binary_cross_entropy_with_logits(model(user, history), clicked),
-        autocast=_on_gpu(context),
-    )
+    loss = functional.binary_cross_entropy_with_logits
+    return _trained(context, model, lambda: loss(model(user, history), clicked))
 
 
 class _Sound(nn.Module):
@@ -377,18 +304,10 @@ class _Sound(nn.Module):
 
 
 def _sound(context: Context) -> Built:
-    model = _made(context, lambda: _Sound(_size(context, 512, 64, 8)))
-    batch = _size(context, 64, 8, 2)
-    data, labels = (
-        context.randn(batch, 1, _size(context, 16_000, 4000, 400)),
-        context.randint(35, batch),
-    )
-    return built(
-        context,
-        model,
-        lambda: functional.cross_entropy(model(data), labels),
-        autocast=_on_gpu(context),
-    )
+    model = _made(context, lambda: _Sound(_size(context, (512, 64, 8))))
+    batch = _size(context, (64, 8, 2))
+    data = context.randn(batch, 1, _size(context, (16_000, 4000, 400)))
+    return _labelled(context, model, data, shape=(batch,), classes=35)
 
 
 HEALTHY: dict[str, Callable[[Context], Built]] = {

@@ -1,6 +1,6 @@
 """Is the device's limit true? Layers of known work against a clock of their own, and operations.
 
-    python -m benchmarks.accuracy.limit_truth
+    python -m benchmarks limit_truth
 
 (a) A model that is nothing but large products of matrices, copies or layer norms: achieved TFLOP/s
 and GB/s of the backward, its share of the peak and what bounds it, against the same backward timed
@@ -18,13 +18,13 @@ does not count.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.module_clock import between, moment
 from benchmarks.common import (
     Budget,
     choose,
@@ -33,6 +33,7 @@ from benchmarks.common import (
     print_table,
     record_trace,
     script,
+    synchronize,
     write_results,
 )
 
@@ -62,7 +63,7 @@ _SMALL = ("layer_norm", "convnext_atto")
 
 @dataclass
 class _Layer:
-    """A model of one kind of layer.
+    """A model of one kind of layer, its input, and what the backward does with it.
 
     Attributes:
         model: the layers.
@@ -78,88 +79,72 @@ class _Layer:
     moved: int
     bound: str
 
+    def step(self, device: str) -> list[Any]:
+        """Forward and backward; the moments before, between and after."""
+        self.model.zero_grad()
+        self.batch.grad = None
+        marks = [moment(device)]
+        result = self.model(self.batch)
+        gradient = result.detach()
+        marks.append(moment(device))
+        result.backward(gradient)
+        return [*marks, moment(device)]
+
 
 def _layer(name: str, device: str, small: bool) -> _Layer:
     import torch
     from torch import nn
 
+    from benchmarks.models import Layer
+
     if name.endswith("_product"):
         size, count = (32, 2) if small else (8192, 4)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}[name[:4]]
-        layers = nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(count)))
-        model = layers.to(device, dtype)
+        layers = (nn.Linear(size, size, bias=False) for _ in range(count))
+        model = nn.Sequential(*layers).to(device, dtype)
         batch = torch.randn(size, size, device=device, dtype=dtype, requires_grad=True)
         moved = 2 * count * 3 * size * size * dtype.itemsize
         return _Layer(model, batch, 2 * count * 2 * size**3, moved, "compute")
     shape = (4, 64) if small else (65536, 4096)
-    batch = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
-    amount = batch.numel()
-    if name == "layer_norm":
-        norm = nn.LayerNorm(shape[1], device=device, dtype=torch.bfloat16)
-        return _Layer(nn.Sequential(norm), batch, 0, 3 * 2 * amount, "memory")
-    if name == "gelu":
-        return _Layer(nn.Sequential(nn.GELU()), batch, 0, 3 * 2 * amount, "memory")
-
-    class Widen(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.float()
-
-    return _Layer(nn.Sequential(Widen()), batch, 0, (4 + 2) * amount, "memory")
+    where = {"device": device, "dtype": torch.bfloat16}
+    batch = torch.randn(shape, requires_grad=True, **where)
+    layer, bytes_each = {
+        "layer_norm": (nn.LayerNorm(shape[1], **where), 3 * 2),
+        "gelu": (nn.GELU(), 3 * 2),
+        "copy": (Layer(lambda x: x.float()), 4 + 2),
+    }[name]
+    return _Layer(nn.Sequential(layer), batch, 0, bytes_each * batch.numel(), "memory")
 
 
 def _backward_ms(layer: _Layer, device: str, rounds: int) -> tuple[float, float]:
     """Return the median times of a backward and of a step, by CUDA events on a GPU."""
-    import time
-
-    import torch
-
-    gradient = torch.ones_like(layer.model(layer.batch))
     backward, whole = [], []
     for _ in range(rounds):
-        layer.model.zero_grad()
-        layer.batch.grad = None
-        if device == "cuda":
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-            marks[0].record()
-            result = layer.model(layer.batch)
-            marks[1].record()
-            result.backward(gradient)
-            marks[2].record()
-            torch.cuda.synchronize()
-            backward.append(marks[1].elapsed_time(marks[2]))
-            whole.append(marks[0].elapsed_time(marks[2]))
-        else:
-            times = [time.perf_counter()]
-            result = layer.model(layer.batch)
-            times.append(time.perf_counter())
-            result.backward(gradient)
-            times.append(time.perf_counter())
-            backward.append(1e3 * (times[2] - times[1]))
-            whole.append(1e3 * (times[2] - times[0]))
+        first, middle, last = layer.step(device)
+        synchronize(device)
+        backward.append(between(middle, last))
+        whole.append(between(first, last))
     return statistics.median(backward), statistics.median(whole)
+
+
+def _recorded(step: Any, model: Any, device: str, path: Path, **how: int) -> Any:
+    import backspot
+
+    with backspot.instrument(model, markers=False):
+        record_trace(step, device, path, record_shapes=True, **how)
+    return backspot.locate(path)
 
 
 def _limit(name: str, device: str, small: bool, path: Path) -> dict[str, Any]:
     """(a): one layer, as the report has it and as the clock has it."""
     import torch
 
-    import backspot
-
     torch.backends.cuda.matmul.allow_tf32 = name.startswith("tf32")
     layer = _layer(name, device, small)
-    gradient = torch.ones_like(layer.model(layer.batch))
-
-    def step() -> None:
-        layer.model.zero_grad()
-        layer.batch.grad = None
-        layer.model(layer.batch).backward(gradient)
-
     real_ms, step_ms = _backward_ms(layer, device, rounds=2 if small else 12)
-    with backspot.instrument(layer.model, markers=False):
-        record_trace(step, device, path, steps=2 if small else 6, warmup=2, record_shapes=True)
-    report = backspot.locate(path)
+    steps = 2 if small else 6
+    report = _recorded(lambda: layer.step(device), layer.model, device, path, steps=steps, warmup=2)
     row = next(row for row in report.top(depth=0) if row.is_module)
-    limit = report.limit(row)
     found: dict[str, Any] = {
         "device": report.peaks.device if report.peaks else "",
         "flops": [row.work.flops, layer.flops],
@@ -168,6 +153,7 @@ def _limit(name: str, device: str, small: bool, path: Path) -> dict[str, Any]:
         "unknown_share": row.work.unknown_share,
         "expected_bound": layer.bound,
     }
+    limit, kind = report.limit(row), name[:4]
     if limit is not None:
         found |= {
             "tflops": [limit.tflops, layer.flops / real_ms / 1e9],
@@ -176,11 +162,9 @@ def _limit(name: str, device: str, small: bool, path: Path) -> dict[str, Any]:
             "bound": limit.bound,
             "headroom_ms": None if limit.headroom_ns is None else limit.headroom_ns / 1e6,
         }
-        kind = name[:4]
         if report.mfu is not None and report.peaks and kind in report.peaks.tflops:
-            step_flops = 1.5 * layer.flops
-            peak = report.peaks.tflops[kind]
-            found["mfu"] = [report.mfu, step_flops / step_ms / 1e9 / peak]
+            real = 1.5 * layer.flops / step_ms / 1e9 / report.peaks.tflops[kind]
+            found["mfu"] = [report.mfu, real]
     return found
 
 
@@ -188,9 +172,8 @@ def _operations(name: str, device: str, path: Path) -> dict[str, Any]:
     """(b): the operations of a step of a timm model."""
     import torch
 
-    import backspot
+    from benchmarks.accuracy.memory_truth import operations
     from benchmarks.accuracy.steps import build_timm, loss_of
-    from benchmarks.operations import operations_counter
 
     model, batch = build_timm(name, device)
 
@@ -198,23 +181,15 @@ def _operations(name: str, device: str, path: Path) -> dict[str, Any]:
         model.zero_grad()
         loss_of(model(batch)).backward()
 
-    with backspot.instrument(model, markers=False):
-        record_trace(step, device, path, steps=1, warmup=1, record_shapes=True)
-    kinds = ("forward_flops", "recompute_flops", "flops")
-    report = backspot.locate(path)
-    ours = sum(getattr(row.work, kind) or 0 for row in report.modules if row.work for kind in kinds)
-    with operations_counter() as counter:
-        step()
+    report = _recorded(step, model, device, path, steps=1, warmup=1)
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
-    return {"ours": ours, "counted": counter.get_total_flops(), "recurrent": recurrent}
+    return {**(operations(step, report) or {}), "recurrent": recurrent}
 
 
 def _in_regions(name: str, device: str, path: Path) -> dict[str, Any]:
     """(c): the modules of a compiled timm model whose operations are not those in eager mode."""
     import timm
     import torch
-
-    import backspot
 
     model = timm.create_model(name.removeprefix(_COMPILED), num_classes=10).to(device).train()
     batch = torch.randn(2, *model.default_cfg["input_size"], device=device)
@@ -225,9 +200,7 @@ def _in_regions(name: str, device: str, path: Path) -> dict[str, Any]:
             model.zero_grad()
             called(batch).float().square().mean().backward()
 
-        with backspot.instrument(model, markers=False):
-            record_trace(step, device, path, steps=1, warmup=2, record_shapes=True)
-        rows = backspot.locate(path).modules
+        rows = _recorded(step, model, device, path, steps=1, warmup=2).modules
         found.append({row.path: (row.forward_flops, row.flops) for row in rows if row.flops})
     eager, compiled = found
     differ = sorted(
@@ -239,7 +212,7 @@ def _in_regions(name: str, device: str, path: Path) -> dict[str, Any]:
 @script
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print and write."""
-    parser = command_line(__doc__, out="limit_truth.json", seconds=900)
+    parser = command_line(__doc__, "limit_truth", seconds=900)
     arguments = parse(parser, argv)
     device = arguments.device
 
@@ -294,27 +267,15 @@ def _print(layers: dict[str, Any], models: dict[str, Any]) -> None:
         return "" if two is None else f"{two[0]:.4g} / {two[1]:.4g}"
 
     print("ours / real")
-    head = ("layer", "ms", "TFLOP/s", "GB/s", "of peak", "bound", "MFU")
-    rows = [
-        (
-            name,
-            pair(one["gpu_ms"]),
-            pair(one.get("tflops") if one["flops"][1] else None),
-            pair(one.get("gbps")),
-            one.get("of_peak") or "",
-            one.get("bound") or "",
-            pair(one.get("mfu")),
-        )
-        for name, one in layers.items()
-    ]
-    print_table(head, rows)
+    rows = []
+    for name, one in layers.items():
+        rates = one.get("tflops") if one["flops"][1] else None, one.get("gbps")
+        told = one.get("of_peak") or "", one.get("bound") or ""
+        rows.append((name, pair(one["gpu_ms"]), *map(pair, rates), *told, pair(one.get("mfu"))))
+    print_table(("layer", "ms", "TFLOP/s", "GB/s", "of peak", "bound", "MFU"), rows)
     wrong = {name: one for name, one in models.items() if one["ours"] != one["counted"]}
     print(
         f"{len(models) - len(wrong)} of {len(models)} models have the operations that are counted"
     )
     for name, one in wrong.items():
         print(f"{name}: {one['ours']:,}, counted {one['counted']:,}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Are memory, operations and the effect of checkpointing true? Compares them with PyTorch's own.
 
-    python -m benchmarks.accuracy.memory_truth
+    python -m benchmarks memory_truth
 
 For each model: (a) the peak of a recorded step against ``torch.cuda.max_memory_allocated``, which
 must agree to the byte, and the sum of its parts; (b) what each module keeps for the backward,
@@ -11,12 +11,14 @@ the module that keeps the most would free and cost, as ``backspot.profile(memory
 it, against the model with that module checkpointed: bytes kept from forward to backward in a
 recording, and the step's time without a profiler, in turns with that of the plain model. On a CPU
 there is no allocator to compare with: (a) checks the sum alone, and (b) is left out.
+
+``python -m benchmarks memory_ranks`` does (a) and (b) on each of two ranks.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +33,7 @@ from benchmarks.common import (
     command_line,
     interleaved,
     parse,
+    print_machine,
     print_table,
     record_trace,
     script,
@@ -38,48 +41,48 @@ from benchmarks.common import (
     write_results,
 )
 
-_NEAR = 0.05
-_NEAR_SPLIT = 0.01
-_SMALL = ("mlp_launch_bound",)
+_NEAR, _NEAR_SPLIT = 0.05, 0.01
 _COMPILED = ("compiled_blocks",)
 """What Inductor fuses has no shapes and no formula, and is not checkpointed."""
 _HEALTHY = ("hf-llama", "hf-bert", "hf-t5", "hf-mixtral", "hf-gpt_neox", "unet", "vae")
 """The cases of ``healthy.py`` that are looked at besides those of ``truth_models.py``."""
 
+Step = Callable[[], None]
+Found = dict[str, Any]
 
-def _recorded(step: Callable[[], None], model: Any, device: str, path: Path) -> Any:
+
+def _recorded(
+    step: Step, model: Any, device: str, path: Path, steps: int = 2, **options: bool
+) -> Any:
     import backspot
 
+    options = {"profile_memory": True, "record_shapes": True, **options}
     with backspot.instrument(model, markers=False):
-        record_trace(step, device, path, steps=2, warmup=1, profile_memory=True, record_shapes=True)
+        record_trace(step, device, path, steps=steps, warmup=1, **options)
     return backspot.locate(path)
 
 
-def peak(step: Callable[[], None], model: Any, device: str, path: Path) -> dict[str, Any]:
+def _peak(step: Step, model: Any, device: str, path: Path) -> Found:
     """(a): the peak of one step, recorded and as the allocator has it."""
     import torch
 
-    import backspot
-
-    measured = 0
+    measured = None
 
     def watched() -> None:
         nonlocal measured
-        if device == "cuda":
-            synchronize(device)
-            torch.cuda.reset_peak_memory_stats()
+        if device != "cuda":
+            return step()
+        synchronize(device)
+        torch.cuda.reset_peak_memory_stats()
         step()
-        if device == "cuda":
-            measured = torch.cuda.max_memory_allocated()
+        measured = torch.cuda.max_memory_allocated()
+        return None
 
-    with backspot.instrument(model, markers=False):
-        record_trace(watched, device, path, steps=1, warmup=1, profile_memory=True)
-    first = backspot.locate(path).memory[0]
-    whole = sum(share.bytes for share in first.live)
+    first = _recorded(watched, model, device, path, 1, record_shapes=False).memory[0]
     return {
         "peak": first.peak_bytes,
-        "measured": measured if device == "cuda" else first.peak_bytes,
-        "summed": whole,
+        "measured": first.peak_bytes if measured is None else measured,
+        "summed": sum(share.bytes for share in first.live),
         "unaccounted": sum(s.bytes for s in first.live if s.path == "(not accounted for)"),
     }
 
@@ -137,13 +140,11 @@ def _kept_by_module() -> Counter[str]:
     return kept
 
 
-def split(step: Callable[[], None], model: Any, path: Path) -> dict[str, Any] | None:
+def _split(step: Step, model: Any, device: str, path: Path) -> Found | None:
     """(b): what each module keeps for the backward; ``None`` where PyTorch cannot note modules."""
     import torch
 
-    import backspot
-
-    if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
+    if device != "cuda" or not hasattr(torch.cuda.memory, "_set_memory_metadata"):
         return None
     kept: Counter[str] = Counter()
     backward = torch.Tensor.backward
@@ -162,24 +163,20 @@ def split(step: Callable[[], None], model: Any, path: Path) -> dict[str, Any] | 
 
     torch.Tensor.backward = looking  # type: ignore[method-assign]
     try:
-        with _named_blocks(model), backspot.instrument(model, markers=False):
-            record_trace(watched, "cuda", path, steps=1, warmup=1, profile_memory=True)
+        with _named_blocks(model):
+            report = _recorded(watched, model, "cuda", path, 1, record_shapes=False)
     finally:
         torch.Tensor.backward = backward  # type: ignore[method-assign]
-    rows = [row for row in backspot.locate(path).modules if row.is_module and row.memory]
+    rows = [row for row in report.modules if row.is_module and row.memory]
     ours = {row.path or "(model)": row.memory.kept_bytes for row in rows}
     off = {name: (ours.get(name, 0), kept[name]) for name in {*ours, *kept}}
     apart = sum(abs(mine - real) for mine, real in off.values())
     worst = max(off, key=lambda name: abs(off[name][0] - off[name][1]), default="")
-    return {
-        "modules": len(kept),
-        "kept": kept.total(),
-        "apart": apart,
-        "worst": [worst, *off[worst]] if apart else [],
-    }
+    found = {"modules": len(kept), "kept": kept.total(), "apart": apart}
+    return {**found, "worst": [worst, *off[worst]] if apart else []}
 
 
-def _operations(step: Callable[[], None], report: Any) -> dict[str, int] | None:
+def operations(step: Step, report: Any) -> dict[str, int] | None:
     """(c): the operations of a step. Rows leave out owners without any time in backward.
 
     ``None`` if PyTorch cannot count: its counter refuses attention with fewer heads of keys.
@@ -196,8 +193,9 @@ def _operations(step: Callable[[], None], report: Any) -> dict[str, int] | None:
     return {"ours": ours, "counted": counter.get_total_flops()}
 
 
-def _checkpointed(model: Any, path: str) -> Callable[[], None]:
-    """Checkpoint a module; return what undoes it."""
+@contextmanager
+def _checkpointed(model: Any, path: str) -> Iterator[None]:
+    """Checkpoint a module."""
     from torch.utils.checkpoint import checkpoint
 
     module = model.get_submodule(path)
@@ -209,23 +207,15 @@ def _checkpointed(model: Any, path: str) -> Callable[[], None]:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=on_gpu, **kwargs)
 
     module.forward = again
-    return lambda: delattr(module, "forward")
-
-
-def _best(report: Any) -> Any:
-    """The module below the root that checkpointing would free the most of, called once a step."""
-    rows = [
-        row
-        for row in report.modules
-        if row.is_module and row.path and row.calls == 1 and row.memory is not None
-    ]
-    best = max(rows, key=lambda row: row.memory.checkpoint_frees_bytes, default=None)
-    return best if best is not None and best.memory.checkpoint_frees_bytes else None
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 def _checkpointing(
-    step: Callable[[], None], model: Any, device: str, path: Path, report: Any, small: bool
-) -> dict[str, Any] | None:
+    step: Step, model: Any, device: str, path: Path, report: Any, small: bool
+) -> Found | None:
     """(d): predicted and real effect of checkpointing one module.
 
     ``None`` if no module keeps anything, or if the model cannot be checkpointed: its forward
@@ -235,28 +225,25 @@ def _checkpointing(
 
     import backspot
 
-    row = _best(report)
-    if row is None:
+    # The module below the root that checkpointing would free the most of, called once a step.
+    once = [r for r in report.modules if r.is_module and r.path and r.calls == 1 and r.memory]
+    row = max(once, key=lambda r: r.memory.checkpoint_frees_bytes, default=None)
+    if row is None or not row.memory.checkpoint_frees_bytes:
         return None
     # Its times are those of steps in which no memory is recorded.
     steps = {"steps": 2, "warmup": 1, "unprofiled": 0} if small else {}
     predicted = backspot.profile(step, model, memory=True, **steps)[row.path].row
     root = report[next(r.path for r in report.modules if r.is_module and r.path == r.root)].row
-    undo = _checkpointed(model, row.path)
     try:
-        after = _recorded(step, model, device, path)
+        with _checkpointed(model, row.path):
+            after = _recorded(step, model, device, path)
     except CheckpointError:
         return None
-    finally:
-        undo()
     real = root.memory.total_kept_bytes - after[root.path].row.memory.total_kept_bytes
 
     def checkpointed() -> None:
-        undo = _checkpointed(model, row.path)
-        try:
+        with _checkpointed(model, row.path):
             step()
-        finally:
-            undo()
 
     times = interleaved([step, checkpointed], device, rounds=2 if small else 12)
     more = [again - plain for plain, again in zip(*times, strict=True)]
@@ -271,116 +258,129 @@ def _checkpointing(
     }
 
 
-def _cases(context: Any) -> dict[str, Callable[[], tuple[Any, Callable[[], None]]]]:
+def _cases(context: Any) -> dict[str, Callable[[], tuple[Any, Step]]]:
     """Return what makes each case: a model, and a step of its training."""
     from benchmarks.accuracy.healthy import HEALTHY
     from benchmarks.accuracy.truth_models import MODELS
 
-    def of_truth(name: str) -> tuple[Any, Callable[[], None]]:
+    def of_truth(name: str) -> tuple[Any, Step]:
         build = MODELS[name](context)
+        return build.model, build.step
 
-        def step() -> None:
-            build.model.zero_grad()
-            build.loss().backward()
-
-        return build.model, step
-
-    def healthy(name: str) -> tuple[Any, Callable[[], None]]:
+    def healthy(name: str) -> tuple[Any, Step]:
         made = HEALTHY[name](context)
         return made.modules[0][0], made.step
 
-    return {
-        **{name: partial(of_truth, name) for name in MODELS},
-        **{name: partial(healthy, name) for name in _HEALTHY},
-    }
+    truth = [name for name in MODELS if not name.endswith("_host")]
+    cases = {name: partial(of_truth, name) for name in truth}
+    return {**cases, **{name: partial(healthy, name) for name in _HEALTHY}}
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print and write."""
-    parser = command_line(__doc__, out="memory_truth.json", seconds=900)
-    arguments = parse(parser, argv)
+    arguments = parse(command_line(__doc__, "memory_truth", seconds=900), argv)
 
     import torch
 
     from benchmarks.models import Context
 
-    device = arguments.device
-    cases = _cases(Context(device, arguments.small))
-    names = choose(arguments, dict.fromkeys(cases, ""), _SMALL)
+    device, small = arguments.device, arguments.small
+    cases = _cases(Context(device, small))
+    names = choose(arguments, cases, ("mlp_launch_bound",))
     budget = Budget(arguments.seconds)
-    results: dict[str, Any] = {}
+    results: dict[str, Found] = {}
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
         for name in names:
             if not budget.left:
-                print(f"no time for {', '.join(names[len(results) :])}")
                 break
             model, step = cases[name]()
-            path = Path(folder) / "trace.json"
             step()
             report = _recorded(step, model, device, path)
-            found: dict[str, Any] = {"memory": peak(step, model, device, path)}
-            found["split"] = split(step, model, path) if device == "cuda" else None
-            found["operations"] = found["checkpointing"] = None
+            found = {"memory": _peak(step, model, device, path)}
+            found["split"] = _split(step, model, device, path)
+            found |= {"operations": None, "checkpointing": None}
             if name not in _COMPILED:
-                found["operations"] = _operations(step, report)
-                found["checkpointing"] = _checkpointing(
-                    step, model, device, path, report, arguments.small
-                )
+                found["operations"] = operations(step, report)
+                found["checkpointing"] = _checkpointing(step, model, device, path, report, small)
             results[name] = found
             del model, step, report
             torch.use_deterministic_algorithms(False)
             write_results(arguments, {"cases": results}, last=False)
-    _print(results)
+    columns = {
+        "peak": "memory", "measured": "memory", "kept": "split", "apart": "split",
+        "ours": "operations", "counted": "operations", "module": "checkpointing",
+        "predicted_bytes": "checkpointing", "real_bytes": "checkpointing",
+        "predicted_ms": "checkpointing", "real_ms": "checkpointing",
+    }  # fmt: skip
+    rows = [
+        [name, *((found[of] or {}).get(key) for key, of in columns.items())]
+        for name, found in results.items()
+    ]
+    print_table(("model", *columns), rows)
     write_results(arguments, {"cases": results})
     if any(map(_is_wrong, results.values())):
         return 1
     return 3 if len(results) < len(names) else 0
 
 
-def is_true(found: dict[str, Any]) -> bool:
+def _is_true(found: Found) -> bool:
     """Whether peak and split of a case agree with the allocator."""
     memory, kept = found["memory"], found["split"]
     exact: bool = memory["peak"] == memory["measured"] == memory["summed"]
     return exact and (kept is None or kept["apart"] <= _NEAR_SPLIT * kept["kept"])
 
 
-def _is_wrong(found: dict[str, Any]) -> bool:
-    operations, checkpoint = found["operations"], found["checkpointing"]
-    wrong = not is_true(found)
-    if operations is not None:
-        wrong |= operations["ours"] != operations["counted"]
+def _is_wrong(found: Found) -> bool:
+    counted, checkpoint = found["operations"], found["checkpointing"]
+    wrong = not _is_true(found)
+    if counted is not None:
+        wrong |= counted["ours"] != counted["counted"]
     if checkpoint is not None:
         off = abs(checkpoint["predicted_bytes"] - checkpoint["real_bytes"])
         wrong |= off > _NEAR * checkpoint["real_bytes"]
     return wrong
 
 
-def _print(results: dict[str, Any]) -> None:
-    head = ("model", "peak", "measured", "kept", "apart", "FLOPs", "counted")
-    head += ("module", "frees", "really", "ms", "really ms")
-    rows = []
-    for name, found in results.items():
-        memory, operations = found["memory"], found["operations"] or {}
-        split, one = found["split"] or {}, found["checkpointing"] or {}
-        rows.append(
-            (
-                name,
-                memory["peak"],
-                memory["measured"],
-                split.get("kept", ""),
-                split.get("apart", ""),
-                operations.get("ours", ""),
-                operations.get("counted", ""),
-                one.get("module", ""),
-                one.get("predicted_bytes", 0),
-                one.get("real_bytes", 0),
-                one.get("predicted_ms", 0.0),
-                one.get("real_ms", 0.0),
-            )
-        )
-    print_table(head, rows)
+# Ranks -------------------------------------------------------------------------------------------
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool) -> None:
+    """What each of the two processes does; rank 0 writes the records of both."""
+    import torch.distributed as dist
+
+    from benchmarks.ranks import RANKS, member, training
+
+    found = {}
+    with member(rank, kind, folder) as device:
+        path = Path(folder) / f"rank{rank}.json"
+        for name in names:
+            model, step = training(name, device, small)
+            step()
+            found[name] = {"memory": _peak(step, model, kind, path)}
+            found[name]["split"] = _split(step, model, kind, path)
+            del model, step
+        every = [None] * RANKS
+        dist.all_gather_object(every, found)
+        if rank == 0:
+            (Path(folder) / "records.json").write_text(json.dumps(every))
+
+
+@script
+def of_ranks(argv: Sequence[str] | None = None) -> int:
+    """Compare peak and split on two ranks."""
+    from benchmarks.ranks import CASES, run_ranks
+
+    arguments = parse(command_line(__doc__, "memory_ranks"), argv)
+    names = choose(arguments, CASES, ("ddp",))
+    print_machine(arguments.device)
+    records = json.loads(run_ranks(_train, arguments.device, names, arguments.small))
+    rows = [
+        (name, rank, one["memory"]["peak"], one["memory"]["measured"],
+         *((one["split"] or {}).get(key) for key in ("kept", "apart")))
+        for rank, of_rank in enumerate(records)
+        for name, one in of_rank.items()
+    ]  # fmt: skip
+    print_table(("case", "rank", "peak", "measured", "kept", "apart"), rows)
+    write_results(arguments, {"ranks": records})
+    return 0 if all(_is_true(one) for of_rank in records for one in of_rank.values()) else 1

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from benchmarks.accuracy.truth_models import Build
 
-__all__ = ["Tracker", "fold", "time_modules"]
+_SLEEP = 40_000_000
+"""Cycles, some 20 ms: the host gets ahead, as it is within a long step."""
 
 
 class Tracker:
@@ -93,10 +94,8 @@ class Tracker:
             found[node] = node._sequence_nr()
             pending.extend(following for following, _ in node.next_functions)
         ordered = sorted(found, key=found.__getitem__, reverse=True)
-        return [
-            (self._paths[max(0, bisect_right(self._numbers, found[node]) - 1)], node)
-            for node in ordered
-        ]
+        at = [max(0, bisect_right(self._numbers, found[node]) - 1) for node in ordered]
+        return [(self._paths[place], node) for place, node in zip(at, ordered, strict=True)]
 
 
 def fold(path: str, depth: int | None) -> str:
@@ -106,49 +105,37 @@ def fold(path: str, depth: int | None) -> str:
     return ".".join(path.split(".")[:depth])
 
 
-class _Clock:
-    """Moments on the GPU, or on the host where there is none."""
+def moment(device: str) -> Any:
+    """Now on the GPU, or on the host where there is none."""
+    if not device.startswith("cuda"):
+        return time.perf_counter()
+    import torch
 
-    def __init__(self, device: str) -> None:
-        import torch
-
-        self.cuda = device.startswith("cuda")
-        self._event = torch.cuda.Event
-
-    def mark(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = self._event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(self, first: Any, last: Any) -> float:
-        return first.elapsed_time(last) if self.cuda else (last - first) * 1e3
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
-_SLEEP = 40_000_000  # cycles, some 20 ms: the host gets ahead, as it is within a long step
+def between(first: Any, last: Any) -> float:
+    """Milliseconds between two moments."""
+    return (last - first) * 1e3 if isinstance(first, float) else first.elapsed_time(last)
 
 
 def _timed_backward(
-    build: Build,
-    tracker: Tracker,
-    clock: _Clock,
-    only: str | None,
-    ahead: bool,
-    settle: Callable[[], None],
-) -> tuple[dict[str, float], float, bool]:
-    """One step without profiler: milliseconds by path, of the whole, and whether in order."""
+    build: Build, tracker: Tracker, device: str, only: str | None, ahead: bool
+) -> tuple[dict[str, float], bool]:
+    """One step without profiler: milliseconds by path, and whether the nodes ran in order."""
     import torch
 
     build.model.zero_grad(set_to_none=True)
     loss = tracker.forward(build.loss)
-    if ahead and clock.cuda:
+    if ahead and device.startswith("cuda"):
         torch.cuda._sleep(_SLEEP)
     marks: list[tuple[int, Any]] = []
 
     def hook(index: int) -> Callable[..., None]:
         def mark(*_: object) -> None:
-            marks.append((index, clock.mark()))
+            marks.append((index, moment(device)))
 
         return mark
 
@@ -161,34 +148,30 @@ def _timed_backward(
             node.register_prehook(hook(len(owners)))
             owners.append(owner)
     loss.backward()
-    end = clock.mark()
-    settle()
+    marks.append((len(owners), moment(device)))
+    synchronize(device)
     taken: dict[str, float] = defaultdict(float)
-    moments = [*marks, (len(owners), end)]
-    for (index, begin), (_, following) in pairwise(moments):
-        taken[owners[index]] += clock.between(begin, following)
+    for (index, begin), (_, following) in pairwise(marks):
+        taken[owners[index]] += between(begin, following)
     indices = [index for index, _ in marks]
-    return dict(taken), sum(taken.values()), indices == sorted(indices) == list(range(len(owners)))
+    return taken, indices == sorted(indices) == list(range(len(owners) + 1))
 
 
 def time_modules(
     build: Build, tracker: Tracker, device: str, steps: int, only: str | None, ahead: bool
 ) -> dict[str, Any]:
-    """Each module's time and share over several steps."""
-    clock = _Clock(device)
+    """Each module's time and share over several steps, of which the first two do not count."""
     times: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     totals: list[float] = []
     in_order = True
     for number in range(steps + 2):
-        taken, total, ordered = _timed_backward(
-            build, tracker, clock, only, ahead, lambda: synchronize(device)
-        )
+        taken, ordered = _timed_backward(build, tracker, device, only, ahead)
         if number < 2:
             continue
         in_order &= ordered
-        totals.append(total)
+        totals.append(sum(taken.values()))
         for path, value in taken.items():
             times[path].append(value)
-            shares[path].append(value / total)
+            shares[path].append(value / totals[-1])
     return {"times": times, "shares": shares, "totals": totals, "in_order": in_order}

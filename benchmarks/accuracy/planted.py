@@ -1,9 +1,9 @@
 """Bottlenecks planted at random: does the ranked list name the module that was made slow?
 
-    python -m benchmarks.accuracy.planted --device cpu --trials 300 --jobs 12
-    python -m benchmarks.accuracy.planted --device cuda --trials 120 --jobs 2
-    python -m benchmarks.accuracy.planted --device cpu --trials 104 --busy 2 --only backspot
-    python -m benchmarks.accuracy.planted --summarize planted_cpu.jsonl
+    python -m benchmarks planted --device cpu --trials 300 --jobs 12
+    python -m benchmarks planted --device cuda --trials 120 --jobs 2
+    python -m benchmarks planted --device cpu --trials 104 --busy 2 --only backspot
+    python -m benchmarks planted --summarize planted_cpu.jsonl
 
 Each trial draws one call of one module, leaf or container, and runs its output through a node whose
 backward spins (on the host, or on the GPU), made within the module's forward. As many steps are
@@ -27,14 +27,16 @@ import itertools
 import json
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import resumed_command_line, run_resumed, summarise_lines
+from benchmarks.cases import run_resumed, summarise_lines
 from benchmarks.common import (
+    busy,
+    command_line,
     parse,
     print_table,
     profile_default,
@@ -42,11 +44,11 @@ from benchmarks.common import (
     script,
     synchronize,
 )
-from benchmarks.load import add_busy, busy
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short, worker_command
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short
 
 _SHARE = 0.3
 _OVER_HEAVIEST = 1.5
+_VERDICTS = ("hit", "crash", "wrong", "none")
 _TECHNIQUES = {"backspot": "Backspot", "ranges": "label ranges", "names": "node names"}
 
 
@@ -268,8 +270,8 @@ def rank_ranges(profiler: Any) -> list[str]:
 # Summary -----------------------------------------------------------------------------------------
 
 
-def summarise(records: list[Record]) -> Record:
-    """All trials in one document."""
+def _summarise(records: list[Record]) -> Record:
+    """All trials in one document, which is printed as a table."""
     trials = [r for r in records if "planted_ms" in r or r.get("stage") not in ("start", "plain")]
     summary: Record = {
         "trials": len(trials),
@@ -289,7 +291,7 @@ def summarise(records: list[Record]) -> Record:
         asked = verdicts.total()
         summary["techniques"][key] = {
             "trials": asked,
-            **{v: verdicts[v] for v in ("hit", "crash", "wrong", "none")},
+            **{v: verdicts[v] for v in _VERDICTS},
             "hit_rate": round(verdicts["hit"] / asked, 4) if asked else None,
         }
     summary["misses"] = [
@@ -297,26 +299,22 @@ def summarise(records: list[Record]) -> Record:
         for r in trials
         if r.get("backspot", {}).get("verdict") != "hit"
     ]
+    _print(summary)
     return summary
 
 
-def print_summary(summary: Record) -> None:
-    """The benchmark as a table."""
+def _print(summary: Record) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in summary["kinds"].items())
     print(
         f"{summary['trials']} trials ({kinds}) over {summary['architectures']} architectures; the "
         f"spin longer than 30% of the backward in {summary['enlarged']}"
     )
-    head = ["ranked by", "names the module", "crashes", "names another", "names none"]
     rows = []
     for key, title in _TECHNIQUES.items():
         found = summary["techniques"][key]
-        asked = found["trials"]
-        if not asked:
-            continue
-        cells = [f"{found[v] / asked:.1%}" for v in ("hit", "crash", "wrong", "none")]
-        rows.append([title, *cells])
-    print_table(head, rows)
+        if found["trials"]:
+            rows.append([title, *(f"{found[v] / found['trials']:.1%}" for v in _VERDICTS)])
+    print_table(("ranked by", "names the module", "crashes", "names another", "names none"), rows)
     for miss in summary["misses"]:
         print(f"miss: {json.dumps(miss)}")
     for name, reason in summary["left_out"].items():
@@ -334,50 +332,41 @@ def _examining(device: str, workers: int) -> Handler:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = resumed_command_line(__doc__, out="planted_{device}.json")
+    parser = command_line(__doc__, "planted", cases=False, seconds=500, jobs=1, load=True)
     parser.add_argument("--trials", type=int, help="how many (default: 300; with --small 1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
     parser.add_argument("--only", choices=("backspot",), default="", help="no other technique")
-    add_busy(parser)
     parser.add_argument("--timeout", type=float, default=90, help="seconds for one trial")
     parser.add_argument("--host-gib", type=float, default=8, help="memory of a worker at most")
+    parser.add_argument(
+        "--summarize", type=Path, nargs="+", help="summarise lines; measure nothing"
+    )
     arguments = parse(parser, argv)
     if arguments.worker:
         serve(_examining(arguments.device, arguments.worker))
         return 0
     if arguments.summarize:
-        return summarise_lines(arguments, arguments.summarize, summarise, print_summary)
+        return summarise_lines(arguments, arguments.summarize, _summarise)
     import timm  # noqa: F401 - every trial needs it
 
     from benchmarks.accuracy.architectures import NAMES, SMALL
 
     names = SMALL if arguments.small else NAMES
     count = arguments.trials or (1 if arguments.small else 300)
-    jobs = [
-        {
-            "name": f"{number:04}-{names[number % len(names)]}",
-            "architecture": names[number % len(names)],
-            "seed": number,
-            "steps": arguments.steps or profile_default("steps"),
-            "only": arguments.only,
-        }
-        for number in range(arguments.first, arguments.first + count)
-    ]
-    phases = [Phase(arguments.jobs, arguments.timeout, arguments.host_gib)]
-    if arguments.jobs > 1:
-        phases.append(Phase(1, arguments.timeout, arguments.host_gib))
+    steps = arguments.steps or profile_default("steps")
+    jobs = []
+    for number in range(arguments.first, arguments.first + count):
+        architecture = names[number % len(names)]
+        job = {"name": f"{number:04}-{architecture}", "architecture": architecture}
+        jobs.append({**job, "seed": number, "steps": steps, "only": arguments.only})
+    crowds = [arguments.jobs] + ([1] if arguments.jobs > 1 else [])
+    phases = [Phase(workers, arguments.timeout, arguments.host_gib) for workers in crowds]
     with busy(arguments.busy):
         return run_resumed(
+            arguments,
             jobs,
-            worker_command(__spec__.name, arguments),
             lambda: _examining(arguments.device, 1),
             phases,
-            arguments,
-            summarise=lambda records: {"busy": arguments.busy, **summarise(records)},
-            show=print_summary,
+            lambda records: {"busy": arguments.busy or 0, **_summarise(records)},
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,19 +1,26 @@
 """Is the slow one of two ranks named, with its module, and is nothing claimed of even ranks?
 
+    python -m benchmarks planted_ranks
+    python -m benchmarks planted_transfers
+
 Two processes train a model with DistributedDataParallel or FSDP2. Something slow is planted on rank
 1: in a module on the host, in a module as a kernel, in the loader, or longer sequences. Between the
 plants, the same training runs with nothing planted. On GPUs, the time that rank 0 waits in a
 collective is then compared with CUDA events of each rank's own.
 
-    python -m benchmarks.accuracy.planted_ranks
+``planted_transfers`` plants what concerns all ranks, and trains the same done well: (a) a deep
+model with DistributedDataParallel, in buckets of 10 kB and of 25 MB; (b) a wide model with FSDP2,
+of which the host waits before each block, so that no gather begins early, and without these waits;
+(c) the stages of a pipeline, with two microbatches, and with a second stage that is longer. On a
+CPU, (c) alone can be judged: gloo does not say how many bytes it moves, and FSDP2 gathers nothing
+in advance.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,16 +40,13 @@ from benchmarks.common import (
     script,
     write_results,
 )
-from benchmarks.ranks import distributed, gpt, member, run_ranks
+from benchmarks.models import ResidualMlp
+from benchmarks.ranks import RANKS, distributed, gpt, member, run_ranks
 
 _PLANTS = (
-    ("host", "h.2.mlp.fc2"),
-    ("kernel", "h.2.mlp.fc2"),
-    ("data", ""),
-    ("length", ""),
-    ("host", "h.1.attn"),
-    ("kernel", "h.3.attn"),
-)
+    ("host", "h.2.mlp.fc2"), ("kernel", "h.2.mlp.fc2"), ("data", ""), ("length", ""),
+    ("host", "h.1.attn"), ("kernel", "h.3.attn"),
+)  # fmt: skip
 CASES = {
     f"{how}/{number}-{plant}": (how, plant, path)
     for how in ("ddp", "fsdp2")
@@ -54,6 +58,9 @@ _KERNEL_S, _HOST_S = 0.010, 0.040
 """The host is ahead of the GPU, so what holds it up has to take longer to cost anything."""
 _TICKS = 1.98e9
 """``torch.cuda._sleep`` in one second, at the clock of an H200."""
+_PROFILE: dict[str, Any] = {"steps": 6, "warmup": 4, "unprofiled": 0, "ranks": "all"}
+
+Found = dict[str, Any]
 
 
 def _spin(seconds: float, device: torch.device) -> None:
@@ -76,7 +83,8 @@ def _slow_down(module: nn.Module, plant: str, device: torch.device) -> None:
     module.forward = slow  # type: ignore[method-assign]
 
 
-def _record(how: str, plant: str, path: str, device: torch.device, small: bool) -> backspot.Report:
+def _slow_rank(name: str, device: torch.device, _: int, small: bool) -> backspot.Report:
+    how, plant, path = CASES[name]
     slow = plant if dist.get_rank() == 1 else "even"
     model = gpt(device, small)
     if slow in ("host", "kernel"):
@@ -99,25 +107,20 @@ def _record(how: str, plant: str, path: str, device: torch.device, small: bool) 
         functional.cross_entropy(scores.flatten(0, 1), tokens.flatten()).backward()
         optimizer.step()
 
-    return backspot.profile(
-        step, trained, data=batches(), steps=6, warmup=4, unprofiled=0, ranks="all"
-    )
+    return backspot.profile(step, trained, data=batches(), **_PROFILE)
 
 
-def _judge(job: backspot.JobReport, plant: str, path: str, device: torch.device) -> dict[str, Any]:
-    said = [
-        {"rule": one.rule, "kind": one.kind, "rank": one.rank, "path": one.path, "ns": one.cost_ns}
-        for one in job.findings
-    ]
-    first = said[0] if said else {}
-    on_gpu = plant in ("kernel", "length") and device.type == "cuda"
-    expected: dict[str, Any] = {"rank": 1, "kind": "gpu" if on_gpu else "host"}
+def _is_slow_rank_named(name: str, said: list[Found], kind: str) -> bool:
+    _, plant, path = CASES[name]
+    if plant == "even":
+        return not said
+    on_gpu = plant in ("kernel", "length") and kind == "cuda"
+    expected: Found = {"rank": 1, "kind": "gpu" if on_gpu else "host"}
     if plant == "data":
         expected = {"rank": 1, "rule": "slow-data"}
     elif path:
         expected["path"] = path
-    right = not said if plant == "even" else expected.items() <= first.items()
-    return {"right": right, "findings": said, "step_ns": job.step_ns}
+    return bool(said) and expected.items() <= said[0].items()
 
 
 def _wait(seconds: float, device: torch.device) -> dict[str, float] | None:
@@ -135,7 +138,7 @@ def _wait(seconds: float, device: torch.device) -> dict[str, float] | None:
         end.record()
         events.append((begin, end))
 
-    report = backspot.profile(step, linear, steps=8, warmup=4, unprofiled=0, ranks="all")
+    report = backspot.profile(step, linear, **{**_PROFILE, "steps": 8})
     torch.cuda.synchronize()
     every: list[Any] = [None, None]
     dist.all_gather_object(every, [begin.elapsed_time(end) for begin, end in events[-8:]])
@@ -146,52 +149,143 @@ def _wait(seconds: float, device: torch.device) -> dict[str, float] | None:
     return {"planted": seconds * 1e3, "real": real, "found": report.job.ranks[0].wait_ns / 1e6}
 
 
+# What concerns all ranks -------------------------------------------------------------------------
+
+TRANSFERS = {
+    "buckets/small": "small-buckets",
+    "buckets/default": "",
+    "gathers/late": "late-gather",
+    "gathers/default": "",
+    "pipeline/few": "pipeline-bubble",
+    "pipeline/unequal": "pipeline-bubble",
+}
+_ON_CPU = ("pipeline/few", "pipeline/unequal")
+
+_Training = tuple[nn.Module, Callable[[], Any]]
+
+
+class _Stack(nn.Module):
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(ResidualMlp(width, 2) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def _buckets(how: str, device: torch.device, _: int, small: bool) -> _Training:
+    width, depth = (16, 4) if small else (256, 64)
+    ids = [device.index] if device.type == "cuda" else None
+    inner = _Stack(width, depth).to(device)
+    size = 0.01 if how == "small" else 25
+    model = nn.parallel.DistributedDataParallel(inner, device_ids=ids, bucket_cap_mb=size)
+    x = torch.randn(64, width, device=device)
+    return model, lambda: model(x).square().mean().backward()
+
+
+def _gathers(how: str, device: torch.device, _: int, small: bool) -> _Training:
+    from torch.distributed.fsdp import fully_shard
+
+    width = 16 if small else 8192
+    model = _Stack(width, 2 if small else 8).to(device, torch.bfloat16)
+    for block in model.blocks:
+        if how == "late" and device.type == "cuda":
+            block.register_forward_pre_hook(lambda *_: torch.cuda.synchronize(), prepend=True)
+        fully_shard(block)
+    fully_shard(model)
+    x = torch.randn(4 if small else 2048, width, device=device, dtype=torch.bfloat16)
+    return model, lambda: model(x).square().mean().backward()
+
+
+def _pipeline(how: str, device: torch.device, rank: int, small: bool) -> _Training:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    width, batch = (64, 64) if small else (2048, 4096)
+    parts = 2 if how == "few" else 8
+    model = _Stack(width, 4 + 6 * rank if how == "unequal" else 4).to(device)
+    x = torch.randn(batch, width, device=device)
+    stage = PipelineStage(model, rank, RANKS, device, input_args=(x[: batch // parts],))
+    schedule = ScheduleGPipe(stage, parts, loss_fn=lambda out, to: (out - to).square().mean())
+    return model, lambda: schedule.step(x) if rank == 0 else schedule.step(target=x)
+
+
+def _transfer(name: str, device: torch.device, rank: int, small: bool) -> backspot.Report:
+    what, _, how = name.partition("/")
+    make = {"buckets": _buckets, "gathers": _gathers, "pipeline": _pipeline}[what]
+    model, once = make(how, device, rank, small)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        once()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return backspot.profile(step, model, **_PROFILE)
+
+
+def _is_transfer_found(name: str, said: list[Found], _: str) -> bool:
+    right = [one["rule"] for one in said] == ([TRANSFERS[name]] if TRANSFERS[name] else [])
+    return right and (name != "pipeline/unequal" or said[0]["rank"] == 1)
+
+
+# The run -----------------------------------------------------------------------------------------
+
+
 def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool) -> None:
     """What each of the two processes does; rank 0 writes the records."""
-    done: dict[str, Any] = {}
+    done: Found = {}
     with member(rank, kind, folder) as device:
         for name in names:
-            how, plant, path = CASES[name]
-            job = _record(how, plant, path, device, small).job
+            of_transfer = name in TRANSFERS
+            report = (_transfer if of_transfer else _slow_rank)(name, device, rank, small)
             if kind == "cuda":
                 torch.cuda.empty_cache()
-            if job is not None:
-                done[name] = {"plant": plant, "path": path, **_judge(job, plant, path, device)}
-                print(name, "right" if done[name]["right"] else "WRONG", flush=True)
-        waits = [_wait(seconds, device) for seconds in (0.003, 0.010) if kind == "cuda"]
+            if report.job is not None:
+                keys = ("rule", "kind", "rank", "path", "seen")
+                said = [
+                    {**{key: getattr(one, key) for key in keys}, "ns": one.cost_ns}
+                    for one in report.job.findings
+                ]
+                right = (_is_transfer_found if of_transfer else _is_slow_rank_named)(
+                    name, said, kind
+                )
+                done[name] = {"right": right, "findings": said, "step_ns": report.job.step_ns}
+        slow = kind == "cuda" and names[0] in CASES
+        waits = [_wait(seconds, device) for seconds in (0.003, 0.010)] if slow else []
         if rank == 0:
             records = {"cases": done, "waits": waits}
             (Path(folder) / "records.json").write_text(json.dumps(records))
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="planted_ranks_{device}.json")
-    arguments = parse(parser, argv)
-    names = choose(arguments, dict.fromkeys(CASES, ""), ("ddp/0-even", "ddp/1-host"))
+def _answer(argv: Sequence[str] | None, question: str) -> int:
+    arguments = parse(command_line(__doc__, question), argv)
+    transfers = question == "planted_transfers"
+    small = _ON_CPU if transfers else ("ddp/0-even", "ddp/1-host")
+    names = choose(arguments, TRANSFERS if transfers else CASES, small)
+    if transfers and arguments.device == "cpu":
+        names = [name for name in names if name in _ON_CPU]
     print_machine(arguments.device)
     records = json.loads(run_ranks(_train, arguments.device, names, arguments.small))
-    cases = records["cases"]
-    print_table(
-        ("case", "right", "first finding", "its ms", "step ms"),
-        [
-            (
-                name,
-                "yes" if one["right"] else "NO",
-                " ".join(str(one["findings"][0][key]) for key in ("rule", "rank", "path"))
-                if one["findings"]
-                else "",
-                one["findings"][0]["ns"] / 1e6 if one["findings"] else 0.0,
-                one["step_ns"] / 1e6,
-            )
-            for name, one in cases.items()
-        ],
-    )
+    rows = []
+    for name, one in records["cases"].items():
+        first = one["findings"][0] if one["findings"] else {"ns": 0}
+        said = " ".join(str(first.get(key, "")) for key in ("rule", "rank", "path"))
+        right = "yes" if one["right"] else "NO"
+        rows.append((name, right, said, first["ns"] / 1e6, one["step_ns"] / 1e6))
+    print_table(("case", "right", "first finding", "its ms", "step ms"), rows)
     for wait in records["waits"]:
         print(f"rank 0 waits {wait['real']:.3f} ms, and is said to wait {wait['found']:.3f} ms")
     write_results(arguments, records)
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@script
+def main(argv: Sequence[str] | None = None) -> int:
+    return _answer(argv, "planted_ranks")
+
+
+@script
+def transfers(argv: Sequence[str] | None = None) -> int:
+    return _answer(argv, "planted_transfers")

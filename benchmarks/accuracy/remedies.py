@@ -1,4 +1,4 @@
-"""Known remedies for ``predicted_saving.py``: each builds its model before and after.
+"""Known remedies for ``what_if.py``: each builds its model before and after.
 
 Sizes are such that a step is some tens of milliseconds on a large GPU and the GPU is what it waits
 for, where the remedy is not about the host.
@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
 
 from benchmarks.models import (
-    Attention,
+    Around,
+    Block,
     Checkpointed,
     Context,
     IndexPatchDropout,
+    Layer,
     ResidualMlp,
+    WrittenOutAttention,
     patch_drop_vit,
     training_step,
 )
-
-__all__ = ["REMEDIES", "Remedy", "Side", "describe", "remedy", "side_of"]
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Remedy:
         about: in words.
         changed: paths of the changed subtrees.
         neighbours: paths of subtrees that hand tensors to these or take them; ``""`` is the root's
-            own row, not its subtree.
+            own row, and ``=PATH`` the row of this path, not its subtree.
         build: makes the model with (true) or without the remedy.
     """
 
@@ -52,60 +53,23 @@ class Remedy:
     build: Callable[[Context, bool], Side]
 
 
-REMEDIES: dict[str, Remedy] = {}
-_Build = Callable[[Context, bool], Side]
-
-
-def remedy(
-    about: str, changed: tuple[str, ...], neighbours: tuple[str, ...]
-) -> Callable[[_Build], _Build]:
-    def register(build: _Build) -> _Build:
-        REMEDIES[build.__name__] = Remedy(about, changed, neighbours, build)
-        return build
-
-    return register
-
-
-def side_of(
-    context: Context, model: nn.Module, forward: Callable[[], torch.Tensor], *, bf16: bool = True
-) -> Side:
+def _side(context: Context, model: nn.Module, inputs: torch.Tensor, *, bf16: bool = True) -> Side:
     step = training_step(
-        model, lambda: forward().float().square().mean(), around=lambda: context.bf16(bf16)
+        model, lambda: model(inputs).float().square().mean(), around=lambda: context.bf16(bf16)
     )
     return Side(model, step)
 
 
-# Patch dropout -----------------------------------------------------------------------------------
-
-
-def _patch_drop(context: Context, after: bool) -> Side:
+def _patch_drop(context: Context, after: bool, *, deterministic: bool) -> Side:
+    torch.use_deterministic_algorithms(deterministic)
     model = patch_drop_vit(context, depth=context.pick(6, 2))
     if after:
         model.patch_drop = IndexPatchDropout()
     side = context.pick(224, 32)
-    images = context.randn(context.pick(192, 4), 3, side, side)
-    return side_of(context, model, lambda: model(images))
+    return _side(context, model, context.randn(context.pick(192, 4), 3, side, side))
 
 
-@remedy("PatchDropout: gather → indexing, deterministic", ("patch_drop",), ("pos_drop", ""))
-def patch_drop_deterministic(context: Context, after: bool) -> Side:
-    torch.use_deterministic_algorithms(True)
-    return _patch_drop(context, after)
-
-
-@remedy("PatchDropout: gather → indexing", ("patch_drop",), ("pos_drop", ""))
-def patch_drop(context: Context, after: bool) -> Side:
-    return _patch_drop(context, after)
-
-
-# Transformers ------------------------------------------------------------------------------------
-
-
-class _WrittenOutAttention(Attention):
-    """Attention as three operations in the type of its input."""
-
-    def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1).to(v.dtype) @ v
+# Blocks of a transformer -------------------------------------------------------------------------
 
 
 class _EagerNorm(nn.Module):
@@ -123,28 +87,15 @@ class _EagerNorm(nn.Module):
         return centred * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
 
 
-class _TanhGelu(nn.Module):
+def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU written out, as many older models have it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3))))
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3))))
 
 
-class _Block(nn.Module):
-    def __init__(
-        self, width: int, *, fused: bool = True, eager_norm: bool = False, eager_gelu: bool = False
-    ) -> None:
-        super().__init__()
-        self.norm1 = _EagerNorm(width) if eager_norm else nn.LayerNorm(width)
-        self.attn = (Attention if fused else _WrittenOutAttention)(width)
-        self.norm2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.act = _TanhGelu() if eager_gelu else nn.GELU(approximate="tanh")
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.fc2(self.act(self.fc1(self.norm2(x))))
+def _in_fp32(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """One block that somebody kept in fp32."""
+    with torch.autocast(x.device.type, enabled=False):
+        return block(x.float())
 
 
 class _Tower(nn.Module):
@@ -158,185 +109,111 @@ class _Tower(nn.Module):
         return x
 
 
-def _tower(context: Context, blocks: Callable[[int], list[nn.Module]]) -> Side:
-    model = _Tower(blocks(context.pick(768, 64))).to(context.device)
-    inputs = context.randn(context.pick(32, 2), context.pick(1024, 16), context.pick(768, 64))
-    return side_of(context, model, lambda: model(inputs))
+def _write_out_attention(number: int, block: Block, _: bool) -> Block:
+    if number in (2, 3):
+        block.attn.__class__ = WrittenOutAttention
+    return block
 
 
-@remedy(
-    "attention written out → fused, in two of six blocks",
-    ("blocks.2.attn", "blocks.3.attn"),
-    ("blocks.2.norm1", "blocks.3.norm1", "=blocks.2", "=blocks.3"),
-)
-def attention_fused(context: Context, after: bool) -> Side:
-    return _tower(context, lambda w: [_Block(w, fused=after or i not in (2, 3)) for i in range(6)])
+def _write_out_norm(_: int, block: Block, __: bool) -> Block:
+    block.norm1 = _EagerNorm(block.norm1.normalized_shape[0])
+    return block
 
 
-@remedy(
-    "LayerNorm written out → nn.LayerNorm, in all six blocks",
-    tuple(f"blocks.{i}.norm1" for i in range(6)),
-    (*(f"blocks.{i}.attn.qkv" for i in range(6)), *(f"={f'blocks.{i}'}" for i in range(6))),
-)
-def layer_norm_fused(context: Context, after: bool) -> Side:
-    return _tower(context, lambda w: [_Block(w, eager_norm=not after) for _ in range(6)])
+def _write_out_gelu(_: int, block: Block, __: bool) -> Block:
+    block.mlp.act = Layer(_tanh_gelu)
+    return block
 
 
-@remedy(
-    "GELU written out → nn.GELU, in all six blocks",
-    tuple(f"blocks.{i}.act" for i in range(6)),
-    tuple(f"blocks.{i}.fc{j}" for i in range(6) for j in (1, 2)),
-)
-def gelu_fused(context: Context, after: bool) -> Side:
-    return _tower(context, lambda w: [_Block(w, eager_gelu=not after) for _ in range(6)])
+def _keep_fp32(number: int, block: Block, after: bool) -> nn.Module:
+    plain = Around(block, lambda inner, x: inner(x))
+    return block if number != 3 else plain if after else Around(block, _in_fp32)
 
 
-class _InFp32(nn.Module):
-    """One block that somebody kept in fp32."""
-
-    def __init__(self, block: nn.Module, device: str) -> None:
-        super().__init__()
-        self.block = block
-        self.device = device
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self.device, enabled=False):
-            return self.block(x.float())
+def _checkpoint(number: int, block: Block, after: bool) -> nn.Module:
+    return Checkpointed(block, active=not after) if number in (1, 2, 3) else block
 
 
-@remedy(
-    "one block of six fp32 → bf16 autocast",
-    ("blocks.3",),
-    ("blocks.2", "blocks.4"),
-)
-def block_bf16(context: Context, after: bool) -> Side:
-    class Plain(_InFp32):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.block(x)
-
-    kind = Plain if after else _InFp32
-
-    def blocks(width: int) -> list[nn.Module]:
-        return [kind(_Block(width), context.device) if i == 3 else _Block(width) for i in range(6)]
-
-    return _tower(context, blocks)
+def _tower(
+    context: Context,
+    after: bool,
+    *,
+    change: Callable[[int, Block, bool], nn.Module],
+    always: bool = False,
+) -> Side:
+    """Six blocks, changed before the remedy, or ``always`` if what changes is told so."""
+    width = context.pick(768, 64)
+    blocks: list[nn.Module] = [Block(width) for _ in range(6)]
+    if always or not after:
+        blocks = [change(number, block, after) for number, block in enumerate(blocks)]
+    model = _Tower(blocks).to(context.device)
+    return _side(context, model, context.randn(context.pick(32, 2), context.pick(1024, 16), width))
 
 
-@remedy(
-    "checkpointing off in three of six blocks",
-    ("blocks.1", "blocks.2", "blocks.3"),
-    ("blocks.0", "blocks.4"),
-)
-def checkpointing_off(context: Context, after: bool) -> Side:
-    def blocks(width: int) -> list[nn.Module]:
-        return [
-            Checkpointed(_Block(width), active=not after) if i in (1, 2, 3) else _Block(width)
-            for i in range(6)
-        ]
-
-    return _tower(context, blocks)
+# Others ------------------------------------------------------------------------------------------
 
 
-def describe(name: str) -> dict[str, Any]:
-    found = REMEDIES[name]
-    return {
-        "about": found.about,
-        "changed": list(found.changed),
-        "neighbours": list(found.neighbours),
-    }
-
-
-@remedy("a stage of convolutions NCHW → channels_last", ("stage",), ("stem", "head"))
-def stage_channels_last(context: Context, after: bool) -> Side:
-    width = context.pick(256, 16)
-
-    def conv() -> list[nn.Module]:
-        return [
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-        ]
-
-    class Stage(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if after:
-                x = x.contiguous(memory_format=torch.channels_last)
-            return super().forward(x)
-
+def _stage(context: Context, after: bool) -> Side:
+    width, last = context.pick(256, 16), torch.channels_last
+    stage = nn.Sequential()
+    for _ in range(6):
+        stage.append(nn.Conv2d(width, width, 3, padding=1, bias=False))
+        stage.append(nn.BatchNorm2d(width)).append(nn.ReLU(inplace=True))
     model = nn.Sequential()
     model.add_module("stem", nn.Conv2d(3, width, 4, stride=4))
-    stage = Stage(*(layer for _ in range(6) for layer in conv()))
-    model.add_module("stage", stage.to(memory_format=torch.channels_last) if after else stage)
+    model.add_module("stage", stage)
     model.add_module("head", nn.Conv2d(width, width, 1))
-    model.to(context.device).train()
+    if after:
+        stage.to(memory_format=last)
+        stage.register_forward_pre_hook(lambda _, x: x[0].contiguous(memory_format=last))
     side = context.pick(224, 32)
     images = context.randn(context.pick(128, 2), 3, side, side)
-    return side_of(context, model, lambda: model(images))
+    return _side(context, model.to(context.device).train(), images)
 
 
-@remedy(
-    "a small table's embedding → one-hot product (262,144 tokens of 16 types)",
-    ("types",),
-    ("body", ""),
-)
-def embedding_one_hot(context: Context, after: bool) -> Side:
-    width = context.pick(1024, 16)
-
-    class OneHot(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(16, width))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hot = x.unsqueeze(-1) == torch.arange(16, device=x.device)
-            # In the type that an embedding gives, so that what follows does not run in another one.
-            return (hot.to(self.weight.dtype) @ self.weight).to(self.weight.dtype)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.types = OneHot() if after else nn.Embedding(16, width)
-            self.body = ResidualMlp(width, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.body(self.types(x))
-
-    model = Model().to(context.device)
-    tokens = context.randint(2, context.pick(512, 4), context.pick(512, 8))
-    return side_of(context, model, lambda: model(tokens))
-
-
-class _Masking(nn.Module):
-    """Keeps what is positive: by a boolean index, for which the host waits, or by ``where``."""
-
-    def __init__(self, *, where: bool) -> None:
+class _OneHot(nn.Module):
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.where = where
+        self.weight = nn.Parameter(torch.randn(16, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = x > 0
-        if self.where:
-            return torch.where(mask, x, torch.zeros_like(x))
-        kept = torch.zeros_like(x)
-        kept[mask] = x[mask]
-        return kept
+        hot = x.unsqueeze(-1) == torch.arange(16, device=x.device)
+        # In the type that an embedding gives, so that what follows does not run in another one.
+        return (hot.to(self.weight.dtype) @ self.weight).to(self.weight.dtype)
 
 
-@remedy(
-    "a boolean-mask index with its wait → where",
-    ("mask0", "mask1"),
-    ("body0", "body1", "body2"),
-)
-def mask_where(context: Context, after: bool) -> Side:
+class _Typed(nn.Module):
+    def __init__(self, types: nn.Module, width: int) -> None:
+        super().__init__()
+        self.types, self.body = types, ResidualMlp(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self.types(x))
+
+
+def _one_hot(context: Context, after: bool) -> Side:
+    width = context.pick(1024, 16)
+    model = _Typed(_OneHot(width) if after else nn.Embedding(16, width), width)
+    tokens = context.randint(2, context.pick(512, 4), context.pick(512, 8))
+    return _side(context, model.to(context.device), tokens)
+
+
+def _by_index(x: torch.Tensor) -> torch.Tensor:
+    """Keep what is positive by a boolean index, for which the host waits."""
+    mask, kept = x > 0, torch.zeros_like(x)
+    kept[mask] = x[mask]
+    return kept
+
+
+def _mask(context: Context, after: bool) -> Side:
     width = context.pick(2048, 16)
+    keep = (lambda x: torch.where(x > 0, x, torch.zeros_like(x))) if after else _by_index
     model = nn.Sequential()
     for index in range(3):
         model.add_module(f"body{index}", ResidualMlp(width, 4))
         if index < 2:
-            model.add_module(f"mask{index}", _Masking(where=after))
-    model.to(context.device)
-    inputs = context.randn(context.pick(16384, 4), width)
-    return side_of(context, model, lambda: model(inputs))
+            model.add_module(f"mask{index}", Layer(keep))
+    return _side(context, model.to(context.device), context.randn(context.pick(16384, 4), width))
 
 
 class _Small(nn.Module):
@@ -352,31 +229,74 @@ class _Small(nn.Module):
         return x
 
 
-def _compiled_chain(context: Context, after: bool, rows: int) -> Side:
+def _chain(context: Context, after: bool, *, rows: int) -> Side:
     width = context.pick(1024, 16)
-    model = nn.Sequential()
-    model.add_module("before", ResidualMlp(width, 4))
     chain = _Small(width, context.pick(12, 2))
-    model.add_module("chain", chain)
-    model.add_module("after", ResidualMlp(width, 4))
+    model = nn.Sequential()
+    for name, part in {"before": None, "chain": chain, "after": None}.items():
+        model.add_module(name, part or ResidualMlp(width, 4))
     model.to(context.device)
     if after:
         chain.compile()
-    inputs = context.randn(rows, width)
-    return side_of(context, model, lambda: model(inputs), bf16=False)
+    return _side(context, model, context.randn(context.pick(rows, 4), width), bf16=False)
 
 
-@remedy(
-    "many small layers → torch.compile of the block, large batch", ("chain",), ("before", "after")
-)
-def chain_compiled(context: Context, after: bool) -> Side:
-    return _compiled_chain(context, after, context.pick(32768, 4))
+def _each(pattern: str, *numbers: int) -> tuple[str, ...]:
+    return tuple(pattern.format(number) for number in numbers or range(6))
 
 
-@remedy(
-    "many small layers → torch.compile of the block, launch-bound",
-    ("chain",),
-    ("before", "after"),
-)
-def chain_compiled_launch_bound(context: Context, after: bool) -> Side:
-    return _compiled_chain(context, after, context.pick(256, 4))
+_DROP = ("patch_drop",), ("pos_drop", "")
+_CHAIN = ("chain",), ("before", "after")
+REMEDIES = {
+    "patch_drop_deterministic": Remedy(
+        "PatchDropout: gather → indexing, deterministic", *_DROP,
+        partial(_patch_drop, deterministic=True),
+    ),
+    "patch_drop": Remedy(
+        "PatchDropout: gather → indexing", *_DROP, partial(_patch_drop, deterministic=False)
+    ),
+    "attention_fused": Remedy(
+        "attention written out → fused, in two of six blocks",
+        _each("blocks.{}.attn", 2, 3),
+        _each("blocks.{}.norm1", 2, 3) + _each("=blocks.{}", 2, 3),
+        partial(_tower, change=_write_out_attention),
+    ),
+    "layer_norm_fused": Remedy(
+        "LayerNorm written out → nn.LayerNorm, in all six blocks",
+        _each("blocks.{}.norm1"), _each("blocks.{}.attn.qkv") + _each("=blocks.{}"),
+        partial(_tower, change=_write_out_norm),
+    ),
+    "gelu_fused": Remedy(
+        "GELU written out → nn.GELU, in all six blocks",
+        _each("blocks.{}.mlp.act"), _each("blocks.{}.mlp.fc1") + _each("blocks.{}.mlp.fc2"),
+        partial(_tower, change=_write_out_gelu),
+    ),
+    "block_bf16": Remedy(
+        "one block of six fp32 → bf16 autocast", ("blocks.3",), ("blocks.2", "blocks.4"),
+        partial(_tower, change=_keep_fp32, always=True),
+    ),
+    "checkpointing_off": Remedy(
+        "checkpointing off in three of six blocks",
+        _each("blocks.{}", 1, 2, 3), ("blocks.0", "blocks.4"),
+        partial(_tower, change=_checkpoint, always=True),
+    ),
+    "stage_channels_last": Remedy(
+        "a stage of convolutions NCHW → channels_last", ("stage",), ("stem", "head"), _stage
+    ),
+    "embedding_one_hot": Remedy(
+        "a small table's embedding → one-hot product (262,144 tokens of 16 types)",
+        ("types",), ("body", ""), _one_hot,
+    ),
+    "mask_where": Remedy(
+        "a boolean-mask index with its wait → where",
+        ("mask0", "mask1"), ("body0", "body1", "body2"), _mask,
+    ),
+    "chain_compiled": Remedy(
+        "many small layers → torch.compile of the block, large batch", *_CHAIN,
+        partial(_chain, rows=32768),
+    ),
+    "chain_compiled_launch_bound": Remedy(
+        "many small layers → torch.compile of the block, launch-bound", *_CHAIN,
+        partial(_chain, rows=256),
+    ),
+}  # fmt: skip

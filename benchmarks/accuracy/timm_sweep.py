@@ -1,7 +1,7 @@
 """Every model of timm: one training step plain, and one instrumented under the profiler.
 
-    python -m benchmarks.accuracy.timm_sweep --device cuda --jobs 15
-    python -m benchmarks.accuracy.timm_sweep --summarize timm_sweep.jsonl
+    python -m benchmarks timm_sweep --device cuda --jobs 15
+    python -m benchmarks timm_sweep --summarize timm_sweep.jsonl
 
 Each model has random weights, the smallest input that it takes, and a batch of 2. For each is
 recorded: whether loss and gradients are bit-identical with and without ``instrument`` (and plain
@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import resumed_command_line, run_resumed, summarise_lines
-from benchmarks.common import parse, print_table, profiling, script
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short, worker_command
+from benchmarks.cases import run_resumed, summarise_lines
+from benchmarks.common import command_line, parse, print_table, profiling, script
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short
 
 _EVERY = 7  # of which names take a step with full backward hooks too
 _GIANT = re.compile(r"giant|gigantic|enormous|_[157]b_")
@@ -205,31 +205,27 @@ def outcome(record: Record) -> str:
     return "left out" if record.get("stage") in ("start", "plain") else "failed"
 
 
-def summarise(records: list[Record]) -> Record:
-    """The whole sweep in one document."""
+def _summarise(records: list[Record]) -> Record:
+    """The whole sweep in one document, which is printed as a table."""
     groups: dict[str, list[Record]] = {"measured": [], "left out": [], "failed": []}
     for record in sorted(records, key=lambda record: record["name"]):
         groups[outcome(record)].append(record)
     measured = groups["measured"]
-    reproducible = [r for r in measured if r["reproducible_gradients"] and r["reproducible_loss"]]
+    steady = [r for r in measured if r["reproducible_gradients"] and r["reproducible_loss"]]
+    same = [r for r in steady if r["same_loss"] and r["same_gradients"]]
     tried = [r for r in measured if "module_mode" in r or r["end"] == "crash"]
     failed = [r for r in tried if not r.get("module_mode", {}).get("ok")]
-    kinds = Counter(
-        r.get("module_mode", r).get("error", "").split(" Backspot:")[0][:110] for r in failed
-    )
+    errors = (r.get("module_mode", r).get("error", "").split(" Backspot:")[0] for r in failed)
+    passed = [r for r in tried if r not in failed and r in steady]
     summary: Record = {
         "models": len(records),
         "measured": len(measured),
         "left_out": {r["name"]: r["error"] for r in groups["left out"]},
         "failed": {r["name"]: f"{r['stage']}: {r['error']}" for r in groups["failed"]},
-        "reproducible": len(reproducible),
-        "not_reproducible": [r["name"] for r in measured if r not in reproducible],
-        "bit_identical_of_reproducible": sum(
-            r["same_loss"] and r["same_gradients"] for r in reproducible
-        ),
-        "not_bit_identical": [
-            r["name"] for r in reproducible if not (r["same_loss"] and r["same_gradients"])
-        ],
+        "reproducible": len(steady),
+        "not_reproducible": [r["name"] for r in measured if r not in steady],
+        "bit_identical_of_reproducible": len(same),
+        "not_bit_identical": [r["name"] for r in steady if r not in same],
         "same_graph": sum(r["same_graph"] for r in measured),
         "other_graph": [r["name"] for r in measured if not r["same_graph"]],
         "hooks_left": {r["name"]: r["hooks_left"] for r in measured if r["hooks_left"]},
@@ -237,84 +233,74 @@ def summarise(records: list[Record]) -> Record:
         "module_mode": {
             "tried": len(tried),
             "failed": len(failed),
-            "other_gradients": sum(
-                not r["module_mode"]["same_gradients"]
-                for r in tried
-                if r.get("module_mode", {}).get("ok") and r in reproducible
-            ),
-            "errors": dict(kinds.most_common()),
+            "other_gradients": sum(not r["module_mode"]["same_gradients"] for r in passed),
+            "errors": dict(Counter(error[:110] for error in errors).most_common()),
         },
         "seconds": round(sum(r["seconds"] for r in measured), 1),
     }
-    shares = ("coverage_wall", "coverage_gpu", "coverage_cpu", "marker_share", "marker_share_all")
-    for key in shares:
+    for key in _SHARES:
         values = sorted((r[key], r["name"]) for r in measured if r.get(key) is not None)
         if values:
+            at = {p: round(p / 100 * (len(values) - 1)) for p in (0, 1, 5, 25, 50, 75, 100)}
             summary[key] = {
-                "percentiles": {
-                    str(p): round(values[round(p / 100 * (len(values) - 1))][0], 5)
-                    for p in (0, 1, 5, 25, 50, 75, 100)
-                },
+                "percentiles": {str(p): round(values[place][0], 5) for p, place in at.items()},
                 "at_least_99_percent": sum(value >= 0.99 for value, _ in values),
                 "worst": [[name, round(value, 5)] for value, name in values[:12]],
             }
+    _print(summary)
     return summary
 
 
-def print_summary(summary: Record) -> None:
-    """The sweep as a table."""
+_SHARES = {
+    "coverage_wall": "coverage of wall time",
+    "coverage_gpu": "coverage of gpu time",
+    "coverage_cpu": "coverage of cpu time",
+    "marker_share": "nodes after their owner's marker",
+    "marker_share_all": "the same, with nodes that no module owns",
+}
+
+
+def _print(summary: Record) -> None:
     measured, mode = summary["measured"], summary["module_mode"]
+    same, steady = summary["bit_identical_of_reproducible"], summary["reproducible"]
     rows: list[list[Any]] = [
         ["models", f"{summary['models']}, of which {measured} measured"],
         ["left out: the plain step cannot run", len(summary["left_out"])],
         ["instrumented step failed", len(summary["failed"])],
-        ["plain step reproducible against itself", f"{summary['reproducible']} of {measured}"],
-        [
-            "loss and gradients bit-identical, of these",
-            f"{summary['bit_identical_of_reproducible']} of {summary['reproducible']}",
-        ],
+        ["plain step reproducible against itself", f"{steady} of {measured}"],
+        ["loss and gradients bit-identical, of these", f"{same} of {steady}"],
         ["graph unchanged", f"{summary['same_graph']} of {measured}"],
         ["models with hooks left after remove()", len(summary["hooks_left"])],
         ["models with tensors that have no marker", len(summary["unmarked"])],
         ['hooks="module" failed', f"{mode['failed']} of {mode['tried']}"],
     ]
-    for key, name in (
-        ("coverage_wall", "coverage of wall time"),
-        ("coverage_gpu", "coverage of gpu time"),
-        ("coverage_cpu", "coverage of cpu time"),
-        ("marker_share", "nodes after their owner's marker"),
-    ):
+    for key, name in _SHARES.items():
         if key in summary:
             p = summary[key]["percentiles"]
             rows.append([name, f"median {p['50']:.2%}, 5th {p['5']:.2%}, least {p['0']:.2%}"])
     print_table(["what", "result"], rows)
-    for title in ("left_out", "failed"):
-        for name, reason in summary[title].items():
-            print(f"{title.replace('_', ' ')}: {name}: {reason}")
+    listed = ("left_out", "failed", "not_reproducible", "not_bit_identical", "other_graph")
+    for title in listed:
+        if summary[title]:
+            print(f"{title.replace('_', ' ')}: {summary[title]}")
     for key in ("coverage_wall", "marker_share"):
         if key in summary:
-            worst = ", ".join(f"{name} {value:.2%}" for name, value in summary[key]["worst"])
-            print(f"worst {key}: {worst}")
-    for title in ("not_reproducible", "not_bit_identical", "other_graph"):
-        if summary[title]:
-            print(f"{title.replace('_', ' ')}: {', '.join(summary[title])}")
+            print(f"worst {key}: {summary[key]['worst']}")
 
 
 # The run -----------------------------------------------------------------------------------------
 
 
-def jobs_of(models: str, shard: str, every: int) -> list[Job]:
+def _jobs(models: str) -> list[Job]:
     """The models to take, each with its place in ``timm.list_models()``."""
     import timm
 
-    part, parts = (int(number) for number in shard.split("/"))
     jobs = [
         {"name": name, "module_mode": number % _EVERY == 0, "number": number}
         for number, name in enumerate(timm.list_models())
+        if fnmatch.fnmatch(name, models)
     ]
-    jobs = [job for job in jobs if fnmatch.fnmatch(job["name"], models)]
     # Neighbours in the list are alike: dealt out, they keep the workers evenly busy.
-    jobs = jobs[part - 1 :: parts][::every]
     return sorted(jobs, key=lambda job: (job["number"] * 7919) % 1009)
 
 
@@ -327,36 +313,27 @@ def _examining(device: str, workers: int) -> Handler:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = resumed_command_line(__doc__, out="timm_sweep.json")
+    parser = command_line(__doc__, "timm_sweep", cases=False, seconds=500, jobs=1)
     parser.add_argument("--models", help="names, with * and ? (default: *; with --small resnet10t)")
-    parser.add_argument("--shard", default="1/1", help="i/n: every nth name from the ith on")
-    parser.add_argument("--every", type=int, default=1, help="take every nth name only")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one model")
-    parser.add_argument("--host-gib", type=float, default=0, help="memory of a worker at most")
+    parser.add_argument(
+        "--summarize", type=Path, nargs="+", help="summarise lines; measure nothing"
+    )
     arguments = parse(parser, argv)
     if arguments.worker:
         serve(_examining(arguments.device, arguments.worker))
         return 0
     if arguments.summarize:
-        return summarise_lines(arguments, arguments.summarize, summarise, print_summary)
-    models = arguments.models or ("resnet10t" if arguments.small else "*")
-    workers, gib = arguments.jobs, arguments.host_gib or 100 / (arguments.jobs + 2)
-    phases = [Phase(workers, arguments.timeout, gib)]
-    if workers > 3:
-        phases += [Phase(3, 2 * arguments.timeout, max(gib, 30))]
-    if workers > 1:
-        phases += [Phase(1, 2 * arguments.timeout, max(gib, 90))]
+        return summarise_lines(arguments, arguments.summarize, _summarise)
+    workers, gib, seconds = arguments.jobs, 100 / (arguments.jobs + 2), arguments.timeout
+    phases = [Phase(workers, seconds, gib)]
+    phases += [Phase(3, 2 * seconds, max(gib, 30))] if workers > 3 else []
+    phases += [Phase(1, 2 * seconds, max(gib, 90))] if workers > 1 else []
     return run_resumed(
-        jobs_of(models, arguments.shard, arguments.every),
-        worker_command(__spec__.name, arguments),
+        arguments,
+        _jobs(arguments.models or ("resnet10t" if arguments.small else "*")),
         lambda: _examining(arguments.device, 1),
         phases,
-        arguments,
-        summarise=summarise,
-        show=print_summary,
+        _summarise,
         late=lambda job: bool(_GIANT.search(job["name"])),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

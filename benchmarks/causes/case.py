@@ -1,29 +1,15 @@
-"""A planted cause: a training step, the fault in it, and the place of the fault."""
+"""A case: a training step, what is planted in it, and what is known of its trace."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.models import Context, training_step
-
-__all__ = [
-    "CASES",
-    "DATA",
-    "OPTIMIZER",
-    "Built",
-    "Case",
-    "Context",
-    "adamw",
-    "built",
-    "control",
-    "pinned",
-    "plant",
-    "settings",
-]
 
 OPTIMIZER, DATA = ("(optimizer)",), ("(data)",)
 
@@ -36,19 +22,29 @@ class Built:
         modules: what to instrument, with names.
         step: one training step.
         close: called when the case is over (stops a loader's workers, say).
+        expect: what is known of its trace by construction; goes to a fixture's expectations.
+        how: ``plain``, ``scheduled`` (two cycles, written by ``tensorboard_trace_handler``), or
+            ``stack`` (``with_stack``, not instrumented).
+        warmup: steps before anything is measured.
     """
 
     modules: list[tuple[nn.Module, str]]
     step: Callable[[], None]
-    close: Callable[[], None] = field(default=lambda: None)
+    close: Callable[[], None] = lambda: None
+    expect: dict[str, Any] = field(default_factory=dict)
+    how: str = "plain"
+    warmup: int = 3
+
+
+Build = Callable[[Context], Built]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cause, or the same thing well done.
+    """A cause, the same thing well done, or a fixture.
 
     Attributes:
-        name: the function's name.
+        build: makes it.
         about: its first line of documentation.
         rule: the rule that must find it; of a control, the one that must not.
         planted: whether it is a cause; else it is a control.
@@ -57,24 +53,23 @@ class Case:
         also: other rules that fire here for a reason, each with the reason.
         gpus: how many it needs; 0 for a cause that steps without a GPU have.
         ranks: processes that train together.
-        build: makes it.
-        steps: how many steps its trace holds.
+        shapes: whether shapes are recorded.
     """
 
-    name: str
+    build: Build
     about: str
-    rule: str
-    planted: bool
-    at: tuple[str, ...] | None
-    also: Mapping[str, str]
-    gpus: int
-    ranks: int
-    build: Callable[[Context], Built]
-    steps: int = 2
+    rule: str = ""
+    planted: bool = False
+    at: tuple[str, ...] | None = None
+    also: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 1
+    ranks: int = 1
+    shapes: bool = True
 
 
 CASES: dict[str, Case] = {}
-_Build = Callable[[Context], Built]
+"""The planted causes and their controls, by name."""
+FIXTURES: dict[str, Case] = {}
 
 
 def plant(
@@ -84,32 +79,32 @@ def plant(
     *,
     gpus: int = 1,
     ranks: int = 1,
-) -> Callable[[_Build], _Build]:
+) -> Callable[[Build], Build]:
     """Register a cause that ``rule`` must find at one of the paths ``at``."""
-    return _register(rule, True, None if at is None else tuple(at), also, gpus, ranks)
+    places = None if at is None else tuple(at)
+    return _register(
+        CASES, rule=rule, planted=True, at=places, also=also or {}, gpus=gpus, ranks=ranks
+    )
 
 
 def control(
     rule: str, also: Mapping[str, str] | None = None, *, gpus: int = 1, ranks: int = 1
-) -> Callable[[_Build], _Build]:
+) -> Callable[[Build], Build]:
     """Register the same thing well done: ``rule`` must not fire."""
-    return _register(rule, False, None, also, gpus, ranks)
+    return _register(CASES, rule=rule, also=also or {}, gpus=gpus, ranks=ranks)
 
 
-def _register(
-    rule: str,
-    planted: bool,
-    at: tuple[str, ...] | None,
-    also: Mapping[str, str] | None,
-    gpus: int,
-    ranks: int,
-) -> Callable[[_Build], _Build]:
-    def register(build: _Build) -> _Build:
+def fixture(*, gpus: int = 0, ranks: int = 1, shapes: bool = True) -> Callable[[Build], Build]:
+    """Register a fixture; without ``gpus`` it can be made on a CPU too."""
+    return _register(FIXTURES, gpus=gpus, ranks=ranks, shapes=shapes)
+
+
+def _register(cases: dict[str, Case], **facts: Any) -> Callable[[Build], Build]:
+    def register(build: Build) -> Build:
         name = build.__name__
-        if name in CASES:
+        if name in cases:
             raise ValueError(f"two cases are called {name}")
-        about = (build.__doc__ or "").strip().splitlines()[0]
-        CASES[name] = Case(name, about, rule, planted, at, dict(also or {}), gpus, ranks, build)
+        cases[name] = Case(build, (build.__doc__ or "").strip().partition("\n")[0], **facts)
         return build
 
     return register

@@ -1,8 +1,9 @@
-"""A training step for each model in which a cause is planted."""
+"""A training step for each model in which a cause is planted; options are those of ``built``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -10,17 +11,24 @@ from torch import nn
 from benchmarks.causes.case import Built, Context, built
 from benchmarks.models import Detector, Gpt, Recommender, ResidualMlp, Unet, Vit
 
-__all__ = [
-    "forward_recommender",
-    "images",
-    "train_detector",
-    "train_gpt",
-    "train_recommender",
-    "train_resnet",
-    "train_unet",
-    "train_vit",
-    "train_wide",
-]
+Source = Iterator[torch.Tensor] | torch.Tensor | None
+"""A step's images on the device: always the same, the next ones, or random ones."""
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def put(model: _Model, **parts: nn.Module) -> _Model:
+    """Return the model with other parts."""
+    for name, part in parts.items():
+        setattr(model, name, part)
+    return model
+
+
+def put_each(model: _Model, blocks: nn.ModuleList, **parts: Callable[[Any], nn.Module]) -> _Model:
+    """Return the model with other parts in each block: what a function makes of the part."""
+    for block in blocks:
+        put(block, **{name: make(getattr(block, name)) for name, make in parts.items()})
+    return model
 
 
 def images(
@@ -32,69 +40,46 @@ def images(
 
 
 def _feed(source: Iterator[torch.Tensor] | torch.Tensor) -> Callable[[], torch.Tensor]:
-    if isinstance(source, torch.Tensor):
-        return lambda: source
-    return lambda: next(source)
+    return (lambda: source) if isinstance(source, torch.Tensor) else (lambda: next(source))
 
 
 def train_vit(
     context: Context,
-    model: Vit,
-    source: Iterator[torch.Tensor] | torch.Tensor | None = None,
+    model: Vit | nn.Module,
+    source: Source = None,
     *,
     batch: int = 192,
     dtype: torch.dtype = torch.bfloat16,
-    autocast: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
-    close: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> Built:
-    """Train on ``source``: images, or an iterator that gives a step's images on the device."""
     loss = nn.CrossEntropyLoss()
     feed = _feed(images(context, batch, 224, dtype) if source is None else source)
 
     def forward() -> torch.Tensor:
         data = feed()
-        labels = torch.zeros(len(data), dtype=torch.long, device=data.device)
-        return loss(model(data), labels)
+        return loss(model(data), torch.zeros(len(data), dtype=torch.long, device=data.device))
 
-    return built(
-        context, model, forward, loss=loss, optimizer=optimizer, autocast=autocast, close=close
-    )
+    return built(context, model, forward, loss=loss, **options)
 
 
 def train_resnet(
-    context: Context,
-    model: nn.Module,
-    source: Iterator[torch.Tensor] | torch.Tensor | None = None,
-    *,
-    batch: int = 256,
-    autocast: bool = True,
-    optimizer: torch.optim.Optimizer | None = None,
-    close: Callable[[], None] = lambda: None,
+    context: Context, model: nn.Module, source: Source = None, *, batch: int = 256, **options: Any
 ) -> Built:
     """As ``train_vit``, under autocast."""
     source = images(context, batch, 224) if source is None else source
-    return train_vit(context, model, source, autocast=autocast, optimizer=optimizer, close=close)  # type: ignore[arg-type]
+    return train_vit(context, model, source, **{"autocast": True, **options})
 
 
 def train_gpt(
-    context: Context,
-    model: Gpt,
-    *,
-    batch: int = 24,
-    length: int = 0,
-    autocast: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
+    context: Context, model: Gpt, *, batch: int = 24, length: int = 0, **options: Any
 ) -> Built:
     loss = nn.CrossEntropyLoss()
     length = length or model.wpe.num_embeddings
     tokens = context.randint(model.vocabulary, context.pick(batch, 2), length)
     follow = context.randint(model.vocabulary, len(tokens) * length)
-
-    def forward() -> torch.Tensor:
-        return loss(model(tokens).flatten(0, 1), follow)
-
-    return built(context, model, forward, loss=loss, optimizer=optimizer, autocast=autocast)
+    return built(
+        context, model, lambda: loss(model(tokens).flatten(0, 1), follow), loss=loss, **options
+    )
 
 
 def forward_recommender(
@@ -121,24 +106,13 @@ def train_recommender(
     return built(context, model, forward, loss=loss, optimizer=optimizer)
 
 
-def train_unet(
-    context: Context,
-    model: Unet,
-    source: Iterator[torch.Tensor] | torch.Tensor | None = None,
-    *,
-    optimizer: torch.optim.Optimizer | None = None,
-    close: Callable[[], None] = lambda: None,
-) -> Built:
+def train_unet(context: Context, model: Unet, source: Source = None, **options: Any) -> Built:
     loss = nn.CrossEntropyLoss()
     feed = _feed(images(context, 32, 256) if source is None else source)
     side = context.pick(256, 32)
     masks = context.randint(16, context.pick(32, 2), side, side)
-
-    def forward() -> torch.Tensor:
-        return loss(model(feed()), masks)
-
     return built(
-        context, model, forward, loss=loss, optimizer=optimizer, autocast=True, close=close
+        context, model, lambda: loss(model(feed()), masks), loss=loss, autocast=True, **options
     )
 
 
@@ -146,20 +120,12 @@ def train_detector(context: Context, model: Detector) -> Built:
     loss = nn.SmoothL1Loss()
     data = images(context, 64, 256)
     boxes = context.randn(len(data), model.best, 4)
-
-    def forward() -> torch.Tensor:
-        return loss(model(data), boxes)
-
-    return built(context, model, forward, loss=loss, autocast=True)
+    return built(context, model, lambda: loss(model(data), boxes), loss=loss, autocast=True)
 
 
 def train_wide(
-    context: Context,
-    model: ResidualMlp,
-    *,
-    tokens: int = 2048,
-    optimizer: torch.optim.Optimizer | None = None,
+    context: Context, model: ResidualMlp, *, tokens: int = 2048, **options: Any
 ) -> Built:
-    weight = model.layers[0].weight
+    weight = next(model.parameters())
     data = context.randn(context.pick(tokens, 4), weight.shape[1]).to(weight.dtype)
-    return built(context, model, lambda: model(data).square().mean(), optimizer=optimizer)
+    return built(context, model, lambda: model(data).square().mean(), **options)

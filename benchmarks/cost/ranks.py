@@ -1,6 +1,6 @@
 """What does it cost to put the ranks of a job together? Time and memory against their number.
 
-    python -m benchmarks.cost.ranks
+    python -m benchmarks ranks
 
 Summaries of 16 to 1,024 ranks are generated from a recorded rank of two H200s: each rank has its
 own noise, clock and host, and one rank has 10 ms more in one module. A process of its own reads the
@@ -62,7 +62,7 @@ print(json.dumps({
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="ranks.json", device=False)
+    parser = command_line(__doc__, "ranks", device=False)
     options = parse(parser, argv)
     recorded = from_json(_RECORDED.read_bytes())
     cases: dict[str, Any] = {}
@@ -137,7 +137,3 @@ def generated(summary: Summary, rank: int, ranks: int) -> Summary:
         modules=tuple(modules),
         groups=tuple(groups),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """How many ranks can be put together from their traces? Backspot beside HolisticTraceAnalysis.
 
-    python -m benchmarks.cost.ranks_from_traces
+    python -m benchmarks ranks_from_traces
 
 A recorded rank of FSDP2 on two H200s is copied: each rank of the job has a trace of its own with
 ten times the recorded steps, its number and its clock. Both tools read the same folders, one after
@@ -74,7 +74,7 @@ _TOOLS = {"backspot": _BACKSPOT, "hta": _HTA}
 @script
 def main(argv: Sequence[str] | None = None) -> int:
     """Generate, read, print and write."""
-    parser = command_line(__doc__, out="ranks_from_traces.json", device=False, cases=False)
+    parser = command_line(__doc__, "ranks_from_traces", device=False, cases=False)
     parser.add_argument("--ranks", help="numbers of ranks (default: 4,16,64,256,1024)")
     parser.add_argument("--copies", type=int, help="copies of the recorded steps (default: 10)")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds for one reading")
@@ -243,7 +243,3 @@ def _resumed(traces: Path, cache: Path, ranks: int, options: Any) -> list[dict[s
         name = f"backspot {what}, {kept} of {ranks} in the cache"
         found.append({"tool": name, "ranks": ranks, "megabytes": size, **cell})
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """How long does a command take before it does anything?
 
-    taskset -c 0,1 python -m benchmarks.cost.startup
+    taskset -c 0,1 python -m benchmarks startup
 
 Each command runs in a process of its own, and the interpreter's start is included: ten warm runs,
 then one without Python's compiled files, and one after the system was asked to drop all files from
@@ -37,7 +37,7 @@ _TRACE = TEST_DATA / "h200" / "launch_bound.trace.json.gz"
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, out="startup.json", device=False)
+    parser = command_line(__doc__, "startup", device=False)
     parser.add_argument("--repeat", type=int, help="warm runs (default: 10; with --small 1)")
     options = parse(parser, argv)
     repeat = options.repeat or (1 if options.small else 10)
@@ -119,7 +119,3 @@ def forget(files: Sequence[Path]) -> int:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return len(files)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,21 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Found", "Outcome"]
-
 Outcome = tuple[int, str, str, float]
 """A case's number, how it ended, what is wrong with that (``""``: nothing), and seconds."""
 
 
 @dataclass
 class Found:
-    """The outcomes of a run.
-
-    Attributes:
-        outcomes: how often each kind of end came.
-        bad: the number of each case that ended in a forbidden way, and how.
-        slowest: seconds, and the number of the case.
-    """
+    """How often each end came; the number of each case that is wrong, and why; the slowest one."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     bad: list[tuple[int, str]] = field(default_factory=list)
@@ -34,15 +26,12 @@ class Found:
             self.bad.append((number, wrong))
         self.slowest = max(self.slowest, (seconds, number))
 
-    def show(self, seed: object) -> None:
-        """Print the bad cases, and the outcomes."""
+    def show(self, seed: object) -> dict[str, Any]:
+        """Print the bad cases and the outcomes, and return what the results hold."""
         for number, wrong in self.bad:
             print(f"case {number} of seed {seed}: {wrong}")
         ends = ", ".join(f"{count:,} {end}" for end, count in self.outcomes.most_common())
         seconds, number = self.slowest
         print(f"{self.outcomes.total():,} cases of seed {seed}: {ends}")
         print(f"{len(self.bad)} bad; the slowest {seconds:.2f} s (case {number})")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what the results hold."""
-        return {"outcomes": dict(self.outcomes), "bad": self.bad, "slowest": self.slowest}
+        return {"seed": seed, "outcomes": self.outcomes, "bad": self.bad, "slowest": self.slowest}

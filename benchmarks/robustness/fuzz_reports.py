@@ -4,8 +4,8 @@ Each case takes a report (of a trace in ``tests/data``, or one made by hand), ch
 random places, by its structure or by its bytes, and reads it. What can be read must also be shown,
 compared and written in every form. A case is made again by its number alone::
 
-    python -m benchmarks.robustness.fuzz_reports --count 2000 --seed 1
-    python -m benchmarks.robustness.fuzz_reports --seed 1 --only 1234
+    python -m benchmarks fuzz_reports --count 2000 --seed 1
+    python -m benchmarks fuzz_reports --seed 1 --only 1234
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ from backspot.render.text_subtree import render_subtree
 from backspot.render.view import View
 from benchmarks.common import TEST_DATA, command_line, parse, script, write_results
 from benchmarks.robustness.found import Found
-
-__all__ = ["fuzz", "sources"]
-
 
 SLOW = 10.0
 """Seconds: no report of these sizes takes a tenth of it, however it was changed."""
@@ -281,7 +278,7 @@ _CHANGES: tuple[Callable[[Any, random.Random], None], ...] = (
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, device=False, cases=False)
+    parser = command_line(__doc__, "fuzz_reports", device=False, cases=False)
     parser.add_argument("--count", type=int, help="cases (default: 2000; with --small 20)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="one case, by its number; its error is raised")
@@ -291,10 +288,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     traces = options.traces or (3 if options.small else None)
     cases = range(count) if options.only is None else [options.only]
     found = fuzz(sources(traces=traces), options.seed, cases, raising=options.only is not None)
-    found.show(options.seed)
-    write_results(options, {"seed": options.seed, **found.as_json()})
+    write_results(options, found.show(options.seed))
     return 1 if found.bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,8 +4,8 @@ Each case takes some hundred events of a trace in ``tests/data``, changes them i
 places, by their fields, by their text or by their bytes, and reads them. Several processes do it; a
 case on which one hangs or dies is reported too. A case is made again by its seed and number alone::
 
-    python -m benchmarks.robustness.fuzz_traces --count 20000 --seed 1
-    python -m benchmarks.robustness.fuzz_traces --seed 1 --only 1234 --keep broken.json
+    python -m benchmarks fuzz_traces --count 20000 --seed 1
+    python -m benchmarks fuzz_traces --seed 1 --only 1234 --keep broken.json
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import gzip
 import io
 import json
 import os
-import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -27,8 +26,6 @@ from benchmarks.common import TEST_DATA, command_line, parse, script, write_resu
 from benchmarks.robustness.found import Found, Outcome
 from benchmarks.robustness.trace_mutations import mutated
 from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
-
-__all__ = ["Source", "case", "fuzz", "sources"]
 
 _LARGEST = 80_000
 """Bytes of a packed trace to take events of."""
@@ -175,7 +172,9 @@ def _reading(seed: str, traces: int | None) -> Handler:
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, device=False, cases=False, jobs=os.cpu_count() or 1)
+    parser = command_line(
+        __doc__, "fuzz_traces", device=False, cases=False, jobs=os.cpu_count() or 1
+    )
     parser.add_argument("--count", type=int, help="cases (default: 2000; with --small 20)")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", type=int, help="the number of one case")
@@ -205,16 +204,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = ["--traces", str(traces)] if traces else []
     run(
         [{"name": str(number), "number": number} for number in range(count)],
-        worker_command(__spec__.name, options, "--seed", options.seed, *chosen),
+        worker_command(options, "--seed", options.seed, *chosen),
         lambda: _reading(options.seed, traces),
         [Phase(options.jobs, _HANGS_S)],
         ended=ended,
         quiet=True,
     )
-    found.show(options.seed)
-    write_results(options, {"seed": options.seed, **found.as_json()})
+    write_results(options, found.show(options.seed))
     return 1 if found.bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,10 @@
-"""Does any kind of trace take more than linear time? Ten times as much of each thing, compared.
+"""Does reading any trace, or writing any form of a report, take more than linear time?
 
-    python -m benchmarks.robustness.scaling [--cases 'steps with marks'] [--base 4]
+    python -m benchmarks scaling [--cases 'steps with marks,rows'] [--forms text,.html]
 
-Makes each trace of ``scaling_traces.py`` once and ten times as large, and compares the processor
-time of ``locate``. A ratio of more than twice that of the sizes is measured again; if it remains,
-the exit code is 1. Times on a busy machine vary: a difference of a half says nothing.
+Each trace of ``scaling_traces.py``, and each report of ``scaling_forms.py``, is made once and ten
+times as large, and the processor times are compared. A growth beyond linear is measured again; if
+it remains, the exit code is 1. Times on a busy machine vary: a difference of a half says nothing.
 """
 
 from __future__ import annotations
@@ -12,69 +12,90 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import backspot
 from backspot.errors import BackspotError
-from benchmarks.common import choose, command_line, parse, print_table, script, write_results
+from benchmarks.common import (
+    UsageError,
+    choose,
+    command_line,
+    parse,
+    print_table,
+    script,
+    write_results,
+)
+from benchmarks.robustness.scaling_forms import FORMS, REPORTS
 from benchmarks.robustness.scaling_traces import DIMENSIONS
 
 _TIMES = 10
 _BEYOND = 2.0
-"""How many times the growth of the text the growth of the time may be."""
+"""How many times the growth of the size the growth of the time may be: what caches explain."""
 _LEAST = 0.02
 """Seconds; a shorter time does not show how it grows."""
+
+Pair = tuple[str, Callable[[], object], Callable[[], object], float]
+"""What is done to which form, with the small and with the large one, and the ratio of sizes."""
+
+
+def _read(text: bytes) -> None:
+    with suppress(BackspotError):
+        backspot.locate(io.BytesIO(text))
+
+
+def _pairs(name: str, base: int, forms: Sequence[str]) -> Iterator[Pair]:
+    if name in DIMENSIONS:
+        one, ten = DIMENSIONS[name](base), DIMENSIONS[name](_TIMES * base)
+        yield "read", lambda: _read(one), lambda: _read(ten), len(ten) / len(one)
+        return
+    make, size = REPORTS[name]
+    few, many = make(size // _TIMES), make(size)
+    # As many paths of as many more names each.
+    larger = _TIMES * (10 if name == "depth of rows" else 1)
+    for form in forms:
+        write = FORMS[form]
+        yield form, lambda w=write: w(few), lambda w=write: w(many), larger  # type: ignore[misc]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def _growth(pair: Pair, patience: float) -> tuple[float, float, float]:
+    """Seconds of both sizes, and the growth of the time over that of the size."""
+    _, one, ten, larger = pair
+    for attempt in range(3):
+        short = min(_seconds(one) for _ in range(3 if attempt else 2))
+        long = min(_seconds(ten) for _ in range(2 if attempt and patience > 10 else 1))
+        growth = long / max(short, _LEAST) / larger
+        if growth <= _BEYOND or long > patience:
+            break
+    return short, long, growth
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, device=False)
-    parser.add_argument("--base", type=int, default=1, help="the smaller of the two sizes")
+    parser = command_line(__doc__, "scaling", device=False)
+    parser.add_argument("--base", type=int, default=1, help="the smaller of a trace's two sizes")
+    parser.add_argument("--forms", help="comma-separated (default: all; with --small text)")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds for one reading")
     options = parse(parser, argv)
-    names = choose(options, dict.fromkeys(DIMENSIONS, ""), ("steps with marks",))
-    found = []
+    names = choose(options, {**DIMENSIONS, **REPORTS}, ("steps with marks", "rows"))
+    forms = ["text"] if options.small else list(FORMS)
+    forms = options.forms.split(",") if options.forms else forms
+    if set(forms) - set(FORMS):
+        raise UsageError(f"there are only the forms {', '.join(FORMS)}")
+    rows = []
     for name in names:
-        found.append(growth_of(name, options.base, options.patience))
-        print(f"{name}: {found[-1]['growth']:.2f}", file=sys.stderr, flush=True)
-    head = ["dimension", "MB", "x 10", "s", "x 10", "growth", ""]
-    marks = ["beyond linear" if one["growth"] > _BEYOND else "" for one in found]
-    print_table(head, [[*one.values(), mark] for one, mark in zip(found, marks, strict=True)])
-    write_results(options, {"dimensions": found})
-    return 1 if any(marks) and not options.small else 0
-
-
-def growth_of(name: str, base: int, patience: float) -> dict[str, Any]:
-    """Compare the times of two sizes; a growth beyond linear is measured again."""
-    maker = DIMENSIONS[name]
-    one, ten = maker(base), maker(_TIMES * base)
-    sizes = len(ten) / len(one)
-    growth = 0.0
-    for attempt in range(3):
-        short = min(seconds(one) for _ in range(3 if attempt else 2))
-        long = min(seconds(ten) for _ in range(2 if attempt and patience > 10 else 1))
-        growth = long / max(short, _LEAST) / sizes
-        if growth <= _BEYOND or long > patience:
-            break
-    return {
-        "dimension": name,
-        "megabytes": len(one) / 1e6,
-        "megabytes_of_ten": len(ten) / 1e6,
-        "seconds": short,
-        "seconds_of_ten": long,
-        "growth": growth,
-    }
-
-
-def seconds(text: bytes) -> float:
-    """Processor time to read and rank a trace."""
-    begin = time.process_time()
-    with suppress(BackspotError):
-        backspot.locate(io.BytesIO(text))
-    return time.process_time() - begin
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for pair in _pairs(name, options.base, forms):
+            short, long, growth = _growth(pair, options.patience)
+            mark = "beyond linear" if growth > _BEYOND else ""
+            rows.append((name, pair[0], short, long, growth, mark))
+            print(f"{name}, {pair[0]}: {growth:.2f}", file=sys.stderr, flush=True)
+    head = ("what grows", "form", "s", "s of ten times", "growth", "")
+    print_table(head, rows)
+    write_results(options, {"head": head, "rows": rows})
+    return 1 if any(row[-1] for row in rows) and not options.small else 0

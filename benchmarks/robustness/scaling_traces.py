@@ -1,6 +1,7 @@
 """The traces that ``scaling.py`` reads: in each, one thing grows and all else stays.
 
-Each maker takes a scale and gives a text that is about as many times as long as at scale 1.
+Each entry of ``DIMENSIONS`` takes a scale and gives a text that is about as many times as long as
+at scale 1.
 """
 
 from __future__ import annotations
@@ -14,22 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["DIMENSIONS"]
-
-Maker = Callable[[int], bytes]
-DIMENSIONS: dict[str, Maker] = {}
-
-
-def dimension(name: str) -> Callable[[Maker], Maker]:
-    def listed(maker: Maker) -> Maker:
-        DIMENSIONS[name] = maker
-        return maker
-
-    return listed
-
 
 class Sketch:
-    """Events as text; times are microseconds, and go on with each event unless they are given."""
+    """Events as text; times are microseconds, and ``at`` is where the next event begins."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -57,29 +45,57 @@ class Sketch:
         self.span(around, begin, length, tid=tid, **numbers)
         self.span(name, begin + 0.1, length - 0.2, tid=tid, **numbers)
 
-    def mark(self, name: str, begin: float, length: float, tid: int = 1) -> None:
-        self.span(name, begin, length, cat="user_annotation", tid=tid)
+    def mark(self, name: str, begin: float, length: float) -> None:
+        self.span(name, begin, length, cat="user_annotation")
+
+    def arrow(self, number: int, tid: int, begin: float, end: float) -> None:
+        """An arrow from a thread's forward to thread 2's backward."""
+        common = f'"cat": "fwdbwd", "name": "fwdbwd", "id": {number}, "pid": 1'
+        self.events.append(f'{{"ph": "s", {common}, "tid": {tid}, "ts": {begin}}}')
+        self.events.append(f'{{"ph": "f", "bp": "e", {common}, "tid": 2, "ts": {end}}}')
 
     def kernel(
         self, begin: float, length: float, launch: float | None, *, name: str = "kernel",
-        tid: int = 2, stream: int = 7, device: int = 0, cat: str = "kernel",
+        stream: int = 7, device: int = 0, cat: str = "kernel",
     ) -> None:  # fmt: skip
         self.correlation += 1
         number = {"correlation": self.correlation}
         if launch is not None:
-            self.span("cudaLaunchKernel", launch, 0.5, cat="cuda_runtime", tid=tid, **number)
+            self.span("cudaLaunchKernel", launch, 0.5, cat="cuda_runtime", tid=2, **number)
         where = {"device": device, "stream": stream}
         self.span(name, begin, length, cat=cat, pid=device, tid=stream, **number, **where)
 
-    def module(self, path: str, seq: int, tid: int = 1, operator: str = "aten::mul") -> None:
-        """A module's call with one numbered operator."""
-        self.span(f"forward: {path} (M)", self.at, 8, tid=tid)
+    def replace(self, old: str, new: str) -> None:
+        """Change the text of the last event."""
+        self.events[-1] = self.events[-1].replace(old, new)
+
+    def call(
+        self, name: str, seq: int, tid: int = 1, operator: str = "aten::mul", cat: str = "cpu_op"
+    ) -> None:
+        """A call with one numbered operator."""
+        self.span(name, self.at, 8, tid=tid, cat=cat)
         self.operator(operator, self.at + 1, 2, seq, tid)
         self.at += 10
 
-    def backward(self, seq: int, tid: int = 2, logical: int = 1) -> None:
-        self.node("MulBackward0", self.at, 8, seq, tid, logical)
+    def module(self, path: str, seq: int, tid: int = 1, operator: str = "aten::mul") -> None:
+        self.call(f"forward: {path} (M)", seq, tid, operator)
+
+    def alone(self, seq: int) -> None:
+        """An operator outside of all modules."""
+        self.operator("aten::mul", self.at, 2, seq)
+        self.at += 4
+
+    def backward(
+        self, seq: int, name: str = "MulBackward0", tid: int = 2, logical: int = 1
+    ) -> None:
+        self.node(name, self.at, 8, seq, tid, logical)
         self.at += 10
+
+    def nested(self, name: str, number: int, deep: int, cat: str = "cpu_op") -> None:
+        """The call of this number, within all earlier ones of ``deep``."""
+        self.span(name, number, 4 * deep - 2 * number, cat=cat)
+        self.operator("aten::mul", number + 0.5, 0.4, number)
+        self.at = 5 * deep
 
     def step(self, modules: int = 4, first: int = 0) -> None:
         """Forward, backward with kernels, optimizer."""
@@ -96,83 +112,97 @@ class Sketch:
         return f'{{"schemaVersion": 1, "traceEvents": [\n{events}\n]{self.tail}}}'.encode()
 
 
-# A training run -----------------------------------------------------------------------------------
+# Shapes ------------------------------------------------------------------------------------------
+
+Part = Callable[[Sketch, int], object]
+Maker = Callable[[int], bytes]
 
 
-@dimension("steps with marks")
-def marked_steps(scale: int) -> bytes:
-    s = Sketch()
-    for step in range(200 * scale):
-        begin = s.at
-        s.step(4, 4 * step)
-        s.mark(f"ProfilerStep#{step}", begin, s.at - begin)
-        s.at += 10
-    return s.text()
+def _nothing(*_: object) -> None:
+    pass
 
 
-@dimension("optimizer steps")
-def optimizer_steps(scale: int) -> bytes:
-    s = Sketch()
-    for step in range(200 * scale):
-        s.step(4, 4 * step)
-    return s.text()
+def _each(count: int, *parts: Part, before: Part = _nothing) -> Maker:
+    """Each part for all numbers before the next part; a backward goes through them in reverse."""
+
+    def made(scale: int) -> bytes:
+        s = Sketch()
+        before(s, count * scale)
+        for number, part in enumerate(parts):
+            numbers = range(count * scale)
+            for index in reversed(numbers) if number else numbers:
+                part(s, index)
+        return s.text()
+
+    return made
 
 
-@dimension("passes of one step")
-def passes(scale: int) -> bytes:
-    s = Sketch()
-    for number in range(800 * scale):
-        s.module("m", number)
-        s.backward(number)
-    return s.text()
+def _backward(s: Sketch, number: int) -> None:
+    s.backward(number)
 
 
-@dimension("modules")
-def modules(scale: int) -> bytes:
-    s = Sketch()
-    s.step(1000 * scale)
-    return s.text()
+def _nested(name: str, cat: str = "cpu_op", *, count: int, root: bool = False) -> Maker:
+    """Calls within calls; with ``root``, as many as make a text that grows with the scale."""
+
+    def made(scale: int) -> bytes:
+        s = Sketch()
+        deep = int(count * (math.sqrt(scale) if root else scale))
+        for number in range(deep):
+            path = ".".join(["m"] * (number + 1)) if root else ""
+            s.nested(name.format(number=number, path=path), number, deep, cat)
+        for number in reversed(range(deep)):
+            s.backward(number)
+        return s.text()
+
+    return made
 
 
-@dimension("depth of modules")
-def depth(scale: int) -> bytes:
-    s = Sketch()
-    deep = int(300 * math.sqrt(scale))  # each path names all around it: text grows by the square
-    for number in range(deep):
-        path = ".".join(["m"] * (number + 1))
-        s.span(f"forward: {path} (M)", number, 4 * deep - 2 * number)
-        s.operator("aten::mul", number + 0.5, 0.4, number)
-    s.at = 5 * deep
-    for number in reversed(range(deep)):
-        s.backward(number)
-    return s.text()
+def _in_a_node(count: int, part: Callable[[Sketch, int, int], object], width: int = 1) -> Maker:
+    """One node of a backward with so many things in it, at ``width`` microseconds each."""
+
+    def made(scale: int) -> bytes:
+        s = Sketch()
+        s.module("m", 0)
+        for number in range(count * scale):
+            part(s, number, s.at + width * number)
+        s.node("MulBackward0", s.at, width * count * scale + 10, 0)
+        return s.text()
+
+    return made
 
 
-@dimension("depth of one path")
-def one_path(scale: int) -> bytes:
-    s = Sketch()
-    s.module(".".join(["m"] * 100_000 * scale), 0)
-    s.backward(0)
-    return s.text()
+def _after_a_step(count: int, part: Part) -> Maker:
+    """A whole step, so many things, and another step."""
+    return _each(count, part, before=lambda s, _: s.step())
 
 
-@dimension("calls within calls")
-def recursion(scale: int) -> bytes:
-    s = Sketch()
-    deep = 1500 * scale
-    for number in range(deep):
-        s.span("forward: m (M)", number, 4 * deep - 2 * number)
-        s.operator("aten::mul", number + 0.5, 0.4, number)
-    s.at = 5 * deep
-    for number in reversed(range(deep)):
-        s.backward(number)
-    return s.text()
+# What grows --------------------------------------------------------------------------------------
 
 
-@dimension("nodes")
-def nodes(scale: int) -> bytes:
-    s = Sketch()
-    count = 2000 * scale
+def _marked_step(s: Sketch, number: int) -> None:
+    begin = s.at
+    s.step(4, 4 * number)
+    s.mark(f"ProfilerStep#{number}", begin, s.at - begin)
+    s.at += 10
+
+
+def _checkpoint(s: Sketch, number: int, count: int = 7_000) -> None:
+    s.node("MulBackward0", s.at, 40, number)
+    if number % 2:
+        s.span(f"forward: m.{number % 50} (M)", s.at + 1, 20, tid=2)
+        s.operator("aten::mul", s.at + 2, 5, number + count, tid=2)
+    s.at += 50
+
+
+def _accumulating(s: Sketch, number: int) -> None:
+    s.backward(number)
+    name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    s.span(name, s.at, 8, tid=2)
+    s.at += 10
+
+
+def _nodes(scale: int) -> bytes:
+    s, count = Sketch(), 2000 * scale
     s.span("forward: m (M)", 0, 10 * count)
     for number in range(count):
         s.operator("aten::mul", 4 * number + 1, 2, number)
@@ -182,281 +212,64 @@ def nodes(scale: int) -> bytes:
     return s.text()
 
 
-@dimension("nodes within nodes")
-def nested_nodes(scale: int) -> bytes:
-    s = Sketch()
-    count = 1500 * scale
+def _nodes_in_nodes(scale: int) -> bytes:
+    s, count = Sketch(), 1500 * scale
     for number in range(count):
-        s.operator("aten::mul", 4 * number + 1, 2, number)
-    s.at = 5 * count
+        s.alone(number)
     for number in range(count):
         s.node("MulBackward0", s.at + number, 4 * count - 2 * number, number)
     return s.text()
 
 
-@dimension("nodes without an operator")
-def unrecorded(scale: int) -> bytes:
-    s = Sketch()
-    count = 1500 * scale
-    for number in range(count):
-        s.operator("aten::mul", s.at, 2, 2 * number)
-        s.at += 4
+def _too_early(scale: int) -> bytes:
+    s, count = Sketch(), 1500 * scale
+    s.alone(0)
     for number in reversed(range(count)):
-        s.node("OddBackward0", s.at, 8, 2 * number + 1)
-        s.at += 10
-    return s.text()
-
-
-@dimension("nodes before their operators")
-def too_early(scale: int) -> bytes:
-    s = Sketch()
-    count = 1500 * scale
-    s.operator("aten::mul", 0, 1, 0)
-    s.at = 10
-    for number in reversed(range(count)):
-        s.node("OddBackward0", s.at, 8, number + count)
-        s.at += 10
+        s.backward(number + count, "OddBackward0")
     for number in range(count):
-        s.operator("aten::mul", s.at, 2, number + 1)
-        s.at += 4
+        s.alone(number + 1)
     return s.text()
 
 
-@dimension("one sequence number")
-def one_number(scale: int) -> bytes:
-    s = Sketch()
-    for _ in range(2000 * scale):
-        s.module("m", 1)
-        s.backward(1)
-    return s.text()
+def _four_modules(s: Sketch, number: int) -> None:
+    for seq in range(4):
+        s.module("m", seq, tid=10 + number)
 
 
-@dimension("one sequence number, later")
-def one_later_number(scale: int) -> bytes:
-    s = Sketch()
-    count = 2000 * scale
-    s.module("m", 1)
-    for _ in range(count):
-        s.backward(1)
-    for _ in range(count):
-        s.module("m", 1)
-    return s.text()
+def _four_nodes(s: Sketch, number: int) -> None:
+    for seq in reversed(range(4)):
+        s.backward(seq, logical=number + 1)
 
 
-@dimension("nodes hooks took the number of")
-def accumulating(scale: int) -> bytes:
-    s = Sketch()
-    count = 1500 * scale
+def _doubtful_threads(scale: int) -> bytes:
+    s, count = Sketch(), 100 * scale
     for number in range(count):
-        s.module("m", number)
-    for number in reversed(range(count)):
-        s.backward(number)
-        s.span(
-            "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", s.at, 8, tid=2
-        )
-        s.at += 10
-    return s.text()
-
-
-@dimension("checkpoints")
-def checkpoints(scale: int) -> bytes:
-    s = Sketch()
-    count = 700 * scale
-    for number in range(count):
-        s.module(f"m.{number % 50}", number)
-    for number in reversed(range(count)):
-        s.node("MulBackward0", s.at, 40, number)
-        if number % 2:
-            s.span(f"forward: m.{number % 50} (M)", s.at + 1, 20, tid=2)
-            s.operator("aten::mul", s.at + 2, 5, number + count, tid=2)
-        s.at += 50
-    return s.text()
-
-
-@dimension("compiled regions")
-def regions(scale: int) -> bytes:
-    s = Sketch()
-    for number in range(1500 * scale):
-        s.span(f"Torch-Compiled Region: {number}/0", s.at, 8)
-        s.operator("CompiledFunction", s.at + 1, 5, number)
-        s.at += 10
-    for number in reversed(range(1500 * scale)):
-        s.node("CompiledFunctionBackward", s.at, 8, number)
-        s.at += 10
-    return s.text()
-
-
-@dimension("modules that Python's stack names")
-def python_modules(scale: int) -> bytes:
-    s = Sketch()
-    count = 1000 * scale
-    for number in range(count):
-        s.span(f"nn.Module: Linear_{number}", s.at, 8, cat="python_function")
-        s.operator("aten::mul", s.at + 1, 2, number)
-        s.at += 10
-    for number in reversed(range(count)):
-        s.backward(number)
-    return s.text()
-
-
-@dimension("modules within modules of Python's")
-def nested_python_modules(scale: int) -> bytes:
-    s = Sketch()
-    deep = 400 * scale
-    for number in range(deep):
-        s.span(f"nn.Module: Linear_{number}", number, 4 * deep - 2 * number, cat="python_function")
-        s.operator("aten::mul", number + 0.5, 0.4, number)
-    s.at = 5 * deep
-    for number in reversed(range(deep)):
-        s.backward(number)
-    return s.text()
-
-
-# Threads and devices ------------------------------------------------------------------------------
-
-
-@dimension("threads")
-def threads(scale: int) -> bytes:
-    s = Sketch()
-    count = 400 * scale
-    for number in range(count):
-        s.module("m", number, tid=10 + 2 * number)
-    for number in reversed(range(count)):
-        s.backward(number, tid=11 + 2 * number)
-    return s.text()
-
-
-@dimension("threads that autograd numbers")
-def logical_threads(scale: int) -> bytes:
-    s = Sketch()
-    count = 100 * scale
-    for number in range(count):
-        for seq in range(4):
-            s.module("m", seq, tid=10 + number)
-    for number in reversed(range(count)):
-        for seq in reversed(range(4)):
-            s.backward(seq, logical=number + 1)
-    return s.text()
-
-
-@dimension("threads that call C++ functions in hooked modules")
-def doubtful_threads(scale: int) -> bytes:
-    s = Sketch()
-    count = 100 * scale
-    for number in range(count):
-        common = f'"cat": "fwdbwd", "name": "fwdbwd", "id": {number}, "pid": 1'
-        made, ran = 10 * number + 2, 10 * (count + number) + 2
-        s.events.append(f'{{"ph": "s", {common}, "tid": {10 + number}, "ts": {made}}}')
-        s.events.append(f'{{"ph": "f", "bp": "e", {common}, "tid": 2, "ts": {ran}}}')
+        s.arrow(number, 10 + number, 10 * number + 2, 10 * (count + number) + 2)
     for number in range(count):
         s.module("m", 0, tid=10 + number, operator="BackwardHookFunction")
     for number in range(count):
-        name = f"cpp::Function{number}" if number % 2 else "BackwardHookFunctionBackward"
-        s.node(name, s.at, 8, 0, logical=number + 1)
-        s.at += 10
+        odd = f"cpp::Function{number}"
+        s.backward(0, odd if number % 2 else "BackwardHookFunctionBackward", logical=number + 1)
     return s.text()
 
 
-@dimension("streams")
-def streams(scale: int) -> bytes:
-    s = Sketch()
-    s.module("m", 0)
-    begin = s.at
-    count = 1500 * scale
+def _arrows(s: Sketch, count: int) -> None:
     for number in range(count):
-        s.kernel(begin + number + 2, 20, begin + number + 1, stream=number)
-    s.node("MulBackward0", begin, count + 10, 0)
-    return s.text()
+        s.arrow(number, 1, 10 * number + 2, 10 * (2 * count - number) + 2)
 
 
-@dimension("devices")
-def devices(scale: int) -> bytes:
-    s = Sketch()
-    s.module("m", 0)
-    begin = s.at
-    count = 400 * scale
-    for number in range(count):
-        s.kernel(begin + number + 2, 20, begin + number + 1, device=number)
-    s.node("MulBackward0", begin, count + 10, 0)
-    return s.text()
+def _copy(s: Sketch, _: int, at: int) -> None:
+    s.kernel(at + 2, 4, at + 1, name="Memcpy HtoD (Pageable -> Device)", cat="gpu_memcpy")
+    s.span("cudaStreamSynchronize", at + 3, 4, cat="cuda_runtime", tid=2)
 
 
-@dimension("kernels")
-def kernels(scale: int) -> bytes:
-    s = Sketch()
-    s.module("m", 0)
-    begin = s.at
-    count = 2000 * scale
-    for number in range(count):
-        s.kernel(begin + number + 2, 20, begin + number + 1)
-    s.node("MulBackward0", begin, count + 10, 0)
-    return s.text()
+def _named_node(s: Sketch, number: int) -> None:
+    s.kernel(s.at + 1, 2, s.at + 0.5, name=f"kernel_{number}")
+    s.backward(number, f"Operator{number}Backward0")
 
 
-@dimension("kernels without a launch")
-def lost_kernels(scale: int) -> bytes:
-    s = Sketch()
-    s.module("m", 0)
-    begin = s.at
-    count = 3000 * scale
-    for number in range(count):
-        s.kernel(begin + number + 2, 1, begin + number + 1 if number % 5 == 0 else None)
-    s.node("MulBackward0", begin, count + 10, 0)
-    return s.text()
-
-
-@dimension("copies and waits")
-def copies(scale: int) -> bytes:
-    s = Sketch()
-    s.module("m", 0)
-    begin = s.at
-    count = 1500 * scale
-    for number in range(count):
-        at = begin + 10 * number
-        s.kernel(at + 2, 4, at + 1, name="Memcpy HtoD (Pageable -> Device)", cat="gpu_memcpy")
-        s.span("cudaStreamSynchronize", at + 3, 4, cat="cuda_runtime", tid=2)
-    s.node("MulBackward0", begin, 10 * count + 10, 0)
-    return s.text()
-
-
-@dimension("arrows")
-def arrows(scale: int) -> bytes:
-    s = Sketch()
-    count = 1500 * scale
-    for number in range(count):
-        common = f'"cat": "fwdbwd", "name": "fwdbwd", "id": {number}, "pid": 1'
-        s.events.append(f'{{"ph": "s", {common}, "tid": 1, "ts": {10 * number + 2}}}')
-        s.events.append(
-            f'{{"ph": "f", "bp": "e", {common}, "tid": 2, "ts": {10 * (2 * count - number) + 2}}}'
-        )
-    for number in range(count):
-        s.module("m", number)
-    s.at = 10 * count + 10
-    for number in reversed(range(count)):
-        s.backward(number)
-    return s.text()
-
-
-# Names and texts ----------------------------------------------------------------------------------
-
-
-@dimension("names")
-def names(scale: int) -> bytes:
-    s = Sketch()
-    count = 1000 * scale
-    for number in range(count):
-        s.module("m", number, operator=f"aten::operator_{number}")
-    for number in reversed(range(count)):
-        s.kernel(s.at + 1, 2, s.at + 0.5, name=f"kernel_{number}")
-        s.node(f"Operator{number}Backward0", s.at, 8, number)
-        s.at += 10
-    return s.text()
-
-
-@dimension("length of names")
-def long_names(scale: int) -> bytes:
-    s = Sketch()
-    name = "n" * 200_000 * scale
+def _long_names(scale: int) -> bytes:
+    s, name = Sketch(), "n" * 200_000 * scale
     s.module(name, 0, operator=f"aten::{name}")
     s.kernel(s.at + 1, 2, s.at + 0.5, name=name)
     s.node(f"{name}Backward0", s.at, 8, 0)
@@ -464,37 +277,30 @@ def long_names(scale: int) -> bytes:
     return s.text()
 
 
-@dimension("length of names, odd ones")
-def odd_names(scale: int) -> bytes:
+def _odd_names(scale: int) -> bytes:
     s = Sketch()
     for unit in ("(", ")", " ", "#", "%", "%25", "::", ".", "\u20ac", "\\", '"', " #2", " (M)"):
         name = unit * (60_000 // len(unit)) * scale
-        s.span(f"forward: {name}", s.at, 8)
-        s.span(f"forward: {name} (M)", s.at + 10, 8)
-        s.span(f"backward: {name} (M)", s.at + 20, 8)
-        s.span(f"[pl][module]{name}: {name}", s.at + 30, 8, cat="user_annotation")
-        s.span(name, s.at + 40, 8)
-        s.at += 50
+        labels = [f"forward: {name}", f"forward: {name} (M)", f"backward: {name} (M)", name]
+        for label in labels:
+            s.span(label, s.at, 8)
+            s.at += 10
+        s.mark(f"[pl][module]{name}: {name}", s.at, 8)
+        s.at += 10
     s.module("m", 0)
     s.backward(0)
     return s.text()
 
 
-@dimension("marks that overlap")
-def overlapping(scale: int) -> bytes:
-    s = Sketch()
-    count = 2000 * scale
+def _overlapping(s: Sketch, count: int) -> None:
     for number in range(count):
         s.mark("Optimizer.step#SGD.step", number, 2 * count)
         s.mark("enumerate(DataLoader)#x.__next__", number + 0.5, count)
     s.step()
-    return s.text()
 
 
-@dimension("calls that overlap")
-def crossing(scale: int) -> bytes:
-    s = Sketch()
-    count = 1500 * scale
+def _crossing(scale: int) -> bytes:
+    s, count = Sketch(), 1500 * scale
     for number in range(count):
         s.span(f"forward: m.{number % 20} (M)", 3 * number, 3 * count)
         s.operator("aten::mul", 3 * number + 1, 1, number)
@@ -505,22 +311,15 @@ def crossing(scale: int) -> bytes:
     return s.text()
 
 
-@dimension("events at one moment")
-def one_moment(scale: int) -> bytes:
-    s = Sketch()
-    for number in range(1000 * scale):
-        s.span("forward: m (M)", 5, 0)
-        s.operator("aten::mul", 5, 0, number)
-        s.node("MulBackward0", 50, 0.2, number)
-        s.kernel(50, 0, 50)
-    s.step()
-    return s.text()
+def _one_moment(s: Sketch, number: int) -> None:
+    s.span("forward: m (M)", 5, 0)
+    s.operator("aten::mul", 5, 0, number)
+    s.node("MulBackward0", 50, 0.2, number)
+    s.kernel(50, 0, 50)
 
 
-@dimension("source lines")
-def lines(scale: int) -> bytes:
-    s = Sketch()
-    count = 1000 * scale
+def _source_lines(scale: int) -> bytes:
+    s, count = Sketch(), 1000 * scale
     for number in range(count):
         s.module("m", number)
     for number in reversed(range(count)):
@@ -541,83 +340,122 @@ def lines(scale: int) -> bytes:
     return s.text()
 
 
-@dimension("arguments")
-def arguments(scale: int) -> bytes:
+def _odd_span(old: str, new: str, **args: object) -> Part:
+    """An operator of which the text is changed."""
+
+    def part(s: Sketch, number: int) -> None:
+        s.span("aten::odd", s.at + number, 1, **args)
+        s.replace(old, new)
+
+    return part
+
+
+def _unbracketed(s: Sketch, number: int) -> None:
+    s.span("aten::odd", s.at + number, 1)
+    s.events[-1] = s.events[-1][:-1].replace('"ph": "X", ', "") + ', "y": 1'
+
+
+def _worded(s: Sketch, number: int, at: int) -> None:
+    s.kernel(at, 1, None)
+    s.replace('"stream": 7', '"blocks per SM": inf')
+
+
+def _arguments(scale: int) -> bytes:
     s = Sketch()
     s.step()
     s.span("aten::odd", s.at, 1, x=[[n, str(n), {"name": n}] for n in range(30_000 * scale)])
     return s.text()
 
 
-@dimension("arguments that nest")
-def nesting(scale: int) -> bytes:
-    s = Sketch()
-    s.step()
-    for number in range(20 * scale):
-        deep = "[" * 20_000 + "]" * 20_000
-        s.span("aten::odd", s.at + number, 1, x="@")
-        s.events[-1] = s.events[-1].replace('"@"', deep)
-    return s.text()
+def _padded(before: str, after: str) -> Maker:
+    """A step, and much text before or after its events."""
+
+    def made(scale: int) -> bytes:
+        s, long = Sketch(), "x" * 20_000_000 * scale
+        s.step()
+        s.tail = f', "a": "{long}"' if after else ""
+        return (f'{{"a": "{long}", '.encode() + s.text()[1:]) if before else s.text()
+
+    return made
 
 
-@dimension("malformed events")
-def malformed(scale: int) -> bytes:
-    s = Sketch()
-    s.step()
-    for number in range(8000 * scale):
-        s.span("aten::odd", s.at + number, 1)
-        s.events[-1] = s.events[-1].replace('"ts": ', '"ts": "soon" ')
-    s.step()
-    return s.text()
-
-
-@dimension("brackets that are missing")
-def missing(scale: int) -> bytes:
-    s = Sketch()
-    s.step()
-    for number in range(8000 * scale):
-        s.span("aten::odd", s.at + number, 1)
-        s.events[-1] = s.events[-1][:-1].replace('"ph": "X", ', "") + ', "y": 1'
-    s.step()
-    return s.text()
-
-
-@dimension("numbers that are words")
-def words(scale: int) -> bytes:
-    s = Sketch()
-    s.module("m", 0)
-    for number in range(8000 * scale):
-        s.kernel(s.at + number, 1, None)
-        s.events[-1] = s.events[-1].replace('"stream": 7', '"blocks per SM": inf')
-    s.backward(0)
-    return s.text()
-
-
-@dimension("text without events")
-def no_trace(scale: int) -> bytes:
-    return b'{"a": "' + b"x" * (20_000_000 * scale) + b'"}'
-
-
-@dimension("text before the events")
-def head(scale: int) -> bytes:
-    s = Sketch()
-    s.step()
-    return b'{"a": "' + b"x" * (20_000_000 * scale) + b'", ' + s.text()[1:]
-
-
-@dimension("text behind the events")
-def tail(scale: int) -> bytes:
-    s = Sketch()
-    s.step()
-    s.tail = ', "a": "' + "x" * (20_000_000 * scale) + '"'
-    return s.text()
-
-
-@dimension("gzip members")
-def members(scale: int) -> bytes:
+def _gzip_members(scale: int) -> bytes:
     s = Sketch()
     s.step()
     text = s.text()
-    return b"".join(gzip.compress(text[n : n + 1]) for n in range(len(text))) + (
-        gzip.compress(b" ") * 20_000 * scale
-    )
+    members = b"".join(gzip.compress(text[n : n + 1]) for n in range(len(text)))
+    return members + gzip.compress(b" ") * 20_000 * scale
+
+
+def _of_one_call(path: Callable[[int], str]) -> Maker:
+    return lambda scale: _each(1, lambda s, n: s.module(path(scale), n), _backward)(1)
+
+
+_PYTHON = "nn.Module: Linear_{number}"
+DIMENSIONS: dict[str, Maker] = {
+    # A training run
+    "steps with marks": _each(200, _marked_step),
+    "optimizer steps": _each(200, lambda s, n: s.step(4, 4 * n)),
+    "passes of one step": _each(800, lambda s, n: (s.module("m", n), s.backward(n))),
+    "modules": lambda scale: _each(1, lambda s, _: s.step(1000 * scale))(1),
+    "depth of modules": _nested("forward: {path} (M)", count=300, root=True),
+    "depth of one path": _of_one_call(lambda scale: ".".join(["m"] * 100_000 * scale)),
+    "calls within calls": _nested("forward: m (M)", count=1500),
+    "nodes": _nodes,
+    "nodes within nodes": _nodes_in_nodes,
+    "nodes without an operator": _each(
+        1500, lambda s, n: s.alone(2 * n), lambda s, n: s.backward(2 * n + 1, "OddBackward0")
+    ),
+    "nodes before their operators": _too_early,
+    "one sequence number": _each(2000, lambda s, _: (s.module("m", 1), s.backward(1))),
+    "one sequence number, later": _each(
+        2000, lambda s, _: s.backward(1), lambda s, _: s.module("m", 1),
+        before=lambda s, _: s.module("m", 1),
+    ),
+    "nodes hooks took the number of": _each(1500, lambda s, n: s.module("m", n), _accumulating),
+    "checkpoints": _each(700, lambda s, n: s.module(f"m.{n % 50}", n), _checkpoint),
+    "compiled regions": _each(
+        1500,
+        lambda s, n: s.call(f"Torch-Compiled Region: {n}/0", n, operator="CompiledFunction"),
+        lambda s, n: s.backward(n, "CompiledFunctionBackward"),
+    ),
+    "modules that Python's stack names": _each(
+        1000, lambda s, n: s.call(_PYTHON.format(number=n), n, cat="python_function"), _backward
+    ),
+    "modules within modules of Python's": _nested(_PYTHON, "python_function", count=400),
+    # Threads and devices
+    "threads": _each(
+        400,
+        lambda s, n: s.module("m", n, tid=10 + 2 * n),
+        lambda s, n: s.backward(n, tid=11 + 2 * n),
+    ),
+    "threads that autograd numbers": _each(100, _four_modules, _four_nodes),
+    "threads that call C++ functions in hooked modules": _doubtful_threads,
+    "streams": _in_a_node(1500, lambda s, n, at: s.kernel(at + 2, 20, at + 1, stream=n)),
+    "devices": _in_a_node(400, lambda s, n, at: s.kernel(at + 2, 20, at + 1, device=n)),
+    "kernels": _in_a_node(2000, lambda s, _, at: s.kernel(at + 2, 20, at + 1)),
+    "kernels without a launch": _in_a_node(
+        3000, lambda s, n, at: s.kernel(at + 2, 1, None if n % 5 else at + 1)
+    ),
+    "copies and waits": _in_a_node(1500, _copy, width=10),
+    "arrows": _each(1500, lambda s, n: s.module("m", n), _backward, before=_arrows),
+    # Names and texts
+    "names": _each(
+        1000, lambda s, n: s.module("m", n, operator=f"aten::operator_{n}"), _named_node
+    ),
+    "length of names": _long_names,
+    "length of names, odd ones": _odd_names,
+    "marks that overlap": _each(2000, before=_overlapping),
+    "calls that overlap": _crossing,
+    "events at one moment": _each(1000, _one_moment),
+    "source lines": _source_lines,
+    "arguments": _arguments,
+    "arguments that nest": _after_a_step(20, _odd_span('"@"', "[" * 20_000 + "]" * 20_000, x="@")),
+    "malformed events": _after_a_step(8000, _odd_span('"ts": ', '"ts": "soon" ')),
+    "brackets that are missing": _after_a_step(8000, _unbracketed),
+    "numbers that are words": _in_a_node(8000, _worded),
+    "text without events": lambda scale: b'{"a": "' + b"x" * (20_000_000 * scale) + b'"}',
+    "text before the events": _padded("a", ""),
+    "text behind the events": _padded("", "a"),
+    "gzip members": _gzip_members,
+}  # fmt: skip

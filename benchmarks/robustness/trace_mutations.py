@@ -8,8 +8,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-__all__ = ["mutated"]
-
 Event = dict[str, Any]
 
 _NUMBERS: tuple[Any, ...] = (
@@ -91,32 +89,29 @@ def _args(event: Event) -> dict[str, Any]:
     return args
 
 
-def _number_in_field(events: list[Event], random: Random) -> None:
-    key, value = (
-        random.choice(("ts", "dur", "ts", "dur", "pid", "tid", "id")),
-        random.choice(_NUMBERS),
-    )
-    for event in _some(events, random):
-        event[key] = value
+Mutation = Callable[[list[Event], Random], None]
 
 
-def _number_in_args(events: list[Event], random: Random) -> None:
-    key, value = random.choice(_ARGS), random.choice(_NUMBERS)
-    for event in _some(events, random):
-        _args(event)[key] = value
+def _set(
+    keys: tuple[str, ...], value: Callable[[Random], Any], *, most: int | None = None
+) -> Mutation:
+    """Give some events one value, by a field or an argument that is drawn."""
+
+    def mutation(events: list[Event], random: Random) -> None:
+        key, new = random.choice(keys), value(random)
+        for event in _some(events, random)[:most]:
+            (event if key in _FIELDS else _args(event))[key] = new
+
+    return mutation
 
 
-def _own_number_in_args(events: list[Event], random: Random) -> None:
-    key, most = random.choice(_ARGS), random.choice((2, 10, 1000))
-    for event in _some(events, random):
-        _args(event)[key] = random.randrange(-1, most)
+def _missing(keys: tuple[str, ...]) -> Mutation:
+    def mutation(events: list[Event], random: Random) -> None:
+        key = random.choice(keys)
+        for event in _some(events, random):
+            (event if key in _FIELDS else _args(event)).pop(key, None)
 
-
-def _type(events: list[Event], random: Random) -> None:
-    key = random.choice(_FIELDS)
-    value = random.choice(("", "x", "12", [], [1], {}, {"x": 1}, True, None, 3.5, "\ud800", "1e5"))
-    for event in _some(events, random):
-        event[key] = value
+    return mutation
 
 
 def _text_for_number(events: list[Event], random: Random) -> None:
@@ -125,52 +120,44 @@ def _text_for_number(events: list[Event], random: Random) -> None:
         event[key] = str(event.get(key))
 
 
-def _missing(events: list[Event], random: Random) -> None:
-    key = random.choice(_FIELDS)
-    for event in _some(events, random):
-        event.pop(key, None)
-
-
-def _missing_args(events: list[Event], random: Random) -> None:
-    key = random.choice(_ARGS)
-    for event in _some(events, random):
-        _args(event).pop(key, None)
-
-
-def _word(events: list[Event], random: Random) -> None:
-    key, word = random.choice((*_FIELDS, *_ARGS)), f"@@{random.randrange(len(_WORDS))}@@"
-    for event in _some(events, random)[:5]:
-        (event if key in _FIELDS else _args(event))[key] = word
-
-
-def _name(events: list[Event], random: Random) -> None:
-    name = random.choice(_NAMES)
-    for event in _some(events, random):
-        event["name"] = name
-
-
 def _prefix(events: list[Event], random: Random) -> None:
     prefix = random.choice(_NAMES)
     for event in _some(events, random)[:40]:
         event["name"] = f"{prefix}{event.get('name')}"
 
 
-def _category(events: list[Event], random: Random) -> None:
-    category = random.choice(_CATEGORIES)
-    for event in _some(events, random):
-        event["cat"] = category
-
-
-def _phase(events: list[Event], random: Random) -> None:
-    phase = random.choice(("X", "B", "E", "i", "s", "f", "M", "", None, 1))
-    for event in _some(events, random):
-        event["ph"] = phase
-
-
 def _thread(events: list[Event], random: Random) -> None:
     spread = random.choice((1, 1, 3, 50))
     for event in _some(events, random):
         event["tid"] = random.randrange(spread)
+
+
+def _of(*values: Any) -> Callable[[Random], Any]:
+    return lambda random: random.choice(values)
+
+
+def _small_number(random: Random) -> int:
+    return random.randrange(-1, random.choice((2, 10, 1000)))
+
+
+_OTHER_TYPES = ("", "x", "12", [], [1], {}, {"x": 1}, True, None, 3.5, "\ud800", "1e5")
+_number_in_field = _set(("ts", "dur", "ts", "dur", "pid", "tid", "id"), _of(*_NUMBERS))
+_PLAIN: tuple[Mutation, ...] = (
+    _number_in_field,
+    _number_in_field,
+    _set(_ARGS, _of(*_NUMBERS)),
+    _set(_ARGS, _small_number),
+    _set(_FIELDS, _of(*_OTHER_TYPES)),
+    _text_for_number,
+    _missing(_FIELDS),
+    _missing(_ARGS),
+    _set((*_FIELDS, *_ARGS), lambda random: f"@@{random.randrange(len(_WORDS))}@@", most=5),
+    _set(("name",), _of(*_NAMES)),
+    _prefix,
+    _set(("cat",), _of(*_CATEGORIES)),
+    _set(("ph",), _of("X", "B", "E", "i", "s", "f", "M", "", None, 1)),
+    _thread,
+)
 
 
 def _longer(events: list[Event], random: Random) -> None:
@@ -254,11 +241,9 @@ def _no_event(events: list[Event], random: Random) -> None:
     events.insert(at, thing if isinstance(thing, dict) else {"@@": thing})
 
 
-_OF_EVENTS: tuple[Callable[[list[Event], Random], None], ...] = (
-    _number_in_field, _number_in_field, _number_in_args, _own_number_in_args, _type,
-    _text_for_number, _missing, _missing_args, _word, _name, _prefix, _category, _phase, _thread,
-    _longer, _later, _at_once, _like_another, _deleted, _repeated, _moved, _shuffled, _arrows,
-    _marks, _no_event,
+_OF_EVENTS: tuple[Mutation, ...] = (
+    *_PLAIN, _longer, _later, _at_once, _like_another, _deleted, _repeated, _moved, _shuffled,
+    _arrows, _marks, _no_event,
 )  # fmt: skip
 
 

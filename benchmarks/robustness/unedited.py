@@ -4,7 +4,7 @@ Each script in the folder `scripts` has one slow module. It runs twice, plainly 
 `backspot run`. The losses that it prints must be the same, bit for bit, and so must be its exit
 code. The report must name the slow module, and nothing of Backspot may be left when it ends.
 
-    python -m benchmarks.robustness.unedited
+    python -m benchmarks unedited
 """
 
 from __future__ import annotations

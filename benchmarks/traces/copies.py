@@ -17,8 +17,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-__all__ = ["Copies"]
-
 _GAP_NS = 10_000_000  # between two copies: no work of one is pending when the next begins
 _ARGS = ("External id", "correlation", "Sequence number")
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Plain", "busy", "read_plain"]
-
 _EVALUATE = "autograd::engine::evaluate_function: "
 _LABEL = "forward: "
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")

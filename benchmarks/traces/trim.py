@@ -1,6 +1,6 @@
 """Trim an exported trace to what a reader of traces needs, without names of machines and people.
 
-    python -m benchmarks.traces.trim big.json.gz -o small.json.gz
+    python -m benchmarks trim big.json.gz -o small.json.gz
 
 Kept: operators, annotations, runtime calls, device work, the arrows from forward to backward,
 ``nn.Module`` calls, and all that is said about them. Dropped: other Python frames, Kineto's own
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,25 +19,21 @@ from typing import Any
 
 from benchmarks.common import TEST_DATA, UsageError, command_line, parse, script
 
-__all__ = ["SUFFIX", "read_trace", "trim", "trim_file", "write_trace"]
-
 SUFFIX = ".trace.json.gz"
 _SAMPLE = TEST_DATA / "h200" / f"launch_bound{SUFFIX}"
 
 _DROPPED = (
-    "gpu_user_annotation",
-    "ac2g",
-    "async_cpu_to_gpu",
-    "overhead",
-    "Trace",
-    "cpu_instant_event",
-)
+    "gpu_user_annotation", "ac2g", "async_cpu_to_gpu", "overhead", "Trace", "cpu_instant_event",
+)  # fmt: skip
 _DROPPED_ARGS = ("Record function id", "Ev Idx", "context", "queued", "kernel_file", "Call stack")
 _DROPPED_KEYS = ("traceName", "host_name", "trace_id")
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
+    return parse_trace(path.read_bytes())
+
+
+def parse_trace(data: bytes) -> dict[str, Any]:
     if data[:2] == b"\x1f\x8b":
         data = gzip.decompress(data)
     document: dict[str, Any] = json.loads(data.decode("utf-8", "replace"), strict=False)
@@ -54,14 +49,15 @@ def trim(document: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def written(document: dict[str, Any]) -> bytes:
+    """Return a trace as compressed text, one event a line, as Kineto writes them."""
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
+    return gzip.compress(text.replace('},{"ph"', '},\n{"ph"').encode(), 9, mtime=0)
+
+
 def write_trace(document: dict[str, Any], path: Path) -> int:
     """Write compressed; returns the number of bytes."""
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
-    # One event a line, as Kineto writes them: a diff and a glance stay possible.
-    text = text.replace('},{"ph"', '},\n{"ph"')
-    data = gzip.compress(text.encode(), 9, mtime=0)
-    path.write_bytes(data)
-    return len(data)
+    return path.write_bytes(written(document))
 
 
 def _is_wanted(event: dict[str, Any]) -> bool:
@@ -87,29 +83,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def trim_file(source: Path, target: Path) -> tuple[int, int]:
-    """Trim ``source`` into ``target``; return the numbers of events and of bytes."""
-    document = trim(read_trace(source))
-    return len(document["traceEvents"]), write_trace(document, target)
-
-
 @script
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, device=False, cases=False)
+    parser = command_line(__doc__, "trim", device=False, cases=False)
     parser.add_argument("source", type=Path, nargs="?", help="default: a trace of the tests")
     arguments = parse(parser, argv)
     source = arguments.source or (_SAMPLE if arguments.small else None)
     if source is None:
         raise UsageError("name the trace to trim")
-    target = arguments.out or source.with_name(f"{source.name.partition('.')[0]}-trimmed{SUFFIX}")
-    if arguments.small and arguments.out is None:
-        with tempfile.TemporaryDirectory() as folder:
-            events, size = trim_file(source, Path(folder) / target.name)
-    else:
-        events, size = trim_file(source, target)
-    print(f"{len(read_trace(source)['traceEvents'])} events -> {events}, {size / 1e3:.0f} kB")
+    document = read_trace(source)
+    trimmed = trim(document)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if arguments.small else source.parent
+        beside = folder / f"{source.name.partition('.')[0]}-trimmed{SUFFIX}"
+        size = write_trace(trimmed, arguments.out or beside)
+    before, after = (len(one["traceEvents"]) for one in (document, trimmed))
+    print(f"{before} events -> {after}, {size / 1e3:.0f} kB")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,12 +13,11 @@ case's function holds what differs from a well-built model; the models are in
 - ``processor``: what makes steps slow on a processor without a GPU.
 - ``ranks``: two GPUs: communication, and copies between devices.
 - ``controls``: the same models done well.
-- ``families``: timm models in which nothing is planted; what is found there is for an expert.
 """
 
 from __future__ import annotations
 
-from benchmarks.causes.case import CASES, Context
+from benchmarks.causes.case import CASES as CASES
 from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     controls,
     data,
@@ -30,6 +29,3 @@ from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     processor,
     ranks,
 )
-from benchmarks.causes.cases.families import FAMILIES
-
-__all__ = ["CASES", "FAMILIES", "Context"]

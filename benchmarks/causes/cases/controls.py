@@ -6,17 +6,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    adamw,
-    control,
-    pinned,
-)
+from benchmarks.causes.case import Built, Context, adamw, control, pinned
 from benchmarks.causes.cases.data import Pictures, loaded, moved, raw
-from benchmarks.causes.cases.indexing import DropGather, Pick
-from benchmarks.causes.cases.kernels import WithWeights
+from benchmarks.causes.cases.indexing import drop_gather, pick
+from benchmarks.causes.cases.kernels import with_weights
 from benchmarks.causes.training import (
+    put,
+    put_each,
     train_detector,
     train_gpt,
     train_recommender,
@@ -25,7 +21,7 @@ from benchmarks.causes.training import (
     train_vit,
     train_wide,
 )
-from benchmarks.models import detector, gpt, recommender, resnet, unet, vit, wide
+from benchmarks.models import Layer, detector, gpt, recommender, resnet, unet, vit, wide
 
 _AUTOCAST = {"casts": "autocast runs LayerNorm in fp32 and casts for each layer after it"}
 
@@ -84,15 +80,13 @@ def plain_unet(context: Context) -> Built:
 @control("sorted-indexing")
 def gather_detector(context: Context) -> Built:
     """The best places gathered, with no deterministic algorithms."""
-    return train_detector(context, detector(context, Pick()))
+    return train_detector(context, detector(context, Layer(pick)))
 
 
 @control("sorted-indexing")
 def gather_vit(context: Context) -> Built:
     """Patch dropout by gather, with no deterministic algorithms."""
-    model = vit(context)
-    model.tokens = DropGather()
-    return train_vit(context, model, batch=320)
+    return train_vit(context, put(vit(context), tokens=Layer(drop_gather)), batch=320)
 
 
 @control("deterministic-fill")
@@ -125,16 +119,13 @@ def tf32_resnet(context: Context) -> Built:
 @control("sync-in-backward")
 def clipped_vit(context: Context) -> Built:
     """Gradients clipped in the backward without asking the host."""
-    model = vit(context)
 
-    class Clip(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x * 1
-            x.register_hook(lambda g: g * (1 / g.norm()).clamp(max=1))
-            return x
+    def clip(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        x.register_hook(lambda g: g * (1 / g.norm()).clamp(max=1))
+        return x
 
-    model.tokens = Clip()
-    return train_vit(context, model)
+    return train_vit(context, put(vit(context), tokens=Layer(clip)))
 
 
 @control("sync-in-backward")
@@ -172,17 +163,16 @@ def segments_gpt(context: Context) -> Built:
             chosen = functional.one_hot(which.expand(len(x), -1), 4).to(x.dtype)
             return x + chosen @ self.table
 
-    model.extra = Segments(model.width).to(context.device, torch.bfloat16)
-    return train_gpt(context, model)
+    segments = Segments(model.width).to(context.device, torch.bfloat16)
+    return train_gpt(context, put(model, extra=segments))
 
 
 @control("attention-math", {"layout-copies": "it copies its projections, as it does"})
 def multihead_vit(context: Context) -> Built:
     """nn.MultiheadAttention that is not asked for its weights."""
     model = vit(context)
-    for block in model.blocks:
-        block.attn = WithWeights(model.width, context, weights=False)
-    return train_vit(context, model)
+    attention = with_weights(model.width, context, weights=False)
+    return train_vit(context, put_each(model, model.blocks, attn=attention))
 
 
 @control("optimizer-kernels")
@@ -256,15 +246,8 @@ def scalars_unet(context: Context) -> Built:
 @control("cpu-operators")
 def numbers_vit(context: Context) -> Built:
     """Schedules computed on the host: a few scalars a step."""
-    model = vit(context)
-
-    class Scheduled(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rates = torch.linspace(0, 1, 8)
-            return x * float(1 - rates.square().mean() * 1e-6)
-
-    model.tokens = Scheduled()
-    return train_vit(context, model)
+    scheduled = Layer(lambda x: x * float(1 - torch.linspace(0, 1, 8).square().mean() * 1e-6))
+    return train_vit(context, put(vit(context), tokens=scheduled))
 
 
 @control("small-batch")
@@ -286,6 +269,7 @@ def clean_mixer(context: Context) -> Built:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.gate(x) * x.mean(1, keepdim=True)
 
-    for block in model.blocks:
-        block.attn = Mixing(model.width).to(context.device, torch.bfloat16)
-    return train_vit(context, model)
+    def mixing(_: nn.Module) -> nn.Module:
+        return Mixing(model.width).to(context.device, torch.bfloat16)
+
+    return train_vit(context, put_each(model, model.blocks, attn=mixing))

@@ -10,17 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from benchmarks.causes.case import (
-    DATA,
-    Built,
-    Context,
-    pinned,
-    plant,
-)
-from benchmarks.causes.training import train_gpt, train_resnet, train_unet, train_vit
-from benchmarks.models import gpt, resnet, unet, vit
-
-__all__ = ["Pictures", "loaded", "moved", "raw"]
+from benchmarks.causes.case import DATA, Built, Context, pinned, plant
+from benchmarks.causes.training import put, train_gpt, train_resnet, train_unet, train_vit
+from benchmarks.models import Layer, gpt, resnet, unet, vit
 
 _HOST_WAITS = {"launch-bound": "the host waits for the copy, and the GPU's queue runs dry"}
 _BOTH_WAYS = {
@@ -261,17 +253,14 @@ def data_augmented_resnet(context: Context) -> Built:
 # device-copies ------------------------------------------------------------------------------------
 
 
-class _RoundTrip(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.cpu().to(x.device)
+def _round_trip(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().to(x.device)
 
 
 @plant("device-copies", ["tokens"], _BOTH_WAYS)
 def trip_vit(context: Context) -> Built:
     """Tokens taken to the host and back, gradients too."""
-    model = vit(context)
-    model.tokens = _RoundTrip()
-    return train_vit(context, model)
+    return train_vit(context, put(vit(context), tokens=Layer(_round_trip)))
 
 
 @plant(
@@ -300,13 +289,12 @@ def trip_offload_gpt(context: Context) -> Built:
 def trip_numpy_unet(context: Context) -> Built:
     """A mask computed with NumPy from features in the middle of the forward."""
 
-    class Masked(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen = x.detach().float().cpu().numpy()
-            return x * torch.from_numpy(seen > -1e9).to(x.device)
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        seen = x.detach().float().cpu().numpy()
+        return x * torch.from_numpy(seen > -1e9).to(x.device)
 
     model = unet(context)
-    model.skip[0] = Masked()
+    model.skip[0] = Layer(masked)
     return train_unet(context, model)
 
 
@@ -314,12 +302,9 @@ def trip_numpy_unet(context: Context) -> Built:
 def trip_gradient_gpt(context: Context) -> Built:
     """A hook that takes the gradient to the host and back."""
 
-    class Logged(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x * 1.0
-            x.register_hook(lambda gradient: gradient.cpu().to(gradient.device))
-            return x
+    def logged(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        x.register_hook(lambda gradient: gradient.cpu().to(gradient.device))
+        return x
 
-    model = gpt(context)
-    model.extra = Logged()
-    return train_gpt(context, model)
+    return train_gpt(context, put(gpt(context), extra=Layer(logged)))

@@ -8,13 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    plant,
-)
-from benchmarks.causes.training import train_gpt, train_recommender, train_unet, train_vit
-from benchmarks.models import gpt, recommender, unet, vit
+from benchmarks.causes.case import Built, Context, plant
+from benchmarks.causes.training import put, train_gpt, train_recommender, train_unet, train_vit
+from benchmarks.models import Layer, custom, gpt, recommender, unet, vit
 
 _TABLE = {
     "backward-ratio": "the forward reads a few rows, the backward fills them all",
@@ -44,18 +40,20 @@ def dense_items_recommender(context: Context) -> Built:
 
 
 class _Hashed(nn.Module):
-    def __init__(self, context: Context, table: nn.Module) -> None:
+    """Adds rows of a table of two million."""
+
+    def __init__(self, context: Context, width: int, kind: type[nn.Module], **options: Any) -> None:
         super().__init__()
         self.rows = context.pick(2_000_000, 100)
-        self.table = table
+        where = {"device": context.device, "dtype": torch.bfloat16}
+        self.table = kind(self.rows, width, **where, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
         places = torch.arange(batch * length, device=x.device)
         found = (places * 7919) % self.rows
         if isinstance(self.table, nn.EmbeddingBag):
-            pairs = torch.stack((found, (found * 31) % self.rows), 1)
-            return x + self.table(pairs).view_as(x)
+            found = torch.stack((found, (found * 31) % self.rows), 1)
         return x + self.table(found).view_as(x)
 
 
@@ -63,10 +61,7 @@ class _Hashed(nn.Module):
 def dense_hashed_gpt(context: Context) -> Built:
     """A hash table of two million n-grams, a dense gradient each step."""
     model = gpt(context)
-    table = nn.Embedding(
-        context.pick(2_000_000, 100), model.width, device=context.device, dtype=torch.bfloat16
-    )
-    model.extra = _Hashed(context, table)
+    put(model, extra=_Hashed(context, model.width, nn.Embedding))
     return train_gpt(context, model, optimizer=_sgd(model))
 
 
@@ -74,31 +69,21 @@ def dense_hashed_gpt(context: Context) -> Built:
 def dense_bag_vit(context: Context) -> Built:
     """An EmbeddingBag of two million features beside the patches."""
     model = vit(context)
-    bag = nn.EmbeddingBag(
-        context.pick(2_000_000, 100),
-        model.width,
-        mode="sum",
-        device=context.device,
-        dtype=torch.bfloat16,
-    )
-    model.tokens = _Hashed(context, bag)
+    put(model, tokens=_Hashed(context, model.width, nn.EmbeddingBag, mode="sum"))
     return train_vit(context, model, optimizer=_sgd(model))
 
 
 # backward-ratio -----------------------------------------------------------------------------------
 
 
-class _Implicit(torch.autograd.Function):
+class _Solved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         return torch.tanh(x @ weight)
 
     @staticmethod
-    def backward(  # noqa: ANN205
-        ctx: Any,
-        gradient: torch.Tensor,
-    ):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight = ctx.saved_tensors
         solved = gradient
         for _ in range(16):
@@ -115,87 +100,65 @@ class Implicit(nn.Module):
         self.weight = nn.Parameter(weight.to(torch.bfloat16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Implicit.apply(x, self.weight)
+        return _Solved.apply(x, self.weight)
 
 
 @plant("backward-ratio", ["tokens"])
 def ratio_implicit_vit(context: Context) -> Built:
     """An implicit layer: sixteen iterations in its backward, one in its forward."""
     model = vit(context)
-    model.tokens = Implicit(model.width, context)
-    return train_vit(context, model)
+    return train_vit(context, put(model, tokens=Implicit(model.width, context)))
 
 
 @plant("backward-ratio", ["extra"])
 def ratio_iterated_gpt(context: Context) -> Built:
     """A rounding whose gradient is smoothed forty times over."""
 
-    class Smoothed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.round()
+    def smoothed(gradient: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        for _ in range(40):
+            gradient = 0.5 * gradient + 0.25 * gradient.roll(1, 1)
+        return gradient
 
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            for _ in range(40):
-                gradient = 0.5 * gradient + 0.25 * gradient.roll(1, 1)
-            return gradient
-
-    class Gate(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + Smoothed.apply(x)
-
-    model = gpt(context)
-    model.extra = Gate()
-    return train_gpt(context, model)
+    rounded = custom(torch.round, smoothed)
+    return train_gpt(context, put(gpt(context), extra=Layer(lambda x: x + rounded(x))))
 
 
 @plant("backward-ratio", ["skip.0"], {"casts": "grid_sample runs in fp32 under autocast"})
 def ratio_warp_unet(context: Context) -> Built:
     """A warp by grid_sample, in which all pixels look at a few: its backward adds atomically."""
 
-    class Warp(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            turn = torch.tensor([[0.02, 0.0, 0.0], [0.0, 0.02, 0.0]], device=x.device)
-            grid = functional.affine_grid(
-                turn.expand(len(x), 2, 3), list(x.shape), align_corners=False
-            )
-            return functional.grid_sample(x, grid.to(x.dtype), align_corners=False).to(x.dtype)
+    def warp(x: torch.Tensor) -> torch.Tensor:
+        turn = torch.tensor([[0.02, 0.0, 0.0], [0.0, 0.02, 0.0]], device=x.device)
+        shape = list(x.shape)
+        grid = functional.affine_grid(turn.expand(len(x), 2, 3), shape, align_corners=False)
+        return functional.grid_sample(x, grid.to(x.dtype), align_corners=False).to(x.dtype)
 
     model = unet(context)
-    model.skip[0] = Warp()
+    model.skip[0] = Layer(warp)
     return train_unet(context, model)
 
 
 @plant("backward-ratio", ["items"], {"recompute": "the backward computes the forward again"})
 def ratio_estimated_recommender(context: Context) -> Built:
     """Items through a layer whose gradient is estimated from twenty perturbed forwards."""
-    model = recommender(context)
-    items = model.items
 
-    class Estimated(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(x)
-            return torch.sin(x)
+    def estimated(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.zeros_like(x)
+        for number in range(40):
+            width = 0.01 * (number + 1)
+            slope += (torch.sin(x + width) - torch.sin(x - width)) / (2 * width)
+        return gradient * slope / 40
 
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            (x,) = ctx.saved_tensors
-            slope = torch.zeros_like(x)
-            for number in range(40):
-                width = 0.01 * (number + 1)
-                slope += (torch.sin(x + width) - torch.sin(x - width)) / (2 * width)
-            return gradient * slope / 40
+    sine = custom(torch.sin, estimated)
 
     class Items(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, inner: nn.Module) -> None:
             super().__init__()
-            self.num_embeddings = items.num_embeddings
-            self.inner = items
+            self.num_embeddings = inner.num_embeddings
+            self.inner = inner
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return Estimated.apply(self.inner(ids))
+            return sine(self.inner(ids))
 
-    model.items = Items()
-    return train_recommender(context, model)
+    model = recommender(context)
+    return train_recommender(context, put(model, items=Items(model.items)))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, plant
 from benchmarks.causes.training import (
+    put,
     train_detector,
     train_gpt,
     train_recommender,
@@ -18,7 +15,7 @@ from benchmarks.causes.training import (
     train_unet,
     train_vit,
 )
-from benchmarks.models import Attention, detector, gpt, recommender, resnet, unet, vit
+from benchmarks.models import Attention, Layer, detector, gpt, recommender, resnet, unet, vit
 
 _TINY = {
     "small-batch": "its kernels are too small for the GPU",
@@ -109,16 +106,15 @@ def launch_chain_gpt(context: Context) -> Built:
 def launch_pictures_detector(context: Context) -> Built:
     """Boxes picked picture by picture, in a loop."""
 
-    class EachPicture(nn.Module):
-        def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-            picked = []
-            for places, best in zip(x, chosen, strict=True):
-                taken = places.index_select(0, best)
-                taken = taken - taken.mean(0)
-                picked.append(taken / (taken.square().mean() + 1e-6).sqrt())
-            return torch.stack(picked)
+    def each_picture(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        picked = []
+        for places, best in zip(x, chosen, strict=True):
+            taken = places.index_select(0, best)
+            taken = taken - taken.mean(0)
+            picked.append(taken / (taken.square().mean() + 1e-6).sqrt())
+        return torch.stack(picked)
 
-    return train_detector(context, detector(context, EachPicture(), best=256))
+    return train_detector(context, detector(context, Layer(each_picture), best=256))
 
 
 # small-batch --------------------------------------------------------------------------------------
@@ -156,15 +152,14 @@ def small_recommender(context: Context) -> Built:
 def cpu_suppression_detector(context: Context) -> Built:
     """Overlaps of the best places computed on the host."""
 
-    class Suppress(nn.Module):
-        def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-            places = chosen.cpu().float()
-            near = (places[:, :, None] - places[:, None, :]).abs().sort(-1).values[..., 1]
-            order = near.argsort(-1, descending=True).to(x.device)
-            chosen = chosen.gather(1, order)
-            return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
+    def suppress(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        places = chosen.cpu().float()
+        near = (places[:, :, None] - places[:, None, :]).abs().sort(-1).values[..., 1]
+        order = near.argsort(-1, descending=True).to(x.device)
+        chosen = chosen.gather(1, order)
+        return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
 
-    return train_detector(context, detector(context, Suppress(), best=256))
+    return train_detector(context, detector(context, Layer(suppress), best=256))
 
 
 @plant("cpu-operators", ["items", "items.inner"], _FETCHED)
@@ -190,14 +185,11 @@ def cpu_table_recommender(context: Context) -> Built:
 def cpu_statistics_gpt(context: Context) -> Built:
     """A quantile of the embeddings found by sorting them on the host."""
 
-    class Quantile(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen = x.detach()[:, ::64].float().cpu().flatten().sort().values
-            return x.clamp(max=float(seen[-1]) + 1)
+    def quantile(x: torch.Tensor) -> torch.Tensor:
+        seen = x.detach()[:, ::64].float().cpu().flatten().sort().values
+        return x.clamp(max=float(seen[-1]) + 1)
 
-    model = gpt(context)
-    model.extra = Quantile()
-    return train_gpt(context, model)
+    return train_gpt(context, put(gpt(context), extra=Layer(quantile)))
 
 
 @plant("cpu-operators", ["out"], _FETCHED)

@@ -9,12 +9,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, plant
 from benchmarks.causes.training import (
+    put,
     train_detector,
     train_gpt,
     train_recommender,
@@ -22,7 +19,7 @@ from benchmarks.causes.training import (
     train_unet,
     train_vit,
 )
-from benchmarks.models import Block, detector, gpt, recommender, resnet, unet, vit
+from benchmarks.models import Block, Layer, detector, gpt, recommender, resnet, unet, vit
 
 _WAITS = {
     "launch-bound": "each wait empties the queue, and the GPU idles until it fills again",
@@ -65,9 +62,7 @@ class Clip(nn.Module):
 @plant("sync-in-backward", ["tokens"], _WAITS)
 def sync_clip_vit(context: Context) -> Built:
     """A Function whose backward takes .item() of 32 norms."""
-    model = vit(context)
-    model.tokens = Clip(32)
-    return train_vit(context, model)
+    return train_vit(context, put(vit(context), tokens=Clip(32)))
 
 
 @plant("sync-in-backward", ["layer2", "layer2.*"], _WAITS)
@@ -107,12 +102,11 @@ def sync_quantised_gpt(context: Context) -> Built:
     """Quantised activations whose backward fetches ranges with .cpu()."""
     model = gpt(context)
 
-    class Act(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return _Quantise.apply(functional.gelu(x))
+    def act(x: torch.Tensor) -> torch.Tensor:
+        return _Quantise.apply(functional.gelu(x))
 
     for block in model.h:
-        block.mlp.act = Act()
+        block.mlp.act = Layer(act)
     return train_gpt(context, model)
 
 
@@ -135,11 +129,10 @@ def sync_nonzero_unet(context: Context) -> Built:
     """A sparsified skip connection: nonzero in the backward, image by image."""
     model = unet(context)
 
-    class Sparse(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return _Largest.apply(x)
+    def sparse(x: torch.Tensor) -> torch.Tensor:
+        return _Largest.apply(x)
 
-    model.skip[1] = Sparse()
+    model.skip[1] = Layer(sparse)
     return train_unet(context, model)
 
 
@@ -171,36 +164,30 @@ def sync_recomputed_vit(context: Context) -> Built:
 # sorted-indexing ----------------------------------------------------------------------------------
 
 
-class DropGather(nn.Module):
-    """Keeps a random half of the tokens with gather, as timm's PatchDropout does."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, count, width = x.shape
-        kept = torch.randn(batch, count, device=x.device).argsort(-1)[:, : count // 2]
-        return x.gather(1, kept[..., None].expand(-1, -1, width))
+def drop_gather(x: torch.Tensor) -> torch.Tensor:
+    """Keep a random half of the tokens with gather, as timm's PatchDropout does."""
+    batch, count, width = x.shape
+    kept = torch.randn(batch, count, device=x.device).argsort(-1)[:, : count // 2]
+    return x.gather(1, kept[..., None].expand(-1, -1, width))
 
 
 @plant("sorted-indexing", ["tokens"], _DETERMINISTIC)
 def sorted_patch_drop(context: Context) -> Built:
     """Patch dropout by gather, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    model = vit(context)
-    model.tokens = DropGather()
-    return train_vit(context, model, batch=256)
+    return train_vit(context, put(vit(context), tokens=Layer(drop_gather)), batch=256)
 
 
-class Pick(nn.Module):
-    """Takes the chosen places."""
-
-    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
+def pick(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Take the chosen places."""
+    return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
 
 
 @plant("sorted-indexing", ["select"], _DETERMINISTIC)
 def sorted_detector(context: Context) -> Built:
     """The best 1024 places gathered, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    return train_detector(context, detector(context, Pick()))
+    return train_detector(context, detector(context, Layer(pick)))
 
 
 @plant("sorted-indexing", ["extra"], _DETERMINISTIC)
@@ -208,30 +195,24 @@ def sorted_take_gpt(context: Context) -> Built:
     """Tokens reordered by take_along_dim, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
 
-    class Reorder(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            order = torch.randn(x.shape[:2], device=x.device).argsort(-1)
-            return torch.take_along_dim(x, order[..., None], 1)
+    def reorder(x: torch.Tensor) -> torch.Tensor:
+        order = torch.randn(x.shape[:2], device=x.device).argsort(-1)
+        return torch.take_along_dim(x, order[..., None], 1)
 
-    model = gpt(context)
-    model.extra = Reorder()
-    return train_gpt(context, model)
+    return train_gpt(context, put(gpt(context), extra=Layer(reorder)))
 
 
 @plant("sorted-indexing", ["tokens"], _RATIO)
 def sorted_shuffle_vit(context: Context) -> Built:
     """Each image's tokens shuffled by indexing with a tensor: sorted in any mode."""
 
-    class Shuffle(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows = torch.arange(len(x), device=x.device)[:, None]
-            for _ in range(3):
-                x = x[rows, torch.randn(x.shape[:2], device=x.device).argsort(-1)]
-            return x
+    def shuffle(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        for _ in range(3):
+            x = x[rows, torch.randn(x.shape[:2], device=x.device).argsort(-1)]
+        return x
 
-    model = vit(context)
-    model.tokens = Shuffle()
-    return train_vit(context, model)
+    return train_vit(context, put(vit(context), tokens=Layer(shuffle)))
 
 
 @plant(
@@ -243,16 +224,15 @@ def sorted_pixels_unet(context: Context) -> Built:
     """Pixels of a skip connection sampled by index_select, under deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
 
-    class Jitter(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            flat = x.permute(0, 2, 3, 1).flatten(0, 2)
-            near = torch.arange(len(flat), device=x.device) ^ 1
-            for _ in range(3):
-                flat = flat.index_select(0, near)
-            return flat.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
+    def jitter(x: torch.Tensor) -> torch.Tensor:
+        flat = x.permute(0, 2, 3, 1).flatten(0, 2)
+        near = torch.arange(len(flat), device=x.device) ^ 1
+        for _ in range(3):
+            flat = flat.index_select(0, near)
+        return flat.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
 
     model = unet(context)
-    model.skip[0] = Jitter()
+    model.skip[0] = Layer(jitter)
     return train_unet(context, model)
 
 

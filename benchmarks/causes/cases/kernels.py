@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, plant
 from benchmarks.causes.training import (
+    put_each,
     train_gpt,
     train_recommender,
     train_resnet,
@@ -19,7 +18,9 @@ from benchmarks.causes.training import (
     train_vit,
 )
 from benchmarks.models import (
+    Around,
     Attention,
+    Layer,
     MathAttention,
     WrittenOutAttention,
     gpt,
@@ -28,8 +29,6 @@ from benchmarks.models import (
     unet,
     vit,
 )
-
-__all__ = ["WithWeights"]
 
 _WRITTEN_OUT = {
     "casts": "its softmax runs in fp32 between bf16 products",
@@ -77,15 +76,14 @@ def casts_norm_resnet(context: Context) -> Built:
 def casts_skip_unet(context: Context) -> Built:
     """Skip connections that go through fp32 and back, twice."""
 
-    class Through(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(2):
-                x = x.float().to(torch.bfloat16)
-            return x
+    def through(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x.float().to(torch.bfloat16)
+        return x
 
     model = unet(context)
     for index in range(3):
-        model.skip[index] = Through()
+        model.skip[index] = Layer(through)
     return train_unet(context, model)
 
 
@@ -297,27 +295,25 @@ def math_backend_gpt(context: Context) -> Built:
     return train_gpt(context, model, batch=12)
 
 
-class WithWeights(nn.Module):
-    """``nn.MultiheadAttention``, asked for its weights or not."""
+def with_weights(
+    width: int, context: Context, *, weights: bool
+) -> Callable[[nn.Module], nn.Module]:
+    """``nn.MultiheadAttention`` in another attention's place, asked for its weights or not."""
+    where = {"device": context.device, "dtype": torch.bfloat16}
 
-    def __init__(self, width: int, context: Context, *, weights: bool) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(
-            width, max(1, width // 64), batch_first=True, device=context.device
-        ).to(torch.bfloat16)
-        self.weights = weights
+    def attention(_: nn.Module) -> nn.Module:
+        inner = nn.MultiheadAttention(width, max(1, width // 64), batch_first=True, **where)
+        return Around(inner, lambda inner, x: inner(x, x, x, need_weights=weights)[0])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x, x, x, need_weights=self.weights)[0]
+    return attention
 
 
 @plant("attention-math", ["blocks.*.attn.inner", "blocks.*.attn"], _WRITTEN_OUT)
 def math_weights_vit(context: Context) -> Built:
     """nn.MultiheadAttention that is asked for weights which nobody reads."""
     model = vit(context)
-    for block in model.blocks:
-        block.attn = WithWeights(model.width, context, weights=True)
-    return train_vit(context, model)
+    attention = with_weights(model.width, context, weights=True)
+    return train_vit(context, put_each(model, model.blocks, attn=attention))
 
 
 class _Biased(Attention):

@@ -9,13 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint_sequential
 
-from benchmarks.causes.case import (
-    OPTIMIZER,
-    Built,
-    Context,
-    adamw,
-    plant,
-)
+from benchmarks.causes.case import OPTIMIZER, Built, Context, adamw, plant
 from benchmarks.causes.training import (
     forward_recommender,
     train_gpt,

@@ -7,16 +7,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.causes.case import (
-    Built,
-    Context,
-    adamw,
-    built,
-    control,
-    plant,
-)
+from benchmarks.causes.case import Built, Context, adamw, built, control, plant
 from benchmarks.causes.training import images
-from benchmarks.models import ResidualMlp, Vit, resnet, vit, wide
+from benchmarks.models import Layer, ResidualMlp, Vit, resnet, vit, wide
 
 _BUCKETS = {"gradient-accumulation": "gradients are copied into buckets, which are no views"}
 _WAITS = {"launch-bound": "the GPU waits for the other rank"}
@@ -153,13 +146,12 @@ def copies_to_and_fro_vit(context: Context) -> Built:
 def copies_parked_vit(context: Context) -> Built:
     """Tokens that go to the other GPU and back four times, for nothing."""
 
-    class Visit(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(4):
-                x = x.to("cuda:1").to("cuda:0")
-            return x
+    def visit(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = x.to("cuda:1").to("cuda:0")
+        return x
 
     model = vit(context)
-    model.tokens = Visit()
+    model.tokens = Layer(visit)
     data = images(context, 192, 224, torch.bfloat16)
     return built(context, model, lambda: model(data).float().square().mean())

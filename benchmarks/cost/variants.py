@@ -13,10 +13,6 @@ from torch.profiler import record_function
 
 from benchmarks.models import Context, gpt2, gpt2_loss, timm_model, training_step
 
-__all__ = ["CASES", "LABELS", "PLAIN", "UNPROFILED", "VARIANTS", "Case", "Training", "Variant"]
-
-_CLASSES = 100
-
 
 @dataclass(frozen=True)
 class Training:
@@ -42,21 +38,15 @@ def _train(context: Context, model: torch.nn.Module, loss: Callable[[], torch.Te
 
 
 def _images(
-    name: str,
-    batch: int,
-    *,
-    size: int = 224,
-    channels_last: bool = False,
-    **options: Any,
+    name: str, batch: int, *, size: int = 224, channels_last: bool = False, **options: Any
 ) -> Callable[[Context], Training]:
     def build(context: Context) -> Training:
         torch.manual_seed(0)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        model = timm_model(context, name, num_classes=_CLASSES, **options)
-        model = model.to(memory_format=layout)
+        model = timm_model(context, name, num_classes=100, **options).to(memory_format=layout)
         number, side = context.pick(batch, min(batch, 4)), context.pick(size, 64)
         images = context.randn(number, 3, side, side).to(memory_format=layout)
-        labels = context.randint(_CLASSES, number)
+        labels = context.randint(100, number)
         loss = torch.nn.CrossEntropyLoss()
         return _train(context, model, lambda: loss(model(images), labels))
 
@@ -69,31 +59,28 @@ def _gpt2(context: Context) -> Training:
     return _train(context, model, gpt2_loss(context, model, 8, 512))
 
 
+_VIT, _TINY, _CONV = "vit_base_patch16_224", "vit_tiny_patch16_224", "resnet50"
 CASES: Mapping[str, Case] = {
-    "vit": Case("cuda", _images("vit_base_patch16_224", 128), "ViT-B/16, batch 128, bf16 autocast"),
+    "vit": Case("cuda", _images(_VIT, 128), "ViT-B/16, batch 128, bf16 autocast"),
     "resnet50": Case(
-        "cuda",
-        _images("resnet50", 128, channels_last=True),
-        "ResNet-50, batch 128, channels_last, bf16 autocast",
+        "cuda", _images(_CONV, 128, channels_last=True), "ResNet-50, batch 128, channels_last, bf16"
     ),
     "gpt2": Case("cuda", _gpt2, "GPT-2 small, 8 × 512 tokens, bf16 autocast"),
-    "vit-launch": Case(
-        "cuda", _images("vit_base_patch16_224", 2), "ViT-B/16, batch 2, bf16 autocast"
-    ),
+    "vit-launch": Case("cuda", _images(_VIT, 2), "ViT-B/16, batch 2, bf16 autocast"),
     "tiny-vit": Case(
         "cpu",
-        _images("vit_tiny_patch16_224", 4, size=64, img_size=64),
+        _images(_TINY, 4, size=64, img_size=64),
         "ViT-Ti/16 at 64 pixels, batch 4, one thread",
     ),
     "convnet": Case(
-        "cpu",
-        _images("resnet18", 4, size=64),
-        "ResNet-18 at 64 pixels, batch 4, one thread",
+        "cpu", _images("resnet18", 4, size=64), "ResNet-18 at 64 pixels, batch 4, one thread"
     ),
 }
 
 
 # Variants ----------------------------------------------------------------------------------------
+
+Put = Callable[[torch.nn.Module], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +94,7 @@ class Variant:
         profiled: whether a profiler records, in the rounds with profiler.
     """
 
-    around: Callable[[torch.nn.Module], AbstractContextManager[Any]]
+    around: Put
     profiler: Mapping[str, Any] = field(default_factory=dict)
     without_profiler: bool = True
     profiled: bool = True
@@ -117,7 +104,7 @@ def _plain(model: torch.nn.Module) -> AbstractContextManager[Any]:
     return nullcontext(model)
 
 
-def _instrumented(**options: Any) -> Callable[[torch.nn.Module], AbstractContextManager[Any]]:
+def _instrumented(**options: Any) -> Put:
     def around(model: torch.nn.Module) -> AbstractContextManager[Any]:
         import backspot
 
@@ -153,9 +140,7 @@ def _lightning_labels(model: torch.nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-PLAIN = "nothing"
-UNPROFILED = "no profiler"
-
+PLAIN, UNPROFILED = "nothing", "no profiler"
 LABELS: dict[str, dict[str, Any]] = {
     "call, no markers": {"hooks": "call", "markers": False},
     "call": {"hooks": "call"},
@@ -163,7 +148,12 @@ LABELS: dict[str, dict[str, Any]] = {
     "node": {"hooks": "node"},
     "module": {"hooks": "module"},
 }
-
+_RECORDED = {
+    "memory": {"profile_memory": True},
+    "shapes": {"record_shapes": True},
+    "memory and shapes": {"profile_memory": True, "record_shapes": True},
+}
+_UNMARKED = _instrumented(hooks="call", markers=False)
 VARIANTS: dict[str, Variant] = {
     PLAIN: Variant(_plain),
     UNPROFILED: Variant(_plain, without_profiler=False, profiled=False),
@@ -174,6 +164,11 @@ VARIANTS: dict[str, Variant] = {
         if options["hooks"] != "module"
     },
     "call, no markers, lines": Variant(_instrumented(hooks="call", markers=False, lines=True)),
+    # ``profile(memory=True, shapes=True)`` records these in steps of their own.
+    **{
+        f"call, no markers, {name}": Variant(_UNMARKED, options, without_profiler=False)
+        for name, options in _RECORDED.items()
+    },
     "Lightning's labels": Variant(_lightning_labels),
     "with_stack=True": Variant(_plain, {"with_stack": True}, without_profiler=False),
 }

@@ -1,32 +1,24 @@
-"""How long does one tool take to read one trace, and how much memory?
+"""The tools that ``read.py`` compares: seconds, memory, and what each found in a trace.
 
-    python -m benchmarks.cost.reading_tools "backspot --jobs 1" TRACE
-
-Prints seconds, processor seconds, peak memory above that of the idle interpreter with the same
-imports, and what the tool found, as JSON. ``read.py`` compares the tools, each in a process of its
-own.
-
-"live profile" records a profile of many events and reads it in place, by Backspot and by PyTorch's
-``key_averages()``. ``key_averages()`` keeps what it made of the events, so that only its first call
-is the cost of reading them. Backspot reads them each time, and its first reading is counted too.
+The peak memory is that above the idle interpreter with the same imports. "live profile" records a
+profile of many events and reads it in place, by Backspot and by PyTorch's ``key_averages()``, which
+keeps what it made of the events: only its first call is the cost of reading them. Backspot reads
+them each time, and its first reading is counted too.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
+import importlib
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import TEST_DATA, UsageError, command_line, parse, script, write_results
-from benchmarks.workers import Job, Record, Stage, serve
-
-__all__ = ["LIVE", "NEEDS", "TOOLS"]
+from benchmarks.workers import Job, Record, Stage
 
 LIVE = "live profile"
 Found = dict[str, Any]
@@ -80,27 +72,20 @@ def hta(path: Path) -> Callable[[], Found]:
     return run
 
 
-def plain_json(path: Path) -> Callable[[], Found]:
-    """Python's own decoder and nothing after it: a floor."""
+def decoder(module: str) -> Reader:
+    """A decoder of JSON and nothing after it: a floor."""
 
-    def run() -> Found:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if path.suffix == ".gz" else data
-        return {"events": len(json.loads(text)["traceEvents"])}
+    def reader(path: Path) -> Callable[[], Found]:
+        loads = importlib.import_module(module).loads
 
-    return run
+        def run() -> Found:
+            data = path.read_bytes()
+            text = gzip.decompress(data) if path.suffix == ".gz" else data
+            return {"events": len(loads(text)["traceEvents"])}
 
+        return run
 
-def fast_json(path: Path) -> Callable[[], Found]:
-    """The fastest general decoder and nothing after it: a floor."""
-    import orjson
-
-    def run() -> Found:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if path.suffix == ".gz" else data
-        return {"events": len(orjson.loads(text)["traceEvents"])}
-
-    return run
+    return reader
 
 
 def tracelens(path: Path) -> Callable[[], Found]:
@@ -120,8 +105,8 @@ TOOLS: dict[str, Reader] = {
     "backspot --jobs 2": lambda path: backspot(path, 2),
     "hta": hta,
     "tracelens": tracelens,
-    "json": plain_json,
-    "orjson": fast_json,
+    "json": decoder("json"),
+    "orjson": decoder("orjson"),
 }
 
 
@@ -211,29 +196,3 @@ def live(events: int) -> Record:
         "modules": len(report.modules),
         "torch": torch.__version__,
     }
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, device=False, cases=False, jobs=0)
-    known = [*TOOLS, LIVE]
-    parser.add_argument("tool", nargs="?", default="backspot", help=", ".join(known))
-    parser.add_argument("trace", nargs="?", type=Path, help="default: a trace of the tests")
-    parser.add_argument("--live-events", type=int, default=180_000, help="of the live profile")
-    arguments = parse(parser, argv)
-    if arguments.worker:
-        serve(examine)
-        return 0
-    if arguments.tool not in known:
-        raise UsageError(f"there is no tool {arguments.tool!r}; there are {', '.join(known)}")
-    trace = arguments.trace or TEST_DATA / "h200" / "launch_bound.trace.json.gz"
-    events = 2_000 if arguments.small else arguments.live_events
-    job = {"name": arguments.tool, "trace": str(trace), "events": events}
-    found = examine(job, lambda *_: None)
-    print(json.dumps(found))
-    write_results(arguments, found)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The questions: what each benchmark answers, what it needs, and where a full run writes.
+
+``python -m benchmarks.questions`` prints the table of ``benchmarks/README.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        asks: the question.
+        where: the module below ``benchmarks``, and the function if it is not ``main``.
+        needs: beside torch.
+        minutes: of a full run: on an H200 with 16 cores, or on two cores where no GPU is needed.
+        out: the file in ``results`` that a full run writes.
+        options: of a full run.
+        before: what the command begins with.
+    """
+
+    asks: str
+    where: str
+    needs: str = ""
+    minutes: str = ""
+    out: str = ""
+    options: str = ""
+    before: str = ""
+
+
+_TIMM = "GPU, timm"
+_ALL = "GPU, timm, torchvision, transformers"
+_TWO = "two GPUs, or CPU"
+_CORES = "taskset -c 0,1 "
+
+QUESTIONS = {
+    # Accuracy
+    "timm_sweep": Question(
+        "Does it change any model? Every model of timm, with and without labels",
+        "accuracy.timm_sweep", _TIMM, "5", "timm_sweep.json", "--jobs 15",
+    ),
+    "planted": Question(
+        "Does it name the right module? A slow backward is planted at random (`--busy 2 --only "
+        "backspot`: while other processes keep the cores busy)",
+        "accuracy.planted", "timm, transformers; GPU or CPU", "20", "planted_{device}.json",
+        "--trials 104 --jobs 2",
+    ),
+    "gpu_truth": Question(
+        "Are its numbers true? Against a second count of kernels, and CUDA events",
+        "accuracy.gpu_truth", _ALL, "9", "gpu_truth.json",
+    ),
+    "memory_truth": Question(
+        "Are memory, operations and the effect of checkpointing true? Against the allocator and "
+        "its snapshot, PyTorch's counter, and the checkpointed model",
+        "accuracy.memory_truth", _ALL, "8", "memory_truth.json",
+    ),
+    "memory_ranks": Question(
+        "The same of the peak and what modules keep, on two ranks",
+        "accuracy.memory_truth:of_ranks", _TWO, "1", "memory_ranks_{device}.json",
+    ),
+    "limit_truth": Question(
+        "Is the device's limit true? Layers of known work against CUDA events, the operations of "
+        "all families of timm, and of each module of 4 compiled models",
+        "accuracy.limit_truth", _TIMM, "12", "limit_truth.json",
+    ),
+    "beside_tracelens": Question(
+        "Are operations and rates of operators those that TraceLens finds in the same traces?",
+        "accuracy.beside_tracelens", "TraceLens (`pip install "
+        "git+https://github.com/AMD-AGI/TraceLens`)", "1", "beside_tracelens.json",
+    ),
+    "compiled_truth": Question(
+        "Does it name the right module inside `torch.compile`, leave the code as it is, and what "
+        "does it add to a compilation? (`--subset`: 4 minutes)",
+        "accuracy.compiled_truth", "GPU, timm, transformers", "25", "compiled_truth.json",
+    ),
+    "compare_runs": Question(
+        "Does `compare` claim what is not there, and find 10% in one module? (on a busy CPU: "
+        "`--device cpu --busy 2`)",
+        "accuracy.compare_runs", "GPU or CPU", "6", "compare_runs_{device}.json",
+        "--pairs 50 --jobs 4",
+    ),
+    "false_alarms": Question(
+        "What is found in 40 healthy models?",
+        "accuracy.false_alarms", "timm, torchvision, transformers; GPU or CPU", "6; 30",
+        "false_alarms_{device}.json", "--jobs 5",
+    ),
+    "what_if": Question(
+        "Does a step save what a replay predicts, and what the rows say? Some 45 real changes, of "
+        "which 12 are known fixes",
+        "accuracy.what_if", "GPU, torchvision, timm", "4", "what_if.json",
+    ),
+    "monitor": Question(
+        "Are the monitor's times those of a profile, what does it cost, and when does it raise an "
+        "alarm?",
+        "accuracy.monitor", "GPU, timm, torchvision, pandas", "4", "monitor_{device}.json",
+    ),
+    "planted_ranks": Question(
+        "Is the slow one of two ranks named, with its module, and are their waits true?",
+        "accuracy.planted_ranks", _TWO, "2", "planted_ranks_{device}.json",
+    ),
+    "planted_transfers": Question(
+        "Is what concerns all ranks found: small buckets, late gathers, bubbles of a pipeline?",
+        "accuracy.planted_ranks:transfers", "two GPUs, or CPU for pipelines", "1",
+        "planted_transfers_{device}.json",
+    ),
+    # Causes
+    "causes": Question(
+        "Does it name the cause? 101 planted causes, 30 controls: `record -o recorded` on a GPU "
+        "(`--gpus 2`: two), then `judge recorded` anywhere",
+        "causes.main", "GPU to record, torchvision", "8", "causes.json",
+    ),
+    # Cost
+    "overhead": Question(
+        "What does it cost on a training step, and what do memory and shapes?",
+        "cost.overhead", "timm, transformers; GPU or CPU", "5", "overhead_{device}.json",
+    ),
+    "overhead_ranks": Question(
+        "What do labels cost where ranks wait for each other?",
+        "cost.overhead:of_ranks", f"{_TWO}; timm", "2", "overhead_ranks_{device}.json",
+    ),
+    "read": Question(
+        "How fast, and in how much memory, is a trace read?",
+        "cost.read", "2 cores, 3 GB", "8", "read.json", before=_CORES,
+    ),
+    "startup": Question(
+        "How long until a command does anything?",
+        "cost.startup", "2 cores", "1", "startup.json", before=_CORES,
+    ),
+    "ranks": Question(
+        "What does it cost to put the ranks of a job together?",
+        "cost.ranks", "2 cores", "1", "ranks.json",
+    ),
+    "ranks_from_traces": Question(
+        "The same from the traces, beside HolisticTraceAnalysis, and after an interrupt",
+        "cost.ranks_from_traces", "2 cores, 6 GB of disk, HolisticTraceAnalysis", "20",
+        "ranks_from_traces.json",
+    ),
+    "leaks": Question(
+        "Does anything grow over 10,000 steps?", "cost.leaks", "CPU", "1", "leaks-cpu.json",
+        "--jobs 3",
+    ),
+    # Robustness
+    "fuzz_traces": Question(
+        "Do broken traces give anything but a clean error or exact sums?",
+        "robustness.fuzz_traces", "CPU", "10", options="--count 20000",
+    ),
+    "fuzz_reports": Question(
+        "Do broken saved reports give anything but a clean error?",
+        "robustness.fuzz_reports", "CPU", "3",
+    ),
+    "scaling": Question(
+        "Does reading any kind of trace, or writing any form of a report, take more than linear "
+        "time?",
+        "robustness.scaling", "CPU, pandas", "35",
+    ),
+    "unedited": Question(
+        "Does `backspot run` name the slow module of scripts that nobody wrote for it?",
+        "robustness.unedited", "CPU, torchvision, transformers, lightning, accelerate", "5",
+    ),
+    # Tools
+    "fixtures": Question(
+        "Records the traces in `tests/data/h200`",
+        "causes.main:fixtures", "GPU (two for three cases), timm, torchvision, transformers", "9",
+        options="-o fixtures",
+    ),
+    "trim": Question("Trims an exported trace", "traces.trim", options="BIG -o SMALL"),
+}  # fmt: skip
+
+
+def table() -> str:
+    """Return the questions as a table in Markdown."""
+    lines = ["| question | command | needs | minutes | writes to `results` |"]
+    lines.append("| --- | --- | --- | ---: | --- |")
+    for name, question in QUESTIONS.items():
+        command = f"{question.before}python -m benchmarks {name} {question.options}".strip()
+        out = f"`{question.out}`" if question.out else ""
+        cells = (question.asks, f"`{command}`", question.needs, question.minutes, out)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
