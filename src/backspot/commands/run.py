@@ -195,7 +195,7 @@ class _Observation:
         if not before and not recorder.reports:
             if why := self._why_none():
                 complain(why)
-        elif recorder.reports > before:
+        elif recorder.reports > before and self._recorded:
             fitting = None if sys.exc_info()[1] else recorder.plan.fitting(steps)
             more = fitting and fitting[1] > self._recorded
             how = f"; for more of them: {self._command(*fitting)}" if fitting and more else ""
@@ -250,7 +250,6 @@ class _Observation:
         from backspot.live.saving import save
 
         gathering = _gathering(recorded)
-        self._recorded = recorded.count
         try:
             with gathering or nullcontext():
                 leave = gathering.leave if gathering else None
@@ -260,6 +259,7 @@ class _Observation:
             if _is_first():
                 self._answer(recorded, gathering)
             return
+        self._recorded = recorded.count
         if saved.problem:
             complain(f"no files: {saved.problem}")
         if not _is_first():

@@ -33,7 +33,7 @@ import torch
 from torch.profiler import ProfilerAction
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.errors import UsageError
+from backspot.errors import BackspotError, UsageError
 from backspot.formatting import counted
 from backspot.live import discovery
 from backspot.live.compiled import compiled_book
@@ -511,7 +511,8 @@ class Recorder:
         recorded = self._so_far()
         self._stop()
         if recorded is not None:
-            self._early = replace(recorded, profiler=Export(recorded.profiler))
+            with suppress(BackspotError, OSError):  # it may not be needed, and the reason may go
+                self._early = replace(recorded, profiler=Export(recorded.profiler))
         if self._due is not None and self.steps >= self._due:
             self._begin()
 

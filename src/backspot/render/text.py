@@ -39,6 +39,7 @@ from backspot.render._terminal import (
     paragraph,
     sentence,
     space_for,
+    unbroken,
     written,
 )
 from backspot.render.formats import Format
@@ -296,17 +297,17 @@ class _Page:
             for what, number in hidden.items()
             if number > 0
         ]
-        facts = [f"next: {more} for {', '.join(rest) or 'all details'}"]
+        facts = [f"next: {unbroken(more)} for {', '.join(rest) or 'all details'}"]
         ask = "--{} {}" if "--full" in more else 'report.top({}="{}")'
         if report.memory:
             sort, what = ("wall", "time") if self._is_memory else ("memory", "memory")
-            facts.append(f"{ask.format('sort', sort)} for {what}")
+            facts.append(f"{unbroken(ask.format('sort', sort))} for {what}")
         if by != self._view.by:
-            facts.append(f"{ask.format('by', 'path')} for single modules")
+            facts.append(f"{unbroken(ask.format('by', 'path'))} for single modules")
         elif by == "path" and has_repeats(chosen):
-            facts.append(f"{ask.format('by', 'pattern')} for repeated layers")
+            facts.append(f"{unbroken(ask.format('by', 'pattern'))} for repeated layers")
         if self._found:
-            facts.append(f"backspot explain {visible(self._found[0].rule)}")
+            facts.append(unbroken(f"backspot explain {visible(self._found[0].rule)}"))
         return facts
 
     def _answer(self, look: str = "") -> list[Text]:
