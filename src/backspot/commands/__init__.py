@@ -146,8 +146,8 @@ def _run(argv: Sequence[str] | None) -> int:
         parser.print_help(sys.stderr)
         return UsageError.exit_code
     if unknown:
-        told = f"unrecognized arguments: {' '.join(unknown)}"
-        raise UsageError(f"{told}; {_in_order(words, unknown[0]) or 'see backspot --help'}")
+        order = _in_order(words, unknown[0]) or f"see {parser.prog} --help"
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({order})")
     code: int = args.run(args)
     return code
 
