@@ -119,7 +119,7 @@ def test_the_figures_of_the_readme_are_those_of_the_evidence():
 
 def test_the_readme_gives_one_command_for_the_main_job_and_one_for_the_tests():
     text = text_of(ROOT / "README.md")
-    assert "\npip install backspot\n" in text
+    assert "\nbackspot run train.py --epochs 3\n" in text
     assert "\npip install -e '.[demo]' && backspot demo\n" in text
     assert "\npip install -e '.[dev]' && pytest\n" in text
 

@@ -182,6 +182,7 @@ def locate_export(
     force: bool = False,
     given_peaks: _Given = (None, None),
     use: Callable[[Path, Events, Ownership], None] | None = None,
+    note: str = "",
 ) -> Report:
     """Locate from a profiler's one export, which has more than the profiler's events in memory.
 
@@ -198,6 +199,7 @@ def locate_export(
         given_peaks: ``peak_tflops`` and ``peak_gbps`` as in ``locate``.
         use: called with the exported file, and with its events and owners as ``read_whole`` has
             them.
+        note: the first of the report's warnings, if any.
 
     Raises:
         NoBackwardError: If the trace has no backward pass.
@@ -218,6 +220,8 @@ def locate_export(
         report = _report(
             events, ownership, depth, warmed_up, real_steps, more, given_peaks, live=True
         )
+        if note:
+            report = replace(report, warnings=(note, *report.warnings))
         if trace is not None:
             write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
         return report

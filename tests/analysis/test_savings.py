@@ -93,6 +93,13 @@ def test_where_the_host_decides_a_module_saves_its_host_time(tmp_path):
     assert report.what_if({"b": 0.5}).saves_ns == pytest.approx(4 * MS, rel=0.05)
 
 
+def test_a_prediction_prints_as_a_sentence():
+    assert str(backspot.WhatIf(24_698_846, 1_922_516, -434_546, 3_394_807)) == (
+        "A step would take 24.7 ms: 1.9 ms less (0 ms to 3.4 ms), by a replay without the profiler"
+    )
+    assert "hardly less" in str(backspot.WhatIf(24_698_846, 0, 0, 3_394_807))
+
+
 def test_many_steps_are_replayed_by_the_middle_ones(tmp_path, monkeypatch):
     path = waiting_for_the_host(Program(9)).save(tmp_path)
     every = backspot.locate(path)

@@ -112,6 +112,14 @@ def test_report_writes_the_form_that_the_suffix_names(trace, tmp_path, capsys):
     assert capsys.readouterr().out == f"Wrote {path}\n"
 
 
+def test_report_writes_a_saved_report_in_other_forms(trace, tmp_path, capsys):
+    saved, made, again = (tmp_path / name for name in ("report.json", "made.csv", "again.csv"))
+    assert main(["report", str(trace), "-o", str(saved)]) == 0
+    for source, path in [(trace, made), (saved, again)]:
+        assert main(["report", str(source), "-o", str(path), "--depth", "1"]) == 0
+    assert again.read_text(encoding="utf-8") == made.read_text(encoding="utf-8")
+
+
 def test_report_overwrites_only_by_force(trace, tmp_path, capsys):
     path = tmp_path / "report.md"
     path.write_text("precious")

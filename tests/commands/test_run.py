@@ -17,6 +17,7 @@ from support.program import program
 torch = pytest.importorskip("torch")
 
 import backspot  # noqa: E402
+from backspot.commands import main  # noqa: E402
 from backspot.live.running import Cycle  # noqa: E402
 
 SMALL = ("--warmup", "1", "--steps", "2")
@@ -413,8 +414,8 @@ def test_an_optimizer_that_takes_no_step_delays_the_report_by_a_few_steps(write,
 def test_too_few_steps_because_of_such_an_optimizer_are_explained(write, tmp_path):
     done = observed(*SMALL, write(training(UNUSED, "train(6)")), cwd=tmp_path)
     assert told(done) == [
-        "no report: the script ended after 6 steps, and a report needs 9 (3 of them for an "
-        "optimizer that took no step); use a smaller --warmup or --steps"
+        "no report: the script ended after 6 steps, and a report needs 8 (3 of them for an "
+        "optimizer that took no step)"
     ]
 
 
@@ -478,6 +479,115 @@ def test_an_end_within_a_step_leaves_that_step_out(write, tmp_path):
     assert b"ZeroDivisionError" in done.stderr
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert (report.steps, len(report.passes)) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "recorded"), [(4, 1), (5, 2), (10, 2), (16, 2), (19, 3)])
+def test_a_script_that_ends_early_gets_the_report_of_the_steps_that_there_were(
+    steps, recorded, write, tmp_path
+):
+    path = write(training(f"train({steps})"))
+    done = observed(path, cwd=tmp_path)
+    assert done.stdout == python(path, start=preloaded.python(), cwd=tmp_path).stdout
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.steps == recorded
+    first = 4 if steps < 17 else 17
+    assert report.trace.endswith(f"steps {first} to {first + recorded - 1}")
+    assert any("steps of its warm-up" in text for text in report.warnings) == (steps < 17)
+    assert len(report.unprofiled_step_ns_by_step) == min(max(steps - 5, 0), 10)
+    assert f"after {steps} steps, and the report is of {recorded}" in told(done)[-1]
+
+
+@pytest.mark.slow
+def test_the_command_for_more_steps_of_a_short_script_records_them(write, tmp_path):
+    path = write(training("train(14)"))
+    *_, line = told(observed(path, cwd=tmp_path))
+    command = line.partition("backspot run ")[2].split()
+    again = observed(*command, cwd=tmp_path)
+    assert backspot.Report.load(tmp_path / "backspot-2" / "report.json").steps == 5
+    assert "the script ended" not in told(again)[-1]
+
+
+@pytest.mark.slow
+def test_steps_of_the_warm_up_are_dropped_once_there_are_later_ones(write, tmp_path):
+    observed(write(training("train(30)")), cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 17 to 26")
+    assert not any("warm-up" in text for text in report.warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("open('gone.csv')", "the script raised FileNotFoundError before its first step"),
+        ("raise SystemExit(2)", "the script called sys.exit(2) before its first step"),
+        ("train(2); 1 / 0", "the script raised ZeroDivisionError after 2 steps, and a report"),
+        ("raise KeyboardInterrupt", "the script was interrupted before its first step"),
+    ],
+)
+def test_a_script_that_ends_without_a_report_is_said_to_have_ended_so(
+    ending, said, write, tmp_path
+):
+    (line,) = told(observed(write(training(ending)), cwd=tmp_path))
+    assert line.startswith(f"no report: {said}")
+
+
+@pytest.mark.slow
+def test_without_a_report_the_reason_that_was_given_before_is_the_reason(write, tmp_path):
+    code = training("import cProfile", "cProfile.Profile().enable()", "train(14)")
+    first, last = told(observed(*SMALL, write(code), cwd=tmp_path))
+    assert first == "a Python profiler is running, so no step is recorded"
+    assert last == f"no report: {first}"
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_is_made_anew_for_each_step_is_one(write, tmp_path):
+    code = training(
+        "kept = []",
+        "for _ in range(9):",
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "    kept.append(optimizer)",
+        "    train(1)",
+    )
+    observed(*SMALL, write(code), cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 5 to 6")
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_a_recording_that_cannot_be_written_is_one_line_with_the_folder(write, tmp_path):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
+    done = observed(*SMALL, write(training(limit, "train(9)")), cwd=tmp_path)
+    (line,) = told(done)
+    assert line.startswith("no report: the recording cannot be written to the temporary folder ")
+    assert line.endswith("set TMPDIR to a folder with more space")
+    assert len(done.stdout.splitlines()) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Kineto's errors are of use with a GPU")
+def test_kineto_says_nothing_of_a_gpu_that_is_not_there(write, tmp_path):
+    code = training("import os, subprocess", "train(9)", "print('KINETO_LOG_LEVEL' in os.environ)")
+    code += "print(b'KINETO_LOG_LEVEL' in subprocess.check_output('env'))\n"
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == [b"False", b"False"]
+    said = done.stderr.decode().splitlines()
+    assert not [line for line in said if line.startswith(("USDT:", "ERROR:", "STAGE:"))]
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("run --epochs 3 train.py", "after it: backspot run train.py --epochs 3"),
+        ("run --steps 4 --lr 0.1 train.py data", "backspot run --steps 4 train.py data --lr 0.1"),
+        ("train.py --epochs 3", "backspot run train.py --epochs 3"),
+    ],
+)
+def test_a_command_in_the_wrong_order_is_answered_by_the_right_one(words, remedy, capsys):
+    assert main(words.split()) == 2
+    assert remedy in capsys.readouterr().err
 
 
 @pytest.mark.slow

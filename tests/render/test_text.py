@@ -46,6 +46,23 @@ def test_by_default_everything_that_matters_is_on_one_screen(name, width):
     assert "\nNext: " in text
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_command_that_comes_next_stays_on_one_line(width):
+    more = "backspot show a-folder-with-a-long-name/report.json --full"
+    lines = render_text(SAMPLES["diagnosed"](), width=width, more=more).splitlines()
+    assert any(more in line for line in lines)
+    assert any("backspot explain sorted-indexing" in line for line in lines)
+
+
+def test_of_several_models_each_has_its_share_of_the_backward():
+    costs = {"netD": 0, "netD.0": 60, "netD.1": 10, "netG": 29, "loss": 1}
+    rows = [
+        row(path, wall=cost * 10**6, root=path.partition(".")[0]) for path, cost in costs.items()
+    ]
+    assert "\nBackward: 70% netD · 29% netG\n" in render_text(report(rows), width=80)
+    assert "Backward: " not in render_text(SAMPLES["vit"](), width=80)
+
+
 def test_a_finding_on_the_screen_has_its_evidence_and_its_remedy():
     text = render_text(SAMPLES["diagnosed"](), width=100)
     assert (

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -134,15 +135,31 @@ def _run(argv: Sequence[str] | None) -> int:
             import argcomplete
 
             argcomplete.autocomplete(parser)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0].endswith(".py"):
+        raise UsageError(f"a script comes after run: backspot run {shlex.join(words)}")
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(words)
     except SystemExit:  # --help and --version have printed everything
         return 0
     if not hasattr(args, "run"):
         parser.print_help(sys.stderr)
         return UsageError.exit_code
+    if unknown:
+        order = _in_order(words, unknown[0]) or f"see {parser.prog} --help"
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({order})")
     code: int = args.run(args)
     return code
+
+
+def _in_order(words: Sequence[str], unknown: str) -> str:
+    """Say where the script's own options belong, if they came before the script."""
+    at = words.index(unknown) if unknown in words else len(words)
+    script = next((n for n in range(at, len(words)) if words[n].endswith(".py")), None)
+    if words[0] != "run" or script is None:
+        return ""
+    ordered = [*words[:at], *words[script:], *words[at:script]]
+    return f"put the script's own options after it: backspot {shlex.join(ordered)}"
 
 
 def _exit_codes(codes: Sequence[int]) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backspot.commands._console import complain, reading
 from backspot.errors import BackspotError, SourceNotFoundError
 from backspot.pipeline import locate
+from backspot.results.report import Report
 from backspot.trace.parallel import keep_freed
-
-if TYPE_CHECKING:
-    from backspot.results.report import Report
 
 __all__ = ["is_report", "read"]
 
@@ -27,7 +25,10 @@ def read(
     peak_tflops: float | None = None,
     peak_gbps: float | None = None,
 ) -> Report:
-    """Read a trace with a progress bar; for a folder, say which trace was read."""
+    """Read a trace with a progress bar, or a saved report; say which trace of a folder was read."""
+    if is_report(source):
+        report = Report.load(source)
+        return report if depth is None else replace(report, modules=report.top(depth=depth))
     if source == "-" and sys.stdin is None:
         raise SourceNotFoundError("standard input is closed: there is no trace to read")
     if not source.endswith(".gz"):  # unpacked text would lie among the columns

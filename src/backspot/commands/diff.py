@@ -99,16 +99,13 @@ def _read(source: str) -> tuple[Report | JobReport, str]:
     from backspot.commands._source import is_report, read
     from backspot.job.gather import ranks
     from backspot.results.job import JobReport
-    from backspot.results.report import Report
 
     if is_report(source, "backspot.job"):
         return JobReport.load(source), source
     if is_job(source):
         return ranks(source), source
-    if is_report(source):
-        return Report.load(source), source
     report = read(source)
-    return report, report.trace
+    return report, source if is_report(source) else report.trace
 
 
 def _told_apart(before: str, after: str) -> tuple[str, str]:

@@ -23,7 +23,9 @@ EXIT_CODES = (3, 4, 5, 6)
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("trace", metavar="TRACE", help="a trace, a folder of traces, or -")
+    parser.add_argument(
+        "trace", metavar="TRACE", help="a trace, a folder of traces, a saved report .json, or -"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
     add_rows(parser)
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     from backspot.commands._console import complain, write_text
     from backspot.commands._ranks import mention_ranks
-    from backspot.commands._source import read
+    from backspot.commands._source import is_report, read
     from backspot.formatting import visible
 
     report = read(
@@ -67,6 +69,6 @@ def run(args: argparse.Namespace) -> int:
     for warning in report.warnings:
         complain(f"warning: {warning}")
     write_text(f"Wrote {visible(str(path))}")
-    if args.trace != "-":
+    if args.trace != "-" and not is_report(args.trace):
         mention_ranks(report.trace, [args.trace])
     return 0

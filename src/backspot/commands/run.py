@@ -20,20 +20,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.commands._console import add_width, complain, count, use_color, write_error
 from backspot.errors import BackspotError, OutputExistsError, UsageError
+from backspot.formatting import counted, quoted
 from backspot.progress import is_terminal
 
 if TYPE_CHECKING:
     from backspot.live.gathering import Gathering
-    from backspot.live.recorder import Plan, Recorded
+    from backspot.live.recorder import Recorded
     from backspot.live.running import Observer
     from backspot.results.job import JobReport
     from backspot.results.report import Report
@@ -116,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
         raise UsageError("--steps and --every: give a whole number of at least 1")
-    observer = _Observation(given[0], args)
+    observer = _Observation(given, args)
     script = Script(given[0], given[1:], is_module=bool(args.module))
     stop_waiting = when_imported("torch", observer.begin)
 
@@ -136,14 +139,15 @@ class _Observation:
     """What happens around the script: the observer, the signal, and the reports.
 
     Args:
-        name: the script or module.
+        given: the script or module, and its own arguments.
         args: the arguments of the command.
     """
 
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
+    def __init__(self, given: Sequence[str], args: argparse.Namespace) -> None:
         self._args = args
-        self._name = name
+        self._given = given
         self._folder = _folder(args.output, args.force)
+        self._recorded = 0
         self._observer: Observer | None = None
 
     def begin(self) -> None:
@@ -156,7 +160,7 @@ class _Observation:
             return
         args = self._args
         warmup = args.warmup if args.at is None else max(args.at - args.steps - 2, 0)
-        self._plan = Plan(
+        plan = Plan(
             warmup=warmup,
             steps=args.steps,
             every=args.every,
@@ -167,12 +171,12 @@ class _Observation:
             compiled=args.compiled,
             waits=args.at is None,
         )
-        if args.at is not None and args.at < self._plan.first_step and _is_first():
+        if args.at is not None and args.at < plan.first_step and _is_first():
             complain(
-                f"--at {args.at}: records from step {self._plan.first_step} on, as some steps come "
+                f"--at {args.at}: records from step {plan.first_step} on, as some steps come "
                 "before for timing and preparation; a smaller --steps makes it earlier"
             )
-        self._observer = Observer(self._plan, self._deliver, complain, self._stepped)
+        self._observer = Observer(plan, self._deliver, complain, self._stepped)
         self._observer.begin()
 
     def end(self) -> None:
@@ -184,12 +188,42 @@ class _Observation:
         if recorder.is_child:
             return
         self._ignore()
-        steps, before = recorder.steps, recorder.reports
+        before, steps = recorder.reports, recorder.steps
         recorder.end()
-        if recorder.reports > before or (before and self._args.every is None):
+        if not _is_first():
             return
-        if not before and _is_first():
-            complain(_why_none(steps, self._plan, recorder.waited))
+        if not before and not recorder.reports:
+            if why := self._why_none():
+                complain(why)
+        elif recorder.reports > before and self._recorded:
+            fitting = None if sys.exc_info()[1] else recorder.plan.fitting(steps)
+            more = fitting and fitting[1] > self._recorded
+            how = f"; for more of them: {self._command(*fitting)}" if fitting and more else ""
+            complain(
+                f"{_how_it_ended()} after {counted(steps, 'step')}, and the report is of "
+                f"{self._recorded} of them{how}"
+            )
+
+    def _why_none(self) -> str:
+        """Why there is no report; empty if that was said."""
+        assert self._observer is not None  # noqa: S101 - for type checkers
+        recorder = self._observer.recorder
+        ending = _how_it_ended()
+        if recorder.steps:
+            return recorder.why_none(ending, self._command)
+        if sys.exc_info()[1] is not None:
+            return f"no report: {ending} before its first step"
+        return (
+            "no report: no optimizer took a step in this process. If the script trains in other "
+            "processes, start each of them with Backspot: torchrun ... -m backspot run train.py"
+        )
+
+    def _command(self, warmup: int, steps: int) -> str:
+        """The command that makes a complete report with these numbers."""
+        module = ["-m"] if self._args.module else []
+        return (
+            f"backspot run --warmup {warmup} --steps {steps} {shlex.join([*module, *self._given])}"
+        )
 
     # The signal ----------------------------------------------------------------------------------
 
@@ -219,12 +253,13 @@ class _Observation:
         try:
             with gathering or nullcontext():
                 leave = gathering.leave if gathering else None
-                saved = save(recorded, self._name, self._folder, leave)
+                saved = save(recorded, self._given[0], self._folder, leave)
         except (BackspotError, OSError) as error:
             complain(f"no report: {error}")
             if _is_first():
                 self._answer(recorded, gathering)
             return
+        self._recorded = recorded.count
         if saved.problem:
             complain(f"no files: {saved.problem}")
         if not _is_first():
@@ -332,14 +367,16 @@ def _gathering(recorded: Recorded) -> Gathering | None:
     return None
 
 
-def _why_none(steps: int, plan: Plan, waited: int) -> str:
-    if not steps:
-        return (
-            "no report: no optimizer took a step in this process. Start each training process "
-            "with Backspot, for instance: torchrun ... -m backspot run train.py"
-        )
-    options = "--warmup or --steps" if plan.waits else "--at or --steps"
-    return plan.too_few("script", steps, options, waited)
+def _how_it_ended() -> str:
+    """How the script ended, if it is ending now."""
+    error = sys.exc_info()[1]
+    if error is None:
+        return "the script ended"
+    if isinstance(error, SystemExit):
+        return f"the script called sys.exit({quoted(error.code)})"
+    if isinstance(error, KeyboardInterrupt):
+        return "the script was interrupted"
+    return f"the script raised {type(error).__name__}"
 
 
 def _is_first() -> bool:

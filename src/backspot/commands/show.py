@@ -98,17 +98,12 @@ def _show(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._ranks import mention_ranks
     from backspot.commands._source import is_report, read
     from backspot.render.view import View, first_view
-    from backspot.results.report import Report
 
     if is_report(source, "backspot.job"):
         _show_job(source, args)
         return
-    saved = is_report(source)
-    if saved:
-        report = Report.load(source)
-    else:
-        peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
-        report = read(source, jobs=args.jobs, **peaks)
+    peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
+    report = read(source, jobs=args.jobs, **peaks)
     view = View() if args.sort or args.format != "table" else first_view(report)
     if args.sort in ("memory", "headroom"):
         view = replace(view, order=args.sort)
@@ -125,7 +120,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
             "backspot run writes what it records of this into report.json, not into the trace"
         )
     print_result(report, args, view, report.warnings)
-    if source != "-" and not saved:
+    if source != "-" and not is_report(source):
         flush_output()
         mention_ranks(report.trace, args.traces)
 

@@ -99,7 +99,6 @@ class TrainerRecording:
         folder: Path,
         to_loggers: Callable[[Written], None],
     ) -> None:
-        self._plan = plan
         self._trainer = trainer
         self._folder = folder
         self._to_loggers = to_loggers
@@ -117,10 +116,10 @@ class TrainerRecording:
         if self._ended or self._recorder.is_child:
             return
         self._ended = True
-        recorder, steps = self._recorder, self._recorder.steps
+        recorder = self._recorder
         recorder.end()
         if not recorder.reports:
-            recorder.complain(self._plan.too_few("training", steps, "warmup or steps"))
+            self._say(recorder.why_none("the training ended", "warmup={}, steps={}".format))
 
     def _deliver(self, recorded: Recorded) -> None:
         try:
@@ -138,7 +137,7 @@ class TrainerRecording:
             self._to_loggers(Written(saved.report, paths))
 
     def _say(self, sentence: str) -> None:
-        if rank_and_ranks()[0] == 0:
+        if sentence and rank_and_ranks()[0] == 0:
             say(sentence)
 
 

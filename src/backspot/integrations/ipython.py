@@ -90,10 +90,12 @@ class CellMagic:
             try:
                 self._shell.run_cell(cell)  # shows the cell's errors itself
             finally:
-                recorder, steps = observer.recorder, observer.recorder.steps
+                recorder = observer.recorder
                 recorder.end()
-        if not recorder.reports:
-            recorder.complain(plan.too_few("cell", steps, "--warmup or --steps", recorder.waited))
+        if not recorder.reports and (
+            why := recorder.why_none("the cell ended", "--warmup {} --steps {}".format)
+        ):
+            say(why)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -10,6 +10,9 @@ these states:
 
 If memory or shapes are wanted, *prepared* and *recording* follow once more, for steps of their own.
 
+Within a long enough warm-up, two steps are recorded early. They are all that there is of a training
+that ends soon. Otherwise they are dropped.
+
 Then everything is removed, and the report is made while the training waits.
 """
 
@@ -30,7 +33,8 @@ import torch
 from torch.profiler import ProfilerAction
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.errors import UsageError
+from backspot.errors import BackspotError, UsageError
+from backspot.formatting import counted
 from backspot.live import discovery
 from backspot.live.compiled import compiled_book
 from backspot.live.instrumentation import put_labels
@@ -54,6 +58,12 @@ __all__ = ["GivenModels", "Models", "Plan", "Recorded", "Recorder", "rank_and_ra
 
 
 _LONGEST_WAIT = 20
+
+_EARLY_STEPS = 2
+"""How many steps are recorded early, if the warm-up is long enough for them."""
+
+_BEFORE_EARLY = 2
+"""In the first one the calls of modules are watched; the second one is *prepared*."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +113,17 @@ class Plan:
         last = self.first_step + self.steps - 1
         return last + (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
 
-    def too_few(self, training: str, steps: int, options: str, waited: int = 0) -> str:
-        """Return why there is no report of a training that ended too early.
+    @property
+    def last_early_start(self) -> int:
+        """After which step an early recording can still begin; 0 if there is none."""
+        return max(self.warmup - _BEFORE_EARLY - 1, 0) if self.waits else 0
 
-        Args:
-            training: what ended, such as ``"script"``.
-            steps: after how many steps.
-            options: what makes ``needed`` smaller.
-            waited: how many of the steps passed in waiting for an optimizer.
-        """
-        extra = f" ({waited} of them for an optimizer that took no step)" if waited else ""
-        return (
-            f"no report: the {training} ended after {steps} steps, and a report needs "
-            f"{self.needed + waited}{extra}; use a smaller {options}"
-        )
+    def fitting(self, steps: int) -> tuple[int, int] | None:
+        """Return the ``warmup`` and ``steps`` of a complete report of so few steps, if any fit."""
+        room = steps - 1 - (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
+        warmup = min(max(room // 5, 1), Plan.warmup)
+        fits = min((room - warmup) // 2, Plan.steps)
+        return (warmup, fits) if fits > 0 else None
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,7 @@ class Recorded:
         requested: whether ``request`` asked for it, or it came late as the script's own profiler
             was first, and so perhaps on this rank only.
         in_detail: the profiler that recorded memory or shapes in the steps after these, if any.
+        is_early: whether these are steps of the warm-up, as the training ended soon after.
     """
 
     profiler: torch.profiler.profile | Export
@@ -141,6 +149,7 @@ class Recorded:
     number: int
     requested: bool
     in_detail: torch.profiler.profile | None = None
+    is_early: bool = False
 
     def locate(
         self,
@@ -172,6 +181,7 @@ class Recorded:
             trace=trace,
             force=True,
             use=use,
+            note=_OF_WARM_UP if self.is_early else "",
         )
 
     def file_name(self, stem: str, *parts: str) -> str:
@@ -232,6 +242,11 @@ class GivenModels:
         """Do nothing."""
 
 
+_OF_WARM_UP = (
+    "The training ended early, so these are steps of its warm-up: the first steps are slower than "
+    "later ones."
+)
+
 _OTHER_PROFILER = (
     "the script uses torch.profiler itself: nothing is recorded until it is done "
     "(backspot.instrument and backspot.locate use its recording)"
@@ -261,8 +276,8 @@ class Recorder:
         retire: called when no more steps need to be counted.
 
     Attributes:
+        plan: when to record.
         steps: how many steps were counted.
-        waited: how many of them passed in waiting for an optimizer that had not taken a step.
         reports: how many recordings were delivered.
     """
 
@@ -275,20 +290,21 @@ class Recorder:
         retire: Callable[[], None] = lambda: None,
     ) -> None:
         self.steps = 0
-        self.waited = 0
         self.reports = 0
+        self._waited = 0
         self._counts_all = True
-        self._plan = plan
+        self.plan = plan
         self._search = models
         self._deliver = deliver
         self._say = say
         self._retire = retire
-        self._said: set[str] = set()
+        self._said: list[str] = []
+        self._gave_up = False
+        self._early: Recorded | None = None
         self._process = os.getpid()
         self._due: int | None = plan.warmup
         self._watches = False
         self._thread = 0
-        self._times: list[int] = []
         self._since = 0
         self._reset()
 
@@ -299,9 +315,11 @@ class Recorder:
         self._recording_stack = ExitStack()
         self._own_profiler: torch.profiler.profile | None = None
         self._timed_recording: Recorded | None = None
+        self._times: list[int] = []
         self._mark: Any = None
         self._recorded = 0
         self._requested = False
+        self._is_early = False
 
     @property
     def is_child(self) -> bool:
@@ -313,7 +331,7 @@ class Recorder:
 
         A training compiles its code in its first steps, long before there are labels.
         """
-        if self._plan.compiled and not self._watches:
+        if self.plan.compiled and not self._watches:
             self._watches = True
             compiled_book.watch()
 
@@ -338,49 +356,64 @@ class Recorder:
         """Count a step that has ended, and return whether ``advance`` has something to do."""
         self.steps += 1
         if self._state is State.WAITING:
-            return self._due is not None and self.steps >= self._due
+            return self._due is not None and (self.steps >= self._due or self._may_be_early())
         return self._thread == threading.get_ident()
 
     def advance(self) -> None:
         """Go to the next state, at the end of a step."""
         try:
             if self._state is State.WAITING:
-                self._begin_timing()
+                self._begin()
             elif self._state is State.TIMING:
                 self._time()
-                if len(self._times) >= self._plan.steps:
+                if self._is_early or len(self._times) >= self.plan.steps:
                     self._prepare()
             elif self._state is State.PREPARED:
                 self._begin_recording()
             else:
                 self._recorded += 1
                 self._end_mark()
-                wanted = self._plan.steps if self._timed_recording is None else STEPS_IN_DETAIL
-                if self._recorded < wanted:
+                if self._recorded < self._wanted():
                     self._begin_mark()
-                elif self._plan.in_detail and self._timed_recording is None:
+                elif self._is_early:
+                    self._keep_early()
+                elif self.plan.in_detail and self._timed_recording is None:
                     timed = self._so_far()
                     synchronize(self._models.values())
                     self._recording_stack.close()
                     self._recorded = 0
                     if timed is not None:
                         self._timed_recording = replace(timed, profiler=Export(timed.profiler))
-                    self._make_ready(memory=self._plan.memory, shapes=self._plan.shapes)
+                    self._make_ready(memory=self.plan.memory, shapes=self.plan.shapes)
                 else:
                     self._finish()
         except Exception as error:
             self.give_up(error)
 
-    def _begin_timing(self) -> None:
-        if self._waits_for_optimizers():
-            self.waited += 1
+    def _may_be_early(self) -> bool:
+        is_first = self.reports == 0 and self._early is None and not self._requested
+        return is_first and 0 < self.steps <= self.plan.last_early_start
+
+    def _wanted(self) -> int:
+        """How many steps to record before what follows."""
+        if self._is_early:
+            return min(_EARLY_STEPS, self._recorded + self.plan.warmup - self.steps)
+        return self.plan.steps if self._timed_recording is None else STEPS_IN_DETAIL
+
+    def _begin(self) -> None:
+        self._is_early = self._due is not None and self.steps < self._due
+        if self._is_early:
+            if not self._search.are_known():
+                self._is_early = False
+                return
+        elif self._waits_for_optimizers():
+            self._waited += 1
             return
         if not self._is_free():
-            self._requested = True
+            self._withdraw()
             return
         self._search.begin()
         self._thread = threading.get_ident()
-        self._times = []
         self._state = State.TIMING
         synchronize(())
         self._since = time.perf_counter_ns()
@@ -388,21 +421,26 @@ class Recorder:
     def _waits_for_optimizers(self) -> bool:
         """Whether to wait for an optimizer's first step, as a generator's may come late."""
         is_first = self.reports == 0 and not self._requested
-        may_wait = is_first and self.waited < self._plan.longest_wait
+        may_wait = is_first and self._waited < self.plan.longest_wait
         return may_wait and not self._search.are_known()
 
     def _is_free(self) -> bool:
         """Whether the script's own profilers leave room for a recording."""
-        ahead = range(self._plan.needed - self._plan.warmup + 1)
-        if not is_recording() and not any(
+        ahead = range(self.plan.needed - self.plan.warmup + 1)
+        return not is_recording() and not any(
             _is_due(profiler, ahead) for profiler in discovery.profilers()
-        ):
-            return True
-        self.complain(_OTHER_PROFILER)
-        return False
+        )
+
+    def _withdraw(self) -> None:
+        """Leave the profiler to the script, and begin again when the script is done with it."""
+        early = self._is_early
+        self._stop()
+        if not early:
+            self._requested = True
+            self.complain(_OTHER_PROFILER)
 
     def _give_way(self) -> None:
-        """End what is under way, as the script starts a profiler; begin again when that is done."""
+        """Withdraw, as the script starts a profiler."""
         if (
             self._state not in (State.PREPARED, State.RECORDING)
             or self._thread != threading.get_ident()
@@ -410,9 +448,7 @@ class Recorder:
         ):
             return
         try:
-            self._stop()
-            self._requested = True
-            self.complain(_OTHER_PROFILER)
+            self._withdraw()
         except Exception as error:
             self.give_up(error)
 
@@ -424,9 +460,7 @@ class Recorder:
 
     def _prepare(self) -> None:
         if not self._is_free():  # the script has made a profiler while the steps were timed
-            self._search.end()
-            self._reset()
-            self._requested = True
+            self._withdraw()
             return
         self._models = self._search.named()
         for name, module in self._models.items():
@@ -435,13 +469,13 @@ class Recorder:
                 self._labels.enter_context(
                     put_labels(
                         module,
-                        depth=self._plan.depth,
+                        depth=self.plan.depth,
                         patterns=None,
                         name=name,
                         hooks="call",
                         markers=False,
                         lines=True,
-                        compiled=self._plan.compiled,
+                        compiled=self.plan.compiled,
                     )
                 )
         self._make_ready()
@@ -472,17 +506,28 @@ class Recorder:
         if mark is not None:
             mark.__exit__(None, None, None)
 
+    def _keep_early(self) -> None:
+        """Remove everything, and keep the recording until there is a later one."""
+        recorded = self._so_far()
+        self._stop()
+        if recorded is not None:
+            with suppress(BackspotError, OSError):  # it may not be needed, and the reason may go
+                self._early = replace(recorded, profiler=Export(recorded.profiler))
+        if self._due is not None and self.steps >= self._due:
+            self._begin()
+
     def _finish(self) -> None:
         """Remove everything, deliver the recording, and wait for the next one."""
         recorded = self._so_far()
         self._stop()
-        if self._plan.every is None:
+        self._early = None
+        if self.plan.every is None:
             self._end_counting()
         else:
             while self._due is not None and self._due <= self.steps:
-                self._due += self._plan.every
+                self._due += self.plan.every
         self._hand_over(recorded)
-        if self._plan.ends:
+        if self.plan.ends:
             self._end_counting()
             raise SystemExit(0)
 
@@ -491,15 +536,16 @@ class Recorder:
             in_detail = self._own_profiler if self._recorded else None
             return replace(self._timed_recording, in_detail=in_detail)
         if self._own_profiler is None or not self._recorded:
-            return None
+            return self._early and replace(self._early, times_ns=tuple(self._times))
         first = self.steps - self._recorded + 1 if self._counts_all else None
         return Recorded(
             self._own_profiler,
             first,
             self._recorded,
-            tuple(self._times),
+            () if self._is_early else tuple(self._times),
             self.reports + 1,
             self._requested,
+            is_early=self._is_early,
         )
 
     def _hand_over(self, recorded: Recorded | None) -> None:
@@ -527,7 +573,8 @@ class Recorder:
             return
         recorded = self._so_far()
         if self._state is State.RECORDING and self._thread != threading.get_ident():
-            recorded = self._timed_recording  # only its own thread can end a profile and read it
+            # Only its own thread can end a profile and read it.
+            recorded = self._timed_recording or self._early
         with suppress(Exception):
             self._stop()
         self._end_counting()
@@ -536,8 +583,29 @@ class Recorder:
     def complain(self, sentence: str) -> None:
         """Say what does not work, once."""
         if sentence not in self._said:
-            self._said.add(sentence)
+            self._said.append(sentence)
             self._say(sentence)
+
+    def why_none(self, ending: str, remedy: Callable[[int, int], str]) -> str:
+        """Return why the training ended without a report; empty if that was said.
+
+        Args:
+            ending: how the training ended, such as ``"the script ended"``.
+            remedy: what to use instead, from the ``warmup`` and ``steps`` that would have done.
+        """
+        if self._gave_up:
+            return ""
+        if self._said:
+            return f"no report: {self._said[-1]}"
+        least = self.plan.last_early_start and 1 + _BEFORE_EARLY + 1
+        needed = (least or self.plan.first_step) + self._waited
+        waited = f" ({self._waited} of them for an optimizer that took no step)"
+        fitting = self.plan.fitting(self.steps - self._waited)
+        return (
+            f"no report: {ending} after {counted(self.steps, 'step')}, and a report "
+            f"needs {needed}{waited if self._waited else ''}"
+            + (f"; use {remedy(*fitting)}" if fitting else "")
+        )
 
     def give_up(self, error: Exception) -> None:
         """Leave the training alone: no report is worth a failed training."""
@@ -547,7 +615,8 @@ class Recorder:
             traceback.print_exception(error)
         with suppress(Exception):
             self._stop()
-        self._due = None
+        self._due = self._early = None
+        self._gave_up = True
         self._unwatch()
         self.complain(f"no report: {type(error).__name__}: {error}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -62,10 +63,32 @@ def synchronize(models: Collection[torch.nn.Module]) -> None:
             wait(device)
 
 
+_LEVEL = "KINETO_LOG_LEVEL"
+_ABOVE_ALL = "6"
+"""Above each of Kineto's levels, of which the highest is for notes of starts and stops."""
+
+
+@contextmanager
+def _quiet(profiler: torch.profiler.profile) -> Iterator[None]:
+    """Have Kineto not speak of a GPU that is not there, in the process's first profile.
+
+    Kineto asks for its level only then. With a GPU, its errors are of use. ``os.environ`` and what
+    child processes see stay as they are.
+    """
+    if _LEVEL in os.environ or set(profiler.activities) != {ProfilerActivity.CPU}:
+        yield
+        return
+    os.putenv(_LEVEL, _ABOVE_ALL)
+    try:
+        yield
+    finally:
+        os.unsetenv(_LEVEL)
+
+
 @contextmanager
 def prepared(profiler: torch.profiler.profile) -> Iterator[None]:
     """Prepare the profiler; an error inside the block ends it."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet(profiler):
         # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
         warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
         profiler.prepare_trace()

@@ -11,7 +11,7 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -31,6 +31,9 @@ class Cycle:
     A GAN's optimizers take turns. When an optimizer steps that has stepped before another one, a
     new iteration has begun, and the optimizer before it ends iterations from then on.
 
+    Optimizers of the same parameters count as one: a script may make a new one for each
+    step.
+
     An optimizer that steps for long without another one has replaced the others, as after a head's
     warm-up. Long is twice its longest turn so far, within these limits.
     """
@@ -38,17 +41,17 @@ class Cycle:
     _PATIENCE = range(12, 64)
 
     def __init__(self) -> None:
-        self._seen: list[int] = []
-        self._closing: int | None = None
-        self._last: int | None = None
+        self._seen: list[Hashable] = []
+        self._closing: Hashable = None
+        self._last: Hashable = None
         self._turn = 0
-        self._turns: dict[int, int] = {}
+        self._turns: dict[Hashable, int] = {}
 
-    def ends_with(self, optimizer: int) -> bool:
+    def ends_with(self, optimizer: Hashable) -> bool:
         """Return whether an iteration ends with this step.
 
         Args:
-            optimizer: ``id`` of the optimizer that took the step.
+            optimizer: what tells the optimizer that took the step from others.
         """
         if optimizer not in self._seen:
             self._seen.append(optimizer)
@@ -64,7 +67,7 @@ class Cycle:
             self._closing, self._seen = None, [optimizer]
         return optimizer == self._closing if self._closing else len(self._seen) == 1
 
-    def _patience(self, optimizer: int) -> int:
+    def _patience(self, optimizer: Hashable) -> int:
         wanted = 2 * self._turns.get(optimizer, 0)
         return min(max(wanted, self._PATIENCE.start), self._PATIENCE.stop)
 
@@ -202,7 +205,7 @@ class Observer:
             self._backward.end()
             # PyTorch is iterating over the hooks: nothing can be registered here.
             if (
-                self._cycle.ends_with(id(optimizer))
+                self._cycle.ends_with(_updated_by(optimizer))
                 and self._count()
                 and not _after_return(sys._getframe(1), recorder.advance)
             ):
@@ -234,6 +237,12 @@ class Observer:
         wanted = self.recorder.count()
         self._stepped(self.recorder.steps)
         return wanted
+
+
+def _updated_by(optimizer: torch.optim.Optimizer) -> Hashable:
+    """Return what tells apart the parameters that optimizers update, without a look at each."""
+    groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+    return tuple((id(group[0]), id(group[-1]), len(group)) for group in groups) or id(optimizer)
 
 
 _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__ or ""

@@ -31,6 +31,7 @@ __all__ = [
     "paragraph",
     "sentence",
     "space_for",
+    "unbroken",
     "written",
 ]
 
@@ -238,7 +239,17 @@ def fact_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
         else:
             lines[-1] += f" · {fact}"
     for line in lines:
-        yield from paragraph(Text(line, "dim"), width)
+        for part in paragraph(Text(line), width):
+            yield Text(part.plain.replace(_JOINT, " "), "dim", no_wrap=True)
+
+
+_JOINT = "\ue000"
+"""Stands for a space that is no place to break; no foreign text has it, as it is not printable."""
+
+
+def unbroken(command: str) -> str:
+    """A part of a fact that stays on one line, however long, so that it can be copied."""
+    return command.replace(" ", _JOINT)
 
 
 def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) -> Iterator[Text]:
@@ -266,7 +277,7 @@ def _breaks(text: str, width: int, *, whole: bool) -> list[int]:
             begins.append(word.start())
             taken = 0
         rest = word[0]
-        while not whole and not _fits_in(rest.rstrip(), width):
+        while not whole and _JOINT not in rest and not _fits_in(rest.rstrip(), width):
             rest = rest[max(1, _fitting(rest, width)) :]
             begins.append(word.end() - len(rest))
         taken += cell_len(rest)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from backspot.formatting import counted, visible
+from backspot.formatting import counted, percent, visible
 from backspot.render._answer import answer, answered
 from backspot.render._columns import Column, module_columns, operator_columns
 from backspot.render._facts import (
@@ -40,6 +40,7 @@ from backspot.render._terminal import (
     paragraph,
     sentence,
     space_for,
+    unbroken,
     written,
 )
 from backspot.render.formats import Format
@@ -62,6 +63,8 @@ _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
 _WARNINGS = 2
 _MARGIN = 8  # what breaking lines between words can cost in two lines
 _LEAST_PHASE = 0.01  # share of the step from which a screen shows a phase
+_LEAST_MODEL = 0.05  # share of the backward from which a model counts as one of several
+_MODELS = 6  # number of models up to which a screen shows their shares
 _LEAST_UNOWNED = 0.05  # share of the backward from which a screen shows a row without a module
 
 
@@ -259,6 +262,7 @@ class _Page:
         look = first_look(report, self._answered) if report.findings else ""
         lines = [*self._answer(look), *fact_lines(_packed(facts), width)]
         lines += self._phases(_LEAST_PHASE)
+        lines += self._models()
         for facts in memory_facts(report):
             lines += [*fact_lines(facts[:1], width)]
         if self._view.order == "headroom" and (limits := limit_facts(report)):
@@ -298,17 +302,17 @@ class _Page:
             for what, number in hidden.items()
             if number > 0
         ]
-        facts = [f"next: {more} for {', '.join(rest) or 'all details'}"]
+        facts = [f"next: {unbroken(more)} for {', '.join(rest) or 'all details'}"]
         ask = "--{} {}" if "--full" in more else 'report.top({}="{}")'
         if report.memory:
             sort, what = ("wall", "time") if self._is_memory else ("memory", "memory")
-            facts.append(f"{ask.format('sort', sort)} for {what}")
+            facts.append(f"{unbroken(ask.format('sort', sort))} for {what}")
         if by != self._view.by:
-            facts.append(f"{ask.format('by', 'path')} for single modules")
+            facts.append(f"{unbroken(ask.format('by', 'path'))} for single modules")
         elif by == "path" and has_repeats(chosen):
-            facts.append(f"{ask.format('by', 'pattern')} for repeated layers")
+            facts.append(f"{unbroken(ask.format('by', 'pattern'))} for repeated layers")
         if self._found:
-            facts.append(f"backspot explain {visible(self._found[0].rule)}")
+            facts.append(unbroken(f"backspot explain {visible(self._found[0].rule)}"))
         return facts
 
     def _answer(self, look: str = "") -> list[Text]:
@@ -327,6 +331,15 @@ class _Page:
         if row is not None:
             lines += line_of_answer(row, self._view.sort, self._width, whole=self._whole)
         return lines
+
+    def _models(self) -> list[Text]:
+        """The share of each model, where several take part in the backward, as in a GAN."""
+        roots = [row for row in self._report.top(depth=0) if row.is_module]
+        large = [row for row in roots if self._report.share(row) >= _LEAST_MODEL]
+        if not 1 < len(large) <= _MODELS:
+            return []
+        facts = [f"{percent(self._report.share(row))} {visible(row.path)}" for row in large]
+        return [*fact_lines([f"backward: {facts[0]}", *facts[1:]], self._width)]
 
     def _phases(self, least: float = 0) -> list[Text]:
         phases = _phase_facts(self._report, least)

@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from backspot.errors import NoBackwardError, UsageError
+from backspot.errors import BackspotError, NoBackwardError, UsageError
+from backspot.formatting import size
 from backspot.trace import compiled, source_lines
 from backspot.trace.columns import Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Events, Ints
@@ -84,6 +86,7 @@ def exported(profiler: Any) -> Iterator[Path]:
 
     Raises:
         UsageError: If the profiler cannot be read, or was exported before.
+        BackspotError: If the temporary folder has too little space.
     """
     _results(profiler)
     with TemporaryDirectory(prefix="backspot-") as folder:
@@ -97,7 +100,20 @@ def exported(profiler: Any) -> Iterator[Path]:
                 "the profiler was exported already, which is possible only once: give the file "
                 "that it was exported to instead"
             ) from None
+        # Kineto raises nothing if it cannot write, and leaves no file or the beginning of one.
+        if not (path.is_file() and _ends_as_json(path)):
+            at = path.parent.parent
+            raise BackspotError(
+                f"the recording cannot be written to the temporary folder {at}, which has "
+                f"{size(disk_usage(at).free)} free: set TMPDIR to a folder with more space"
+            )
         yield path
+
+
+def _ends_as_json(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - 16, 0))
+        return file.read().rstrip().endswith(b"}")
 
 
 class Export:
