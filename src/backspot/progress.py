@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
 from backspot.formatting import visible
+from backspot.interrupts import contained
 
 __all__ = ["Progress", "is_terminal"]
 
@@ -21,7 +21,7 @@ Unit = Literal["steps", "traces", "bytes"]
 
 def is_terminal(stream: Any) -> bool:
     """Whether a stream is a terminal; one that cannot say, such as a closed one, is none."""
-    with suppress(Exception):
+    with contained():
         return bool(stream.isatty())
     return False
 

@@ -188,7 +188,7 @@ class _Observation:
         recorder.end()
         if recorder.reports > before or (before and self._args.every is None):
             return
-        if not before and _is_first():
+        if not before and not recorder.has_said_why and _is_first():
             complain(_why_none(steps, self._plan, recorder.waited))
 
     # The signal ----------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class CellMagic:
             finally:
                 recorder, steps = observer.recorder, observer.recorder.steps
                 recorder.end()
-        if not recorder.reports:
+        if not recorder.reports and not recorder.has_said_why:
             recorder.complain(plan.too_few("cell", steps, "--warmup or --steps", recorder.waited))
 
 

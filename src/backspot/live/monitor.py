@@ -23,6 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.errors import MissingDependencyError, UsageError
+from backspot.interrupts import pass_on
 from backspot.live.markers import tensors_in
 from backspot.live.modules import class_name, is_called, unwrap
 from backspot.live.torch_internals import autograd, dynamo, transforms
@@ -383,7 +384,8 @@ class Monitor:
                 autograd.at_end_of_backward(self._end_step)
             else:
                 self._end_step()
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             self._give_up()
 
     def _end_step(self) -> None:
@@ -395,7 +397,8 @@ class Monitor:
                 self.flush()
             if self.step % self._every == 0:
                 self._begin_sample()
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             self._give_up()
 
     def _give_up(self) -> None:
@@ -658,7 +661,8 @@ class _Hook:
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments and returns None
 
-    def _fail(self) -> None:
+    def _fail(self, error: Exception) -> None:
+        pass_on(error)
         if self._of_monitor._sample is not None:
             self._of_monitor._sample.broken = True
 
@@ -669,8 +673,8 @@ class _Before(_Hook):
     def __call__(self, module: object, args: object, kwargs: dict[str, Any]) -> None:
         try:
             self._of_monitor._before(self._block, (args, kwargs))
-        except Exception:
-            self._fail()  # a time is never worth a failed step
+        except Exception as error:
+            self._fail(error)  # a time is never worth a failed step
 
 
 class _After(_Hook):
@@ -679,8 +683,8 @@ class _After(_Hook):
     def __call__(self, module: object, args: object, output: object) -> None:
         try:
             self._of_monitor._after(self._block, output)
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
 
 
 class _Reached(_Hook):
@@ -689,8 +693,8 @@ class _Reached(_Hook):
     def __call__(self, *_: object) -> None:
         try:
             self._of_monitor._reached(self._block)
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
 
 
 dynamo.keep_from_dynamo(Monitor._after_step, *(hook.__call__ for hook in (_Before, _After)))
