@@ -23,7 +23,7 @@ SOURCE = HOME / "src"
 FLOORS = (
     ("errors", "interrupts", "_version"),
     ("formatting",),
-    ("paths", "progress", "registry"),
+    ("paths", "progress", "registry", "styled"),
     ("results", "trace"),
     ("analysis.timeline", "analysis.typical"),
     ("comparison",),

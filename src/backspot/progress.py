@@ -94,9 +94,14 @@ class _Terminal:
 
     def show(self, text: str, done: int, total: int | None, unit: Unit) -> None:
         if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
+            from backspot.styled import (
+                Bar,
+                BarColumn,
+                Console,
+                DownloadColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
 
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False),

@@ -23,6 +23,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,8 +108,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the script, and observe its training."""
+def run(args: argparse.Namespace) -> Callable[[], int]:
+    """Prepare all for the script, and return what runs it and observes its training."""
     from backspot.commands._script import Script, when_imported
 
     given = args.module or _after_options(args.script)
@@ -122,9 +123,13 @@ def run(args: argparse.Namespace) -> int:
 
     def ended() -> None:
         stop_waiting()
-        observer.end()
+        try:
+            observer.end()
+        except Exception as error:
+            pass_on(error)
+            complain(f"no report: {error}")
 
-    return script.run(ended)
+    return lambda: script.run(ended)
 
 
 def _after_options(words: list[str]) -> list[str]:

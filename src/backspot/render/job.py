@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from rich.cells import cell_len
-
 from backspot.formatting import counted, duration, failures, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
 from backspot.results.job import PARTS, ROLES, GroupCost, JobReport, ModuleSpread, SlowestRank
+from backspot.styled import cell_len
 
 __all__ = [
     "differs",
