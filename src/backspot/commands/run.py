@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from backspot.commands._console import add_width, complain, count, use_color, write_error
 from backspot.errors import BackspotError, OutputExistsError, UsageError
+from backspot.interrupts import pass_on
 from backspot.progress import is_terminal
 
 if TYPE_CHECKING:
