@@ -1,4 +1,4 @@
-"""A script that trains in several threads: one of them is recorded, and the others are left alone."""
+"""A script that trains in several threads: one is recorded, and the others are left alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def replicas():
     model = net()
     def call(inputs):
         copies = [model, model]
-        return sum(nn.parallel.parallel_apply(copies, [(inputs,), (inputs,)]))
+        with ThreadPoolExecutor(2) as pool:
+            return sum(pool.map(lambda copy: copy(inputs), copies))
     train(20, model, call)
 
 def beside(work):
@@ -63,6 +64,7 @@ def beside(work):
     def loop():
         while not ends.is_set():
             work()
+            ends.wait(0.001)
     thread = threading.Thread(target=loop)
     thread.start()
     try:

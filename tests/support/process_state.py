@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -56,13 +57,15 @@ def _of_python(own: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     yield "path", (list(sys.path), list(sys.argv))
     yield "finders", [*map(id, sys.meta_path), *map(id, sys.path_hooks)]
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(own or ("\0",)):
+        if str(getattr(module, "__file__", None)).startswith(own or ("\0",)) and name != "__main__":
             yield f"module {name}", (id(module), {**vars(module)}.keys())
     yield "gc", (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(), gc.get_debug())
     yield "gc callbacks", list(gc.callbacks)
     yield "logging", (logging.root.level, list(logging.root.handlers), logging.root.manager.disable)
     yield "loggers", _loggers()
-    yield "files", {file: os.readlink(f"/proc/self/fd/{file}") for file in _files()}
+    # The folder is open while it is listed.
+    opened = [file for file in Path("/proc/self/fd").iterdir() if file.exists()]
+    yield "files", {file.name: os.readlink(file) for file in opened}  # noqa: PTH115
     hooks = ("excepthook", "unraisablehook", "displayhook", "breakpointhook")
     yield "hooks", [getattr(sys, name) for name in hooks] + [threading.excepthook]
     yield "streams", [getattr(sys, name) for name in ("stdin", "stdout", "stderr", "__stdout__")]
@@ -77,13 +80,6 @@ def _mask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _files() -> list[int]:
-    # The folder is open while it is listed.
-    return [
-        int(file) for file in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{file}")
-    ]
 
 
 def _loggers() -> dict[str, Any]:

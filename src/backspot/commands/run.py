@@ -157,6 +157,10 @@ class _Observation:
         try:
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
+            from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
+            from backspot.render.formats import all_formats
+
+            all_formats()
         except Exception as error:  # the script may still run
             complain(f"no report: {error}")
             return

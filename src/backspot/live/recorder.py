@@ -363,11 +363,8 @@ class Recorder:
                 self.steps = steps
                 return True
             self.steps = max(self.steps, steps)
-            if self._due is None or steps < self._due:
-                return False
-            # Until ``advance`` begins, which may be a moment later, another thread can be chosen.
-            self._thread = thread
-            return True
+            # Which thread it is comes with ``advance``, which may be a moment later.
+            return self._due is not None and steps >= self._due
 
     def advance(self) -> None:
         """Go to the next state, at the end of a step."""
@@ -400,10 +397,11 @@ class Recorder:
                 raise
 
     def _go_on(self) -> None:
-        if self._thread != threading.get_ident():  # another thread was chosen since ``count``
-            return
         if self._state is State.WAITING:
-            self._begin_timing()
+            if self._due is not None:
+                self._begin_timing()
+        elif self._thread != threading.get_ident():  # another thread was chosen since ``count``
+            return
         elif self._state is State.TIMING:
             self._time()
             if len(self._times) >= self._plan.steps:
@@ -435,8 +433,7 @@ class Recorder:
             self._requested = True
             return
         with self._choosing:
-            if self._thread != threading.get_ident():
-                return
+            self._thread = threading.get_ident()
             self._state = State.TIMING
         self._times = []
         self._search.begin()
