@@ -21,9 +21,9 @@ SOURCE = HOME / "src"
 
 # From the ground up. A room imports rooms of lower floors only. "" is the package's root.
 FLOORS = (
-    ("errors", "_version"),
+    ("errors", "interrupts", "_version"),
     ("formatting",),
-    ("paths", "progress", "registry"),
+    ("paths", "progress", "registry", "styled"),
     ("results", "trace"),
     ("analysis.timeline", "analysis.typical"),
     ("comparison",),

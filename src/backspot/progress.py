@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
 from backspot.formatting import visible
+from backspot.interrupts import contained
 
 __all__ = ["Progress", "is_terminal"]
 
@@ -21,7 +21,7 @@ Unit = Literal["steps", "traces", "bytes"]
 
 def is_terminal(stream: Any) -> bool:
     """Whether a stream is a terminal; one that cannot say, such as a closed one, is none."""
-    with suppress(Exception):
+    with contained():
         return bool(stream.isatty())
     return False
 
@@ -94,9 +94,14 @@ class _Terminal:
 
     def show(self, text: str, done: int, total: int | None, unit: Unit) -> None:
         if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
+            from backspot.styled import (
+                Bar,
+                BarColumn,
+                Console,
+                DownloadColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
 
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False),

@@ -13,7 +13,8 @@ code come out. In the order in which they are used:
 - ``_console.py`` has what they share of the terminal: output, colour, complaints
 
 A verb is a module with ``prepare_parser(parser)``, ``run(args) -> int`` and ``EXIT_CODES``, the
-codes that only some verbs can give. Its docstring is its help: the first line is the summary, and
+codes that only some verbs can give. ``run.run`` returns a function that runs the script, as none of
+the script's errors are for this file. Its docstring is its help: the first line is the summary, and
 the part after ``Example:`` comes last. It imports what it works with inside ``run``, so that help
 and usage errors appear at once. To add a verb, add the file and its name in ``VERBS``.
 """
@@ -24,7 +25,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     try:
-        code = _run(argv)
+        result = _run(argv)
         flush_output()
     except BrokenPipeError:
         # The reader of the output has enough, as head does: nothing is wrong.
@@ -103,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         return _failed(error)
-    return code
+    return result() if callable(result) else result
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None) -> int | Callable[[], int]:
     parser = _Parser(
         prog="backspot",
         description=_ABOUT,
@@ -148,8 +149,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if unknown:
         order = _in_order(words, unknown[0]) or f"see {parser.prog} --help"
         raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({order})")
-    code: int = args.run(args)
-    return code
+    result: int | Callable[[], int] = args.run(args)
+    return result
 
 
 def _in_order(words: Sequence[str], unknown: str) -> str:

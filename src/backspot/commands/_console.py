@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from backspot.formatting import visible
+from backspot.interrupts import contained
 from backspot.progress import Progress, is_terminal
 
 __all__ = [
@@ -100,7 +101,7 @@ def write_error(text: str) -> None:
     A script may have closed standard error, or put any object in its place.
     """
     if sys.stderr is not None:
-        with suppress(Exception):
+        with contained():
             print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
 
 

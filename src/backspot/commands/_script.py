@@ -8,12 +8,14 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import runpy
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from backspot.errors import SourceNotFoundError, UsageError
@@ -46,12 +48,16 @@ class Script:
         if is_module:
             # As python -m: the working folder comes first.
             _set_first(os.getcwd())  # noqa: PTH109 - text, as Python puts it there
-            self._path, self._load = self._of_module(name)
+            self._of_module(name)
+            self._execute: Callable[[], object] = partial(
+                runpy._run_module_as_main,  # type: ignore[attr-defined]  # what python -m calls
+                name,
+            )
         else:
-            self._path, self._load = self._of_file(name)
+            self._execute = self._of_file(name)
             _set_first(os.path.dirname(os.path.realpath(name)))  # noqa: PTH120
 
-    def _of_file(self, name: str) -> tuple[str, Callable[[], CodeType]]:
+    def _of_file(self, name: str) -> Callable[[], object]:
         if Path(name).is_dir():
             raise SourceNotFoundError(f"{visible(name)} is a folder: name the script in it")
         if not Path(name).is_file():
@@ -61,9 +67,14 @@ class Script:
         vars(self._module).update(
             __file__=path, __loader__=loader, __package__=None, __cached__=None
         )
-        return name, lambda: compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
 
-    def _of_module(self, name: str) -> tuple[str, Callable[[], CodeType]]:
+        def execute() -> None:
+            code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            exec(code, vars(self._module))  # noqa: S102 - the purpose of this command
+
+        return execute
+
+    def _of_module(self, name: str) -> None:
         try:
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.submodule_search_locations is not None:
@@ -72,27 +83,11 @@ class Script:
             raise SourceNotFoundError(f"-m {visible(name)}: {error}") from error
         if spec is None:
             raise SourceNotFoundError(f"-m {visible(name)}: there is no such module to run")
-        loader, found = spec.loader, spec
-        if not isinstance(loader, importlib.abc.InspectLoader) or not spec.origin:
+        if not isinstance(spec.loader, importlib.abc.InspectLoader) or not spec.origin:
             raise UsageError(f"-m {visible(name)}: it has no code that can be run")
-        vars(self._module).update(
-            __file__=spec.origin,
-            __loader__=loader,
-            __package__=spec.parent,
-            __spec__=spec,
-            __cached__=spec.cached,
-        )
-
-        def load() -> CodeType:
-            code = loader.get_code(found.name)
-            if code is None:
-                raise ImportError(f"no code object available for {found.name}")
-            return code
-
-        return spec.origin, load
 
     def run(self, ended: Callable[[], None]) -> int:
-        """Run it to its end.
+        """Run it to its end, and end as it ends.
 
         Args:
             ended: called when the script and its threads have ended in whatever way, before an
@@ -103,43 +98,97 @@ class Script:
 
         Raises:
             SystemExit: If the script ends in this way.
+            KeyboardInterrupt: If an interrupt has ended this program, for Python to die of it.
         """
         from backspot.commands import main
 
         before = sys.modules["__main__"]
         # Whoever else calls the command has a __main__ of its own, and so has IPython.
         is_program = vars(before).get("main") is main and not hasattr(sys, "ps1")
-        sys.argv[:] = [self._path, *self._arguments]
+        sys.argv[:] = [self._name, *self._arguments]
         _kept.append(self._module)
         # What Python itself puts there differs from version to version.
         for name, value in {"__annotations__": {}, "__builtins__": builtins}.items():
             if name in vars(before):
                 vars(self._module)[name] = value
         sys.modules["__main__"] = self._module
+        error: BaseException | None = None
         try:
-            exec(self._load(), vars(self._module))  # noqa: S102 - the purpose of this command
-        except SystemExit:
-            _end(ended, is_program)
-            raise
-        except BaseException as error:
-            _flush()
-            _end(ended, is_program)
-            error.__traceback__ = self._own_part(error.__traceback__)
-            sys.excepthook(type(error), error, error.__traceback__)
-            return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+            self._execute()
+        except BaseException as one:
+            error = one
         finally:
             # Threads and exit functions of the script outlive it, and pickle what is in __main__.
             if not is_program:
                 sys.modules["__main__"] = before
         _flush()
-        _end(ended, is_program)
-        return 0
+        try:
+            _end(ended, is_program)
+        except BaseException as one:  # a signal has come while the report was made
+            error = error or one
+        if error is None:
+            return 0
+        error.__traceback__ = _without_ours(error.__traceback__)
+        if isinstance(error, SystemExit):
+            raise error
+        _show(error)
+        if not isinstance(error, KeyboardInterrupt):
+            return 1
+        if not is_program:
+            return _INTERRUPTED
+        sys.excepthook = _nothing
+        raise KeyboardInterrupt
 
-    def _own_part(self, traceback: TracebackType | None) -> TracebackType | None:
-        """Leave out the frames of Backspot, which has called the script."""
-        while traceback and traceback.tb_frame.f_globals is not vars(self._module):
-            traceback = traceback.tb_next
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames that are not there without Backspot."""
+    kept = traceback
+    while kept and _is_of(kept, "backspot"):
+        kept = kept.tb_next
+    if kept is None:  # an error of Backspot itself
         return traceback
+    one = kept
+    while one.tb_next:
+        if _is_of(one.tb_next, *_AROUND):
+            one.tb_next = one.tb_next.tb_next
+        else:
+            one = one.tb_next
+    return kept
+
+
+_AROUND = ("backspot.live.call_wrapper", "backspot.live.class_calls", "backspot.live.running")
+"""The files whose functions call the script's."""
+
+
+def _is_of(traceback: TracebackType, *modules: str) -> bool:
+    name = f"{traceback.tb_frame.f_globals.get('__name__')}."
+    return name.startswith(tuple(f"{module}." for module in modules))
+
+
+def _show(error: BaseException) -> None:
+    """Show an error that nothing has caught, as the interpreter does."""
+    about = type(error), error, error.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = about
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    failed: BaseException | None = None
+    try:
+        sys.excepthook(*about)
+    except SystemExit:
+        raise
+    except BaseException as one:
+        failed = one
+    if failed is not None:
+        traceback = failed.__traceback__ and failed.__traceback__.tb_next
+        with suppress(AttributeError, OSError, ValueError):  # there is no standard error any more
+            print("Error in sys.excepthook:", file=sys.stderr)
+            sys.__excepthook__(type(failed), failed, traceback)
+            print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(*about)
+
+
+def _nothing(*_: object) -> None:
+    """Show nothing: the error was shown."""
 
 
 def _set_first(folder: str) -> None:

@@ -26,9 +26,8 @@ from backspot.formatting import counted
 from backspot.progress import Progress
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from backspot.results.report import Report
+    from backspot.styled import Console
 
 EXIT_CODES = (6, 7)
 
@@ -55,7 +54,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo."""
-    from rich.console import Console
+    from backspot.styled import Console
 
     torch = _import("torch")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -289,7 +288,7 @@ def _compare(
 ) -> None:
     import statistics  # not needed for the help, which loads this file
 
-    from rich.table import Table
+    from backspot.styled import Table
 
     table = Table(box=None, pad_edge=False)
     for column in ("ms per step", "before", "after", "change"):

@@ -24,7 +24,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from backspot.commands._console import add_width, complain, count, use_color, write_error
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 from backspot.formatting import counted, quoted
+from backspot.interrupts import pass_on
 from backspot.progress import is_terminal
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the script, and observe its training."""
+def run(args: argparse.Namespace) -> Callable[[], int]:
+    """Prepare all for the script, and return what runs it and observes its training."""
     from backspot.commands._script import Script, when_imported
 
     given = args.module or _after_options(args.script)
@@ -125,9 +126,13 @@ def run(args: argparse.Namespace) -> int:
 
     def ended() -> None:
         stop_waiting()
-        observer.end()
+        try:
+            observer.end()
+        except Exception as error:
+            pass_on(error)
+            complain(f"no report: {error}")
 
-    return script.run(ended)
+    return lambda: script.run(ended)
 
 
 def _after_options(words: list[str]) -> list[str]:
@@ -155,6 +160,10 @@ class _Observation:
         try:
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
+            from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
+            from backspot.render.formats import all_formats
+
+            all_formats()
         except Exception as error:  # the script may still run
             complain(f"no report: {error}")
             return

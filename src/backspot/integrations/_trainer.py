@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
+from backspot.interrupts import contained, pass_on
 from backspot.live.recorder import GivenModels, Plan, Recorded, Recorder, rank_and_ranks
 from backspot.live.saving import save
 from backspot.progress import is_terminal
@@ -118,13 +118,16 @@ class TrainerRecording:
         self._ended = True
         recorder = self._recorder
         recorder.end()
-        if not recorder.reports:
-            self._say(recorder.why_none("the training ended", "warmup={}, steps={}".format))
+        if not recorder.reports and (
+            why := recorder.why_none("the training ended", "warmup={}, steps={}".format)
+        ):
+            self._say(why)
 
     def _deliver(self, recorded: Recorded) -> None:
         try:
             saved = save(recorded, self._trainer, self._folder)
         except Exception as error:  # no report is worth a failed training
+            pass_on(error)
             self._say(f"no report: {error}")
             return
         if rank_and_ranks()[0] == 0:
@@ -144,7 +147,7 @@ class TrainerRecording:
 def say(sentence: str) -> None:
     """Print one line on standard error, below the trainer's progress bar."""
     start = "\n" if is_terminal(sys.stderr) else ""
-    with suppress(Exception):  # the training may have closed it, or put any object in its place
+    with contained():  # the training may have closed it, or put any object in its place
         print(f"{start}backspot: {visible(sentence)}", file=sys.stderr, flush=True)
 
 
@@ -154,6 +157,7 @@ def hand_to_each(loggers: Iterable[Any], hand_over: Callable[[Any], None]) -> No
         try:
             hand_over(logger)
         except Exception as error:
+            pass_on(error)
             say(f"{type(logger).__name__} did not take the report: {error}")
 
 

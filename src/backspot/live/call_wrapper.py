@@ -24,11 +24,11 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
 
+from backspot.interrupts import contained
 from backspot.live.calls import Call, Thread, calls_that_fail, wrapper_codes
 from backspot.live.calls import local as _local
 from backspot.live.class_calls import ClassCalls, passes_to_common, put_hook
@@ -199,7 +199,7 @@ class CallWrapper:
     def _replicating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def replicate(module: torch.nn.Module) -> Any:
             replica = original(module)
-            with suppress(Exception):  # at worst the replica has no label
+            with contained():  # at worst the replica has no label
                 owner = self.owners.get(id(module))
                 if owner is not None:
                     self._references.append(ModuleReference(replica))
@@ -307,7 +307,7 @@ def _listed_call(
     call = Call(owner, None, id(module))
     marks = owner.scope.marks_nodes
     try:
-        with suppress(Exception):  # a label is never worth a failed forward
+        with contained():  # a label is never worth a failed forward
             if not _is_passed_on(thread, call) and not transforms.exporting():
                 number = thread.enter(call, module)
                 if marks:
@@ -318,13 +318,13 @@ def _listed_call(
             result = module._call_impl(*args, **kwargs)
         else:
             result = _original(module, *args, **kwargs)
-        with suppress(Exception):
+        with contained():
             number = _next_number() if sessions.marking else -1
             if marks and call in thread.calls:
                 mark_output(thread, owner, result, number)
             thread.leave_if_listed(call, number)
     except BaseException:
-        with suppress(Exception):
+        with contained():
             thread.leave_if_listed(call, _next_number() if sessions.marking else -1)
         raise
     return result
@@ -344,7 +344,7 @@ def _is_passed_on(thread: Thread, call: Call) -> bool:
 def _other_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a call of a module without a label of its own."""
     owner = None
-    with suppress(Exception):
+    with contained():
         if not sessions.wraps_calls:
             # Another tool had wrapped the wrapper, and has put it back since.
             if MODULE_CALL.get() is labelled_call:
@@ -363,7 +363,7 @@ def labelled_compiled(
 ) -> Any:
     """Call what ``torch.compile(module)`` returned, where the wrapper is on classes."""
     owner = None
-    with suppress(Exception):
+    with contained():
         if _innermost_transform() is None:
             owner = call_wrapper.owners.get(id(dynamo.compiled_module(self)))
     if owner is None:
@@ -377,4 +377,12 @@ sessions.when_ending = call_wrapper.end
 wrapper_codes.add(labelled_call.__code__)
 
 # Every frame that a call can open, but for those that node hooks open too.
-dynamo.keep_from_dynamo(labelled_call, labelled_compiled, _listed_call, _other_call, _is_passed_on)
+dynamo.keep_from_dynamo(
+    labelled_call,
+    labelled_compiled,
+    _listed_call,
+    _other_call,
+    _is_passed_on,
+    contained.__enter__,
+    contained.__exit__,
+)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from backspot.interrupts import pass_on
 from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
@@ -188,10 +189,10 @@ class Thread:
             sessions.end(calls[-1], self.session)
             calls.pop()
         if self.session == sessions.number:
-            try:  # noqa: SIM105 - suppress() would make an object for each recorded call
+            try:
                 call.opened.__exit__(None, None, None)
-            except Exception:  # noqa: S110 - the stack was full when the range was to be opened
-                pass
+            except Exception as error:  # the stack was full when the range was to be opened
+                pass_on(error)
         else:
             sessions.put_aside(call)
         if number >= 0:

@@ -7,12 +7,12 @@ The guards of compiled code check ``torch.nn.Module.__call__`` where a layer cal
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 import torch
 
+from backspot.interrupts import contained
 from backspot.live.hooks import Enter, Leave
 from backspot.live.owner import Owner, Scope
 from backspot.live.torch_internals import dynamo
@@ -139,7 +139,7 @@ class ClassCalls:
     def _step_aside(self, *_: object) -> None:
         """Leave module calls to PyTorch: Dynamo is about to trace some."""
         self._compilations += 1
-        with suppress(Exception):  # at worst the code is compiled once more
+        with contained():  # at worst the code is compiled once more
             self._take()
             # Where guards check hooks, the next profile needs what is compiled with them.
             for _owner, reference in () if dynamo.guards_check_hooks else self._hooked:
@@ -150,7 +150,7 @@ class ClassCalls:
         self._compilations -= 1
         if self._compilations > 0 or self._ended:
             return
-        with suppress(Exception):  # at worst some calls have no label
+        with contained():  # at worst some calls have no label
             for cls, (before, call) in self._calls.items():
                 if vars(cls).get(_CALL) is before:
                     setattr(cls, _CALL, call)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
 
+from backspot.interrupts import contained, pass_on
 from backspot.live.frames import IN_REDUCTION
 from backspot.live.graph_frames import digest_of_modules, write_frames
 from backspot.live.line_names import file_name
@@ -104,7 +104,8 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
                     each(graph)
             try:
                 write_frames(graph, forward)
-            except Exception:
+            except Exception as error:
+                pass_on(error)
                 return  # the region has one owner
 
         def uuid(self) -> Any:
@@ -117,7 +118,8 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
             try:
                 graph = graph_for_key()
                 return graph and ("backspot", 4, digest_of_modules(graph, forward), *inner)
-            except Exception:
+            except Exception as error:
+                pass_on(error)
                 return None  # it costs a compilation, and no wrong name
 
     return Frames()
@@ -173,7 +175,7 @@ class CompiledBook:
         if scope not in self._scopes:
             return
         if profiler.recording():
-            with suppress(Exception):  # at worst the trace has no such table
+            with contained():  # at worst the trace has no such table
                 self._waiting = self._table()
         self._scopes.remove(scope)
         self._end()
@@ -215,7 +217,7 @@ class CompiledBook:
         return format_compiled(graphs, list(known), list(tables.lines), _compilations())
 
     def _install(self) -> None:
-        with suppress(Exception):  # it can run within an import of the user's
+        with contained():  # it can run within an import of the user's
             self._set_up()
 
     def _set_up(self) -> None:

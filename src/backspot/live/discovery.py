@@ -15,6 +15,7 @@ import gc
 import inspect
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
@@ -34,6 +35,7 @@ __all__ = [
     "outermost",
     "profilers",
     "trained_by",
+    "updated_by",
 ]
 
 
@@ -99,11 +101,18 @@ def trained_by(
     Some optimizers update copies of their own, in another precision or in partitions. If none of
     the modules has an updated parameter, the modules with a parameter that has a gradient count.
     """
-    updated = _parameters_of(optimizers)
-    found = [root for root in roots if not updated.isdisjoint(map(id, root.parameters()))]
+    found = updated_by(optimizers, roots)
     if found:
         return found
     return [root for root in roots if any(p.grad is not None for p in root.parameters())]
+
+
+def updated_by(
+    optimizers: Iterable[torch.optim.Optimizer], roots: Collection[torch.nn.Module]
+) -> list[torch.nn.Module]:
+    """Return the modules of which one of the optimizers holds a parameter."""
+    updated = _parameters_of(optimizers)
+    return [root for root in roots if not updated.isdisjoint(map(id, root.parameters()))]
 
 
 def other_optimizers(known: Collection[torch.optim.Optimizer]) -> bool:
@@ -131,7 +140,7 @@ def profilers() -> list[torch.profiler.profile]:
 
 
 class CallWatch:
-    """Observes which of some modules are called with a tensor that requires a gradient.
+    """Observes which of some modules this thread calls with a tensor that requires a gradient.
 
     Args:
         modules: the modules to observe, until ``end``.
@@ -139,6 +148,7 @@ class CallWatch:
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._called: dict[int, torch.nn.Module] = {}
+        self._thread = threading.get_ident()
         self._handles = [
             module.register_forward_pre_hook(self._before, with_kwargs=True)
             for module in modules
@@ -156,7 +166,9 @@ class CallWatch:
     def _before(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if any(_needs_gradient(value) for value in (*args, *kwargs.values())):
+        if threading.get_ident() == self._thread and any(
+            _needs_gradient(value) for value in (*args, *kwargs.values())
+        ):
             self._called[id(module)] = module
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.errors import BackspotError, NotATraceError, UsageError
+from backspot.interrupts import pass_on
 from backspot.job.answer import answer
 from backspot.job.identity import identify
 from backspot.job.reduce import reduce_trace
@@ -125,6 +126,7 @@ class Gathering:
             left = max(until - time.monotonic(), 0.01)
             self._store.wait([key], timedelta(seconds=left))
         except Exception as error:
+            pass_on(error)
             reason = f"it left nothing within {LIMIT_S:.0f} s after rank 0: it may have ended"
             raise NotATraceError(reason) from error
         count = int(self._store.get(key))

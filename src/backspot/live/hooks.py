@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
+from backspot.interrupts import contained, pass_on
 from backspot.live import calls, markers, source_lines
 from backspot.live.calls import Call, calls_that_fail
 from backspot.live.calls import local as _local
@@ -98,8 +99,8 @@ class Enter(Hook):
             number = thread.enter(Call(owner, None, id(module), id(kwargs)), module)
             if scope.marks_nodes:
                 _mark_inputs(thread, owner, args, kwargs, number)
-        except Exception:
-            return  # a label is never worth a failed forward
+        except Exception as error:
+            pass_on(error)  # a label is never worth a failed forward
 
 
 class Leave(Hook):
@@ -137,8 +138,8 @@ class Leave(Hook):
                     _mark_output(thread, owner, output, number)
             finally:
                 thread.leave(call, number)
-        except Exception:
-            return
+        except Exception as error:
+            pass_on(error)
 
     def _retire(self, module: torch.nn.Module, output: Any) -> None:
         """Unregister, if removal left this hook while PyTorch iterated over an error's hooks.
@@ -165,7 +166,7 @@ class LeaveAndExplain(Leave):
         if _is_dynamo_compiling():
             return
         if output is None:
-            with suppress(Exception):  # the error alone is worth more than another error
+            with contained():  # the error alone is worth more than another error
                 _explain(self.owner, sys.exc_info()[1])
         super().__call__(module, args, kwargs, output)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from backspot.interrupts import pass_on
 from backspot.live.calls import Thread
 from backspot.live.owner import Owner
 from backspot.live.torch_internals import autograd, profiler, transforms
@@ -81,8 +82,8 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
                     else:
                         with transforms.ignore_torch_function():
                             _mark(thread, caller, tensor, following)
-                except Exception:  # noqa: S112 - a subclass may refuse anything
-                    continue
+                except Exception as error:  # a subclass may refuse anything
+                    pass_on(error)
 
 
 def _mark(thread: Thread, caller: Owner, tensor: torch.Tensor, following: int) -> None:

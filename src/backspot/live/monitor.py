@@ -25,6 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.errors import MissingDependencyError, UsageError
+from backspot.interrupts import pass_on
 from backspot.live.markers import tensors_in
 from backspot.live.modules import class_name, is_called, unwrap
 from backspot.live.torch_internals import autograd, dynamo, transforms
@@ -353,7 +354,8 @@ class Monitor:
                 autograd.at_end_of_backward(self._end_step)
             else:
                 self._end_step()
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             self._give_up()
 
     def _end_step(self) -> None:
@@ -365,7 +367,8 @@ class Monitor:
                 self.flush()
             if self.step % self._every == 0:
                 self._begin_sample()
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             self._give_up()
 
     def _give_up(self, why: str = "") -> None:
@@ -655,7 +658,8 @@ class _Hook:
     def __call__(self, *args: object) -> None:
         try:
             self._record(self._of_monitor, self._block, *args)
-        except Exception:  # a time is never worth a failed step
+        except Exception as error:  # a time is never worth a failed step
+            pass_on(error)
             if self._of_monitor._sample is not None:
                 self._of_monitor._sample.broken = True
 

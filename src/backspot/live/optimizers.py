@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from backspot.interrupts import pass_on
 from backspot.live.owner import Scope
 from backspot.live.torch_internals import dynamo, profiler
 from backspot.live.torch_internals.modules import parameters_of
@@ -52,8 +53,8 @@ class OptimizerWatch:
             self._known.add(optimizer)
             if profiler.recording():
                 self._label_unused(optimizer)
-        except Exception:
-            return  # a label is never worth a failed step
+        except Exception as error:
+            pass_on(error)  # a label is never worth a failed step
 
     def _label_unused(self, stepped: torch.optim.Optimizer) -> None:
         mine = {id(p) for group in stepped.param_groups for p in group["params"]}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from backspot.interrupts import pass_on
 from backspot.live.torch_internals import autograd, dynamo, profiler
 from backspot.trace.labels import Kind, Label, format_label
 
@@ -72,8 +73,8 @@ def marker(scope: Scope, label: str) -> Callable[..., None]:
             try:
                 with _new_range(label):
                     return
-            except Exception:
-                return  # a label is never worth a failed backward
+            except Exception as error:
+                pass_on(error)  # a label is never worth a failed backward
 
     return mark
 

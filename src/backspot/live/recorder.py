@@ -22,19 +22,22 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakMethod
 
 import torch
 from torch.profiler import ProfilerAction
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.errors import BackspotError, UsageError
+from backspot.errors import UsageError
 from backspot.formatting import counted
+from backspot.interrupts import contained, heard, pass_on
 from backspot.live import discovery
 from backspot.live.compiled import compiled_book
 from backspot.live.instrumentation import put_labels
@@ -268,6 +271,13 @@ class Recorder:
     ``watch`` comes first. At the end of each step, ``count`` is called, and then ``advance`` if it
     returns true.
 
+    A script may train in several threads. Each counts its own steps. The first in which a report is
+    due is recorded, and the others are left alone. If it ends before that is done, another one may
+    be next.
+
+    What a signal's handler of the script raises leaves each method. What is under way is removed
+    then, and begins again if the training goes on.
+
     Args:
         plan: when to record.
         models: the models that are trained.
@@ -277,7 +287,7 @@ class Recorder:
 
     Attributes:
         plan: when to record.
-        steps: how many steps were counted.
+        steps: how many steps were counted in the thread that is recorded, or had the most steps.
         reports: how many recordings were delivered.
     """
 
@@ -292,6 +302,7 @@ class Recorder:
         self.steps = 0
         self.reports = 0
         self._waited = 0
+        self._cut_short = ""  # the script's exception that came last while something was under way
         self._counts_all = True
         self.plan = plan
         self._search = models
@@ -304,12 +315,16 @@ class Recorder:
         self._process = os.getpid()
         self._due: int | None = plan.warmup
         self._watches = False
-        self._thread = 0
+        self._counts: Counter[int] = Counter()
+        self._choosing = threading.RLock()
+        self._moving = threading.RLock()
+        self._in_thread = threading.local()
         self._since = 0
         self._reset()
 
     def _reset(self) -> None:
         self._state = State.WAITING
+        self._thread = 0
         self._models: Mapping[str, torch.nn.Module] = {}
         self._labels = ExitStack()
         self._recording_stack = ExitStack()
@@ -349,50 +364,87 @@ class Recorder:
     def request(self) -> None:
         """Make a report as soon as possible."""
         if self._state is State.WAITING:
-            self._due = self.steps
+            self._due = min(self._counts.values(), default=0)
             self._requested = True
 
     def count(self) -> bool:
         """Count a step that has ended, and return whether ``advance`` has something to do."""
-        self.steps += 1
-        if self._state is State.WAITING:
-            return self._due is not None and (self.steps >= self._due or self._may_be_early())
-        return self._thread == threading.get_ident()
+        thread = threading.get_ident()
+        with self._choosing:
+            self._counts[thread] += 1
+            steps = self._counts[thread]
+            if self._state is not State.WAITING:
+                if self._thread != thread:
+                    return False
+                self.steps = steps
+                return True
+            self.steps = max(self.steps, steps)
+            # Which thread it is comes with ``advance``, which may be a moment later.
+            return self._due is not None and (steps >= self._due or self._may_be_early(steps))
 
     def advance(self) -> None:
         """Go to the next state, at the end of a step."""
+        reports = self.reports
+        if not self._moving.acquire(blocking=False):  # another thread is about to begin
+            return
         try:
-            if self._state is State.WAITING:
-                self._begin()
-            elif self._state is State.TIMING:
-                self._time()
-                if self._is_early or len(self._times) >= self.plan.steps:
-                    self._prepare()
-            elif self._state is State.PREPARED:
-                self._begin_recording()
-            else:
-                self._recorded += 1
-                self._end_mark()
-                if self._recorded < self._wanted():
-                    self._begin_mark()
-                elif self._is_early:
-                    self._keep_early()
-                elif self.plan.in_detail and self._timed_recording is None:
-                    timed = self._so_far()
-                    synchronize(self._models.values())
-                    self._recording_stack.close()
-                    self._recorded = 0
-                    if timed is not None:
-                        self._timed_recording = replace(timed, profiler=Export(timed.profiler))
-                    self._make_ready(memory=self.plan.memory, shapes=self.plan.shapes)
-                else:
-                    self._finish()
-        except Exception as error:
-            self.give_up(error)
+            self._move(self._go_on)
+        finally:
+            self._moving.release()
+        if self.plan.ends and self.reports > reports:
+            raise SystemExit(0)
 
-    def _may_be_early(self) -> bool:
+    def _move(self, action: Callable[[], None]) -> None:
+        """Do something to the recording; an error ends it, and one of the script's passes.
+
+        The end of the script waits for what another thread does.
+        """
+        with self._moving:
+            try:
+                try:
+                    action()
+                except Exception as error:
+                    pass_on(error)
+                    self.give_up(error)
+            except BaseException as error:
+                self._cut_short = type(error).__name__
+                with contained():
+                    self._stop(again=True)
+                raise
+
+    def _go_on(self) -> None:
+        if self._state is State.WAITING:
+            if self._due is not None:
+                self._begin()
+        elif self._thread != threading.get_ident():  # another thread was chosen since ``count``
+            return
+        elif self._state is State.TIMING:
+            self._time()
+            if self._is_early or len(self._times) >= self.plan.steps:
+                self._prepare()
+        elif self._state is State.PREPARED:
+            self._begin_recording()
+        else:
+            self._recorded += 1
+            self._end_mark()
+            if self._recorded < self._wanted():
+                self._begin_mark()
+            elif self._is_early:
+                self._keep_early()
+            elif self.plan.in_detail and self._timed_recording is None:
+                timed = self._so_far()
+                synchronize(self._models.values())
+                self._recording_stack.close()
+                self._recorded = 0
+                if timed is not None:
+                    self._timed_recording = replace(timed, profiler=Export(timed.profiler))
+                self._make_ready(memory=self.plan.memory, shapes=self.plan.shapes)
+            else:
+                self._finish()
+
+    def _may_be_early(self, steps: int) -> bool:
         is_first = self.reports == 0 and self._early is None and not self._requested
-        return is_first and 0 < self.steps <= self.plan.last_early_start
+        return is_first and 0 < steps <= self.plan.last_early_start
 
     def _wanted(self) -> int:
         """How many steps to record before what follows."""
@@ -401,7 +453,7 @@ class Recorder:
         return self.plan.steps if self._timed_recording is None else STEPS_IN_DETAIL
 
     def _begin(self) -> None:
-        self._is_early = self._due is not None and self.steps < self._due
+        self._is_early = self._counts[threading.get_ident()] < (self._due or 0)
         if self._is_early:
             if not self._search.are_known():
                 self._is_early = False
@@ -412,9 +464,12 @@ class Recorder:
         if not self._is_free():
             self._withdraw()
             return
+        with self._choosing:
+            self._thread = threading.get_ident()
+            self._state = State.TIMING
         self._search.begin()
-        self._thread = threading.get_ident()
-        self._state = State.TIMING
+        if not hasattr(self._in_thread, "end"):
+            self._in_thread.end = _ThreadEnd(self._end_of_thread)
         synchronize(())
         self._since = time.perf_counter_ns()
 
@@ -434,9 +489,8 @@ class Recorder:
     def _withdraw(self) -> None:
         """Leave the profiler to the script, and begin again when the script is done with it."""
         early = self._is_early
-        self._stop()
+        self._stop(again=not early)
         if not early:
-            self._requested = True
             self.complain(_OTHER_PROFILER)
 
     def _give_way(self) -> None:
@@ -447,10 +501,12 @@ class Recorder:
             or self.is_child
         ):
             return
-        try:
-            self._withdraw()
-        except Exception as error:
-            self.give_up(error)
+        self._move(self._withdraw)
+
+    def _end_of_thread(self) -> None:
+        """Remove everything: the thread that is recorded ends, and no other can end its profile."""
+        if self._thread == threading.get_ident() and not self.is_child:
+            self._move(lambda: self._stop(again=True))
 
     def _time(self) -> None:
         synchronize(())
@@ -511,7 +567,7 @@ class Recorder:
         recorded = self._so_far()
         self._stop()
         if recorded is not None:
-            with suppress(BackspotError, OSError):  # it may not be needed, and the reason may go
+            with contained():  # it may not be needed, and the reason may go
                 self._early = replace(recorded, profiler=Export(recorded.profiler))
         if self._due is not None and self.steps >= self._due:
             self._begin()
@@ -519,17 +575,21 @@ class Recorder:
     def _finish(self) -> None:
         """Remove everything, deliver the recording, and wait for the next one."""
         recorded = self._so_far()
-        self._stop()
-        self._early = None
-        if self.plan.every is None:
-            self._end_counting()
-        else:
-            while self._due is not None and self._due <= self.steps:
-                self._due += self.plan.every
-        self._hand_over(recorded)
-        if self.plan.ends:
-            self._end_counting()
-            raise SystemExit(0)
+        due, self._due = self._due, None  # for the other threads, until the report is made
+        try:
+            self._stop()
+            self._early = None
+            self._hand_over(recorded)
+        except BaseException:
+            self._due = due
+            raise
+        if self.plan.every is None or self.plan.ends:
+            if self._due is None:  # else a report was asked for meanwhile
+                self._end_counting()
+        elif due is not None:
+            while due <= self.steps:
+                due += self.plan.every
+            self._due = due
 
     def _so_far(self) -> Recorded | None:
         if self._timed_recording is not None:
@@ -550,11 +610,17 @@ class Recorder:
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:
+            with heard():
+                self._deliver(recorded)
             self.reports += 1
-            self._deliver(recorded)
+            self._cut_short = ""
 
-    def _stop(self) -> None:
-        """End what is under way and remove all of it."""
+    def _stop(self, *, again: bool = False) -> None:
+        """End what is under way and remove all of it.
+
+        Args:
+            again: whether to begin again at the end of a later step.
+        """
         self._search.end()
         if self._state is State.PREPARED and self._own_profiler is not None:
             with recording(self._own_profiler):  # a prepared profiler can only be ended in this way
@@ -563,22 +629,30 @@ class Recorder:
             synchronize(self._models.values())
         mark, labels, profiling = self._mark, self._labels, self._recording_stack
         self._reset()
+        self._requested = again
         with labels:
             profiling.close()
         del mark  # a step that was cut short has no end in the trace; nothing records now
 
     def end(self) -> None:
         """Remove everything, because the training has ended; deliver what was recorded."""
-        if self.is_child:
-            return
+        if not self.is_child:
+            self._move(self._end)
+
+    def _end(self) -> None:
         recorded = self._so_far()
         if self._state is State.RECORDING and self._thread != threading.get_ident():
             # Only its own thread can end a profile and read it.
             recorded = self._timed_recording or self._early
-        with suppress(Exception):
-            self._stop()
-        self._end_counting()
+        try:
+            with contained():
+                self._stop()
+        finally:
+            self._end_counting()
         self._hand_over(recorded)
+        if self._cut_short and not self.reports:
+            self._gave_up = True
+            self.complain(f"no report: {self._cut_short} came while it was recorded or made")
 
     def complain(self, sentence: str) -> None:
         """Say what does not work, once."""
@@ -613,12 +687,24 @@ class Recorder:
             import traceback
 
             traceback.print_exception(error)
-        with suppress(Exception):
+        with contained():
             self._stop()
         self._due = self._early = None
         self._gave_up = True
         self._unwatch()
         self.complain(f"no report: {type(error).__name__}: {error}")
+
+
+class _ThreadEnd:
+    """Calls a method when the thread ends that has this in a ``threading.local``."""
+
+    def __init__(self, method: Callable[[], None]) -> None:
+        self._method = WeakMethod(method)
+
+    def __del__(self) -> None:
+        method = None if sys.is_finalizing() else self._method()
+        if method is not None:
+            method()
 
 
 def _is_due(profiler: torch.profiler.profile, ahead: range) -> bool:

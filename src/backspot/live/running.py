@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from types import FrameType
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from backspot.interrupts import pass_on
 from backspot.live import discovery
 from backspot.live.recorder import Plan, Recorded, Recorder
 from backspot.live.torch_internals import autograd, dynamo
@@ -72,6 +75,32 @@ class Cycle:
         return min(max(wanted, self._PATIENCE.start), self._PATIENCE.stop)
 
 
+class _Stepped:
+    """The optimizers that have taken a step, each in its thread."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], weakref.ref[torch.optim.Optimizer]] = {}
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note a step that this thread has taken."""
+        self._found[threading.get_ident(), id(optimizer)] = weakref.ref(optimizer)
+
+    def here(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that have taken a step in this thread."""
+        return self._living(threading.get_ident())
+
+    def anywhere(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of all threads."""
+        return self._living(None)
+
+    def _living(self, wanted: int | None) -> list[torch.optim.Optimizer]:
+        # The list of items is made at once, whatever other threads add.
+        found = [
+            ref() for (thread, _), ref in list(self._found.items()) if wanted in (None, thread)
+        ]
+        return [optimizer for optimizer in found if optimizer is not None]
+
+
 class _FoundModels:
     """The models of a script: what its optimizers update, and the loss modules.
 
@@ -80,9 +109,7 @@ class _FoundModels:
         say: called with a sentence if no model is found because of ``gc.freeze``.
     """
 
-    def __init__(
-        self, optimizers: weakref.WeakSet[torch.optim.Optimizer], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, optimizers: _Stepped, say: Callable[[str], None]) -> None:
         self._optimizers = optimizers
         self._say = say
         self._watch: discovery.CallWatch | None = None
@@ -92,12 +119,13 @@ class _FoundModels:
 
         A generator's may wait for several steps of its critic.
         """
-        return not discovery.other_optimizers(self._optimizers)
+        return not discovery.other_optimizers(self._optimizers.anywhere())
 
     def begin(self) -> None:
         """Watch which modules are called that no optimizer updates."""
         roots, trained = self._search()
-        updated = {id(root) for root in trained}
+        elsewhere = discovery.updated_by(self._optimizers.anywhere(), roots)
+        updated = {id(root) for root in (*trained, *elsewhere)}
         self._watch = discovery.CallWatch(root for root in roots if id(root) not in updated)
 
     def named(self) -> Mapping[str, torch.nn.Module]:
@@ -114,10 +142,10 @@ class _FoundModels:
     def _search(self) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
         """Return the outermost modules, and those of them that are trained."""
         roots = discovery.outermost()
-        trained = discovery.trained_by(self._optimizers, roots)
+        trained = discovery.trained_by(self._optimizers.here(), roots)
         if not trained and gc.get_freeze_count():
             roots = discovery.outermost(discovery.held_by_variables())
-            trained = discovery.trained_by(self._optimizers, roots)
+            trained = discovery.trained_by(self._optimizers.here(), roots)
         return roots, trained
 
     def end(self) -> None:
@@ -145,10 +173,10 @@ class Observer:
         stepped: Callable[[int], None],
     ) -> None:
         self._stepped = stepped
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._optimizers = _Stepped()
         models = _FoundModels(self._optimizers, say)
         self.recorder = Recorder(plan, models, deliver, say, self._end_counting)
-        self._cycle = Cycle()
+        self._cycles: defaultdict[int, Cycle] = defaultdict(Cycle)  # by thread
         self._backwards = 0
         self._steps_inside = False
         """Whether an optimizer has stepped inside a backward, and none outside."""
@@ -205,12 +233,13 @@ class Observer:
             self._backward.end()
             # PyTorch is iterating over the hooks: nothing can be registered here.
             if (
-                self._cycle.ends_with(_updated_by(optimizer))
+                self._cycles[threading.get_ident()].ends_with(_updated_by(optimizer))
                 and self._count()
                 and not _after_return(sys._getframe(1), recorder.advance)
             ):
                 recorder.complain("a Python profiler is running, so no step is recorded")
         except Exception as error:
+            pass_on(error)
             recorder.give_up(error)
 
     def _after_backward(self) -> None:
@@ -228,6 +257,7 @@ class Observer:
                 return
             wanted = self._count()
         except Exception as error:
+            pass_on(error)
             self.recorder.give_up(error)
             return
         if wanted:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from backspot.interrupts import contained
 from backspot.live.compiled import compiled_book
 from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
@@ -111,7 +112,7 @@ class Sessions:
         """End a range that was opened under a number, or put it aside."""
         if number == self.number:
             # After an interrupt the range may have ended already, or may never have begun.
-            with suppress(Exception):
+            with contained():
                 holder.opened.__exit__(None, None, None)
         else:
             self.put_aside(holder)
@@ -146,7 +147,7 @@ class Sessions:
         self.number += 1
         self.dispose()  # the last moment at which nothing records
         result = original()
-        with suppress(Exception):  # at worst the trace has no labels
+        with contained():  # at worst the trace has no labels
             if self.when_started is not None:
                 self.when_started()
         return result
@@ -154,7 +155,7 @@ class Sessions:
     def _stopping(self, original: Callable[[], Any]) -> Any:
         forms: list[tuple[Any, str]] = []
         for each in (book, compiled_book):
-            with suppress(Exception):  # at worst the trace has no such table
+            with contained():  # at worst the trace has no such table
                 form = each.write()
                 if form is not None:
                     forms.append((each, form))
@@ -178,7 +179,7 @@ class Sessions:
         return result
 
     def _tidy(self) -> None:
-        with suppress(Exception):  # a hook that stays does no harm
+        with contained():  # a hook that stays does no harm
             if self.when_stopped is not None and not profiler.recording():
                 for scope in self.live_scopes():
                     self.when_stopped(scope)

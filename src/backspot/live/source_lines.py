@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from backspot.interrupts import pass_on
 from backspot.live.line_names import describe
 from backspot.live.torch_internals import autograd, dynamo, profiler
 from backspot.trace.names import COMPILED_FUNCTION
@@ -206,8 +207,8 @@ class ExactRecorder(Recorder):
                 except KeyError:
                     place = place_of(key, frame)
                 keep((number, place))
-            except Exception:
-                return
+            except Exception as error:
+                pass_on(error)
 
         dynamo.keep_from_dynamo(made)
         return made

@@ -14,14 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
-
 from backspot.formatting import visible
 from backspot.progress import is_terminal
 from backspot.render._columns import Column
 from backspot.render._words import Part
+from backspot.styled import Console, Text, cell_len
 
 __all__ = [
     "fact_lines",

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from rich.cells import cell_len
-
 from backspot.formatting import counted, duration, failures, percent, visible
 from backspot.render._terminal import fact_lines, keep_end, space_for
 from backspot.results.job import (
@@ -20,6 +18,7 @@ from backspot.results.job import (
     ModuleSpread,
     SlowestRank,
 )
+from backspot.styled import cell_len
 
 __all__ = [
     "differs",

@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from rich.text import Text
-
 from backspot.formatting import counted, percent, visible
 from backspot.render._answer import answer, answered
 from backspot.render._columns import Column, module_columns, operator_columns
@@ -56,6 +54,7 @@ from backspot.render.view import (
     select,
 )
 from backspot.results.report import Report, Row
+from backspot.styled import Text
 
 __all__ = ["FORMATS", "render_text"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.text import Text
-
 from backspot.comparison.changes import Comparison
 from backspot.formatting import visible
 from backspot.render._comparison import (
@@ -18,6 +16,7 @@ from backspot.render._comparison import (
 from backspot.render._terminal import fact_lines, lay_out, paragraph, sentence, space_for, written
 from backspot.render.formats import Format
 from backspot.render.view import DEFAULT_VIEW, View
+from backspot.styled import Text
 
 __all__ = ["FORMATS", "render_comparison"]
 

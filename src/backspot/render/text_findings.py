@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rich.text import Text
-
 from backspot.formatting import visible
 from backspot.render._findings import cost_of, place_name, worth
 from backspot.render._terminal import keep_end, paragraph
 from backspot.results.report import Finding, Report
+from backspot.styled import Text
 
 __all__ = ["brief_finding", "finding"]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len
-from rich.text import Text
-
 from backspot.formatting import visible
 from backspot.render._columns import Column, numbers
 from backspot.render._terminal import keep_end, keep_start, lay_out
 from backspot.render._words import Part, made_by
 from backspot.render.view import heaviest_line
 from backspot.results.report import LineCost, Row, Sort
+from backspot.styled import Text, cell_len
 from backspot.trace.names import short_node_name
 
 __all__ = ["line_of_answer", "lines_table"]

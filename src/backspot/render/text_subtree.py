@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.text import Text
-
 from backspot.formatting import duration, percent, visible
 from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
 from backspot.render._terminal import keep_end, lay_out, paragraph, space_for, written
 from backspot.render._words import Part
 from backspot.results.report import Row, Subtree
+from backspot.styled import Text
 
 __all__ = ["render_subtree"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 import torch
 
+from backspot.interrupts import contained
 from backspot.live.torch_internals.loading import when_loaded
 from backspot.live.torch_internals.lookup import find
 from backspot.live.torch_internals.modules import WRAPPED_CHILD
@@ -45,7 +45,7 @@ def keep_from_dynamo(*functions: Callable[..., Any]) -> None:
     frames = find("_C", "_dynamo", "eval_frame")
     strategy = getattr(frames, "set_code_exec_strategy", None)
     skip_code = getattr(frames, "skip_code", None)  # of older versions
-    try:
+    with contained():  # at worst a compiled root has one label less
         if strategy is not None:
             action = frames._FrameAction
             skip = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
@@ -54,8 +54,6 @@ def keep_from_dynamo(*functions: Callable[..., Any]) -> None:
         elif skip_code is not None:
             for function in functions:
                 skip_code(function.__code__)
-    except Exception:  # noqa: S110 - one label less on a compiled root
-        pass
 
 
 def compiled_class() -> type | None:
@@ -167,7 +165,7 @@ def watch_compilations(
         return getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
 
     def register() -> None:
-        with suppress(Exception):  # it can run within an import of the user's
+        with contained():  # it can run within an import of the user's
             handler().register_start_callback(begins)
             handler().register_end_callback(ended)
 
@@ -175,9 +173,9 @@ def watch_compilations(
 
     def stop() -> None:
         stop_waiting()
-        with suppress(Exception):  # not there, or ``torch.compiler.reset()`` has cleared all
+        with contained():  # not there, or ``torch.compiler.reset()`` has cleared all
             handler().remove_start_callback(begins)
-        with suppress(Exception):
+        with contained():
             handler().remove_end_callback(ended)
 
     return stop

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
+from backspot.interrupts import contained
 from backspot.live.torch_internals.graphs import REPLACED
 from backspot.live.torch_internals.loading import when_loaded
 
@@ -34,7 +34,7 @@ def complete_sites(note: str) -> Callable[[], None]:
 
     def replacing(name: str, replace: Callable[[Any], None]) -> Callable[[], None]:
         def now() -> None:
-            with suppress(Exception):  # it can run within an import of the user's
+            with contained():  # it can run within an import of the user's
                 replace(sys.modules[name])
 
         return when_loaded(name, now)
@@ -104,7 +104,7 @@ def _keep_unnamed(scheduling: Any, note: str, put: _Put) -> None:
     def codegen_comment(self: Any, node_schedule: Any, *args: Any, **kwargs: Any) -> Any:
         result = comment(self, node_schedule, *args, **kwargs)
         if not any((*args, *kwargs.values())):
-            with suppress(Exception):  # the launch has no site, as before
+            with contained():  # the launch has no site, as before
                 debug: Any = sys.modules["torch._inductor.debug"]
                 number = debug.set_kernel_post_grad_provenance_tracing(node_schedule, last.name)
                 debug._inductor_kernel_stack_trace[f"{last.name}:{number}"].append(note)

@@ -1,0 +1,143 @@
+"""A script that trains in several threads: one is recorded, and the others are left alone."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from support import preloaded
+from support.program import program
+
+pytestmark = [pytest.mark.slow, pytest.mark.posix]
+
+ROUNDS = 50
+
+AROUND = """
+import sys, threading, torch
+from concurrent.futures import ThreadPoolExecutor
+from torch import nn
+import torch.autograd.profiler as profiler
+from backspot.live.recorder import Plan
+from backspot.live.running import Observer
+
+torch.set_num_threads(1)
+made = threading.Lock()
+
+def net():
+    with made:
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+def train(steps, model=None, call=None):
+    model = model or net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        (call or model)(torch.ones(4, 8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def in_threads(number, *given):
+    threads = [threading.Thread(target=train, args=given) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+def sweep():
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(train, [20] * 6))
+
+def one_after_another():
+    in_threads(4, 5)  # each ends while it is recorded
+    in_threads(1, 20)
+
+def replicas():
+    model = net()
+    def call(inputs):
+        copies = [model, model]
+        with ThreadPoolExecutor(2) as pool:
+            return sum(pool.map(lambda copy: copy(inputs), copies))
+    train(20, model, call)
+
+def beside(work):
+    ends = threading.Event()
+    def loop():
+        while not ends.is_set():
+            work()
+            ends.wait(0.001)
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        train(20)
+    finally:
+        ends.set()
+        thread.join()
+
+def evaluation():
+    other = net()
+    def work():
+        with torch.no_grad():
+            other(torch.ones(4, 8))
+    beside(work)
+
+def prefetching():
+    beside(lambda: torch.randn(64, 8).sort())
+
+clean = nn.Module.__call__, sys.getrecursionlimit(), torch.Tensor.backward, False
+for number in range(ROUNDS):
+    found, said = [], []
+    observer = Observer(Plan(warmup=1, steps=2), found.append, said.append, lambda _: None)
+    observer.begin()
+    WAY()
+    observer.recorder.end()
+    left = (
+        nn.Module.__call__, sys.getrecursionlimit(), torch.Tensor.backward,
+        profiler._is_profiler_enabled,
+    )
+    assert left == clean, (number, left)
+    assert not said, (number, said)
+    assert len(found) == 1, number
+    assert found[0].count == 2
+print("well")
+"""
+
+
+@pytest.mark.parametrize(
+    "way", ["sweep", "one_after_another", "replicas", "evaluation", "prefetching"]
+)
+def test_threads_beside_a_recording_train_on_and_nothing_is_left(way, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(AROUND.replace("ROUNDS", str(ROUNDS)).replace("WAY()", f"{way}()"))
+    done = program_of(path)
+    assert (done.returncode, done.stdout) == (0, b"well\n"), done.stderr.decode()
+
+
+def program_of(path):
+    return subprocess.run(
+        [*preloaded.python(), str(path)], capture_output=True, check=False, timeout=300
+    )
+
+
+WITH_RUN = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+def train(number):
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(60):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(train, range(6)))
+print("trained")
+"""
+
+
+def test_a_sweep_in_threads_has_a_report(tmp_path):
+    (tmp_path / "train.py").write_text(WITH_RUN)
+    done = program(
+        "run", "--warmup", "2", "--steps", "3", "train.py", cwd=tmp_path, python=preloaded.python()
+    )
+    assert (done.returncode, done.stdout) == (0, b"trained\n"), done.stderr.decode()
+    assert (tmp_path / "backspot" / "report.html").exists()
+    assert b"torch.profiler itself" not in done.stderr
