@@ -99,7 +99,9 @@ SCRIPTS = {
         data=(("mnist", "../data", 130, 100),),
         needs=("torchvision",),
     ),
-    "vae": example("vae", "--epochs 1 --no-accel --batch-size 64", data=_MNIST),
+    "vae": example(
+        "vae", "--epochs 1 --no-accel --batch-size 64", data=(*_MNIST, ("folder", "results"))
+    ),
     "dcgan": example(
         "dcgan",
         "--dataset folder --dataroot pictures --imageSize 64 --batchSize 8 --ngf 16 --ndf 16 "
@@ -156,7 +158,7 @@ SCRIPTS = {
     "fast_neural_style": example(
         "fast_neural_style",
         "train --epochs 1 --batch-size 1 --dataset pictures --style-image style/picture0.jpg "
-        "--style-size 64 --save-model-dir models --image-size 64 --log-interval 10",
+        "--save-model-dir models --image-size 64 --log-interval 10",
         "neural_style/neural_style.py",
         data=(
             ("images", "pictures", 1, 40, 72),

@@ -23,6 +23,8 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +40,7 @@ Hook = Callable[..., None]
 
 def finish(path: str, found: Any) -> None:
     """Write what was measured, and end the process with all that it started."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(found, file)
+    Path(path).write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)
 
@@ -137,7 +138,7 @@ class ModuleClock:
     def _add(self, marks: list[Any]) -> None:
         if self.cuda:
             torch.cuda.synchronize()
-        for (owner, begin), (_, end) in zip(marks, marks[1:], strict=False):
+        for (owner, begin), (_, end) in pairwise(marks):
             spent = begin.elapsed_time(end) / 1e3 if self.cuda else end - begin
             self.spent[self._name(owner)] += spent
 
@@ -198,7 +199,7 @@ class StepClock:
 
     def end(self) -> None:
         """Write wall and processor seconds of each step."""
-        pairs = list(zip(self.stamps, self.stamps[1:], strict=False))[WARMUP - 1 :]
+        pairs = list(pairwise(self.stamps))[WARMUP - 1 :]
         finish(self.out, [[b[0] - a[0], b[1] - a[1]] for a, b in pairs])
 
 
@@ -294,7 +295,7 @@ def main(out: str, mode: str, script: str, *arguments: str) -> None:
     clock: ModuleClock | StepClock = ModuleClock(out) if kind == "modules" else StepClock(out)
     clock.start()
     sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
     finally:

@@ -42,6 +42,12 @@ def _words(count: int, distinct: int) -> list[str]:
 
 
 @kind
+def folder(path: Path) -> None:
+    """An empty folder."""
+    path.mkdir(parents=True)
+
+
+@kind
 def mnist(path: Path, train: int, test: int) -> None:
     """The four files of MNIST, as torchvision unpacks them."""
     raw = path / "MNIST" / "raw"

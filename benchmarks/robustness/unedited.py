@@ -11,8 +11,6 @@ processes:
   no code with Backspot;
 - advice: each finding's remedy that a patch can apply is applied, and the steps with and without
   it are timed in turn.
-
-A full run writes a table beside the JSON file.
 """
 
 from __future__ import annotations
@@ -30,7 +28,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,10 @@ from typing import Any
 import backspot
 from backspot import Report
 from benchmarks.common import (
+    Budget,
     CannotRunError,
     choose,
     command_line,
-    machine,
     parse,
     print_table,
     script,
@@ -51,6 +51,7 @@ from benchmarks.load import add_busy, busy
 from benchmarks.robustness import toy_data
 from benchmarks.robustness.public_scripts import COMMITS, SCRIPTS, Script
 from benchmarks.robustness.second_clock import OUTSIDE
+from benchmarks.workers import NO_TIME
 
 CLOCK = Path(__file__).with_name("second_clock.py")
 TIMINGS = (r"\d+(\.\d+)? ?(ms|s|sec|seconds|it/s|img/s|/s)\b",)
@@ -117,8 +118,10 @@ class Place:
             "HF_DATASETS_OFFLINE": "1",
             "HF_HOME": str(self.used / "hf_home"),
             "TORCH_HOME": str(cwd / "torch_home"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.used.parent / "inductor"),
             "WANDB_MODE": "disabled",
             "MPLBACKEND": "agg",
+            "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # for scripts older than the new default
         }
         if self.device == "cpu":
             environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -132,22 +135,26 @@ class Place:
             errors="replace",
             start_new_session=True,
         )
+        assert process.stdout
         errors: list[str] = []
-        assert process.stdout is not None and process.stderr is not None
         reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()))
         reader.start()
         killer = threading.Timer(seconds, lambda: os.killpg(process.pid, signal.SIGKILL))
         killer.start()
         output = []
-        pressed = not self.what.interrupt
-        for line in process.stdout:
-            if not pressed or not self.what.interrupt:
+        try:
+            for line in process.stdout:
                 output.append(line)
-            if not pressed and self.what.interrupt in line:
-                pressed = True
-                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        process.wait()
-        killer.cancel()
+                if self.what.interrupt and self.what.interrupt in line:
+                    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                    break
+            if self.what.interrupt:  # what is printed from now on is chance
+                process.stdout.read()
+            process.wait()
+        finally:
+            killer.cancel()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         reader.join(10)
         return Done(process.returncode, "".join(output), "".join(errors))
 
@@ -170,10 +177,11 @@ def last_line(text: str) -> str:
 # Same --------------------------------------------------------------------------------------------
 
 
-def difference(plain: Sequence[str], observed: str, timings: Sequence[str]) -> tuple[str, float]:
+def difference(plain: Sequence[str], observed: str, timings: Sequence[str]) -> tuple[str, bool]:
     """Compare what runs printed.
 
-    A word that plain runs print differently is no ground to judge.
+    Where plain runs differ, the script draws numbers without a seed: then numbers are left out, and
+    nothing is compared if there are not equally many words.
 
     Args:
         plain: of each plain run.
@@ -181,26 +189,24 @@ def difference(plain: Sequence[str], observed: str, timings: Sequence[str]) -> t
         timings: regular expressions of what the script says about its own speed.
 
     Returns:
-        The first difference, ``""`` if there is none; and the share of words that was compared.
+        The first difference, ``""`` if there is none; and whether numbers were compared.
     """
 
-    def words(text: str) -> list[str]:
-        for timing in (*timings, *TIMINGS):
-            text = re.sub(timing, "TIME", text)
-        return re.split(r"\s+", text)
+    def words(text: str, numbers: bool = True) -> list[str]:
+        for timing in (*timings, *TIMINGS, *(() if numbers else (r"-?\d[\d.]*(e[-+]\d+)?",))):
+            text = re.sub(timing, "#", text)
+        return text.split()
 
-    texts = [words(text) for text in plain]
-    mine = words(observed)
-    if len({len(text) for text in texts}) > 1:
-        return "", 0.0
-    fixed = [len(set(column)) == 1 for column in zip(*texts, strict=True)]
-    share = sum(fixed) / len(fixed)
-    if len(mine) != len(fixed):
-        return f"{len(mine)} words in place of {len(fixed)}", share
-    for number, (word, expected, judge) in enumerate(zip(mine, texts[0], fixed, strict=True)):
-        if judge and word != expected:
-            return f"word {number} is {word!r}, not {expected!r}", share
-    return "", share
+    exact = len({tuple(words(text)) for text in plain}) == 1
+    texts = {tuple(words(text, exact)) for text in plain}
+    if len(texts) > 1:
+        return "", False
+    (expected,), mine = texts, words(observed, exact)
+    for number, (word, other) in enumerate(zip(mine, expected, strict=False)):
+        if word != other:
+            return f"word {number} is {word!r}, not {other!r}", exact
+    ends = "" if len(mine) == len(expected) else f"{len(mine)} words in place of {len(expected)}"
+    return ends, exact
 
 
 # Where -------------------------------------------------------------------------------------------
@@ -220,7 +226,7 @@ def true_share(report: Report, clocked: Clocked) -> float:
     if row.root:
         relative = row.path.removeprefix(row.root).removeprefix(".")
     matches = [
-        (len(os.path.commonprefix([path[::-1], relative[::-1]])), seconds)
+        (min(len(path), len(relative)), seconds)
         for path, kind, _, seconds in clocked
         if kind == row.class_name
         and (f".{path}".endswith(f".{relative}") or f".{relative}".endswith(f".{path}"))
@@ -265,7 +271,7 @@ class Verdict:
     """What was found of one script."""
 
     same: str = ""
-    compared: float = 1.0
+    seeded: bool = True
     first: list[str] = field(default_factory=list)
     where: list[float] = field(default_factory=list)
     slowest: str = ""
@@ -273,30 +279,34 @@ class Verdict:
     advice: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def judge(what: Script, place: Place, arguments: argparse.Namespace) -> Verdict:
-    """Run a script plainly and observed, and judge its reports."""
-    found = Verdict()
-    with busy(arguments.busy):
-        plain = [place.run() for _ in range(arguments.repeats)]
-        if any(done.code != plain[0].code for done in plain) or (
-            plain[0].code and not what.interrupt
-        ):
-            found.same = f"the script itself fails: {last_line(plain[0].errors)}"
-            return found
-        reports = []
-        for _ in range(arguments.repeats):
-            done = place.run("-m", "backspot", "run", *what.options)
-            told, share = difference([d.output for d in plain], done.output, what.timings)
-            found.compared = min(found.compared, share)
-            if done.code != plain[0].code:
-                told = f"exit code {done.code}, not {plain[0].code}: {last_line(done.errors)}"
-            files = sorted((place.used / what.folder).glob("backspot/report*.json"))
-            if not files:
-                lines = [line for line in done.errors.splitlines() if "backspot" in line]
-                told = told or f"no report: {last_line(chr(10).join(lines) or done.errors)}"
-            reports += [Report.load(path) for path in files]
-            found.same = found.same or told
-    clocked = place.measured("modules") if reports else None
+def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
+    """Run a script plainly and observed; return what differs, and the reports."""
+    found, reports, what = Verdict(), [], place.what
+    plain = [place.run() for _ in range(repeats)]
+    # Python ends an interrupted script in either of two ways, by chance.
+    codes = {1, -signal.SIGINT} if what.interrupt else {0}
+    for done in plain:
+        if done.code not in codes:
+            found.same = f"the script itself fails: {last_line(done.errors)}"
+            return found, []
+    for _ in range(repeats):
+        done = place.run("-m", "backspot", "run", *what.options)
+        told, exact = difference([d.output for d in plain], done.output, what.timings)
+        found.seeded &= exact
+        if done.code not in codes:
+            told = f"exit code {done.code}, not {plain[0].code}: {last_line(done.errors)}"
+        files = sorted((place.used / what.folder).glob("backspot/report*.json"))
+        if not files:
+            lines = [line for line in done.errors.splitlines() if line.startswith("backspot: ")]
+            told = told or f"no report: {(lines or [last_line(done.errors)])[-1]}"
+        reports += [Report.load(path) for path in files]
+        found.same = found.same or told
+    return found, reports
+
+
+def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) -> None:
+    """Judge the first rows by the second clock, and the findings by real steps."""
+    clocked = place.measured("modules")
     for report in reports:
         row = report.modules[0]
         found.first.append(f"{row.label} {row.wall_ns / max(1, report.wall_ns):.0%}")
@@ -306,27 +316,41 @@ def judge(what: Script, place: Place, arguments: argparse.Namespace) -> Verdict:
         path, kind, _, seconds = clocked[0]
         share = seconds / sum(entry[3] for entry in clocked)
         found.slowest = f"{path} ({kind}) {share:.0%}" if kind else f"{path} {share:.0%}"
-    for finding in {f.rule: f for report in reports for f in report.findings}.values():
-        times = sum(finding.rule == f.rule for report in reports for f in report.findings)
-        found.findings.append(f"{finding.rule} ({times}×): {finding.remedy}")
-        for remedy in REMEDIES.get(finding.rule, ()) if arguments.rounds else ():
-            found.advice[f"{finding.rule}: {remedy}"] = compared(place, remedy, arguments.rounds)
-        if finding.rule not in REMEDIES:
-            found.advice[finding.rule] = ("not judged", finding.remedy)
-    return found
+    every = [finding for report in reports for finding in report.findings]
+    for rule, finding in {finding.rule: finding for finding in every}.items():
+        times = sum(finding.rule == rule for finding in every)
+        found.findings.append(f"{rule} ({times}×): {finding.seen} {finding.remedy}")
+        for remedy in REMEDIES.get(rule, ()) if rounds else ():
+            found.advice[f"{rule}: {remedy}"] = compared(place, remedy, rounds)
+        if rule not in REMEDIES or not rounds:
+            found.advice[rule] = ("not judged", finding.remedy)
 
 
-def row_of(name: str, found: Verdict) -> tuple[str, ...]:
+def row_of(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a row of the table."""
-    right = sum(share >= TIE for share in found.where)
-    where = f"{right} of {len(found.where)}" if found.where else "not judged"
-    first = max(found.first, key=found.first.count) if found.first else "no report"
-    advice = "; ".join(f"{rule}: {verdict}" for rule, (verdict, _) in found.advice.items())
-    same = found.same or f"yes ({found.compared:.0%})"
-    return name, same, where, first, found.slowest, advice or "no finding"
+    right = sum(share >= TIE for share in found["where"])
+    first = max(found["first"], key=found["first"].count) if found["first"] else "—"
+    advice = (f"{rule}: {verdict}" for rule, (verdict, _) in found["advice"].items())
+    return (
+        name,
+        found["same"] or ("yes" if found["seeded"] else "yes, without a seed"),
+        f"{right} of {len(found['where'])}" if found["where"] else "—",
+        first,
+        found["slowest"] or "—",
+        "; ".join(advice) or "—",
+    )
 
 
-HEAD = ("script", "same (compared)", "where true", "first row", "by the second clock", "advice")
+def is_wrong(found: Mapping[str, Any]) -> bool:
+    """Whether a script showed a fault."""
+    return bool(
+        found["same"]
+        or any(share < TIE for share in found["where"])
+        or any(verdict == "hurts" for verdict, _ in found["advice"].values())
+    )
+
+
+HEAD = ("script", "same", "where true", "first row", "by the second clock", "advice true")
 
 
 def missing(what: Script) -> list[str]:
@@ -339,13 +363,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkouts", type=Path, help="folder with the checkouts")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
     parser.add_argument("--rounds", type=int, default=4, help="of timing a remedy (default: 4)")
+    parser.add_argument("--show", type=Path, nargs="+", help="join these results; run nothing")
     add_busy(parser)
+
+
+def run_all(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
+    """Judge scripts, some at a time; on a GPU the second clock has it to itself."""
+    budget = Budget(arguments.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
+            place = Place(SCRIPTS[name], arguments.checkouts, Path(folder, name), arguments.device)
+            if not budget.left:
+                return name, place, Verdict(same=NO_TIME), []
+            return name, place, *run_script(place, arguments.repeats)
+
+        def second(ran: tuple[str, Place, Verdict, list[Report]]) -> tuple[str, Verdict]:
+            name, place, found, reports = ran
+            if reports and budget.left:
+                judge(place, found, reports, arguments.rounds)
+            return name, found
+
+        with busy(arguments.busy), ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
+            if arguments.device == "cuda":
+                yield from map(second, list(pool.map(first, names)))
+                return
+            for done in as_completed([pool.submit(lambda n: second(first(n)), n) for n in names]):
+                yield done.result()
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the scripts."""
-    parser = command_line(__doc__, out="unedited_{device}.json", seconds=7200)
+    parser = command_line(__doc__, out="unedited_{device}.json", seconds=14400, jobs=1)
     add_options(parser)
     arguments = parse(parser, argv)
     known = {
@@ -353,33 +403,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, what in SCRIPTS.items()
         if arguments.device in what.devices or arguments.list
     }
-    names = choose(arguments, known)
-    if arguments.checkouts is None:
-        raise CannotRunError("--checkouts FOLDER is needed: --list prints what it has to hold")
-    rows, cases, wrong = [], {}, 0
-    for name in names:
-        what = SCRIPTS[name]
-        if lacks := missing(what):
-            rows.append((name, f"needs {', '.join(lacks)}", "", "", "", ""))
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            place = Place(what, arguments.checkouts.resolve(), Path(folder), arguments.device)
-            found = judge(what, place, arguments)
-        rows.append(row_of(name, found))
-        print(" | ".join(rows[-1]), flush=True)
-        wrong += bool(found.same) or any(share < TIE for share in found.where)
-        wrong += any(verdict == "hurts" for verdict, _ in found.advice.values())
-        cases[name] = {
-            "repository": what.repository,
-            "commit": COMMITS[what.repository],
-            "command": " ".join([what.file, *what.arguments]),
-            "stubbed": what.stubbed,
-            **vars(found),
-        }
-        write_results(arguments, {"cases": cases}, last=False)
-    print_table(HEAD, rows)
+    cases: dict[str, Any] = {}
+    if arguments.show:
+        for path in arguments.show:
+            cases |= json.loads(path.read_text())["cases"]
+    else:
+        names = choose(arguments, known)
+        if arguments.checkouts is None:
+            raise CannotRunError("--checkouts FOLDER is needed: --list prints what it has to hold")
+        arguments.checkouts = arguments.checkouts.resolve()
+        for name in names:
+            if lacks := missing(SCRIPTS[name]):
+                print(f"{name} needs {', '.join(lacks)}", flush=True)
+        for name, found in run_all([n for n in names if not missing(SCRIPTS[n])], arguments):
+            what = SCRIPTS[name]
+            cases[name] = {
+                "repository": what.repository,
+                "commit": COMMITS[what.repository],
+                "command": " ".join([what.file, *what.arguments]),
+                "stubbed": what.stubbed,
+                **vars(found),
+            }
+            print(" | ".join(row_of(name, cases[name])), flush=True)
+            write_results(arguments, {"cases": cases}, last=False)
+    print_table(HEAD, [row_of(name, cases[name]) for name in known if name in cases])
     write_results(arguments, {"cases": cases})
-    return int(wrong > 0)
+    if any(case["same"] == NO_TIME for case in cases.values()):
+        return 3
+    return int(any(map(is_wrong, cases.values())))
 
 
 if __name__ == "__main__":
