@@ -420,9 +420,14 @@ SCRIPTS = {
         words(
             "--model_name_or_path bert --dataset_name glue --disable_tqdm true --logging_steps 5"
         ),
-        (("bert", "bert", 768, 12), ("glue", "glue", "sst2", 1600, 60)),
-        needs=("transformers", "peft", "datasets"),
-        stubbed="BERT with random weights; GLUE of random words",
+        (
+            ("bert", "bert", 768, 12),
+            ("glue", "glue", "sst2", 1600, 60),
+            ("datasets", "datasets.py"),
+        ),
+        needs=("transformers", "accelerate"),
+        path=("../../src",),
+        stubbed="BERT with random weights; GLUE of random words; the package datasets",
         timings=(r"'\w+_(runtime|per_second)': '?[\d.]+'?",),
         devices=CUDA,
     ),

@@ -219,6 +219,58 @@ def glue(path: Path, task: str, rows: int, length: int) -> None:
     (path / "README.md").write_text(head)
 
 
+_DATASETS = '''"""A stand-in for the package of the same name: tables in files of JSON lines."""
+import json
+import pathlib
+
+
+class Dataset:
+    pass
+
+
+class Table:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+    def map(self, function, batched=False):
+        columns = function({name: [row[name] for row in self.rows] for name in self.rows[0]})
+        return Table([
+            row | {name: column[n] for name, column in columns.items()}
+            for n, row in enumerate(self.rows)
+        ])
+
+    def rename_column(self, old, new):
+        return Table([{new if k == old else k: v for k, v in row.items()} for row in self.rows])
+
+
+class Tables(dict):
+    def map(self, function, **options):
+        return Tables({name: table.map(function, **options) for name, table in self.items()})
+
+    def rename_column(self, old, new):
+        return Tables({name: table.rename_column(old, new) for name, table in self.items()})
+
+
+def load_dataset(folder, task=None):
+    return Tables({
+        path.stem: Table([json.loads(line) for line in path.open()])
+        for path in sorted(pathlib.Path(folder).glob("*.json"))
+    })
+'''
+
+
+@kind
+def datasets(path: Path) -> None:
+    """A small stand-in for the package ``datasets``, for machines that lack it."""
+    path.write_text(_DATASETS)
+
+
 _METRIC = '''"""A stand-in for the hub's metric of the same name: accuracy."""
 import datasets
 import evaluate

@@ -110,9 +110,10 @@ class Place:
         shutil.copytree(self.clean, self.used)
         cwd = self.used / self.what.folder
         paths = [Path(backspot.__file__).parents[1], *(cwd / path for path in self.what.path)]
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(os.path.normpath, paths)),
+            "PYTHONPATH": os.pathsep.join([*map(os.path.normpath, paths), *filter(None, given)]),
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_OFFLINE": "1",
