@@ -194,7 +194,7 @@ def test_a_script_of_others_is_judged_by_a_second_clock(place):
     found, reports = unedited.run_script(there, 1)
     assert (found.same, found.seeded, len(reports)) == ("", True, 1)
     unedited.judge(there, found, reports, 0)
-    assert found.slowest.startswith("1 (Middle)")
+    assert found.clocked[0].startswith("1 (Middle)")
     assert not unedited.is_wrong(vars(found))
     steps = there.measured("steps:foreach=True")
     assert all(wall > 0 and processor >= 0 for wall, processor in steps)

@@ -123,7 +123,7 @@ SCRIPTS = {
     ),
     "time_sequence_prediction": example(
         "time_sequence_prediction",
-        "--steps 3",
+        "--steps 8",
         "train.py",
         data=(("waves", "traindata.pt", 20, 60),),
         options=("--warmup", "1", "--steps", "2"),
@@ -141,8 +141,8 @@ SCRIPTS = {
     "regression": example("regression", ""),
     "gat": example(
         "gat",
-        "--epochs 40 --no-accel --hidden-dim 16 --num-heads 4",
-        data=(("cora", "cora", 2000, 200),),
+        "--epochs 30 --no-accel --hidden-dim 8 --num-heads 2 --val-every 10",
+        data=(("cora", "cora", 1650, 100),),
         needs=("requests",),
     ),
     "reinforce": example(
@@ -243,7 +243,7 @@ SCRIPTS = {
         "train.py",
         "",
         words(
-            "--data-dir pictures --model resnet18 --img-size 64 -b 4 --epochs 1 --workers 0 "
+            "--data-dir pictures --model resnet18 --img-size 64 -b 4 --epochs 1 --workers 1 "
             "--device cpu --num-classes 4 --log-interval 5"
         ),
         (

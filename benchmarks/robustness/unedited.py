@@ -140,7 +140,7 @@ class Place:
         errors: list[str] = []
         reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()))
         reader.start()
-        killer = threading.Timer(seconds, lambda: os.killpg(process.pid, signal.SIGKILL))
+        killer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
         killer.start()
         output = []
         try:
@@ -273,9 +273,9 @@ class Verdict:
 
     same: str = ""
     seeded: bool = True
-    first: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
     where: list[float] = field(default_factory=list)
-    slowest: str = ""
+    clocked: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     advice: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -309,14 +309,16 @@ def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) 
     """Judge the first rows by the second clock, and the findings by real steps."""
     clocked = place.measured("modules")
     for report in reports:
-        row = report.modules[0]
-        found.first.append(f"{row.label} {row.wall_ns / max(1, report.wall_ns):.0%}")
+        top = [
+            f"{row.label} {row.wall_ns / max(1, report.wall_ns):.0%}" for row in report.modules[:4]
+        ]
+        found.rows.append(top)
         if clocked:
             found.where.append(round(true_share(report, clocked), 2))
-    if clocked:
-        path, kind, _, seconds = clocked[0]
-        share = seconds / sum(entry[3] for entry in clocked)
-        found.slowest = f"{path} ({kind}) {share:.0%}" if kind else f"{path} {share:.0%}"
+    whole = sum(seconds for *_, seconds in clocked or ())
+    found.clocked = [
+        f"{path or kind} ({kind}) {seconds / whole:.0%}" for path, kind, _, seconds in clocked or ()
+    ][:4]
     every = [finding for report in reports for finding in report.findings]
     for rule, finding in {finding.rule: finding for finding in every}.items():
         times = sum(finding.rule == rule for finding in every)
@@ -330,14 +332,14 @@ def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) 
 def row_of(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a row of the table."""
     right = sum(share >= TIE for share in found["where"])
-    first = max(found["first"], key=found["first"].count) if found["first"] else "—"
+    first = [rows[0] for rows in found["rows"]] or ["—"]
     advice = (f"{rule}: {verdict}" for rule, (verdict, _) in found["advice"].items())
     return (
         name,
         found["same"] or ("yes" if found["seeded"] else "yes, without a seed"),
         f"{right} of {len(found['where'])}" if found["where"] else "—",
-        first,
-        found["slowest"] or "—",
+        max(first, key=first.count),
+        (found["clocked"] or ["—"])[0],
         "; ".join(advice) or "—",
     )
 
