@@ -157,8 +157,10 @@ QUESTIONS = {
         "robustness.scaling", "CPU, pandas", "35",
     ),
     "unedited": Question(
-        "Does `backspot run` name the slow module of scripts that nobody wrote for it?",
-        "robustness.unedited", "CPU, torchvision, transformers, lightning, accelerate", "5",
+        "Is `backspot run` right on public training scripts? Output, exit code, first row and "
+        "advice",
+        "robustness.unedited", "checkouts of them; CPU or GPU", "60; 9",
+        "unedited_{device}.json", "--checkouts FOLDER",
     ),
     # Tools
     "fixtures": Question(

@@ -18,6 +18,8 @@ from benchmarks import common
 from benchmarks.__main__ import main as answer
 from benchmarks.common import busy
 from benchmarks.questions import QUESTIONS, table
+from benchmarks.robustness import unedited
+from benchmarks.robustness.public_scripts import Script
 from benchmarks.workers import NO_TIME, Phase, do_alone, run
 
 pytestmark = pytest.mark.slow
@@ -149,6 +151,86 @@ def test_a_machine_is_busy_until_the_measurement_ends(monkeypatch):
     with busy(2):
         assert [process.poll() for process in started] == [None, None]
     assert all(process.poll() is not None for process in started)
+
+
+# Scripts of others -------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        for _ in range(40):
+            torch.ones(200, 200) @ torch.ones(200, 200)
+        return gradient
+
+class Middle(nn.Module):
+    def forward(self, x):
+        return Slow.apply(x)
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), Middle(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(40):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("loss", loss.item().hex(), f"{time.perf_counter()} s", flush=True)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    pytest.importorskip("torch")
+    checkout = tmp_path / "checkouts" / "owner" / "name"
+    checkout.mkdir(parents=True)
+    (checkout / "train.py").write_text(SCRIPT)
+
+    def make(ends: str) -> unedited.Place:
+        what = Script("owner/name", "train.py", "", (ends,), options=("--steps", "3"))
+        return unedited.Place(what, tmp_path / "checkouts", tmp_path / "work", "cpu")
+
+    return make
+
+
+def test_a_script_of_others_is_judged_by_a_second_clock(place):
+    there = place("0")
+    found, reports = unedited.run_script(there, 1)
+    assert (found.same, found.seeded, len(reports)) == ("", True, 1)
+    unedited.judge(there, found, reports, 0)
+    assert found.clocked[0].startswith("1 (Middle)")
+    assert not unedited.is_wrong(vars(found))
+    steps = there.measured("steps:foreach=True")
+    assert all(wall > 0 and processor >= 0 for wall, processor in steps)
+
+
+def test_a_script_of_others_that_fails_by_itself_is_no_fault_of_backspot(place):
+    found, reports = unedited.run_script(place("3"), 1)
+    assert found.same.startswith("the script itself fails")
+    assert not reports
+
+
+@pytest.mark.parametrize(
+    ("plain", "observed", "found"),
+    [
+        (["loss 0.5 in 3 ms", "loss 0.5 in 4 ms"], "loss 0.5 in 9 ms", ("", True)),
+        (["loss 0.5", "loss 0.5"], "loss 0.6", ("word 1 is '0.6', not '0.5'", True)),
+        (["loss 0.5", "loss 0.5"], "loss 0.5 more", ("3 words in place of 2", True)),
+        (["loss 0.5", "loss 0.4"], "loss 0.3", ("", False)),
+        (["loss 0.5", "loss 0.4"], "lost 0.3", ("word 0 is 'lost', not 'loss'", False)),
+        (["one", "one two"], "three", ("", False)),
+    ],
+)
+def test_what_plain_runs_print_alike_is_compared(plain, observed, found):
+    assert unedited.difference(plain, observed, ()) == found
 
 
 # Worker processes --------------------------------------------------------------------------------

@@ -1,125 +1,173 @@
-"""Does `backspot run` name the slow module of scripts that nobody wrote for it?
+"""Is `backspot run` right on public training scripts that nobody wrote for it?
 
-Each script in the folder `scripts` has one slow module. It runs twice, plainly and under
-`backspot run`. The losses that it prints must be the same, bit for bit, and so must be its exit
-code. The report must name the slow module, and nothing of Backspot may be left when it ends.
+    python -m benchmarks unedited --checkouts FOLDER
 
-    python -m benchmarks unedited
+FOLDER holds checkouts of public repositories as `owner/name`; `--list` prints which, and at which
+commit. Each script runs three times plainly and three times under `backspot run`, beside busy
+processes:
+
+- same: what it prints and its exit code do not change, and each run has its report;
+- where: the first row is the module whose backward takes longest by a second clock, which shares
+  no code with Backspot;
+- advice: each finding's remedy that a patch can apply is applied, and the steps with and without
+  it are timed in turn.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
+import math
 import os
+import re
+import shutil
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import backspot
 from backspot import Report
-from benchmarks.common import choose, command_line, parse, print_table, script, write_results
+from benchmarks.common import (
+    Budget,
+    CannotRunError,
+    busy,
+    choose,
+    command_line,
+    parse,
+    print_table,
+    script,
+    write_results,
+)
+from benchmarks.robustness import toy_data
+from benchmarks.robustness.public_scripts import COMMITS, SCRIPTS, Script
+from benchmarks.robustness.second_clock import OUTSIDE
+from benchmarks.workers import NO_TIME
 
-SCRIPTS = Path(__file__).parent / "scripts"
-OPTIONS = ("--warmup", "2", "--steps", "3")
+CLOCK = Path(__file__).with_name("second_clock.py")
+TIMINGS = (r"\d+(\.\d+)? ?(ms|s|sec|seconds|it/s|img/s|/s)\b",)
+"""What no two runs print alike."""
 
+TIE = 0.8
+"""A row that takes this much of the slowest module's time may come first."""
 
-@dataclass(frozen=True)
-class Case:
-    """A script, and what its report must say.
-
-    Attributes:
-        slow: the path of the slow module; empty for the model itself.
-        arguments: what the script is called with.
-        needs: the package that it needs beside torch.
-        ranks: how many processes torchrun starts; 0 without torchrun.
-        passes: how many backward passes a step has.
-    """
-
-    file: str
-    slow: str
-    arguments: tuple[str, ...] = ()
-    needs: str = ""
-    ranks: int = 0
-    passes: int = 1
-
-
-CASES = {
-    "mnist": Case("mnist.py", "middle"),
-    "mnist-accumulated": Case("mnist.py", "middle", ("--accumulate", "3"), passes=3),
-    # A compiled region has one owner: the module that is compiled, here the model.
-    "mnist-compiled": Case("mnist.py", "", ("--compile",)),
-    "word-language-model": Case("word_language_model.py", "between"),
-    "gan": Case("gan.py", "discriminator.model.1", passes=6),
-    "dcgan": Case("dcgan.py", "netG.main.3", passes=3),
-    "huggingface": Case(
-        "huggingface.py", "transformer.h.1.mlp.act.1", needs="transformers", passes=2
-    ),
-    "lightning": Case("lightning_trainer.py", "decoder.1", needs="lightning"),
-    "accelerate": Case("accelerated.py", "3", needs="accelerate", passes=2),
-    "detection": Case("detection.py", "roi_heads.box_head.fc7.1", needs="torchvision"),
-    "torchrun": Case("distributed.py", "1", ranks=2),
+REMEDIES = {
+    "optimizer-kernels": ("foreach=True", "fused=True"),
+    "waiting-for-data": ("num_workers=2",),
+    "zero-grad-fill": ("set_to_none=True",),
+    "gradient-accumulation": ("set_to_none=True",),
+    "layout-copies": ("channels_last",),
+    "launch-bound": ("torch.compile",),
+    "small-batch": ("torch.compile",),
+    "no-tensor-cores": ("matmul precision",),
+    "attention-math": ("fused attention",),
 }
+"""The remedies of ``second_clock.py`` that a rule may ask for."""
 
 
-def missing(case: Case) -> str:
-    """Return the package that is missing here; empty if there is none."""
-    for name in ("torch", case.needs):
-        if name and importlib.util.find_spec(name) is None:
-            return name
-    return ""
+# One run -----------------------------------------------------------------------------------------
 
 
-def start(
-    case: Case,
-    folder: Path,
-    *,
-    options: Sequence[str] | None = None,
-    python: Sequence[str] = (sys.executable,),
-) -> subprocess.CompletedProcess[str]:
-    """Run a script in a folder.
+@dataclass
+class Done:
+    """How a run ended."""
 
-    Args:
-        case: the case.
-        folder: the working folder.
-        options: options of ``backspot run``; ``None`` runs the script without Backspot.
-        python: what starts Python.
-    """
-    command = [*python]
-    if case.ranks:
-        command += ["-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(case.ranks)]
-    if options is not None:
-        command += ["-m", "backspot", "run", *options]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "LOSSES": str(folder / "losses"),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(
-            [str(Path(backspot.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        ),
-    }
-    return subprocess.run(
-        [*command, str(SCRIPTS / case.file), *case.arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
+    code: int
+    output: str
+    errors: str
 
 
-def losses(output: str, folder: Path) -> list[str]:
-    """Return the losses: what has a binary fraction in it, on standard output or in the files."""
-    lines = output.splitlines()
-    for path in sorted(folder.glob("losses*")):
-        lines += path.read_text().splitlines()
-    return [line for line in lines if "0x" in line]
+class Place:
+    """The folder in which a script runs: a copy of its checkout with toy data."""
+
+    def __init__(self, what: Script, checkouts: Path, folder: Path, device: str) -> None:
+        self.what, self.device = what, device
+        self.clean, self.used = folder / "clean", folder / "used"
+        source = checkouts / what.repository
+        if not source.is_dir():
+            raise CannotRunError(f"no checkout of {what.repository} in {checkouts}")
+        shutil.copytree(source, self.clean, ignore=shutil.ignore_patterns(".git"))
+        for data in what.data:
+            toy_data.make(self.clean / what.folder, data)
+
+    def run(self, *before: str, seconds: float = 400) -> Done:
+        """Run the script in a fresh copy, always at the same place.
+
+        Args:
+            before: what stands between Python and the script.
+            seconds: when it is killed.
+        """
+        shutil.rmtree(self.used, ignore_errors=True)
+        shutil.copytree(self.clean, self.used)
+        cwd = self.used / self.what.folder
+        paths = [Path(backspot.__file__).parents[1], *(cwd / path for path in self.what.path)]
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*map(os.path.normpath, paths), *filter(None, given)]),
+            "PYTHONUNBUFFERED": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "HF_HOME": str(self.used / "hf_home"),
+            "TORCH_HOME": str(cwd / "torch_home"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.used.parent / "inductor"),
+            "WANDB_MODE": "disabled",
+            "MPLBACKEND": "agg",
+            "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # for scripts older than the new default
+        }
+        if self.device == "cpu":
+            environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        process = subprocess.Popen(
+            [sys.executable, *before, self.what.file, *self.what.arguments],
+            cwd=cwd,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        assert process.stdout
+        errors: list[str] = []
+        reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()))
+        reader.start()
+        killer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
+        killer.start()
+        output = []
+        try:
+            for line in process.stdout:
+                output.append(line)
+                if self.what.interrupt and self.what.interrupt in line:
+                    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                    break
+            if self.what.interrupt:  # what is printed from now on is chance
+                process.stdout.read()
+            process.wait()
+        finally:
+            killer.cancel()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        reader.join(10)
+        return Done(process.returncode, "".join(output), "".join(errors))
+
+    def measured(self, mode: str) -> Any:
+        """Return what the second clock measured, ``None`` if the script failed."""
+        out = self.used.parent / "clock.json"
+        out.unlink(missing_ok=True)
+        done = self.run(str(CLOCK), str(out), mode)
+        if not out.exists():
+            print(f"    {mode}: {last_line(done.errors)}", flush=True)
+            return None
+        return json.loads(out.read_text()) or None
 
 
 def last_line(text: str) -> str:
@@ -127,62 +175,264 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
-def judge(case: Case, folder: Path, python: Sequence[str] = (sys.executable,)) -> tuple[str, float]:
-    """Run a script twice.
+# Same --------------------------------------------------------------------------------------------
+
+
+def difference(plain: Sequence[str], observed: str, timings: Sequence[str]) -> tuple[str, bool]:
+    """Compare what runs printed.
+
+    Where plain runs differ, the script draws numbers without a seed: then numbers are left out, and
+    nothing is compared if there are not equally many words.
 
     Args:
-        case: the case.
-        folder: where it works.
-        python: what starts Python.
+        plain: of each plain run.
+        observed: of a run under Backspot.
+        timings: regular expressions of what the script says about its own speed.
 
     Returns:
-        What is wrong, empty if nothing is; and the seconds that Backspot took.
+        The first difference, ``""`` if there is none; and whether numbers were compared.
     """
-    for name in ("plain", "observed"):
-        (folder / name).mkdir()
-    since = time.perf_counter()
-    plain = start(case, folder / "plain", python=python)
-    between = time.perf_counter()
-    observed = start(case, folder / "observed", options=OPTIONS, python=python)
-    seconds = (time.perf_counter() - between) - (between - since)
-    if plain.returncode:
-        return f"the script itself fails: {last_line(plain.stderr)}", seconds
-    if observed.returncode:
-        return f"exit code {observed.returncode}: {last_line(observed.stderr)}", seconds
-    told = losses(plain.stdout, folder / "plain")
-    if not told or told != losses(observed.stdout, folder / "observed"):
-        return "the losses differ", seconds
-    files = sorted((folder / "observed" / "backspot").glob("report*.json"))
-    if len(files) != max(1, case.ranks):
-        return f"{len(files)} reports: {last_line(observed.stderr)}", seconds
-    for path in files:
-        report = Report.load(path)
-        # Waiting for the other rank can take longer than any module.
-        first = next(row for row in report.modules if row.is_module)
-        if first.path != case.slow:
-            return f"{path.name} names {first.path!r}", seconds
-        if (report.steps, len(report.passes)) != (3, 3 * case.passes):
-            return f"{path.name}: {report.steps} steps, {len(report.passes)} passes", seconds
-    return "", seconds
+
+    def words(text: str, numbers: bool = True) -> list[str]:
+        for timing in (*timings, *TIMINGS, *(() if numbers else (r"-?\d[\d.]*(e[-+]\d+)?",))):
+            text = re.sub(timing, "#", text)
+        return text.split()
+
+    exact = len({tuple(words(text)) for text in plain}) == 1
+    texts = {tuple(words(text, exact)) for text in plain}
+    if len(texts) > 1:
+        return "", False
+    (expected,), mine = texts, words(observed, exact)
+    for number, (word, other) in enumerate(zip(mine, expected, strict=False)):
+        if word != other:
+            return f"word {number} is {word!r}, not {other!r}", exact
+    ends = "" if len(mine) == len(expected) else f"{len(mine)} words in place of {len(expected)}"
+    return ends, exact
+
+
+# Where -------------------------------------------------------------------------------------------
+
+
+Clocked = list[tuple[str, str, str, float]]
+"""Path, class, class of the outermost module, and seconds of each module by the second clock."""
+
+
+def true_share(report: Report, clocked: Clocked) -> float:
+    """Return the time of the report's first row by the second clock, as a share of the longest."""
+    row = report.modules[0]
+    longest = clocked[0][3]
+    if not row.is_module:
+        return sum(s for path, *_, s in clocked if path == row.path == OUTSIDE) / longest
+    relative = row.path
+    if row.root:
+        relative = row.path.removeprefix(row.root).removeprefix(".")
+    matches = [
+        (min(len(path), len(relative)), seconds)
+        for path, kind, _, seconds in clocked
+        if kind == row.class_name
+        and (f".{path}".endswith(f".{relative}") or f".{relative}".endswith(f".{path}"))
+    ]
+    return max(matches)[1] / longest if matches else 0.0
+
+
+# Advice ------------------------------------------------------------------------------------------
+
+
+def compared(place: Place, remedy: str, rounds: int) -> tuple[str, str]:
+    """Time a script's steps with and without a remedy, in turn.
+
+    Returns:
+        ``helps``, ``hurts`` or ``undecided``, by the 95% interval of the difference between
+        processes; and the numbers.
+    """
+    column = 0 if place.device == "cuda" or "workers" in remedy else 1
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            steps = place.measured("steps" if not which else f"steps:{remedy}")
+            if steps is None:
+                return "not judged", f"{remedy} cannot be applied here"
+            times[which].append(statistics.median(step[column] for step in steps) * 1e3)
+    saved = [a - b for a, b in zip(*times, strict=True)]
+    middle = statistics.mean(saved)
+    student = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78}[rounds]
+    half = student * statistics.stdev(saved) / math.sqrt(rounds)
+    before = statistics.mean(times[0])
+    said = f"{remedy}: {before:.2f} ms a step, saves {middle:.2f} ± {half:.2f}"
+    if middle - half > 0.01 * before:
+        return "helps", said
+    return ("hurts" if middle + half < -0.01 * before else "undecided"), said
+
+
+# A script ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """What was found of one script."""
+
+    same: str = ""
+    seeded: bool = True
+    rows: list[list[str]] = field(default_factory=list)
+    where: list[float] = field(default_factory=list)
+    clocked: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    advice: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
+    """Run a script plainly and observed; return what differs, and the reports."""
+    found, reports, what = Verdict(), [], place.what
+    plain = [place.run() for _ in range(repeats)]
+    # Python ends an interrupted script in either of two ways, by chance.
+    codes = {1, -signal.SIGINT} if what.interrupt else {0}
+    for done in plain:
+        if done.code not in codes:
+            found.same = f"the script itself fails: {last_line(done.errors)}"
+            return found, []
+    for _ in range(repeats):
+        done = place.run("-m", "backspot", "run", *what.options)
+        told, exact = difference([d.output for d in plain], done.output, what.timings)
+        found.seeded &= exact
+        if done.code not in codes:
+            told = f"exit code {done.code}, not {plain[0].code}: {last_line(done.errors)}"
+        files = sorted((place.used / what.folder).glob("backspot/report*.json"))
+        if not files:
+            lines = [line for line in done.errors.splitlines() if line.startswith("backspot: ")]
+            told = told or f"no report: {(lines or [last_line(done.errors)])[-1]}"
+        reports += [Report.load(path) for path in files]
+        found.same = found.same or told
+    return found, reports
+
+
+def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) -> None:
+    """Judge the first rows by the second clock, and the findings by real steps."""
+    clocked = place.measured("modules")
+    for report in reports:
+        top = [
+            f"{row.label} {row.wall_ns / max(1, report.wall_ns):.0%}" for row in report.modules[:4]
+        ]
+        found.rows.append(top)
+        if clocked:
+            found.where.append(round(true_share(report, clocked), 2))
+    whole = sum(seconds for *_, seconds in clocked or ())
+    found.clocked = [
+        f"{path or kind} ({kind}) {seconds / whole:.0%}" for path, kind, _, seconds in clocked or ()
+    ][:4]
+    every = [finding for report in reports for finding in report.findings]
+    for rule, finding in {finding.rule: finding for finding in every}.items():
+        times = sum(finding.rule == rule for finding in every)
+        found.findings.append(f"{rule} ({times}×): {finding.seen} {finding.remedy}")
+        for remedy in REMEDIES.get(rule, ()) if rounds else ():
+            found.advice[f"{rule}: {remedy}"] = compared(place, remedy, rounds)
+        if rule not in REMEDIES or not rounds:
+            found.advice[rule] = ("not judged", finding.remedy)
+
+
+def row_of(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a row of the table."""
+    right = sum(share >= TIE for share in found["where"])
+    first = [rows[0] for rows in found["rows"]] or ["—"]
+    advice = (f"{rule}: {verdict}" for rule, (verdict, _) in found["advice"].items())
+    return (
+        name,
+        found["same"] or ("yes" if found["seeded"] else "yes, without a seed"),
+        f"{right} of {len(found['where'])}" if found["where"] else "—",
+        max(first, key=first.count),
+        (found["clocked"] or ["—"])[0],
+        "; ".join(advice) or "—",
+    )
+
+
+def is_wrong(found: Mapping[str, Any]) -> bool:
+    """Whether a script showed a fault."""
+    return bool(
+        found["same"]
+        or any(share < TIE for share in found["where"])
+        or any(verdict == "hurts" for verdict, _ in found["advice"].values())
+    )
+
+
+HEAD = ("script", "same", "where true", "first row", "by the second clock", "advice true")
+
+
+def missing(what: Script) -> list[str]:
+    """Return the packages that are missing here."""
+    return [name for name in ("torch", *what.needs) if importlib.util.find_spec(name) is None]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what this benchmark alone has."""
+    parser.add_argument("--checkouts", type=Path, help="folder with the checkouts")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
+    parser.add_argument("--rounds", type=int, default=4, help="of timing a remedy (default: 4)")
+    parser.add_argument("--show", type=Path, nargs="+", help="join these results; run nothing")
+
+
+def run_all(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
+    """Judge scripts, some at a time; on a GPU the second clock has it to itself."""
+    budget = Budget(arguments.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
+            place = Place(SCRIPTS[name], arguments.checkouts, Path(folder, name), arguments.device)
+            if not budget.left:
+                return name, place, Verdict(same=NO_TIME), []
+            return name, place, *run_script(place, arguments.repeats)
+
+        def second(ran: tuple[str, Place, Verdict, list[Report]]) -> tuple[str, Verdict]:
+            name, place, found, reports = ran
+            if reports and budget.left:
+                judge(place, found, reports, arguments.rounds)
+            return name, found
+
+        with busy(arguments.busy), ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
+            if arguments.device == "cuda":
+                yield from map(second, list(pool.map(first, names)))
+                return
+            for done in as_completed([pool.submit(lambda n: second(first(n)), n) for n in names]):
+                yield done.result()
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the scripts."""
-    arguments = parse(command_line(__doc__, device=False), argv)
-    names = choose(arguments, dict.fromkeys(CASES, ""), small=("mnist",))
-    rows, wrong = [], 0
-    for name in names:
-        case = CASES[name]
-        lacks = missing(case)
-        with tempfile.TemporaryDirectory() as folder:
-            found, seconds = (f"needs {lacks}", 0.0) if lacks else judge(case, Path(folder))
-        wrong += bool(found) and not lacks
-        rows.append((name, case.slow, found or "named, losses equal", round(seconds, 1)))
-    head = ("script", "slow module", "outcome", "seconds more")
-    print_table(head, rows)
-    write_results(arguments, {"cases": [dict(zip(head, row, strict=True)) for row in rows]})
-    return int(wrong > 0)
+    parser = command_line(__doc__, "unedited", seconds=14400, jobs=1, load=True)
+    add_options(parser)
+    arguments = parse(parser, argv)
+    known = {
+        name: f"{what.repository} at {COMMITS[what.repository][:12]}"
+        for name, what in SCRIPTS.items()
+        if arguments.device in what.devices or arguments.list
+    }
+    cases: dict[str, Any] = {}
+    if arguments.show:
+        for path in arguments.show:
+            cases |= json.loads(path.read_text())["cases"]
+    else:
+        names = choose(arguments, known)
+        if arguments.checkouts is None:
+            raise CannotRunError("--checkouts FOLDER is needed: --list prints what it has to hold")
+        arguments.checkouts = arguments.checkouts.resolve()
+        for name in names:
+            if lacks := missing(SCRIPTS[name]):
+                print(f"{name} needs {', '.join(lacks)}", flush=True)
+        for name, found in run_all([n for n in names if not missing(SCRIPTS[n])], arguments):
+            what = SCRIPTS[name]
+            cases[name] = {
+                "repository": what.repository,
+                "commit": COMMITS[what.repository],
+                "command": " ".join([what.file, *what.arguments]),
+                "stubbed": what.stubbed,
+                **vars(found),
+            }
+            print(" | ".join(row_of(name, cases[name])), flush=True)
+            write_results(arguments, {"cases": cases}, last=False)
+    print_table(HEAD, [row_of(name, cases[name]) for name in known if name in cases])
+    write_results(arguments, {"cases": cases})
+    if any(case["same"] == NO_TIME for case in cases.values()):
+        return 3
+    return int(any(map(is_wrong, cases.values())))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from benchmarks.robustness.unedited import CASES, judge, missing
 from support import preloaded
 from support.program import program
 
@@ -70,19 +69,6 @@ def told(done):
         for line in done.stderr.decode().splitlines()
         if line.startswith("backspot: ")
     ]
-
-
-# Scripts of strangers ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_the_slow_module_of_a_strangers_script_is_named_and_its_losses_are_the_same(name, tmp_path):
-    case = CASES[name]
-    if lacks := missing(case):
-        pytest.skip(f"needs {lacks}")
-    wrong, _ = judge(case, tmp_path, preloaded.python())
-    assert not wrong
 
 
 # As python runs it -------------------------------------------------------------------------------

@@ -244,8 +244,8 @@ class ChromeDecoder:
             if is_cut and following is not None:  # is it within the event?
                 is_cut = tries > 0
                 if tries:
-                    tries -= 1
                     item, size, is_cut = _value(shown[at:])
+                    tries -= not size
             if size:
                 items.append(item)
                 texts.append(shown[at : at + size])

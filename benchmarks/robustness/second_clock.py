@@ -1,0 +1,306 @@
+"""Runs a script with a second clock beside it, which shares no code with Backspot.
+
+    python second_clock.py OUT MODE SCRIPT [ARGUMENT ...]
+
+``modules``: how long each module's backward takes. A node belongs to the innermost module in whose
+call it was made, by autograd's sequence numbers. A hook before each node notes the time: of the
+thread on a CPU, which other processes do not disturb, of CUDA events on a GPU.
+
+``steps``, or ``steps:REMEDY``: how long each step takes, as it is or with a remedy applied.
+
+OUT gets the result as JSON once enough was measured; the script ends then.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import runpy
+import sys
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+WARMUP, MEASURED = 4, 24
+"""How many backward passes, or steps, are left out and measured."""
+
+OUTSIDE = "(outside model)"
+Hook = Callable[..., None]
+
+
+def finish(path: str, found: Any) -> None:
+    """Write what was measured, and end the process with all that it started."""
+    Path(path).write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+# The backward of each module ---------------------------------------------------------------------
+
+
+class ModuleClock:
+    """Measures the backward of each module."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+        self.numbers: list[int] = [0]
+        self.owners: list[nn.Module | None] = [None]
+        self.stack: list[nn.Module | None] = [None]
+        self.names: dict[int, tuple[str, str, str]] = {}
+        self.spent: dict[tuple[str, str, str], float] = defaultdict(float)
+        self.passes = 0
+        self.cuda = torch.cuda.is_available()
+
+    def start(self) -> None:
+        """Follow calls of modules and backward passes."""
+        call = nn.Module.__call__
+
+        def followed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(module, *args, **kwargs)
+            self._enter(module)
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._leave()
+
+        nn.Module.__call__ = followed  # type: ignore[assignment, method-assign]
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._around(getattr(torch.autograd, name)))
+
+    def _enter(self, module: nn.Module) -> None:
+        self.stack.append(module)
+        self._note()
+
+    def _leave(self) -> None:
+        self.stack.pop()
+        self._note()
+
+    def _note(self) -> None:
+        self.numbers.append(torch._C._autograd._get_sequence_nr())
+        self.owners.append(self.stack[-1])
+
+    def _around(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        def measured(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            self.passes += 1
+            if self.passes <= WARMUP:
+                return backward(tensors, *args, **kwargs)
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            marks: list[tuple[nn.Module | None, Any]] = []
+            hooks = self._hook(roots, marks)
+            result = backward(tensors, *args, **kwargs)
+            marks.append((None, self._now()))
+            for hook in hooks:
+                hook.remove()
+            self._add(marks)
+            if self.passes >= WARMUP + MEASURED:
+                self.end()
+            return result
+
+        return measured
+
+    def _hook(self, roots: list[torch.Tensor], marks: list[Any]) -> list[Any]:
+        def hook(owner: nn.Module | None) -> Hook:
+            return lambda *_: marks.append((owner, self._now()))
+
+        seen: set[Any] = set()
+        hooks = []
+        pending = [root.grad_fn for root in roots]
+        while pending:
+            node = pending.pop()
+            # What adds to a parameter's gradient runs behind the node that computed it.
+            if node is None or node in seen or node.name().endswith("AccumulateGrad"):
+                continue
+            seen.add(node)
+            index = bisect_right(self.numbers, node._sequence_nr()) - 1
+            hooks.append(node.register_prehook(hook(self.owners[index])))
+            pending.extend(following for following, _ in node.next_functions)
+        return hooks
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return time.thread_time()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _add(self, marks: list[Any]) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+        for (owner, begin), (_, end) in pairwise(marks):
+            spent = begin.elapsed_time(end) / 1e3 if self.cuda else end - begin
+            self.spent[self._name(owner)] += spent
+
+    def _name(self, module: nn.Module | None) -> tuple[str, str, str]:
+        """Path under the outermost module that has it, its class, and that module's class."""
+        if module is None:
+            return OUTSIDE, "", ""
+        if id(module) not in self.names:
+            inside: dict[int, tuple[nn.Module, str]] = {}
+            for parent in gc.get_objects():
+                if isinstance(parent, nn.Module) and "_modules" in vars(parent):
+                    for name, child in parent._modules.items():
+                        if child is not None:
+                            inside[id(child)] = (parent, name)
+            parts: list[str] = []
+            root = module
+            while id(root) in inside and len(parts) < 100:
+                root, name = inside[id(root)]
+                parts.append(name)
+            self.names[id(module)] = (
+                ".".join(reversed(parts)),
+                type(module).__name__,
+                type(root).__name__,
+            )
+        return self.names[id(module)]
+
+    def end(self) -> None:
+        """Write the times, most first."""
+        ordered = sorted(self.spent.items(), key=lambda item: -item[1])
+        finish(self.out, [[*name, seconds] for name, seconds in ordered])
+
+
+# Steps, with and without a remedy ----------------------------------------------------------------
+
+
+class StepClock:
+    """Measures the time between two steps of the script's first optimizer."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+        self.first: Any = None
+        self.stamps: list[tuple[float, float]] = []
+
+    def start(self) -> None:
+        """Follow the optimizers."""
+        register_optimizer_step_post_hook(self._step)
+
+    def _step(self, optimizer: Any, *_: object) -> None:
+        if self.first is None:
+            self.first = optimizer
+        if optimizer is not self.first:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.stamps.append((time.perf_counter(), time.process_time()))
+        if len(self.stamps) > WARMUP + MEASURED:
+            self.end()
+
+    def end(self) -> None:
+        """Write wall and processor seconds of each step."""
+        pairs = list(pairwise(self.stamps))[WARMUP - 1 :]
+        finish(self.out, [[b[0] - a[0], b[1] - a[1]] for a, b in pairs])
+
+
+def default(kind: type, name: str, value: Any, *, when: Any = None) -> None:
+    """Give a constructor's argument another default, also where it is passed as ``when``."""
+    construct = kind.__init__  # type: ignore[misc]
+
+    @functools.wraps(construct)
+    def changed(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get(name, when) == when:
+            kwargs[name] = value
+        construct(self, *args, **kwargs)
+
+    kind.__init__ = changed  # type: ignore[misc]
+
+
+def optimizer_option(name: str) -> None:
+    """Pass an option to each optimizer of PyTorch's that has it."""
+    for kind in list(vars(torch.optim).values()):
+        code = getattr(getattr(kind, "__init__", None), "__code__", None)
+        if isinstance(kind, type) and code and name in code.co_varnames:
+            default(kind, name, value=True)
+
+
+def set_to_none() -> None:
+    """Have ``zero_grad`` drop gradients in place of filling them."""
+    for kind in (nn.Module, torch.optim.Optimizer):
+        clear = kind.zero_grad
+        kind.zero_grad = lambda self, *_, clear=clear, **__: clear(self)  # type: ignore[method-assign, misc]
+
+
+def at_first_call(change: Callable[[nn.Module], Any]) -> None:
+    """Change each outermost module when it is first called in training."""
+    call = nn.Module.__call__
+    changed: set[int] = set()
+    depth = [0]
+
+    def changing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not depth[0] and module.training and id(module) not in changed:
+            changed.add(id(module))
+            change(module)
+        depth[0] += 1
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            depth[0] -= 1
+
+    nn.Module.__call__ = changing  # type: ignore[assignment, method-assign]
+
+
+def fused_attention() -> None:
+    """Replace causal attention, written as minGPT has it, by the fused function."""
+    call = nn.Module.__call__
+
+    def attend(self: Any, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = (
+            part.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2)
+            for part in self.c_attn(x).split(width, dim=2)
+        )
+        drop = getattr(self, "attn_dropout", None)
+        mixed = nn.functional.scaled_dot_product_attention(
+            *heads, dropout_p=drop.p if drop is not None and self.training else 0.0, is_causal=True
+        )
+        projected = self.c_proj(mixed.transpose(1, 2).reshape(batch, length, width))
+        return self.resid_dropout(projected) if hasattr(self, "resid_dropout") else projected
+
+    def replaced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if type(module).__name__ == "CausalSelfAttention":
+            return attend(module, *args, **kwargs)
+        return call(module, *args, **kwargs)
+
+    nn.Module.__call__ = replaced  # type: ignore[assignment, method-assign]
+
+
+REMEDIES: dict[str, Callable[[], Any]] = {
+    "foreach=True": lambda: optimizer_option("foreach"),
+    "fused=True": lambda: optimizer_option("fused"),
+    "set_to_none=True": set_to_none,
+    "num_workers=2": lambda: default(torch.utils.data.DataLoader, "num_workers", 2, when=0),
+    "channels_last": lambda: at_first_call(lambda m: m.to(memory_format=torch.channels_last)),
+    "torch.compile": lambda: at_first_call(lambda m: m.compile()),
+    "matmul precision": lambda: torch.set_float32_matmul_precision("high"),
+    "fused attention": fused_attention,
+}
+
+
+def main(out: str, mode: str, script: str, *arguments: str) -> None:
+    """Run the script."""
+    kind, _, remedy = mode.partition(":")
+    if remedy:
+        REMEDIES[remedy]()
+    clock: ModuleClock | StepClock = ModuleClock(out) if kind == "modules" else StepClock(out)
+    clock.start()
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        clock.end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,306 @@
+"""Toy data in the formats that public training scripts read, for machines without a network.
+
+Random numbers and words: the shapes are real, there is nothing to learn.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["make"]
+
+KINDS: dict[str, Callable[..., None]] = {}
+
+
+def kind(function: Callable[..., None]) -> Callable[..., None]:
+    KINDS[function.__name__] = function
+    return function
+
+
+def make(folder: Path, what: tuple[Any, ...]) -> None:
+    """Make data.
+
+    Args:
+        folder: the script's working folder.
+        what: a kind of data, its path from that folder, and how much of it.
+    """
+    name, path, *sizes = what
+    KINDS[name](folder / path, *sizes)
+
+
+def _words(count: int, distinct: int) -> list[str]:
+    numbers = np.random.default_rng(0).zipf(1.3, count) % distinct
+    return [f"w{number}" for number in numbers]
+
+
+@kind
+def folder(path: Path) -> None:
+    """An empty folder."""
+    path.mkdir(parents=True)
+
+
+@kind
+def mnist(path: Path, train: int, test: int) -> None:
+    """The four files of MNIST, as torchvision unpacks them."""
+    raw = path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name, count in (("train", train), ("t10k", test)):
+        images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = random.integers(0, 10, count, dtype=np.uint8)
+        head = struct.pack(">IIII", 2051, count, 28, 28)
+        for file, content in (
+            (f"{name}-images-idx3-ubyte", head + images.tobytes()),
+            (f"{name}-labels-idx1-ubyte", struct.pack(">II", 2049, count) + labels.tobytes()),
+        ):
+            (raw / file).write_bytes(content)
+            (raw / f"{file}.gz").write_bytes(gzip.compress(b""))
+
+
+@kind
+def images(path: Path, classes: int, each: int, side: int, suffix: str = ".jpg") -> None:
+    """Folders of pictures, a folder for each class; 0 classes: no such folders."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for folder in [path / f"class{n}" for n in range(classes)] or [path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            pixels = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"picture{number}{suffix}")
+
+
+@kind
+def masks(path: Path, count: int, side: int) -> None:
+    """Pictures and masks for segmentation, as Pytorch-UNet reads them."""
+    from PIL import Image
+
+    images(path / "imgs", 0, count, side)
+    (path / "masks").mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for number in range(count):
+        mask = random.integers(0, 2, (side, side), dtype=np.uint8)
+        Image.fromarray(mask).save(path / "masks" / f"picture{number}.gif")
+
+
+@kind
+def corpus(path: Path, words: int, distinct: int) -> None:
+    """train.txt, valid.txt and test.txt: lines of words."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", words), ("valid", words // 20), ("test", words // 20)):
+        found = _words(count, distinct)
+        lines = (" ".join(found[n : n + 12]) for n in range(0, count, 12))
+        (path / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+
+@kind
+def text(path: Path, words: int) -> None:
+    """One file of text."""
+    path.write_text("O God, O God!\n" + " ".join(_words(words, 500)) + "\n")
+
+
+@kind
+def tokens(path: Path, count: int, distinct: int) -> None:
+    """train.bin and val.bin, as nanoGPT prepares them."""
+    path.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    for name in ("train", "val"):
+        random.integers(0, distinct, count, dtype=np.uint16).tofile(path / f"{name}.bin")
+    with (path / "meta.pkl").open("wb") as file:
+        pickle.dump({"vocab_size": distinct}, file)
+
+
+@kind
+def cora(path: Path, papers: int, features: int) -> None:
+    """cora.content and cora.cites."""
+    path.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    with (path / "cora.content").open("w") as file:
+        for number in range(papers):
+            bits = " ".join(map(str, (random.random(features) < 0.02).astype(int)))
+            file.write(f"{number} {bits} topic{number % 7}\n")
+    with (path / "cora.cites").open("w") as file:
+        pairs = {tuple(sorted(pair)) for pair in random.integers(0, papers, (2 * papers, 2))}
+        for cited, citing in sorted(pairs):
+            file.write(f"{cited} {citing}\n" if cited != citing else "")
+
+
+@kind
+def planetoid(path: Path, papers: int, features: int) -> None:
+    """The eight files of Cora, as PyTorch Geometric downloads them."""
+    from scipy import sparse
+
+    path.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    tested, trained = papers // 3, 140
+    known = papers - tested
+    every = sparse.csr_matrix((random.random((papers, features)) < 0.02).astype(np.float32))
+    labels = np.eye(7, dtype=np.int32)[np.arange(papers) % 7]
+    graph = {n: random.integers(0, papers, 4).tolist() for n in range(papers)}
+    parts = {
+        "x": every[:trained],
+        "tx": every[known:],
+        "allx": every[:known],
+        "y": labels[:trained],
+        "ty": labels[known:],
+        "ally": labels[:known],
+        "graph": graph,
+    }
+    for name, content in parts.items():
+        with (path / f"ind.cora.{name}").open("wb") as file:
+            pickle.dump(content, file)
+    (path / "ind.cora.test.index").write_text("\n".join(map(str, range(known, papers))) + "\n")
+
+
+@kind
+def waves(path: Path, count: int, length: int) -> None:
+    """Sine waves of different phases in one tensor file."""
+    import torch
+
+    phases = np.random.default_rng(0).integers(-80, 80, (count, 1))
+    torch.save(np.sin((np.arange(length) + phases) / 20.0), path)
+
+
+@kind
+def bert(path: Path, width: int, layers: int) -> None:
+    """A small BERT with a tokenizer of whole words."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=1005,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, width // 32),
+        intermediate_size=4 * width,
+    )
+    BertForSequenceClassification(config).save_pretrained(path)
+    _tokenizer(path)
+
+
+def _tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    special = {name: f"[{name[:-6].upper()}]" for name in names}
+    words = [*special.values(), *(f"w{n}" for n in range(1000))]
+    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(path)
+
+
+@kind
+def glue(path: Path, task: str, rows: int, length: int) -> None:
+    """A task of GLUE in a local folder that ``load_dataset`` takes for the hub's."""
+    path.mkdir(parents=True)
+    names = {"mrpc": ("sentence1", "sentence2"), "sst2": ("sentence",)}[task]
+    found = _words(3 * rows * length * len(names), 1000)
+    files = []
+    for split in ("train", "validation", "test"):
+        with (path / f"{split}.json").open("w") as file:
+            for number in range(rows):
+                row: dict[str, Any] = {"idx": number, "label": number % 2}
+                for name in names:
+                    # Sentences differ in length, as real ones do.
+                    row[name] = " ".join(found.pop() for _ in range(length - number % 7))
+                file.write(json.dumps(row) + "\n")
+        files.append(f"  - split: {split}\n    path: {split}.json\n")
+    head = f"---\nconfigs:\n- config_name: {task}\n  data_files:\n{''.join(files)}---\n"
+    (path / "README.md").write_text(head)
+
+
+_DATASETS = '''"""A stand-in for the package of the same name: tables in files of JSON lines."""
+import json
+import pathlib
+
+
+class Dataset:
+    pass
+
+
+class Table:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+    def map(self, function, batched=False):
+        columns = function({name: [row[name] for row in self.rows] for name in self.rows[0]})
+        return Table([
+            row | {name: column[n] for name, column in columns.items()}
+            for n, row in enumerate(self.rows)
+        ])
+
+    def rename_column(self, old, new):
+        return Table([{new if k == old else k: v for k, v in row.items()} for row in self.rows])
+
+
+class Tables(dict):
+    def map(self, function, **options):
+        return Tables({name: table.map(function, **options) for name, table in self.items()})
+
+    def rename_column(self, old, new):
+        return Tables({name: table.rename_column(old, new) for name, table in self.items()})
+
+
+def load_dataset(folder, task=None):
+    return Tables({
+        path.stem: Table([json.loads(line) for line in path.open()])
+        for path in sorted(pathlib.Path(folder).glob("*.json"))
+    })
+'''
+
+
+@kind
+def datasets(path: Path) -> None:
+    """A small stand-in for the package ``datasets``, for machines that lack it."""
+    path.write_text(_DATASETS)
+
+
+_METRIC = '''"""A stand-in for the hub's metric of the same name: accuracy."""
+import datasets
+import evaluate
+
+
+class Accuracy(evaluate.Metric):
+    def _info(self):
+        value = datasets.Value("int64")
+        features = datasets.Features({"predictions": value, "references": value})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        right = sum(a == b for a, b in zip(predictions, references))
+        return {"accuracy": right / len(references)}
+'''
+
+
+@kind
+def metric(path: Path) -> None:
+    """A metric in a local folder that ``evaluate.load`` takes for the hub's."""
+    path.mkdir(parents=True)
+    (path / f"{path.name}.py").write_text(_METRIC)
+
+
+@kind
+def vgg16(path: Path) -> None:
+    """Random weights where torchvision looks for downloaded ones."""
+    import torch
+    import torchvision
+
+    path.mkdir(parents=True)
+    torch.manual_seed(0)
+    torch.save(torchvision.models.vgg16().state_dict(), path / "vgg16-397923af.pth")
