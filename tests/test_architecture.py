@@ -22,8 +22,8 @@ SOURCE = HOME / "src"
 # From the ground up. A room imports rooms of lower floors only. "" is the package's root.
 FLOORS = (
     ("errors", "interrupts", "_version"),
-    ("formatting",),
-    ("paths", "progress", "registry", "styled"),
+    ("formatting", "styled"),
+    ("paths", "progress", "registry"),
     ("results", "trace"),
     ("analysis.timeline", "analysis.typical"),
     ("comparison",),

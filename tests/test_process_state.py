@@ -79,7 +79,10 @@ def fit(*callbacks):
         enable_progress_bar=False, enable_model_summary=False, callbacks=[*callbacks],
     ).fit(Module(), loader)
 fit()
+random.seed(1); numpy.random.seed(1); torch.manual_seed(1)
+fit()
 before = process_state(here)
+random.seed(1); numpy.random.seed(1); torch.manual_seed(1)
 fit(BackspotCallback(warmup=1, steps=2))
 assert os.path.exists("backspot/report.html")
 """

@@ -257,7 +257,7 @@ class ChromeDecoder:
                 break
             if following is not None:
                 at = following.end()
-            elif end := _END.search(shown, at):
+            elif not is_cut and (end := _END.search(shown, at)):
                 at = end.start()
             else:  # cut short
                 break
