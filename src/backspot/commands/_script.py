@@ -128,7 +128,7 @@ class Script:
             error = error or one
         if error is None:
             return 0
-        error.__traceback__ = _without_ours(error.__traceback__)
+        error.__traceback__ = _without_ours(error)
         if isinstance(error, SystemExit):
             raise error
         _show(error)
@@ -140,13 +140,13 @@ class Script:
         raise KeyboardInterrupt
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+def _without_ours(error: BaseException) -> TracebackType | None:
     """Leave out the frames that are not there without Backspot."""
-    kept = traceback
+    kept = error.__traceback__
     while kept and _is_of(kept, "backspot"):
         kept = kept.tb_next
-    if kept is None:  # an error of Backspot itself
-        return traceback
+    if kept is None:  # the script cannot be compiled, or an error of Backspot itself
+        return None if isinstance(error, SyntaxError) else error.__traceback__
     one = kept
     while one.tb_next:
         if _is_of(one.tb_next, *_AROUND):
@@ -179,10 +179,10 @@ def _show(error: BaseException) -> None:
     except BaseException as one:
         failed = one
     if failed is not None:
-        traceback = failed.__traceback__ and failed.__traceback__.tb_next
+        failed.__traceback__ = failed.__traceback__ and failed.__traceback__.tb_next
         with suppress(AttributeError, OSError, ValueError):  # there is no standard error any more
             print("Error in sys.excepthook:", file=sys.stderr)
-            sys.__excepthook__(type(failed), failed, traceback)
+            sys.__excepthook__(type(failed), failed, failed.__traceback__)
             print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(*about)
 

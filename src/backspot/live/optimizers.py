@@ -66,8 +66,9 @@ class OptimizerWatch:
         }
         for scope in self._scopes():
             model = scope.model()
-            # An optimizer that holds its own copies (in another precision) says nothing.
-            if model is None or not any(id(p) in held for p in model.parameters()):
+            # An optimizer that holds its own copies (in another precision) says nothing. A model
+            # that another thread trains is left alone: PyTorch may write its gradients right now.
+            if model is None or not any(id(p) in mine for p in model.parameters()):
                 continue
             # After each step, as parameters can be added, removed and frozen.
             for owner, module in scope.live_modules():
