@@ -12,6 +12,7 @@ The way of a trace::
     parallel.py    a large plain file, cut into stretches for several processes
     chrome.py      the text, piece by piece: where events begin and end
     metadata.py      the text before the events, and the tables behind them
+    numbers.py       numbers that are written as text
     json_events.py   a piece of text as structs, and their values as columns
     profiler.py    a live profiler's events, without its one export
     columns.py     the columns as they grow, joined into ``Events`` in the end
