@@ -39,7 +39,6 @@ register-python-argcomplete --shell fish backspot | source    # fish
 | --- | --- |
 | `COLUMNS` | the width of tables, where `--width` is not given |
 | `NO_COLOR`, `FORCE_COLOR` | no colours; colours also in files and pipes |
-| `BACKSPOT_UNPACK_ALL=1` | reads a gzip file that unpacks to more than 200 times its size |
 | `BACKSPOT_DEBUG=1` | prints the traceback of an error |
 """
 

@@ -51,6 +51,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> st
         there = ELSEWHERE.get(path, path.removeprefix("docs/"))
         if files.get_file_from_path(there) is None:
             return text
+        there = posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or ".")
         return f"{image}[{text}]({there}{mark}{anchor})"
 
     parts = _FENCE.split(markdown)

@@ -27,7 +27,7 @@ DOCS = ROOT / "docs"
 DATA = ROOT / "tests" / "data"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
     *sorted(ROOT.glob("benchmarks/**/README.md")),
     ROOT / "notebooks" / "README.md",
 ]
@@ -84,7 +84,7 @@ def test_every_page_can_be_reached_from_the_readme():
         reached.add(page)
         links = re.findall(r"\]\(([^)#\s]+)", text_of(page))
         todo += [page.parent.joinpath(link).resolve() for link in links if ":" not in link]
-    assert reached >= {*DOCS.glob("*.md")}
+    assert reached >= {*DOCS.rglob("*.md")}
 
 
 # What is generated.

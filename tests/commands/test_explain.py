@@ -25,9 +25,9 @@ RULES = sorted(
 def test_every_rule_is_explained(rule, capsys):
     assert main(["explain", rule]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{rule}\n\nWhat it means. ")
-    assert "\nHow it is found. " in out
-    assert "\nWhat to do. " in out
+    assert out.startswith(f"{rule}\n\nCause. ")
+    assert "\nFound by " in out
+    assert "\nFix. " in out
     assert "**" not in out
     assert "](" not in out
     assert "  " not in out.replace("\n  ", "")

@@ -13,19 +13,5 @@ leaves out what was recorded in part, before accounting.
 steps that count. ``caveats`` has the warnings that a reader of the numbers needs, and ``recorded``
 where and how a trace was recorded.
 
-Terms:
-
-- *pass*: one run of autograd's engine, such as one ``loss.backward()``; a variable ``run`` holds
-  its index, because ``pass`` is a keyword.
-- *step*: one iteration of the training loop; it can have several passes.
-- *span*: an interval on a host thread that owns work: a module call or a node.
-- *node*: one execution of an autograd node, such as ``MmBackward0``, by the engine.
-- *owner*: who pays for time: a module or a special owner, such as ``(autograd engine)``.
-- *interval*: the time between two moments.
-- *piece*: an amount of time of one pass, owner, node and source line.
-- *marker*: an event that Backspot's hooks write into a node, with the module that owns the node.
-- *label*: the name of such a marker, or of the event around a module's call in forward.
-- *window*: the clock time of a pass or a step, until the device work that it launched has ended.
-- *track*: nested spans ``backward: …`` in the labelled copy of a trace, for one thread or stream.
-- *place*: a module, or another part of the step, where a finding's cost arises.
+The terms are those of the glossary in ``CONTRIBUTING.md``.
 """

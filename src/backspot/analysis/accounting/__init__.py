@@ -19,8 +19,4 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 operations and the bytes that they move, with the formulas of the operators in ``formulas/``;
 ``peaks`` has what devices can do at best. ``counters`` has what sampled hardware counters say of
 each module.
-
-Terms: a *holder* is the index of a span, or the number of spans plus the index of a piece of device
-work. A *payer* is a holder, or a launch of compiled code within a span. A *tier* ranks device work
-that overlaps: compute, copies, communication.
 """

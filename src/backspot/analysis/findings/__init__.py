@@ -16,9 +16,7 @@ The files, from the bottom up:
 - ``memory_evidence.py`` and ``memory_rules/``: the same for what is in memory. ``find_in_memory``
   asks these rules if memory was recorded.
 
-Terms: a *mask* has one truth value for each span or for each piece of device work. A *place* is a
-module, or a part of the step that no module owns. A *fallback rule* runs after the others and is
-given their findings.
+A *fallback rule* runs after the others and is given their findings.
 """
 
 from __future__ import annotations

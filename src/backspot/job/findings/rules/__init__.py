@@ -15,6 +15,6 @@ A rule is a pure function of the evidence that returns any number of findings::
    ``find_all`` fills in the name of the rule.
 4. Nothing lists the rules: the first answer imports every file in this folder. A rule that needs
    the other findings is a ``fallback_rule``.
-5. Tests demand a row in the table of ``docs/ranks.md``, a planted case that the rule finds, and its
-   silence on even ranks.
+5. Tests demand a section in ``docs/findings.md``, its name in ``docs/ranks.md``, a planted case,
+   which the rule finds, and its silence on even ranks.
 """
