@@ -312,8 +312,6 @@ def test_very_many_modules_are_shown_a_hundred_at_a_time(opened):
     page.get_by_role("button", name=re.compile("^Show 100 more of ")).click()
     assert len(names(page)) == 200
     assert "most expensive of 3,000 modules" in page.locator("#folded").inner_text()
-    rest = page.locator("tbody.unowned tr").nth(1).inner_text()
-    assert re.match(r"\s*[\d,]+ modules\s", rest)
 
 
 @pytest.mark.slow

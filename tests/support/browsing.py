@@ -32,6 +32,10 @@ class Browser:
         page.on("pageerror", lambda error: opened.said.append(str(error)))
         page.on("request", lambda request: opened.asked.append(request.url))
         page.goto(path.as_uri())
+        if more.get("java_script_enabled", True):
+            page.wait_for_function(
+                "!document.getElementById('explorer') || document.querySelector('.scripted')"
+            )
         try:
             yield opened
         finally:

@@ -87,7 +87,7 @@ def to_html(report: Report) -> bytes:
         notes=notes,
         reading="" if plain else reading(report),
     )
-    data = "{}" if plain else page_data(report)
+    data = "" if plain else page_data(report)
     return page(
         _title(said),
         report.trace,
@@ -96,7 +96,7 @@ def to_html(report: Report) -> bytes:
         "that nothing held up.",
         styles=("plots.css",) if drawn else (),
         scripts=_SCRIPTS,
-        data=f'<script type="application/json" id="report">{data}</script>',
+        data=f'<script type="text/plain" id="report">{data}</script>',
     )
 
 
