@@ -50,6 +50,7 @@ def page_data(report: Report) -> str:
         "per": report.per,
         "gpu": report.has_gpu,
         "kinds": KINDS,
+        "saves": bool(report.replayed_step or report.not_replayed),
         "labelled": report.source == "backspot",
         "modules": sum(row.is_module for row in report.modules),
         "peak": peak_bytes(report),

@@ -66,7 +66,7 @@ function makeDetails(model, box, change, say) {
         whole ? make("th", { scope: "col", class: "n" }, "total") : null)),
       make("tbody", {}, ...kinds.map(([key, name]) => line([name, per(row.own[key], decimals),
         whole ? per(row.total[key], decimals) : null])),
-      row.isModule || row.saves[0] !== null ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
+      model.saves && (row.isModule || row.saves[0] !== null) ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
       row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
       row.held ? line(["MB at the peak", megabytes(row.held.at_peak_bytes), whole ? megabytes(row.total.memory) : null]) : null,
       row.held && row.held.kept_bytes ? line(["MB kept for the backward", megabytes(row.held.kept_bytes), whole ? "" : null]) : null,

@@ -13,12 +13,14 @@ function makeTable(model, box, change) {
     const limit = (key, head, field, more) => model.limits && ({
       key, head, number: true, limit: true, value: (line) => (line.limit ? line.limit[field] : null), ...more,
     });
+    // A column of dashes gives way to all others, as what a group saves is not known.
+    const known = by === "path" && model.rows.some((row) => row.saves[0] !== null);
     const list = [
       { key: "name", head: by === "class" ? "class" : "module", text: true, value: (line) => line.shown },
       by !== "class" && { key: "class", head: "class", text: true, optional: asked ? 4 : 2, value: (line) => line.cls },
       by !== "path" && { key: "count", head: "modules", number: true, optional: 2, value: (line) => line.count || 1 },
       time("wall", "wall"),
-      { key: "saves", head: "saves", number: true, optional: 1, value: (line) => line.saves },
+      model.saves && { key: "saves", head: "saves", number: true, optional: known ? 1 : 5, value: (line) => line.saves },
       model.gpu && time("gpu", "GPU"),
       time("cpu", "CPU"),
       model.memory && { ...time("memory", "memory"), optional: 2 },
