@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from backspot.formatting import decimals_for, duration, milliseconds, percent, size, visible
-from backspot.results.report import LineCost
+from backspot.results.report import LineCost, ReplayedStep, Saving
 from support.sample_reports import (
     SAMPLES,
     checkpointed,
@@ -66,6 +66,36 @@ def test_numbers_look_as_in_every_other_form(opened):
     for decimals in range(4):
         shown = page.evaluate(f"values => values.map(v => milliseconds(v, {decimals}))", values)
         assert shown == [milliseconds(value, decimals) for value in values]
+
+
+@pytest.mark.slow
+def test_characters_that_cannot_be_printed_are_escaped_as_in_every_other_form(opened):
+    page = opened(vit())
+    texts = [
+        "ä ő 漢 🦀",
+        "\x1b[31m",
+        "a\n\r\tb",
+        "\u202eabc",
+        "\u00a0\u00ad",
+        "\U000e0001",
+        "\ufeff",
+    ]
+    assert page.evaluate("texts => texts.map(visible)", texts) == list(map(visible, texts))
+
+
+@pytest.mark.slow
+def test_what_a_module_saves_has_a_column_where_a_replay_was_tried_and_a_dash_where_it_failed(
+    opened,
+):
+    known = replace(row("a", wall=9_000_000), saves=Saving(5_000_000, 4_000_000, 6_000_000))
+    replayed = report([known, row("b", wall=8_000_000)])
+    replayed = replace(replayed, replayed_step=ReplayedStep(9_000_000, 8_000_000, 9_000_000, True))
+    assert column(opened(replayed), "saves") == ["5.00", "–"]
+    page = opened(vit())
+    assert page.get_by_role("button", name="saves", exact=True).count() == 0
+    assert "saves" not in page.locator("#details").inner_text()
+    failed = replace(vit(), not_replayed="Its launches are not in the trace.")
+    assert "saves\t–" in opened(failed).locator("#details").inner_text()
 
 
 @pytest.mark.slow
