@@ -494,6 +494,14 @@ def test_names_cannot_steer_the_terminal(color):
     assert len(ODD_NAMES) == len(re.findall(r"^ *\d+  ", ranked, re.MULTILINE))
 
 
+def test_a_rule_of_a_saved_report_is_cut_where_its_name_is_wider_than_the_screen():
+    found = SAMPLES["diagnosed"]()
+    (first, *rest) = found.findings
+    long = replace(found, findings=(replace(first, rule="r" * 60), *rest))
+    lines = render_text(long, View(), width=60).splitlines()
+    assert "backspot explain " + "r" * 42 + "…" in lines
+
+
 @given(
     reports(),
     st.integers(40, 200),

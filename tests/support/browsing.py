@@ -12,30 +12,54 @@ from typing import Any
 
 import pytest
 
+_SCREEN: dict[str, int] = {"width": 1280, "height": 900}
+_READY = "!document.getElementById('explorer') || document.querySelector('.scripted')"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
 @dataclass
 class Browser:
-    """A Chromium that opens files."""
+    """A Chromium that opens files, one after another on one page."""
 
     chromium: Any
+    _last: Opened | None = None
 
     @contextmanager
-    def open(self, path: Path, **more: Any) -> Iterator[Opened]:
-        """A page, and what went wrong on it."""
-        context = self.chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **more})
-        context.set_default_timeout(5_000)
-        page = context.new_page()
+    def open(
+        self,
+        path: Path,
+        *,
+        viewport: dict[str, int] = _SCREEN,
+        color_scheme: str = "light",
+        alone: bool = False,
+        **context: Any,
+    ) -> Iterator[Opened]:
+        """A page, and what went wrong on it.
+
+        It replaces the page before it and shares what that stored, unless it is ``alone``, as are
+        pages with anything else that Playwright's ``new_page`` takes.
+        """
+        alone = alone or bool(context)
+        if alone or self._last is None:
+            page = self.chromium.new_page(**context)
+            page.set_default_timeout(5_000)
+        else:
+            self._last.leave()
+            page = self._last.page
         opened = Opened(page)
-        page.on("console", lambda message: opened.said.append(message.text))
-        page.on("pageerror", lambda error: opened.said.append(str(error)))
-        page.on("request", lambda request: opened.asked.append(request.url))
+        if not alone:
+            self._last = opened
+        page.set_viewport_size(viewport)
+        page.emulate_media(media="null", color_scheme=color_scheme)
         page.goto(path.as_uri())
+        if context.get("java_script_enabled", True):
+            page.wait_for_function(_READY)
         try:
             yield opened
         finally:
-            context.close()
+            opened.leave()
+            if alone:
+                page.close()
 
 
 @dataclass
@@ -51,6 +75,20 @@ class Opened:
     page: Any
     said: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._listeners = {
+            "console": lambda message: self.said.append(message.text),
+            "pageerror": lambda error: self.said.append(str(error)),
+            "request": lambda request: self.asked.append(request.url),
+        }
+        for event, listener in self._listeners.items():
+            self.page.on(event, listener)
+
+    def leave(self) -> None:
+        """Note no more of what happens on the page."""
+        while self._listeners:
+            self.page.remove_listener(*self._listeners.popitem())
 
 
 @contextmanager

@@ -7,27 +7,23 @@ once, so that they need no checks of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, is_dataclass
 from functools import cache
-from math import isfinite
 from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import (
-    Peaks,
-    ReplayedStep,
-    Report,
-    Row,
-    Saving,
-    WorkOfModule,
-)
+from backspot.results.report import ReplayedStep, Report, Row, Saving
 
 __all__ = ["contradiction"]
 
 _LIMIT = 1 << 63
 _SHOWN = 60  # characters of a name
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns")
+_SHARES = {"noise", "share", "unknown_share", "wall", "gpu", "cpu"}
+"""Numbers of at most 1."""
+_SIGNED = {"device", "timeline", "least_by_step"}
+"""Numbers that may be below 0: the host is device -1, and memory is counted from a start."""
 
 
 def contradiction(report: Report) -> str:
@@ -37,11 +33,8 @@ def contradiction(report: Report) -> str:
 
 def _contradictions(report: Report) -> Iterator[str]:
     """All inconsistencies; later checks rely on earlier ones."""
-    yield from _impossible(report, "the report")
-    yield from _of_steps(report, "the report", "step", len(report.step_ns_by_step))
-    real = [*report.unprofiled_step_ns_by_step, report.unprofiled_step_ns or 0]
-    if any(not 0 <= time < _LIMIT for time in real):
-        yield "its unprofiled_step_ns is below 0 or beyond 63 bits"
+    if found := _impossible(report):
+        yield found.removeprefix(".")
     if report.replayed_step is not None:
         yield from _of_range(report.replayed_step, "its replayed_step")
     for row in report.modules:
@@ -61,54 +54,52 @@ def _contradictions(report: Report) -> Iterator[str]:
     yield from _twice(
         "row", report.modules, lambda row: (row.path, row.is_module and row.class_name)
     )
-    yield from _of_operators(report)
+    if _summed(report.operators, "wall_ns") > report.wall_ns:
+        yield "its operators sum to more than its wall_ns"
+    yield from _twice("operator", report.operators, lambda operator: operator.name)
     yield from _of_passes(report)
-    if not 0 <= report.noise <= 1:  # nor is NaN
-        yield "its noise is not from 0 to 1"
     yield from _of_hiccups(report)
-    for device in report.devices:
-        yield from _impossible(device, f"device {device.device}", but="device")
-        if any(
-            not 0 <= time < _LIMIT
-            for times in (device.wall_ns, device.gpu_ns)
-            for time in times.values()
-        ):
-            yield f"device {device.device} has a time below 0 or beyond 63 bits"
     yield from _twice("device", report.devices, lambda device: device.device)
     yield from _of_phases(report)
     yield from _of_memory(report)
-    if report.peaks is not None:
-        yield from _of_peaks(report.peaks)
-    if report.mfu is not None and not 0 <= report.mfu < _LIMIT:
-        yield "its mfu is below 0 or no number"
-    for kernel in report.fused:
-        what = f"the fused kernel {_named(kernel.name)}"
-        yield from _impossible(kernel, what)
-        if not all(0 <= part.share <= 1 for part in kernel.parts):
-            yield f"{what} has a share that is not from 0 to 1"
-    if not all(0 <= share <= 1 for share in astuple(report.coverage)):  # nor is NaN
-        yield "its coverage has a share that is not from 0 to 1"
     for finding in report.findings:
         what = f"the finding {_named(finding.rule)}"
-        yield from _impossible(finding, what)
         if not finding.places:
             yield f"{what} has no place"
         if finding.steps > report.steps:
             yield f"{what} holds in {finding.steps} steps, of {report.steps}"
         if finding.saves is not None:
             yield from _of_range(finding.saves, f"what {what} saves")
-        for place in finding.places:
-            yield from _impossible(place, f"a place of {what}")
+
+
+def _impossible(one: Any, most: int = _LIMIT - 1) -> str:
+    """Where a result has a number that no time, count or share can be; ``""`` if nowhere."""
+    kind = type(one)
+    if kind in (int, float):
+        return "" if 0 <= one <= most else f" is not from 0 to {most}"  # nor is NaN
+    if kind is tuple:
+        for index, part in enumerate(one):
+            if found := _impossible(part, most):
+                return f"[{index}]{found}"
+    elif kind is dict:
+        for key, part in one.items():
+            if found := _impossible(part, most):
+                return f"[{_named(str(key))}]{found}"
+    elif is_dataclass(kind):
+        for name in _names(kind):
+            if found := _impossible(getattr(one, name), 1 if name in _SHARES else most):
+                return f".{name}{found}"
+    return ""
+
+
+@cache
+def _names(kind: type) -> list[str]:
+    """The names of a class's fields that may hold numbers."""
+    return [one.name for one in fields(kind) if one.name not in _SIGNED and one.type != "str"]
 
 
 def _of_row(row: Row, steps: int) -> Iterator[str]:
     what = f"the row {_named(row.name)}"
-    yield from _impossible(row, what)
-    if not 0 <= row.calls < _LIMIT:  # nor is NaN
-        yield f"calls of {what} is below 0 or beyond 63 bits"
-    yield from _impossible(row.wall_on, f"wall_on of {what}")
-    for part in (*row.nodes, *row.lines, *row.kernels):
-        yield from _impossible(part, f"a part of {what}")
     for cost in ("wall", "gpu", "cpu", "forward"):
         yield from _of_steps(row, what, cost, steps)
     if sum(astuple(row.wall_on)) > row.wall_ns:
@@ -118,14 +109,6 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
     for saving in (row.saves, row.total_saves):
         if saving is not None:
             yield from _of_range(saving, f"what {what} saves")
-    if row.work is not None:
-        yield from _of_work(row.work, f"the work of {what}")
-    if row.counters is not None:
-        means = row.counters.mean.values()
-        if not all(map(isfinite, means)) or not 0 <= row.counters.sampled_ns < _LIMIT:
-            yield f"the counters of {what} have a number that is impossible"
-    if row.memory is not None:
-        yield from _impossible(row.memory, f"the memory of {what}")
     if not row.members:
         yield f"{what} has no members"
     for parts, kind in ((row.nodes, "nodes"), (row.lines, "lines")):
@@ -138,7 +121,6 @@ def _of_row(row: Row, steps: int) -> Iterator[str]:
 
 def _of_range(one: Saving | ReplayedStep, what: str) -> Iterator[str]:
     """What is wrong with a time and its range."""
-    yield from _impossible(one, what)
     if not one.low_ns <= one.ns <= one.high_ns:
         yield f"{what} is outside of its range"
 
@@ -149,8 +131,6 @@ def _of_steps(one: Any, what: str, cost: str, steps: int) -> Iterator[str]:
     if len(times) != steps:
         held = counted(len(times), "step")
         yield f"{cost}_ns_by_step of {what} has {held}, step_ns_by_step has {steps}"
-    if any(not 0 <= time < _LIMIT for time in times):
-        yield f"{cost}_ns_by_step of {what} holds a time below 0 or beyond 63 bits"
 
 
 def _by_step(one: Any, cost: str) -> tuple[int, ...]:
@@ -158,17 +138,8 @@ def _by_step(one: Any, cost: str) -> tuple[int, ...]:
     return times
 
 
-def _of_operators(report: Report) -> Iterator[str]:
-    for operator in report.operators:
-        yield from _impossible(operator, f"the operator {_named(operator.name)}")
-    if _summed(report.operators, "wall_ns") > report.wall_ns:
-        yield "its operators sum to more than its wall_ns"
-    yield from _twice("operator", report.operators, lambda operator: operator.name)
-
-
 def _of_passes(report: Report) -> Iterator[str]:
     for index, one in enumerate(report.passes):
-        yield from _impossible(one, f"pass {index}")
         if one.step >= report.steps:
             yield f"pass {index} is of step {one.step}, of {report.steps}"
         if one.duration_ns != one.wall_ns + one.forward_ns + one.other_ns:
@@ -179,7 +150,6 @@ def _of_passes(report: Report) -> Iterator[str]:
 
 def _of_hiccups(report: Report) -> Iterator[str]:
     for hiccup in report.hiccups:
-        yield from _impossible(hiccup, f"the hiccup of step {hiccup.step}")
         if hiccup.step >= report.steps:
             yield f"it has a hiccup in step {hiccup.step}, of {report.steps}"
     yield from _twice("hiccup", report.hiccups, lambda hiccup: hiccup.step)
@@ -187,24 +157,9 @@ def _of_hiccups(report: Report) -> Iterator[str]:
         yield "no step is left beside its hiccups"
 
 
-def _of_work(work: WorkOfModule, what: str) -> Iterator[str]:
-    if not 0 <= work.unknown_share <= 1:  # nor is NaN
-        yield f"unknown_share of {what} is not from 0 to 1"
-    amounts = (value for value in astuple(work) if isinstance(value, int))
-    by_type = (*work.flops_by_type.values(), *work.forward_flops_by_type.values())
-    if any(not 0 <= amount < _LIMIT for amount in (*amounts, *by_type)):
-        yield f"{what} has a number below 0 or beyond 63 bits"
-
-
-def _of_peaks(peaks: Peaks) -> Iterator[str]:
-    if not all(0 <= peak < _LIMIT for peak in (peaks.gbps, *peaks.tflops.values())):
-        yield "its peaks have a number below 0 or beyond 63 bits"
-
-
 def _of_memory(report: Report) -> Iterator[str]:
     for one in report.memory:
         what = f"the memory of {one.name}"
-        yield from _impossible(one, what, but="device")
         if _summed(one.live, "bytes") != one.peak_bytes:
             yield f"what is live in {what} does not sum to its peak_bytes"
         if one.peak_step >= report.steps:
@@ -221,7 +176,6 @@ def _of_memory(report: Report) -> Iterator[str]:
 def _of_phases(report: Report) -> Iterator[str]:
     for phase in report.phases:
         what = f"the phase {phase.name}"
-        yield from _impossible(phase, what)
         if phase.busy_ns > phase.wall_ns:
             yield f"{what} is busy for longer than it lasts"
         yield from _of_steps(phase, what, "wall", len(report.step_ns_by_step))
@@ -231,20 +185,6 @@ def _of_phases(report: Report) -> Iterator[str]:
     if report.phases and tuple(map(sum, by_step)) != report.step_ns_by_step:
         yield "its phases do not sum to its step_ns_by_step"
     yield from _twice("phase", report.phases, lambda phase: phase.name)
-
-
-def _impossible(one: Any, what: str, *, but: str = "") -> Iterator[str]:
-    """The numbers that are below 0 or beyond 63 bits, which no time or count can be."""
-    for name in _whole_numbers(type(one)):  # type: ignore[arg-type]  # a class is hashable
-        number = getattr(one, name)
-        if name != but and not 0 <= number < _LIMIT:
-            yield f"{name} of {what} is {'below 0' if number < 0 else 'beyond 63 bits'}"
-
-
-@cache
-def _whole_numbers(kind: type) -> list[str]:
-    """The names of a class's fields that are one whole number."""
-    return [field.name for field in fields(kind) if field.type == "int"]
 
 
 def _twice(kind: str, found: Sequence[Any], key: Callable[[Any], Hashable]) -> Iterator[str]:

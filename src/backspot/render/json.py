@@ -28,7 +28,7 @@ from backspot.results.job import SCHEMA as JOB_SCHEMA
 from backspot.results.job import JobReport
 from backspot.results.report import SCHEMA, Report
 
-__all__ = ["FORMATS", "comparison_to_json", "job_to_json", "load", "schema", "to_json"]
+__all__ = ["FORMATS", "compact", "comparison_to_json", "job_to_json", "load", "schema", "to_json"]
 
 Saved = TypeVar("Saved", Report, JobReport)
 _SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
@@ -74,13 +74,20 @@ FORMATS = (
 )
 
 
-def _encoded(result: Report | Comparison | JobReport) -> bytes:
+def compact(result: Any) -> bytes:
+    """A result, or what holds results, as JSON in UTF-8 without blanks."""
     try:
-        data = _UNRECORDED.sub(b"", msgspec.json.encode(result))
-        text = msgspec.json.format(data, indent=1).decode()
+        return _UNRECORDED.sub(b"", msgspec.json.encode(result))
     except UnicodeEncodeError:  # UTF-8 cannot hold half a surrogate pair; an escape can
         data = json.dumps(msgspec.to_builtins(result), separators=(",", ":")).encode()
-        text = json.dumps(json.loads(_UNRECORDED.sub(b"", data)), indent=1)
+        return _UNRECORDED.sub(b"", data)
+
+
+def _encoded(result: Report | Comparison | JobReport) -> bytes:
+    try:
+        text = msgspec.json.format(compact(result), indent=1).decode()
+    except msgspec.DecodeError:
+        text = json.dumps(json.loads(compact(result)), indent=1)
     return (_UNSAFE.sub(_escaped, text) + "\n").encode()
 
 

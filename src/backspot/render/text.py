@@ -311,7 +311,8 @@ class _Page:
         elif by == "path" and has_repeats(chosen):
             facts.append(f"{unbroken(ask.format('by', 'pattern'))} for repeated layers")
         if self._found:
-            facts.append(unbroken(f"backspot explain {visible(self._found[0].rule)}"))
+            explain = f"backspot explain {visible(self._found[0].rule)}"
+            facts.append(unbroken(keep_start(explain, self._width)))
         return facts
 
     def _answer(self, look: str = "") -> list[Text]:

@@ -5,7 +5,7 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
 1. ``_fragments.py`` writes the HTML that needs no script: answer, warnings, phases, findings and
    tables. Notebooks use it too.
 2. ``_plots.py`` draws memory over time and the roofline, with ``plots.css``, if they are recorded.
-3. ``_page_data.py`` writes the report as JSON for the script, within a limit of size.
+3. ``_page_data.py`` writes the rows of the report for the script: their JSON, deflated.
 4. ``to_html`` puts all into ``report.html``, with ``explorer.html``, and adds the scripts in the
    order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js`` (the module tree),
    ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the page). With a
@@ -87,7 +87,7 @@ def to_html(report: Report) -> bytes:
         notes=notes,
         reading="" if plain else reading(report),
     )
-    data = "{}" if plain else page_data(report)
+    data = "" if plain else page_data(report)
     return page(
         _title(said),
         report.trace,
@@ -96,7 +96,7 @@ def to_html(report: Report) -> bytes:
         "that nothing held up.",
         styles=("plots.css",) if drawn else (),
         scripts=_SCRIPTS,
-        data=f'<script type="application/json" id="report">{data}</script>',
+        data=f'<script type="text/plain" id="report">{data}</script>',
     )
 
 

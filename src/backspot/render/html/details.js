@@ -38,16 +38,15 @@ function makeDetails(model, box, change, say) {
 
   function label(row) {
     if (!row.isModule || row.group) return null;
-    const text = row.label || (row.path ? `backward: ${row.path} (${row.cls})` : `backward: (${row.cls})`);
     const button = make("button", { type: "button", class: "quiet" }, "Copy");
     button.addEventListener("click", async () => {
-      const done = await copy(text);
+      const done = await copy(row.label);
       button.textContent = done ? "Copied" : "Press Ctrl+C";
-      say(done ? `Copied ${text}` : "Could not copy: the label is selected");
+      say(done ? `Copied ${row.label}` : "Could not copy: the label is selected");
       if (!done) select(code);
       setTimeout(() => { button.textContent = "Copy"; }, 2000);
     });
-    const code = make("code", { class: "to-search" }, text);
+    const code = make("code", { class: "to-search" }, row.label);
     return make("div", { class: "search-for" },
       make("p", { class: "small muted" }, model.labelled
         ? "Search a trace viewer for" : "After backspot annotate, search a trace viewer for"),
@@ -67,15 +66,15 @@ function makeDetails(model, box, change, say) {
         whole ? make("th", { scope: "col", class: "n" }, "total") : null)),
       make("tbody", {}, ...kinds.map(([key, name]) => line([name, per(row.own[key], decimals),
         whole ? per(row.total[key], decimals) : null])),
-      row.isModule || row.saves[0] !== null ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
+      model.saves && (row.isModule || row.saves[0] !== null) ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
       row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
-      row.held ? line(["MB at the peak", megabytes(row.held.atPeak), whole ? megabytes(row.total.memory) : null]) : null,
-      row.held && row.held.kept ? line(["MB kept for the backward", megabytes(row.held.kept), whole ? "" : null]) : null,
-      row.held && row.held.frees ? line(["MB that checkpointing frees", megabytes(row.held.frees), whole ? "" : null]) : null,
-      row.limit && row.limit.ofPeak !== null ? line([`of the peak, bound by ${row.limit.bound}`, percent(row.limit.ofPeak), whole ? "" : null]) : null,
-      row.limit && row.limit.headroom !== null ? line(["headroom", per(row.limit.headroom, decimals), whole ? "" : null]) : null,
-      row.limit && row.limit.measured !== null ? line([row.limit.gbps === null ? "GB/s measured"
-        : `GB/s measured, ${row.limit.gbps} needed at least`, `${row.limit.measured}`, whole ? "" : null]) : null,
+      row.held ? line(["MB at the peak", megabytes(row.held.at_peak_bytes), whole ? megabytes(row.total.memory) : null]) : null,
+      row.held && row.held.kept_bytes ? line(["MB kept for the backward", megabytes(row.held.kept_bytes), whole ? "" : null]) : null,
+      row.held && row.held.checkpoint_frees_bytes ? line(["MB that checkpointing frees", megabytes(row.held.checkpoint_frees_bytes), whole ? "" : null]) : null,
+      row.limit && row.limit.of_peak !== null ? line([`of the peak, bound by ${row.limit.bound}`, percent(row.limit.of_peak), whole ? "" : null]) : null,
+      row.limit && row.limit.headroom_ns !== null ? line(["headroom", per(row.limit.headroom_ns, decimals), whole ? "" : null]) : null,
+      row.limit && row.limit.measured_gbps !== null ? line([row.limit.gbps === null ? "GB/s measured"
+        : `GB/s measured, ${Math.round(row.limit.gbps)} needed at least`, `${Math.round(row.limit.measured_gbps)}`, whole ? "" : null]) : null,
       row.split ? line(["known without splitting kernels", percent(1 - row.split / row.own.wall), whole ? "" : null]) : null));
   }
 
@@ -103,7 +102,7 @@ function makeDetails(model, box, change, say) {
   }
 
   function nodes(row) {
-    if (!row.nodes.length) return row.members ? null : section("Autograd nodes", make("p", { class: "muted small" }, "None ran in the backward."));
+    if (!row.nodes.length) return section("Autograd nodes", make("p", { class: "muted small" }, "None ran in the backward."));
     const decimals = decimalsFor(row.nodes[0].spent[0]);
     return section("Autograd nodes", table(["node", `per ${model.per}`, "wall", model.gpu && "GPU", "CPU"],
       row.nodes.map((node) => [node.name, perStep(node.count), per(node.spent[0], decimals),
@@ -127,7 +126,7 @@ function makeDetails(model, box, change, say) {
   }
 
   function within(row) {
-    const inside = (row.group || row.children).filter((child) => child.total.wall > 0 && !child.members);
+    const inside = (row.group || row.children).filter((child) => child.total.wall > 0);
     inside.sort((a, b) => b.total.wall - a.total.wall).splice(12);
     if (!inside.length) return null;
     const decimals = decimalsFor(inside[0].total.wall);

@@ -113,7 +113,7 @@ function makeIcicle(model, box, note, change) {
 
   function pick(row) {
     focused = row.id;
-    const next = row.id >= 0 && !row.members ? { chosen: row } : {};
+    const next = row.id >= 0 ? { chosen: row } : {};
     if (row.id === state.zoom.id) next.zoom = model.around(row) || row;
     else if (row.children.length) next.zoom = row;
     change(next);
@@ -176,7 +176,7 @@ function makeIcicle(model, box, note, change) {
       }
     } else if (event.key === "Enter") pick(block.row);
     else if (event.key === " ") {
-      if (block.row.id >= 0 && !block.row.members) change({ chosen: block.row });
+      if (block.row.id >= 0) change({ chosen: block.row });
     } else if (event.key === "Escape" || event.key === "Backspace") {
       const out = model.around(state.zoom);
       if (!out) return;

@@ -10,48 +10,60 @@ const MEASURES = {
 };
 const COSTS = ["wall", "gpu", "cpu", "forward", "recompute", "memory", "headroom"];
 
+// The data is JSON, deflated and in base64.
+async function readData(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text(),
+    (_, value) => (typeof value === "string" ? visible(value) : value));
+}
+
+// Unprintable characters as escapes, as in formatting.py.
+const visible = (text) => text.replace(/(?! )[\p{C}\p{Z}]/gu, (character) => {
+  const code = character.codePointAt(0).toString(16);
+  const [letter, digits] = code.length <= 2 ? ["x", 2] : code.length <= 4 ? ["u", 4] : ["U", 8];
+  return { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[character] || `\\${letter}${code.padStart(digits, "0")}`;
+});
+
+const LONGEST = 160; // characters of a kernel's name or a source line; template names can have thousands
+const shortened = (text) => (text.length <= LONGEST ? text : `${text.slice(0, LONGEST - 1)}…`);
+const nodeName = (name) => name.replace(/^torch::autograd::/, "");
+
 function readModel(data) {
   Object.assign(KIND_NAMES, data.kinds);
   KINDS.push(...Object.keys(KIND_NAMES));
-  const text = (index) => (index >= 0 ? data.strings[index] : "");
-  const ns = (values) => values.map((value) => value * data.unit);
-  const rows = data.rows.map((cells, id) => {
-    const [parent, name, cls, kind, root, calls, costs, on, steps, nodes, kernels, label, lines, saves, held, limit] = cells;
-    const [wall, gpu, cpu, forward, recompute, split] = ns(costs);
+  const rows = data.rows.map(({ row, parent, label, limit, spread }, id) => {
+    const around = data.rows[parent]?.row.path;
     return {
       id,
       parent,
-      name,
-      cls: text(cls),
-      isModule: kind !== 0,
-      members: kind > 1 ? kind - 1 : 0, // number of small modules in a sum
-      root: text(root),
-      calls,
+      path: row.path,
+      name: around ? row.path.slice(around.length + 1) : row.path,
+      cls: row.class_name,
+      isModule: row.is_module,
+      root: row.root,
+      calls: row.calls,
       own: {
-        wall, gpu, cpu, forward, recompute, on: ns(on),
-        memory: held ? held[0] : 0, headroom: limit ? (limit[2] || 0) * data.unit : 0,
+        wall: row.wall_ns, gpu: row.gpu_ns, cpu: row.cpu_ns, forward: row.forward_ns,
+        recompute: row.recompute_ns, on: KINDS.map((kind) => row.wall_on[`${kind}_ns`]),
+        memory: row.memory?.at_peak_bytes || 0, headroom: limit?.headroom_ns || 0,
       },
-      split,
-      held: held ? { atPeak: held[0], kept: held[1], frees: held[2] } : null, // bytes
-      limit: readLimit(limit, data.unit),
+      split: row.split_ns,
+      held: row.memory || null,
+      limit,
       // How much less time a step would take without the module, and without all modules in it; or null.
-      saves: saves.map((value) => (value === null ? null : value * data.unit)),
-      spread: ns(steps.slice(0, 2)), // the smallest and the largest time of all steps
-      steps: ns(steps.slice(2)), // the first ones
-      nodes: nodes.map(([n, count, ...spent]) => ({
-        name: n < 0 ? `${-n} more` : text(n),
-        isSum: n < 0,
-        count,
-        spent: ns(spent),
+      saves: [row.saves, row.total_saves].map((saving) => saving && saving.ns),
+      spread, // the smallest and the largest time of all steps
+      steps: row.wall_ns_by_step, // the first ones
+      nodes: row.nodes.map((node) => ({
+        name: nodeName(node.name), count: node.count, spent: [node.wall_ns, node.gpu_ns, node.cpu_ns],
       })),
-      kernels: kernels.map(([n, count, spent]) => ({
-        name: n < 0 ? `${-n} more` : text(n),
-        isSum: n < 0,
-        count,
-        gpu: spent * data.unit,
+      kernels: row.kernels.map((kernel) => ({
+        name: shortened(kernel.name), count: kernel.count, gpu: kernel.spent_ns,
       })),
-      lines: lines.map(([place, source, node, spent, exact]) => ({
-        place: text(place), source: text(source), node: text(node), wall: spent * data.unit, exact,
+      lines: row.lines.map((line) => ({
+        place: `${line.file}:${line.line}`, source: shortened(line.text.trim()), node: nodeName(line.node),
+        wall: line.wall_ns, exact: line.exact,
       })),
       label,
       children: [],
@@ -64,18 +76,13 @@ function readModel(data) {
   }
   const finish = (row, around, level) => {
     row.level = level;
-    row.path =
-      row.members || !around || !around.path ? row.name : `${around.path}.${row.name}`;
-    row.shown = row.members
-      ? counted(row.members, "smaller module")
-      : row.path || row.cls || "(root)";
-    row.short = row.members ? row.shown : row.name || row.cls || "(root)";
+    row.shown = row.path || row.cls || "(root)";
+    row.short = row.name || row.cls || "(root)";
     row.title =
       row.isModule && row.cls && row.cls !== row.shown ? `${row.shown} (${row.cls})` : row.shown;
-    if (row.members) row.root = around ? around.root : "";
     // Only modules that were called make a level, and the root.
     const below = !around ? 1 : around.depth + (around.path === around.root || around.calls > 0);
-    row.depth = !row.isModule || (!row.members && row.path === row.root) ? 0 : below;
+    row.depth = !row.isModule || row.path === row.root ? 0 : below;
     row.total = { ...row.own, on: [...row.own.on] };
     row.inside = 1;
     for (const child of row.children) {
@@ -90,17 +97,17 @@ function readModel(data) {
   const whole = {
     id: -1, level: 0, depth: -1, parent: null, path: "", name: "", cls: "", root: "", calls: 0,
     shown: "the whole backward", short: "the whole backward", title: "the whole backward",
-    isModule: false, members: 0, held: null, limit: null, split: 0,
+    isModule: false, held: null, limit: null, split: 0,
     own: zero(), total: zero(), saves: [null, null], spread: [], steps: [], nodes: [], kernels: [], lines: [],
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
-  const [wall, gpu, cpu] = ns(data.whole);
+  const [wall, gpu, cpu] = data.whole;
   const sums = { wall, gpu, cpu, memory: data.peak, headroom: whole.total.headroom };
   Object.assign(whole.total, sums);
   const groupLimits = new Map();
   for (const [by, groups] of Object.entries(data.groups)) {
-    for (const [path, cls, limit] of groups) groupLimits.set(keyOf(by, cls, path), readLimit(limit, data.unit));
+    for (const [path, cls, limit] of groups) groupLimits.set(keyOf(by, cls, path), limit);
   }
   return {
     ...data,
@@ -112,14 +119,9 @@ function readModel(data) {
     memory: data.peak > 0,
     groupLimits,
     groups: new Map(), // the groups that were made, which stay the same
-    findings: data.findings.map(([title, cost, remedy, places]) => ({ title, cost, remedy, places: new Map(places) })),
+    findings: data.findings.map((finding) => ({ ...finding, places: new Map(finding.places) })),
   };
 }
-
-const readLimit = (limit, unit) => limit && {
-  tflops: limit[0], ofPeak: limit[1], headroom: limit[2] === null ? null : limit[2] * unit, bound: limit[3],
-  gbps: limit[4], measured: limit[5],
-} || null;
 
 const keyOf = (by, cls, path) => JSON.stringify([by, cls, path]);
 
@@ -142,7 +144,7 @@ function tableLines(model, { depth, by }) {
   const groups = new Map();
   const others = [];
   for (const line of lines) {
-    if (!line.isModule || !line.row || line.row.members) others.push(line);
+    if (!line.isModule || !line.row) others.push(line);
     else {
       const name = by === "class" ? line.cls || line.shown
         : many.get(pattern(line)) > 1 ? numberless(line.shown) : line.shown;
@@ -178,18 +180,21 @@ function groupOf(name, lines) {
   const held = rows.filter((row) => row.held);
   const sum = (key) => held.reduce((all, row) => all + row.held[key], 0);
   return {
-    id: -2, parent: null, path: name, name, cls: lines[0].cls, isModule: true, members: 0, root: "",
+    id: -2, parent: null, path: name, name, cls: lines[0].cls, isModule: true, root: "",
     group: rows, children: [], level: 0, depth: 0,
     calls: lines.reduce((all, line) => all + (line.calls || 0), 0),
     own: cost, total: cost, split: rows.reduce((all, row) => all + row.split, 0),
-    held: held.length ? { atPeak: sum("atPeak"), kept: sum("kept"), frees: 0 } : null, limit: null,
-    saves: [null, null], spread: [], steps: [], label: 0,
+    held: held.length ? {
+      at_peak_bytes: sum("at_peak_bytes"), kept_bytes: sum("kept_bytes"), checkpoint_frees_bytes: 0,
+    } : null,
+    limit: null,
+    saves: [null, null], spread: [], steps: [], label: "",
     nodes: added(rows, "nodes", (node) => node.name, (a, b) => ({
       ...a, count: a.count + b.count, spent: a.spent.map((value, index) => value + b.spent[index]),
-    })).filter((node) => !node.isSum).sort((a, b) => b.spent[0] - a.spent[0]),
+    })).sort((a, b) => b.spent[0] - a.spent[0]),
     kernels: added(rows, "kernels", (kernel) => kernel.name, (a, b) => ({
       ...a, count: a.count + b.count, gpu: a.gpu + b.gpu,
-    })).filter((kernel) => !kernel.isSum).sort((a, b) => b.gpu - a.gpu),
+    })).sort((a, b) => b.gpu - a.gpu),
     lines: added(rows, "lines", (line) => JSON.stringify([line.place, line.node]), (a, b) => ({
       ...a, wall: a.wall + b.wall,
     })).sort((a, b) => b.wall - a.wall),
@@ -206,10 +211,7 @@ function added(rows, list, key, add) {
   return [...sums.values()];
 }
 
-function heaviestOf(nodes) {
-  const first = nodes.find((node) => !node.isSum);
-  return first ? [first.name, first.spent[0]] : ["", 0];
-}
+const heaviestOf = ([first]) => (first ? [first.name, first.spent[0]] : ["", 0]);
 
 // Modules deeper than `depth` are added up in their ancestor at that depth.
 function folded(model, depth) {
@@ -217,13 +219,13 @@ function folded(model, depth) {
   for (const row of model.rows) {
     const deeper = row.isModule && row.depth > depth;
     const path = deeper ? ancestor(model, row, depth) : row.path;
-    const key = row.isModule && (deeper || !row.members) ? `${row.root}\n${path}` : row.id;
+    const key = row.isModule ? `${row.root}\n${path}` : row.id;
     if (!lines.has(key)) lines.set(key, { path, row: null, cost: zero(), taken: 0, heaviest: new Map() });
     const line = lines.get(key);
     if (!deeper) line.row = row;
     addTo(line.cost, row.own);
     line.taken += 1;
-    for (const node of row.nodes.filter((one) => !one.isSum)) {
+    for (const node of row.nodes) {
       line.heaviest.set(node.name, (line.heaviest.get(node.name) || 0) + node.spent[0]);
     }
   }
@@ -232,7 +234,7 @@ function folded(model, depth) {
     const [node, spent] = [...line.heaviest].reduce(
       (best, one) => (one[1] > best[1] ? one : best), ["", 0]);
     const isModule = row ? row.isModule : true;
-    const named = row && isModule && !row.members;
+    const named = row && isModule;
     // Savings do not add up: that of a part of the modules inside is not known.
     const saves = !row ? null : line.taken === 1 ? row.saves[0] : line.taken === row.inside ? row.saves[1] : null;
     return {

@@ -1,11 +1,11 @@
 // The page: its state, and what is drawn again when the state changes.
 
-(() => {
+(async () => {
   const element = (id) => document.getElementById(id);
 
-  const data = JSON.parse(element("report").textContent);
-  if (!data.rows || !data.rows.length || !element("explorer")) return;
-  const model = readModel(data);
+  if (!element("explorer")) return;
+  const model = readModel(await readData(element("report").textContent));
+  if (!model.rows.length) return;
   const narrow = matchMedia("(max-width: 1079px)");
   const state = {
     measure: "wall", by: "path", depth: model.deepest, query: "", sort: "wall", descending: true,
@@ -15,7 +15,7 @@
   if (model.answer) {
     const [path, isGroup] = model.answer;
     if (isGroup) state.by = "pattern";
-    const found = tableLines(model, state).find((line) => line.row && line.row.path === path && !line.row.members);
+    const found = tableLines(model, state).find((line) => line.row && line.row.path === path);
     state.chosen = found ? found.row : null;
   }
 
@@ -124,7 +124,7 @@
   function places() {
     const known = new Map();
     for (const row of model.rows) {
-      if (!row.members && (row.isModule || !known.has(row.path))) known.set(row.path, row);
+      if (row.isModule || !known.has(row.path)) known.set(row.path, row);
     }
     for (const code of document.querySelectorAll("code[data-path]")) {
       const row = known.get(code.dataset.path);
@@ -139,12 +139,11 @@
   }
 
   function folding() {
-    const small = model.rows.reduce((sum, row) => sum + row.members, 0);
-    if (!small) return;
-    const kept = (model.modules - small).toLocaleString("en");
+    const kept = model.rows.filter((row) => row.isModule).length;
+    if (kept === model.modules) return;
     element("folded").textContent =
-      `This page shows the ${kept} most expensive of ${counted(model.modules, "module")}. ` +
-      `The other ${small.toLocaleString("en")} are added up in the modules around them. ` +
+      `This page shows the ${kept.toLocaleString("en")} most expensive of ${counted(model.modules, "module")}. ` +
+      `The others are added up in the modules around them. ` +
       "The JSON report has all of them.";
   }
 

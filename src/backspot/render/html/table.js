@@ -10,21 +10,23 @@ function makeTable(model, box, change) {
   function columns({ measure, by }) {
     const time = (key, head) => ({ key, head, number: true, value: (line) => line.cost[key] });
     const asked = model.memory || model.limits; // what somebody had recorded in addition
-    const limit = (key, head, more) => model.limits && ({
-      key, head, number: true, limit: true, value: (line) => (line.limit ? line.limit[key] : null), ...more,
+    const limit = (key, head, field, more) => model.limits && ({
+      key, head, number: true, limit: true, value: (line) => (line.limit ? line.limit[field] : null), ...more,
     });
+    // A column of dashes gives way to all others, as what a group saves is not known.
+    const known = by === "path" && model.rows.some((row) => row.saves[0] !== null);
     const list = [
       { key: "name", head: by === "class" ? "class" : "module", text: true, value: (line) => line.shown },
       by !== "class" && { key: "class", head: "class", text: true, optional: asked ? 4 : 2, value: (line) => line.cls },
       by !== "path" && { key: "count", head: "modules", number: true, optional: 2, value: (line) => line.count || 1 },
       time("wall", "wall"),
-      { key: "saves", head: "saves", number: true, optional: 1, value: (line) => line.saves },
+      model.saves && { key: "saves", head: "saves", number: true, optional: known ? 1 : 5, value: (line) => line.saves },
       model.gpu && time("gpu", "GPU"),
       time("cpu", "CPU"),
       model.memory && { ...time("memory", "memory"), optional: 2 },
-      limit("tflops", "TFLOP/s", { optional: measure === "headroom" ? 2 : 4 }),
-      limit("ofPeak", "of peak", { optional: 2 }),
-      limit("headroom", "headroom", { optional: 4 }),
+      limit("tflops", "TFLOP/s", "tflops", { optional: measure === "headroom" ? 2 : 4 }),
+      limit("share of peak", "of peak", "of_peak", { optional: 2 }),
+      limit("headroom", "headroom", "headroom_ns", { optional: 4 }),
       { ...time("forward", "forward"), optional: asked ? 5 : 4 },
       { key: "ratio", head: "bwd ÷ fwd", number: true, optional: asked ? 5 : 3,
         value: (line) => measured(line.cost, "ratio") },
@@ -64,8 +66,7 @@ function makeTable(model, box, change) {
     const all = tableLines(model, state);
     const costs = (line) => line.cost.wall || line.cost.gpu || line.cost.cpu ||
       (state.measure === "memory" && line.cost.memory);
-    const small = all.filter((line) => line.row && line.row.members);
-    const modules = all.filter((line) => line.isModule && !small.includes(line));
+    const modules = all.filter((line) => line.isModule);
     // Modules without any cost are only shown when somebody searches for them.
     const found = modules.filter((line) =>
       (state.query ? state.hits(line.shown, line.cls) : costs(line)));
@@ -82,14 +83,10 @@ function makeTable(model, box, change) {
     const view = { list, state, longest, decimals };
     const table = make("table", { class: "ranked live" }, head(list, state, column));
     table.append(make("tbody", {}, ...ranked.slice(0, limit).map((line, index) => cells(line, index + 1, view))));
-    const below = state.query ? [] : [
-      ["small modules, added up:", small.length ? [together(small)] : []],
-      ["owned by no module:", unowned],
-    ];
-    for (const [title, lines] of below.filter(([, some]) => some.length)) {
-      const heading = make("th", { scope: "rowgroup", colspan: list.length + 1 }, title);
+    if (unowned.length && !state.query) {
+      const heading = make("th", { scope: "rowgroup", colspan: list.length + 1 }, "owned by no module:");
       table.append(make("tbody", { class: "unowned" }, make("tr", {}, heading),
-        ...lines.map((line) => cells(line, "", view))));
+        ...unowned.map((line) => cells(line, "", view))));
     }
     const kept = document.activeElement && document.activeElement.dataset.key;
     const more = ranked.length > limit && make("button", {
@@ -101,14 +98,6 @@ function makeTable(model, box, change) {
     if (again) again.focus();
     const spent = found.reduce((sum, line) => sum + line.cost.wall, 0);
     return { found: found.length, of: modules.length, spent, idle: state.query ? 0 : modules.length - found.length };
-  }
-
-  // Modules too small to be in the page one by one, as one line.
-  function together(lines) {
-    const cost = zero();
-    for (const line of lines) addTo(cost, line.cost);
-    const members = lines.reduce((sum, line) => sum + line.row.members, 0);
-    return { row: null, isModule: true, cost, node: "", spent: 0, saves: null, cls: "", calls: null, limit: null, count: members, shown: counted(members, "module") };
   }
 
   function head(list, state, sorted) {
@@ -170,7 +159,7 @@ function makeTable(model, box, change) {
     });
     const row = make("tr", { class: chosen ? "chosen" : null },
       make("td", { class: "n muted rank" }, String(rank)), ...shown);
-    if (line.row && !line.row.members) row.addEventListener("click", () => change({ chosen: line.row }));
+    if (line.row) row.addEventListener("click", () => change({ chosen: line.row }));
     return row;
   }
 
@@ -178,13 +167,13 @@ function makeTable(model, box, change) {
     const value = column.value(line);
     if (value === null) return "";
     if (column.key === "tflops") return value.toFixed(1);
-    return column.key === "ofPeak" ? percent(value) : milliseconds(value, decimals);
+    return column.key === "share of peak" ? percent(value) : milliseconds(value, decimals);
   }
 
   function name(line, chosen) {
     // Set from right to left, a long path loses its start: its end identifies it.
     const text = make("code", { class: "path" }, make("bdi", { dir: "ltr" }, line.shown));
-    if (!line.row || line.row.members) return make("th", { scope: "row" }, text);
+    if (!line.row) return make("th", { scope: "row" }, text);
     const button = make("button", {
       type: "button", class: "name", "data-key": `row ${keyOfRow(line.row)}`, "aria-pressed": String(Boolean(chosen)),
     }, text);
