@@ -1,4 +1,4 @@
-"""The callbacks for trainers, on the real packages: `pip install -e '.[dev,trainers]'`.
+"""The callbacks for trainers, on the real packages: `pip install -e '.[dev,full]'`.
 
 Importing the trainers takes seconds, so they are imported within the tests.
 """
