@@ -77,10 +77,13 @@ def told(done):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_the_slow_module_of_a_strangers_script_is_named_and_its_losses_are_the_same(name, tmp_path):
+def test_the_slow_module_of_a_strangers_script_is_named_and_its_losses_are_the_same(
+    name, tmp_path, monkeypatch
+):
     case = CASES[name]
     if lacks := missing(case):
         pytest.skip(f"needs {lacks}")
+    monkeypatch.setenv("PYTHON_EXEC", str(preloaded.executable(tmp_path)))  # for torchrun's ranks
     wrong, _ = judge(case, tmp_path, preloaded.python())
     assert not wrong
 
@@ -256,7 +259,7 @@ def test_the_report_is_printed_on_standard_error_and_written(start, write, tmp_p
 def test_a_script_that_closes_standard_error_trains_on(ends, write, tmp_path):
     closing = "sys.stderr = open('log', 'w'); sys.stderr.close()"
     path = write(training(closing, ends))
-    plain = python(path, cwd=tmp_path)
+    plain = python(path, start=preloaded.python(), cwd=tmp_path)
     done = observed(*SMALL, path, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
     assert (tmp_path / "backspot" / "report.html").exists() == (ends == "train(9)")
@@ -684,11 +687,11 @@ def test_the_modules_inside_compiled_code_are_known_also_with_warm_caches(
     write, tmp_path, forget_graphs
 ):
     path = write(COMPILED)
-    plain = python(path, cwd=tmp_path)
+    plain = python(path, start=preloaded.python(), cwd=tmp_path)
     assert plain.returncode == 0, plain.stderr.decode()
     forget_graphs()
     for folder, hits in (("cold", 0), ("warm", 2)):
-        done = program("run", *SMALL, "-o", folder, path, cwd=tmp_path)
+        done = observed(*SMALL, "-o", folder, path, cwd=tmp_path)
         expected = plain.stdout.decode().replace("caches: 0", f"caches: {hits}")
         assert done.stdout.decode() == expected
         report = backspot.Report.load(tmp_path / folder / "report.json")

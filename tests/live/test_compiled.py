@@ -73,7 +73,7 @@ class Net(nn.Module):
 
 
 class Product(nn.Module):
-    """Compiled, it calls a library and nothing else: no C++ is built for it, which takes seconds."""
+    """Compiled, it only calls a library: no C++ is built for it, which takes seconds."""
 
     def __init__(self):
         super().__init__()
