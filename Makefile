@@ -1,17 +1,20 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test quick lint format docs bench
+.PHONY: help install test quick durations lint format docs bench
 
 help:  ## List the targets
-	@sed -n 's/^\([a-z]*\):  *## */\1 /p' $(MAKEFILE_LIST) | while read -r name about; do printf '%-8s %s\n' "$$name" "$$about"; done
+	@sed -n 's/^\([a-z]*\):  *## */\1 /p' $(MAKEFILE_LIST) | while read -r name about; do printf '%-9s %s\n' "$$name" "$$about"; done
 
-install:  ## Install the package and what working on it needs
-	pip install -e '.[dev]'
+install:  ## Install the package and what all tests and documents need
+	pip install -e '.[dev,full]'
 
 test:  ## Run all tests in parallel, as CI does
 	pytest
 
 quick:  ## Run the quick tests: an answer within 90 seconds on two cores
 	pytest -m "not slow"
+
+durations:  ## Run all tests, and list the 40 slowest
+	pytest --durations 40
 
 lint:  ## Check with ruff and mypy, as CI does
 	.ci/lint

@@ -55,6 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "every line",
     )
     parser.addoption(
+        "--note-skipped",
+        metavar="FILE",
+        type=Path,
+        help="write the names of the tests that were skipped to FILE: `pytest @FILE` runs them",
+    )
+    parser.addoption(
         "--without-posix",
         action="store_true",
         help="run the quick tests of the half that reads traces, as on a laptop with macOS or "
@@ -64,6 +70,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Grouping())
+    if (skipped := config.getoption("--note-skipped")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Skipped(skipped.resolve()))
     if config.getoption("--without-posix"):
         elsewhere.take_away()
         here = Path(__file__).parent
@@ -92,6 +100,25 @@ class _Grouping:
             grouped = vars(item).get("_nodeid", item.nodeid)
             if grouped != item.nodeid:
                 item._id = type(item._id).parse(grouped)
+
+
+class _Skipped:
+    """Writes the names of the tests, and of the files, that were skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._names = path, dict[str, None]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            name, _, group = report.nodeid.rpartition("@")
+            self._names[name if name and "]" not in group else report.nodeid] = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._names[report.nodeid] = None
+
+    def pytest_sessionfinish(self) -> None:
+        self._path.write_text("".join(f"{name}\n" for name in self._names), encoding="utf-8")
 
 
 @pytest.fixture

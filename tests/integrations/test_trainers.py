@@ -1,4 +1,4 @@
-"""The callbacks for trainers, on the real packages: `pip install -e '.[dev,trainers]'`.
+"""The callbacks for trainers, on the real packages: `pip install -e '.[dev,full]'`.
 
 Importing the trainers takes seconds, so they are imported within the tests.
 """
@@ -221,9 +221,9 @@ def test_the_modules_inside_compiled_code_are_known_unless_that_is_unwanted(
 def test_too_few_steps_of_a_trainer_are_one_clear_line(tmp_path, capfd):
     from backspot.integrations.lightning import BackspotCallback
 
-    lit([BackspotCallback(folder=tmp_path)], batches=8)
+    lit([BackspotCallback(warmup=3, folder=tmp_path)], batches=8)
     (line,) = [one for one in capfd.readouterr().err.splitlines() if "backspot" in one]
-    assert "the training ended after 8 steps, and a report needs 26" in line
+    assert "the training ended after 8 steps, and a report needs 15" in line
     with pytest.raises(backspot.UsageError, match="steps=0"):
         BackspotCallback(steps=0)
 

@@ -72,17 +72,38 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Product(nn.Module):
+    """Compiled, it only calls a library: no C++ is built for it, which takes seconds."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def start_over():
+    """Make Dynamo know no code, and give the next graph the number of a process's first.
+
+    The names of kernels have that number in them, so equal graphs have equal C++ code, which is
+    built once.
+    """
+    torch._dynamo.reset()
+    compile_fx = sys.modules["torch._inductor.compile_fx"]
+    if hasattr(compile_fx, "_graph_counter"):
+        compile_fx._graph_counter = count()
+
+
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch, request):
+def fresh(request):
     if request.node.get_closest_marker("slow") is None:
         yield
         return
     config = pytest.importorskip("torch._inductor.config")
+    pytest.importorskip("torch._inductor.compile_fx")
     request.getfixturevalue("forget_graphs")
-    # Equal kernels of two tests have one name: it contains the number of their graph.
-    compile_fx = pytest.importorskip("torch._inductor.compile_fx")
-    monkeypatch.setattr(compile_fx, "_graph_counter", count(), raising=False)
-    torch._dynamo.reset()
+    start_over()
     with config.patch({"cpp.enable_kernel_profile": True}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -377,7 +398,7 @@ def test_without_compiled_inductor_stays_as_it_is():
 @slow
 @with_inductor
 def test_a_step_that_compiles_again_says_which_line_and_why():
-    model = Net()
+    model = Product()
     around = torch.compile(model, dynamic=False)
     with backspot.instrument(model):
         train(model, around=around)
@@ -397,9 +418,11 @@ def code_and_gradients(compiled):
     Args:
         compiled: as in ``instrument``; ``None``: not instrumented.
     """
+    from torch._functorch import config as autograd_config
+    from torch._inductor import config
     from torch._inductor.utils import run_and_get_code
 
-    torch._dynamo.reset()
+    start_over()
     torch.manual_seed(0)
     model = Net()
     around = torch.compile(model)
@@ -409,9 +432,8 @@ def code_and_gradients(compiled):
         loss.backward()
         return loss.detach()
 
-    from torch._inductor import config
-
-    with config.patch({"force_disable_caches": True}):
+    # No graph comes from a cache, but what the C++ compiler built may.
+    with config.patch(fx_graph_cache=False), autograd_config.patch(enable_autograd_cache=False):
         handle = None if compiled is None else backspot.instrument(model, compiled=compiled)
         with handle or nullcontext():
             loss, code = run_and_get_code(step)
@@ -428,6 +450,7 @@ def test_code_loss_and_gradients_are_the_same():
     # Dynamo traces a module with hooks by another way, which can number the inputs differently.
     code, _, _ = code_and_gradients(compiled=False)
     code_with, loss_with, gradients_with = code_and_gradients(compiled=True)
+    assert len(code) == 2  # forward and backward
     assert code == code_with
     assert torch.equal(loss, loss_with)
     assert all(map(torch.equal, gradients, gradients_with))
@@ -487,8 +510,8 @@ def test_a_pass_of_the_users_is_part_of_the_key_of_the_caches():
 
     ran = []
     for uuid in (b"theirs", b"theirs", b"another"):
-        torch._dynamo.reset()
-        model, theirs = Net(), user_pass(uuid)
+        start_over()
+        model, theirs = Product(), user_pass(uuid)
         with config.patch(post_grad_custom_post_pass=theirs), backspot.instrument(model):
             train(model, around=torch.compile(model))
         ran.append(theirs.graphs)
@@ -561,7 +584,7 @@ class Chain(nn.Module):
 def test_equal_code_with_other_names_does_not_come_from_the_caches(renamed):
     found = []
     for suffix in ("", "", "_2"):
-        torch._dynamo.reset()
+        start_over()
         torch._dynamo.utils.counters.clear()
         names = {name: name + suffix * (name == renamed) for name in ("layer", "activation")}
         parts = {names["layer"]: nn.Linear(8, 8), names["activation"]: nn.Softmax(-1)}

@@ -6,13 +6,13 @@ import gc
 import io
 import pickle
 import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import backspot
+from support import preloaded
 from support.hooks import MODES
 
 
@@ -166,5 +166,5 @@ with open({str(path)!r}, "rb") as file:
     model = pickle.load(file)
 model(torch.randn(2, 4)).sum().backward()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([*preloaded.python(), "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import backspot
+from support import preloaded
+from support.program import program
 
 BATCH, WIDTH = 64, 128
 FLOAT = 4
@@ -207,17 +207,13 @@ def test_a_script_gets_its_memory_from_further_steps(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(steps=steps))
-    command = [sys.executable, "-m", "backspot", "run", "--memory", "--warmup", "2", "--steps", "3"]
-    ran = subprocess.run(
-        [*command, "-o", "out", str(script)],
-        cwd=tmp_path,
-        check=True,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
+    options = ("--memory", "--warmup", "2", "--steps", "3", "-o", "out")
+    ran = program("run", *options, script, python=preloaded.python(), cwd=tmp_path)
+    assert ran.returncode == 0
+    said = ran.stderr.decode()
     report = backspot.Report.load(tmp_path / "out" / "report.json")
-    assert ("of the memory at the peak: " in ran.stderr) is has_memory
-    assert ("--sort wall for time" in ran.stderr) is has_memory
+    assert ("of the memory at the peak: " in said) is has_memory
+    assert ("--sort wall for time" in said) is has_memory
     assert bool(report.memory) is has_memory
     assert report.steps == 3
     if has_memory:

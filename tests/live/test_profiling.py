@@ -3,7 +3,6 @@
 import os
 import pty
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from backspot.errors import (
     OutputExistsError,
     UsageError,
 )
+from support import preloaded
 from support.hooks import MODES
 from support.leftovers import hooks_on, left_in_torch
 from support.tracks import added_of, assert_nested, text_of
@@ -359,7 +359,7 @@ backspot.profile(step, model, steps=2, warmup=1, unprofiled=1)
 def test_a_terminal_sees_how_far_it_is_and_a_file_does_not():
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
-    command = [sys.executable, "-c", LONG]
+    command = [*preloaded.python(), "-c", LONG]
     subprocess.run(command, stderr=theirs, env=environment, check=True)
     os.close(theirs)
     told = b""

@@ -283,7 +283,7 @@ def test_layers_that_are_alike_are_the_answer_together(layers, rest, said, where
 
 
 @pytest.mark.parametrize("isatty", [True, False])
-@pytest.mark.parametrize("width", range(40, 100))
+@pytest.mark.parametrize("width", slow_except(range(40, 100, 12), range(40, 100)))
 def test_no_line_ends_between_a_number_and_its_unit(width, isatty, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: isatty, raising=False)
     monkeypatch.setenv("COLUMNS", str(width))

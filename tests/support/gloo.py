@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support import preloaded
+
 __all__ = ["TRAINING", "train"]
 
 TRAINING = """
@@ -39,7 +41,7 @@ def train(script: str, ranks: int, folder: Path, *before: str) -> list[tuple[str
     """Run a script on all ranks; return standard output and error of each."""
     started = [
         subprocess.Popen(
-            [sys.executable, *before, script],
+            [*preloaded.python(), *before, script],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -51,6 +51,16 @@ def python() -> list[str]:
     return [sys.executable, "-I", "-S", __file__, address]
 
 
+def executable(folder: Path) -> Path:
+    """Write a program that starts Python so, for what takes one path and no arguments."""
+    import shlex
+
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(python())} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 # The client --------------------------------------------------------------------------------------
 
 
@@ -173,6 +183,9 @@ def _go_on_as_python(arguments: list[str]) -> None:
     sys.meta_path.insert(0, _Kept())
     sys.path[0:1] = [""]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if arguments[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)
+        del arguments[0]
     while arguments[0] == "-W":
         warnings._processoptions([arguments[1]])
         del arguments[:2]

@@ -13,7 +13,7 @@ def sources() -> list[fuzz_traces.Source]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["a", "b", "c"])
+@pytest.mark.parametrize("seed", ["a", "b"])
 def test_a_broken_trace_is_refused_or_adds_up(seed: str, sources: list[fuzz_traces.Source]) -> None:
     found = fuzz_traces.fuzz(sources, seed, range(100))
     assert found.bad == []

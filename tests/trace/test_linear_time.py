@@ -18,12 +18,12 @@ from support.sums import assert_adds_up
 @pytest.mark.parametrize(
     ("dimension", "scale"),
     [
-        ("one sequence number", 10),
-        ("one sequence number, later", 10),
-        ("nodes before their operators", 10),
-        ("threads that autograd numbers", 10),
-        ("threads that call C++ functions in hooked modules", 30),
-        ("devices", 40),
+        ("one sequence number", 4),
+        ("one sequence number, later", 4),
+        ("nodes before their operators", 4),
+        ("threads that autograd numbers", 4),
+        ("threads that call C++ functions in hooked modules", 10),
+        ("devices", 14),
         ("malformed events", 1),
         ("brackets that are missing", 2),
         ("arguments that nest", 2),

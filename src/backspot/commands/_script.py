@@ -86,12 +86,12 @@ class Script:
         if not isinstance(spec.loader, importlib.abc.InspectLoader) or not spec.origin:
             raise UsageError(f"-m {visible(name)}: it has no code that can be run")
 
-    def run(self, ended: Callable[[], None]) -> int:
+    def run(self, ended: Callable[[BaseException | None], None]) -> int:
         """Run it to its end, and end as it ends.
 
         Args:
-            ended: called when the script and its threads have ended in whatever way, before an
-                error of the script is shown if it has no threads.
+            ended: called with what the script raised, if anything, when it and its threads have
+                ended, before an error of the script is shown if it has no threads.
 
         Returns:
             The exit code.
@@ -123,7 +123,7 @@ class Script:
                 sys.modules["__main__"] = before
         _flush()
         try:
-            _end(ended, is_program)
+            _end(partial(ended, error), is_program)
         except BaseException as one:  # a signal has come while the report was made
             error = error or one
         if error is None:

@@ -124,10 +124,10 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
     script = Script(given[0], given[1:], is_module=bool(args.module))
     stop_waiting = when_imported("torch", observer.begin)
 
-    def ended() -> None:
+    def ended(raised: BaseException | None) -> None:
         stop_waiting()
         try:
-            observer.end()
+            observer.end(raised)
         except Exception as error:
             pass_on(error)
             complain(f"no report: {error}")
@@ -188,8 +188,12 @@ class _Observation:
         self._observer = Observer(plan, self._deliver, complain, self._stepped)
         self._observer.begin()
 
-    def end(self) -> None:
-        """Stop observing; say so if no report was made."""
+    def end(self, error: BaseException | None) -> None:
+        """Stop observing; say so if no report was made.
+
+        Args:
+            error: what ended the script, if anything was raised.
+        """
         if self._observer is None:
             complain("no report: the script did not import torch")
             return
@@ -202,25 +206,25 @@ class _Observation:
         if not _is_first():
             return
         if not before and not recorder.reports:
-            if why := self._why_none():
+            if why := self._why_none(error):
                 complain(why)
         elif recorder.reports > before and self._recorded:
-            fitting = None if sys.exc_info()[1] else recorder.plan.fitting(steps)
+            fitting = None if error else recorder.plan.fitting(steps)
             more = fitting and fitting[1] > self._recorded
             how = f"; for more of them: {self._command(*fitting)}" if fitting and more else ""
             complain(
-                f"{_how_it_ended()} after {counted(steps, 'step')}, and the report is of "
+                f"{_how_it_ended(error)} after {counted(steps, 'step')}, and the report is of "
                 f"{self._recorded} of them{how}"
             )
 
-    def _why_none(self) -> str:
+    def _why_none(self, error: BaseException | None) -> str:
         """Why there is no report; empty if that was said."""
         assert self._observer is not None  # noqa: S101 - for type checkers
         recorder = self._observer.recorder
-        ending = _how_it_ended()
+        ending = _how_it_ended(error)
         if recorder.steps:
             return recorder.why_none(ending, self._command)
-        if sys.exc_info()[1] is not None:
+        if error is not None:
             return f"no report: {ending} before its first step"
         return (
             "no report: no optimizer took a step in this process. If the script trains in other "
@@ -376,9 +380,8 @@ def _gathering(recorded: Recorded) -> Gathering | None:
     return None
 
 
-def _how_it_ended() -> str:
-    """How the script ended, if it is ending now."""
-    error = sys.exc_info()[1]
+def _how_it_ended(error: BaseException | None) -> str:
+    """How the script ended."""
     if error is None:
         return "the script ended"
     if isinstance(error, SystemExit):

@@ -363,7 +363,7 @@ class Recorder:
 
     def request(self) -> None:
         """Make a report as soon as possible."""
-        if self._state is State.WAITING:
+        if self._state is State.WAITING or self._is_early:
             self._due = min(self._counts.values(), default=0)
             self._requested = True
 
@@ -565,7 +565,7 @@ class Recorder:
     def _keep_early(self) -> None:
         """Remove everything, and keep the recording until there is a later one."""
         recorded = self._so_far()
-        self._stop()
+        self._stop(again=self._requested)
         if recorded is not None:
             with contained():  # it may not be needed, and the reason may go
                 self._early = replace(recorded, profiler=Export(recorded.profiler))
