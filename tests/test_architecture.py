@@ -21,7 +21,7 @@ SOURCE = HOME / "src"
 
 # From the ground up. A room imports rooms of lower floors only. "" is the package's root.
 FLOORS = (
-    ("errors", "_version"),
+    ("errors", "presented", "_version"),
     ("formatting",),
     ("paths", "progress", "registry"),
     ("results", "trace"),

@@ -114,7 +114,7 @@ def _rows_ms(report: Any, paths: Sequence[str], *, forward: bool) -> float:
     own = {path.removeprefix("=") for path in paths}
     below = tuple(f"{path}." for path in paths if path and path[0] != "=")
     mine = [row for row in report.modules if row.path in own or row.path.startswith(below)]
-    return sum(row.wall_ms + forward * row.forward_ms for row in mine)
+    return sum(row.wall_ms + forward * row.forward_ns / 1e6 for row in mine)
 
 
 def _judge(

@@ -17,7 +17,8 @@ from backspot.render.text import render_text
 from backspot.render.text_comparison import render_comparison
 from backspot.render.text_subtree import render_subtree
 from backspot.render.view import View
-from backspot.results.report import Finding, KernelCost, Pass, Place
+from backspot.results.costs import KernelCost, Pass
+from backspot.results.findings import Finding, Place
 from benchmarks.common import TEST_DATA
 
 sys.path.insert(0, str(TEST_DATA.parent))

@@ -41,13 +41,11 @@ from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
-from backspot.results.counters import CountersOfModule
-from backspot.results.findings import Finding
+from backspot.results.costs import CountersOfModule, Row, WorkOfModule
+from backspot.results.findings import Finding, Saving
 from backspot.results.grouping import fold, parents_of, ranked_rows
 from backspot.results.limits import share_of_peak
-from backspot.results.report import Report, Row, changed
-from backspot.results.savings import Saving
-from backspot.results.work import WorkOfModule
+from backspot.results.report import Report, changed
 from backspot.trace import Events, Progress, read_events
 from backspot.trace.profiler import LIVE, Export, exported, is_profiler
 from backspot.trace.read import newest

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from backspot.formatting import decimals_for, duration, milliseconds, percent, size, visible
-from backspot.results.report import LineCost
+from backspot.results.costs import LineCost
 from support.sample_reports import (
     SAMPLES,
     checkpointed,

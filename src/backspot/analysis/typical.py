@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.results.hiccups import Hiccup
+from backspot.results.costs import Hiccup
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["TypicalStep", "every_step", "typical_step"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backspot.comparison.changes import Change
 from backspot.formatting import MINUS, duration
+from backspot.results.comparison import Change
 
 __all__ = ["measured", "too_noisy"]
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from backspot.analysis.typical import typical_step
 from backspot.comparison.cautions import warnings_of_both
-from backspot.comparison.changes import Change, ChangeKind, Comparison, Side
 from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
 from backspot.comparison.noise import Times
 from backspot.formatting import counted, duration
+from backspot.results.comparison import Change, ChangeKind, Comparison, Side
 from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost
 
 __all__ = ["compare_jobs"]

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from backspot.comparison.changes import Change, ChangeKind, Time, Verdict
 from backspot.comparison.noise import Interval, Limits, Shift, Times, common_shift, interval
-from backspot.results.report import Report, Row
+from backspot.results.comparison import Change, ChangeKind, Time, Verdict
+from backspot.results.costs import Row
+from backspot.results.report import Report
 
 __all__ = ["Cost", "Noise", "build", "by_size", "of_whole"]
 

@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any
 
 from backspot.comparison.compare import same_work
-from backspot.results.report import Report, Row
+from backspot.results.costs import Row
+from backspot.results.report import Report
 
 __all__ = ["scaled_to"]
 

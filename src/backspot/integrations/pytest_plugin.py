@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from backspot.comparison.changes import Change, Comparison
+    from backspot.results.comparison import Change, Comparison
     from backspot.results.report import Report
 
 __all__ = ["BackwardBudget", "TooNoisyWarning", "backward_budget"]
@@ -234,7 +234,7 @@ class _Excess:
 
 def _over(report: Report, share: Mapping[str, float]) -> Iterator[_Excess]:
     """Yield the patterns whose modules take more than their share."""
-    from backspot.results.matching import patterns_of
+    from backspot.results.grouping import patterns_of
 
     time: Any = "gpu" if report.gpu_ns else "wall"
     for pattern, most in share.items():

@@ -2,7 +2,7 @@
 
 A result (``Report``, ``Subtree``, ``Comparison`` or ``JobReport``) comes in; text or bytes come
 out. Renderers see results and nothing else: no trace, no model. The package's root hands the
-functions of this file to ``results/presented.py``, so that results can print and save themselves.
+functions of this file to ``presented.py``, so that results can print and save themselves.
 
 In the order in which they build on each other:
 
@@ -38,15 +38,16 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backspot.comparison.changes import Comparison
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
+from backspot.presented import LABELLED
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of
+from backspot.results.comparison import Comparison
+from backspot.results.grouping import Subtree
 from backspot.results.job import JobReport
-from backspot.results.presented import LABELLED
-from backspot.results.report import Report, Subtree
+from backspot.results.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,14 +14,10 @@ from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import (
-    Peaks,
-    ReplayedStep,
-    Report,
-    Row,
-    Saving,
-    WorkOfModule,
-)
+from backspot.results.costs import Row, WorkOfModule
+from backspot.results.findings import ReplayedStep, Saving
+from backspot.results.limits import Peaks
+from backspot.results.report import Report
 
 __all__ = ["contradiction"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from backspot.formatting import duration, percent
 from backspot.render._words import Part
-from backspot.results.report import Phase, PhaseName, Report, Row
+from backspot.results.costs import Phase, PhaseName, Row
+from backspot.results.report import Report
 
 __all__ = [
     "PHASES",

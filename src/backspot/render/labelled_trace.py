@@ -22,7 +22,8 @@ from backspot.paths import path_text
 from backspot.render._words import made_by
 from backspot.render.files import check_target, writing
 from backspot.render.view import heaviest, heaviest_line
-from backspot.results.report import Report, Row
+from backspot.results.costs import Row
+from backspot.results.report import Report
 from backspot.results.tracks import Arrow, Track, Tracks
 from backspot.trace.names import short_node_name
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.render._answer import answer, view_of_answer
@@ -40,6 +39,7 @@ from backspot.render.html._fragments import (
     warnings_list,
 )
 from backspot.render.view import only_nodes, select
+from backspot.results.comparison import Change, Comparison
 from backspot.results.report import Report
 
 __all__ = ["comparison_html", "report_html", "show_page"]

@@ -55,7 +55,8 @@ from backspot.render.view import (
     operators_by,
     select,
 )
-from backspot.results.report import Report, Row
+from backspot.results.costs import Row
+from backspot.results.report import Report
 
 __all__ = ["FORMATS", "render_text"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from backspot.comparison.changes import Comparison
 from backspot.formatting import visible
 from backspot.render._comparison import (
     change_columns,
@@ -18,6 +17,7 @@ from backspot.render._comparison import (
 from backspot.render._terminal import fact_lines, lay_out, paragraph, sentence, space_for, written
 from backspot.render.formats import Format
 from backspot.render.view import DEFAULT_VIEW, View
+from backspot.results.comparison import Comparison
 
 __all__ = ["FORMATS", "render_comparison"]
 

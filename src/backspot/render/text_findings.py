@@ -10,7 +10,8 @@ from rich.text import Text
 from backspot.formatting import visible
 from backspot.render._findings import cost_of, place_name, worth
 from backspot.render._terminal import keep_end, paragraph
-from backspot.results.report import Finding, Report
+from backspot.results.findings import Finding
+from backspot.results.report import Report
 
 __all__ = ["brief_finding", "finding"]
 

@@ -12,7 +12,7 @@ from backspot.render._columns import Column, numbers
 from backspot.render._terminal import keep_end, keep_start, lay_out
 from backspot.render._words import Part, made_by
 from backspot.render.view import heaviest_line
-from backspot.results.report import LineCost, Row, Sort
+from backspot.results.costs import LineCost, Row, Sort
 from backspot.trace.names import short_node_name
 
 __all__ = ["line_of_answer", "lines_table"]

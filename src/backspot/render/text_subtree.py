@@ -10,7 +10,8 @@ from backspot.formatting import duration, percent, visible
 from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
 from backspot.render._terminal import keep_end, lay_out, paragraph, space_for, written
 from backspot.render._words import Part
-from backspot.results.report import Row, Subtree
+from backspot.results.costs import Row
+from backspot.results.grouping import Subtree
 
 __all__ = ["render_subtree"]
 

@@ -12,103 +12,44 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from backspot import presented
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
-from backspot.results import presented
+from backspot.presented import Presented, public
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
     FusedKernel,
-    FusedPart,
-    KernelCost,
-    LineCost,
-    NodeCost,
+    Hiccup,
     OperatorCost,
     Order,
     Pass,
     Phase,
-    PhaseName,
     Row,
     Sort,
-    WallKinds,
-    line_of,
     time_of,
 )
-from backspot.results.counters import CountersOfModule
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding, Predictor, ReplayedStep, WhatIf
 from backspot.results.grouping import (
-    add_totals,
+    Subtree,
     fold,
     group,
+    is_pattern,
+    near_names,
     pattern_of,
-    ranked_kernels,
-    ranked_lines,
-    ranked_nodes,
-    ranked_rows,
+    patterns_of,
+    subtree_of,
 )
-from backspot.results.hiccups import Hiccup
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
-from backspot.results.matching import is_pattern, patterns_of
-from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
-from backspot.results.presented import Presented
-from backspot.results.public import public
-from backspot.results.savings import Predictor, ReplayedStep, Saving, WhatIf
-from backspot.results.subtrees import Subtree, near_names, subtree_of
-from backspot.results.work import WorkOfModule
+from backspot.results.memory import MemoryOfDevice
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = [
-    "SCHEMA",
-    "By",
-    "CountersOfModule",
-    "Coverage",
-    "DeviceCost",
-    "Finding",
-    "FusedKernel",
-    "FusedPart",
-    "Hiccup",
-    "KernelCost",
-    "LabelSource",
-    "LimitOfModule",
-    "LineCost",
-    "MemoryOfDevice",
-    "MemoryOfModule",
-    "MemoryShare",
-    "MemoryTimeline",
-    "NodeCost",
-    "OperatorCost",
-    "Order",
-    "Pass",
-    "Peaks",
-    "Phase",
-    "PhaseName",
-    "Place",
-    "PlotKind",
-    "ReplayedStep",
-    "Report",
-    "Row",
-    "Saving",
-    "Sort",
-    "StepUnit",
-    "Subtree",
-    "WallKinds",
-    "WhatIf",
-    "WorkOfModule",
-    "add_totals",
-    "changed",
-    "fold",
-    "line_of",
-    "ranked_kernels",
-    "ranked_lines",
-    "ranked_nodes",
-    "ranked_rows",
-    "time_of",
-]
+__all__ = ["SCHEMA", "By", "LabelSource", "PlotKind", "Report", "StepUnit", "changed"]
 
 SCHEMA = "backspot.report/2"
 """Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""

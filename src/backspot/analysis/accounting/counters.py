@@ -11,7 +11,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import NOTHING, grouped
-from backspot.results.counters import CountersOfModule
+from backspot.results.costs import CountersOfModule
 from backspot.trace import Events
 from backspot.trace.events import Ints
 

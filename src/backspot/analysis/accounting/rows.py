@@ -42,7 +42,7 @@ from backspot.analysis.timeline import (
     take,
 )
 from backspot.analysis.typical import TypicalStep
-from backspot.results.report import (
+from backspot.results.costs import (
     Coverage,
     DeviceCost,
     KernelCost,
@@ -52,6 +52,8 @@ from backspot.results.report import (
     Pass,
     Row,
     WallKinds,
+)
+from backspot.results.grouping import (
     add_totals,
     ranked_kernels,
     ranked_lines,

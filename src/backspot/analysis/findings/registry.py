@@ -10,8 +10,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.registry import Registry
 from backspot.registry import Rule as AnyRule
-from backspot.results.findings import Finding
-from backspot.results.savings import Saving
+from backspot.results.findings import Finding, Saving
 
 __all__ = [
     "Found",

@@ -26,7 +26,7 @@ from backspot.analysis.replay.saving import (
 )
 from backspot.analysis.timeline import grouped
 from backspot.analysis.typical import TypicalStep
-from backspot.results.savings import ReplayedStep, Saving, WhatIf
+from backspot.results.findings import ReplayedStep, Saving, WhatIf
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 

@@ -18,8 +18,10 @@ from backspot.render._findings import cost_of, cost_of_place
 from backspot.render._memory import peak_bytes
 from backspot.render._words import KINDS
 from backspot.render.view import unowned_rows
+from backspot.results.costs import KernelCost, LineCost, NodeCost, Row
+from backspot.results.findings import Finding
 from backspot.results.grouping import parents_of
-from backspot.results.report import By, Finding, KernelCost, LineCost, NodeCost, Report, Row
+from backspot.results.report import By, Report
 from backspot.trace.labels import Kind, Label, readable_label
 from backspot.trace.names import short_node_name
 
@@ -173,7 +175,7 @@ def _row(
         _kernels(row.kernels, strings, unit, 5 if full else 1),
         label if row.is_module and label != plain else 0,
         _lines(row.lines, strings, unit, 5 if full else 1),
-        [None if one is None else _in(unit, one) for one in (row.saves_ns, row.total_saves_ns)],
+        [one and _in(unit, one.ns) for one in (row.saves, row.total_saves)],
         _memory(row),
         _limit(report, row, unit),
     ]

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from backspot import presented
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
-from backspot.results import presented
-from backspot.results.presented import Presented
-from backspot.results.public import public
+from backspot.presented import Presented, public
 from backspot.results.report import StepUnit
 
 __all__ = ["SCHEMA", "Change", "ChangeKind", "Comparison", "Move", "Side", "Time", "Verdict"]
