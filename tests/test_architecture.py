@@ -228,9 +228,6 @@ def test_every_file_that_contributing_names_exists() -> None:
     paths = [
         f"/{path.relative_to(HOME)}" for name in folders for path in (HOME / name).rglob("*.py")
     ]
-    example = "src/backspot/analysis/findings/rules/my_rule.py"
     named = set(re.findall(r"[\w/]+\.py\b", (HOME / "CONTRIBUTING.md").read_text("utf-8")))
-    assert example in named
-    assert not [
-        name for name in named - {example} if not any(path.endswith(f"/{name}") for path in paths)
-    ]
+    assert len(named) > 20
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]

@@ -13,7 +13,7 @@ import pytest
 
 import backspot
 import backspot.render.text
-from backspot.analysis.accounting.formulas.registry import (
+from backspot.analysis.accounting.formulas import (
     Inputs,
     Unknown,
     bytes_formulas,

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 import backspot
-from backspot.analysis.accounting.formulas.registry import Inputs, flops_formulas
+from backspot.analysis.accounting.formulas import Inputs, flops_formulas
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.trace import read_events

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.analysis.accounting.formulas.registry import (
+from backspot.analysis.accounting.formulas import (
     Formula,
     Inputs,
     Unknown,

@@ -1,4 +1,4 @@
-"""The rules, and how the modules of ``rules`` and ``memory_rules`` register theirs."""
+"""The rules, and how the modules of ``rules`` register theirs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ __all__ = [
 Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | None]
 MemoryRule: TypeAlias = AnyRule[MemoryEvidence, Finding, Finding | None]
 
-_rules: Registry[Evidence, Finding, Finding | None] = Registry("backspot.analysis.findings.rules")
-_memory_rules: Registry[MemoryEvidence, Finding, Finding | None] = Registry(
-    "backspot.analysis.findings.memory_rules"
-)
+_HOME = "backspot.analysis.findings.rules"
+_rules: Registry[Evidence, Finding, Finding | None] = Registry(_HOME)
+_memory_rules: Registry[MemoryEvidence, Finding, Finding | None] = Registry(_HOME)
 rule = _rules.rule
 fallback_rule = _rules.fallback_rule
 memory_rule = _memory_rules.rule
