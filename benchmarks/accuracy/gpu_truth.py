@@ -170,7 +170,7 @@ def _corrected(
     from backspot.analysis.accounting.rows import account
     from backspot.analysis.accounting.steps import step_windows
     from backspot.analysis.attribution.ownership import attribute
-    from backspot.analysis.replay.cost import MEASURED
+    from backspot.analysis.replay.host import MEASURED
     from backspot.analysis.replay.replay import replay
     from backspot.results.grouping import fold as fold_rows
 

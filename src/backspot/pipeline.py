@@ -13,8 +13,8 @@ import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.counters import find_counters
-from backspot.analysis.accounting.fused import find_fused
 from backspot.analysis.accounting.memory import Memory, find_memory
+from backspot.analysis.accounting.payers import find_fused
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import phase_times
 from backspot.analysis.accounting.rows import account
@@ -31,12 +31,11 @@ from backspot.analysis.findings import (
     find_in_memory,
     rules_about_memory,
 )
-from backspot.analysis.recorded import find_recorded
+from backspot.analysis.recorded import find_recorded, owned, whole
 from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_step
-from backspot.analysis.whole import owned, whole
 from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text

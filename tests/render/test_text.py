@@ -12,7 +12,7 @@ from backspot.errors import UsageError
 from backspot.formatting import milliseconds, size, visible
 from backspot.render import renderer_for
 from backspot.render.text import render_text
-from backspot.render.text_subtree import render_subtree
+from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from backspot.results.costs import Phase
 from backspot.results.findings import Place

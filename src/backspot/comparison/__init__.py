@@ -8,13 +8,11 @@ parts, in times of a typical step.
 the other files in this order:
 
 1. ``align.py`` matches modules by path, and finds modules that were renamed or moved.
-2. ``judge.py`` decides the verdict of one change.
+2. ``judge.py`` decides the verdict of one change, and says why it cannot be told from a limit.
 3. ``noise.py`` computes the interval within which a difference may be chance, load or clock.
 
 ``jobs.py`` compares two jobs of many ranks in the same way, by their typical rank and rank by rank.
 ``scale.py`` puts a report of another machine on the scale of this one, before they are compared.
-``budget.py`` says why a change cannot be told from a limit, and ``cautions.py`` what both sides
-warn about.
 
 Between equal recordings on an H200 with a busy host, the GPU time of a module varies by 0.1% and
 its clock time by 4% to 20%. So modules are compared by GPU time if both reports have device work,

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from backspot.analysis.typical import typical_step
-from backspot.comparison.cautions import warnings_of_both
-from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
+from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole, warnings_of_both
 from backspot.comparison.noise import Times
 from backspot.formatting import counted, duration
 from backspot.results.comparison import Change, ChangeKind, Comparison, Side

@@ -305,7 +305,7 @@ def _unknown(comparison: Comparison, slower_by: float, *, by_step: bool) -> list
 
 def _told(unknown: list[Change], slower_by: float) -> str:
     """Return the message about budgets that could not be checked."""
-    from backspot.comparison.budget import measured
+    from backspot.comparison.judge import measured
     from backspot.formatting import counted
 
     lines = [f"Too noisy to tell whether this got more than {100 * slower_by:g}% slower:"]

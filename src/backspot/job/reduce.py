@@ -16,8 +16,8 @@ from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
+from backspot.analysis.recorded import read_whole
 from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, merged, take
-from backspot.analysis.whole import read_whole
 from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
 from backspot.job.outside import Outside

@@ -13,8 +13,8 @@ In the order in which they build on each other:
 - ``_memory.py`` and ``_roofline.py``: what memory and the device's limit add to both
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
-- ``text.py`` (with ``text_findings.py`` and ``text_source_lines.py``), ``text_subtree.py`` and
-  ``text_comparison.py``: a report, a module with those inside it, and a comparison as text
+- ``text.py``: a report as text; ``text_parts.py``: a finding, source lines, a module with those
+  inside it, and a comparison
 - ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
   ``plot.py`` (with ``plot_limits.py``): one output each
@@ -95,11 +95,11 @@ def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
 
         return render_job(result)
     if isinstance(result, Comparison):
-        from backspot.render.text_comparison import render_comparison
+        from backspot.render.text_parts import render_comparison
 
         return render_comparison(result)
     if isinstance(result, Subtree):
-        from backspot.render.text_subtree import render_subtree
+        from backspot.render.text_parts import render_subtree
 
         return render_subtree(result)
     from backspot.render.text import render_text

@@ -44,8 +44,7 @@ from backspot.render._terminal import (
     written,
 )
 from backspot.render.formats import Format
-from backspot.render.text_findings import brief_finding, finding
-from backspot.render.text_source_lines import line_of_answer, lines_table
+from backspot.render.text_parts import brief_finding, finding, line_of_answer, lines_table
 from backspot.render.view import (
     SCREEN_ROWS,
     Selection,

@@ -15,18 +15,17 @@ from typing import NamedTuple
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
-from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.accounting.payers import Payers
-from backspot.analysis.accounting.phases import PhaseTimes
+from backspot.analysis.accounting.phases import PhaseTimes, choose_steps
 from backspot.analysis.accounting.pieces import (
     Pieces,
     joined,
     line_costs,
     node_costs,
+    operators_inside,
     summed,
     summed_by_step,
 )
-from backspot.analysis.accounting.steady import choose_steps
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, Special

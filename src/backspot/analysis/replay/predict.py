@@ -13,8 +13,7 @@ from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.replay.cost import MEASURED, ZERO, ProfilerCost
-from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal, Windows, prepare
 from backspot.analysis.replay.replay import fit, steps_at
 from backspot.analysis.replay.saving import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backspot.analysis.replay.cost import MEASURED, ProfilerCost
-from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal
 from backspot.analysis.replay.simulation import Simulated, simulate
 from backspot.analysis.typical import TypicalStep, every_step

@@ -9,8 +9,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.replay.cost import ProfilerCost
-from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import Variants, simulate

@@ -31,8 +31,7 @@ from backspot.formatting import counted, duration, labelled, percent, visible
 from backspot.job.findings import fallback_rule, rule
 from backspot.job.findings.evidence import Evidence
 from backspot.job.modules import PARTS, Claim
-from backspot.job.others import Others
-from backspot.job.scatter import MANY, is_clear, least, middle, reach, shift_of
+from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
 from backspot.job.summary import Purpose
 from backspot.results.job import ROLES, JobFinding, Role
 
