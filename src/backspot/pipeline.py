@@ -185,7 +185,6 @@ def locate_export(
 
     Args:
         profiler: a ``torch.profiler.profile`` that has stopped, or its ``Export``.
-        named: what the report calls the source.
         in_detail: a profiler that recorded memory or shapes in other steps of the same training.
             It is exported, too, or is its ``Export``.
         warmed_up: whether steps are known to have run before the recording.
@@ -232,12 +231,7 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     """Write a labelled copy of the trace file that a report was made of.
 
     Args:
-        report: a report of a trace file.
         path: where to write the copy (``.json`` or ``.json.gz``).
-        force: overwrite an existing file.
-
-    Returns:
-        The path of the copy.
 
     Raises:
         UsageError: If the report was not made of a file, or the file has changed since.

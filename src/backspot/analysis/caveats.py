@@ -26,13 +26,7 @@ _LEAST = 0.25
 
 
 def are_transformed(events: Events, join: Join, nodes: Ints) -> bool:
-    """Whether these nodes were made under a transform, judged by their operators.
-
-    Args:
-        events: the trace.
-        join: the operators that made the nodes.
-        nodes: the spans of the nodes.
-    """
+    """Whether these nodes were made under a transform, judged by their operators."""
     operator = join.operator[nodes]
     operator = operator[operator >= 0]
     if not len(operator):
@@ -98,8 +92,6 @@ def warnings_of(
     """Return the warnings that a reader of the numbers needs.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         warmed_up: whether steps are known to have run before the recording.
     """
     spans, work = ownership.spans, ownership.work

@@ -24,9 +24,6 @@ __all__ = ["find_recorded", "owned", "read_whole", "whole"]
 def read_whole(path: Path) -> tuple[Events, Ownership]:
     """Read a trace file in this process alone.
 
-    Args:
-        path: a trace file.
-
     Returns:
         The events without passes and steps that were recorded in part, and their owners.
 
@@ -69,8 +66,6 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
     """Return what is known, as ``Report.recorded`` has it.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         live: whether this process recorded the trace.
     """
     names = Counter(

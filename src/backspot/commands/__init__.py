@@ -83,9 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: the arguments; ``None`` takes the program's own.
-
-    Returns:
-        The exit code.
     """
     try:
         code = _run(argv)

@@ -61,11 +61,9 @@ def print_result(
     """Print a result, and on standard error the warnings that its format cannot hold.
 
     Args:
-        result: the result.
         args: the arguments of the command, among them ``--format``, ``--full``, ``--width`` and
             ``--top``.
         view: which rows to show, but for their number.
-        warnings: the result's warnings.
     """
     name, top = args.format, args.top
     if name == "table":

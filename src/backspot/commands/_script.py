@@ -98,9 +98,6 @@ class Script:
             ended: called when the script and its threads have ended in whatever way, before an
                 error of the script is shown if it has no threads.
 
-        Returns:
-            The exit code.
-
         Raises:
             SystemExit: If the script ends in this way.
         """
@@ -171,10 +168,6 @@ def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
 
     Args:
         name: the name of a package, such as ``torch``.
-        action: the function.
-
-    Returns:
-        A function that stops waiting.
     """
     if name in sys.modules:
         action()

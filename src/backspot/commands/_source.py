@@ -92,12 +92,7 @@ def is_job(source: str) -> bool:
 
 
 def mention_ranks(trace: str, shown: Collection[str]) -> None:
-    """Write one line to standard error if a trace is of one rank of several.
-
-    Args:
-        trace: the path of the trace.
-        shown: the traces that the command reads.
-    """
+    """Write one line to standard error if a trace is of one rank of several."""
     path = Path(trace)
     with suppress(OSError):  # a hint is not worth an error
         given = {Path(one).resolve() for one in shown}

@@ -37,8 +37,6 @@ def compare_jobs(before: JobReport, after: JobReport, names: tuple[str, str]) ->
 
     Args:
         before: the first job.
-        after: the second job.
-        names: what to call them.
     """
     jobs = (before, after)
     old, new = ({one.path: one for one in job.modules} for job in jobs)

@@ -126,8 +126,6 @@ class Noise:
         """Return the time by which a part of the backward is judged, and the interval.
 
         Args:
-            was: Its cost before.
-            now: Its cost after.
             held_up: Whether a host that holds it up counts too, if the device does the same work.
         """
         if not self.by_gpu:

@@ -179,10 +179,6 @@ class Claim:
 def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], list[Claim]]:
     """Compare each module on each rank with the other ranks.
 
-    Args:
-        table: the times.
-        step_ns: clock time of a step.
-
     Returns:
         Each module with its worst rank, most expensive first; and what takes longer for certain.
     """

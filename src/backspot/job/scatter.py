@@ -104,7 +104,6 @@ def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
     Args:
         values: typical times, with one entry a rank along the first axis.
         comparisons: how many comparisons are made in all.
-        step_ns: clock time of a step.
     """
     noise = reach(values, comparisons)
     if noise is None:
@@ -118,7 +117,6 @@ def shift_of(was: Ints, now: Ints) -> Shift | None:
 
     Args:
         was: the times of the other ranks, by module and step.
-        now: those of the rank.
     """
     before, after = middle(was), middle(now)
     # The spread over the steps is left out: one side is a median over ranks.
@@ -131,9 +129,7 @@ def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
 
     Args:
         was: the times of the other ranks by step.
-        now: those of the rank.
         shift: what all modules of the rank have in common; ``None`` if that is not known.
-        limits: what the difference has to exceed.
     """
     before, after = (Times(int(middle(some)), some.tolist()) for some in (was, now))
     change = interval(before, after, shift, limits)

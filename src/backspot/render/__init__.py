@@ -129,8 +129,6 @@ def write(
     """Write a result in the format of the path's suffix; the file appears whole or not at all.
 
     Args:
-        result: what to write.
-        path: the file to write.
         force: whether to overwrite an existing file.
 
     Returns:

@@ -145,12 +145,7 @@ def _taking(report: Report, phase: PhaseName) -> str:
 
 
 def longer_phase(report: Report, row: Row | None) -> list[Part]:
-    """One sentence if a phase without modules takes much of the step, and more than the answer.
-
-    Args:
-        report: the report.
-        row: what the answer is about.
-    """
+    """One sentence if a phase without modules takes much of the step, and more than the answer."""
     longest = longest_phase(report, row)
     if longest is None:
         return []

@@ -47,7 +47,6 @@ def check_labelled(
     """Check that a labelled trace can be written, before its source is read.
 
     Args:
-        output: the file to write.
         force: whether to overwrite an existing file.
         source: the file that it copies, if that exists already.
 
@@ -76,9 +75,6 @@ def write_labelled(
     """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
 
     Args:
-        path: the trace's file.
-        events: the events that were read from it.
-        tracks: the tracks to add.
         report: the costs that a click on a span shows.
         output: the file to write; a ``.json.gz`` is compressed.
         force: whether to overwrite an existing file.

@@ -67,9 +67,7 @@ def finding(
     """A finding as a paragraph: its cost and place, what was seen, and the remedy.
 
     Args:
-        report: the report.
         number: the number of the finding, from 1.
-        found: the finding.
         width: number of cells in a line.
         whole: whether its place is never cut.
         evidence: how many sentences about what was seen there are at most; ``None`` has all.

@@ -85,8 +85,6 @@ def find_fused(
     Where the trace has no device work, these are the launches on the host.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         typical: the steps that count.
     """
     work, compiled, passes = ownership.work, ownership.compiled, ownership.passes

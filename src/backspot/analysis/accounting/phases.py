@@ -76,12 +76,6 @@ def phase_times(
 
     The backward is the wall time of the rows: if the steps contain all of the passes, the phase is
     as long as the report's ``wall_ns``.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-        clock: its clock.
-        windows: when its steps begin and end.
     """
     work, passes = ownership.work, ownership.windows
     activity = find_activity(events, ownership)
@@ -155,8 +149,6 @@ def choose_steps(
     """Choose the steps that count, by their whole time and by that of each owner and phase.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
         wall: the clock time of the backward, with one row an owner and one column a step.
         phases: the clock time of the phases, if the steps have any.

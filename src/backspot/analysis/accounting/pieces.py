@@ -32,10 +32,6 @@ __all__ = [
 def operators_inside(events: Events, ownership: Ownership) -> tuple[Ints, Ints]:
     """Return PyTorch's outermost operators in the backward passes.
 
-    Args:
-        events: the trace.
-        ownership: its owners.
-
     Returns:
         Indices into the events, and the span that each operator runs in.
     """
@@ -98,7 +94,6 @@ def node_costs(
     Args:
         executed: what was executed in all steps, each counted as one.
         usual: wall, gpu and cpu time of a typical step.
-        names: the nodes' names.
         steps: the step of each pass.
         typical: the steps that count.
     """
@@ -128,8 +123,6 @@ def line_costs(
     Args:
         executed: as for ``node_costs``.
         usual: as for ``node_costs``.
-        names: the nodes' names.
-        known: the source lines.
         steps: the step of each pass.
         typical: the steps that count.
         exact: whether these lines made the nodes, or called the modules that did.

@@ -105,9 +105,6 @@ def account(
     that work. While nothing is queued, it goes to what the host executes, or to the engine.
 
     Args:
-        events: the trace.
-        ownership: its owners.
-        clock: its clock.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
         phases: the clock time of their phases, if the steps have any.
     """
@@ -216,7 +213,6 @@ class _Accountant:
 
         Args:
             clock: who holds each moment.
-            chosen: the passes.
             device: the device that they wait for, ``NOTHING`` for none.
         """
         windows, holders = self.o.windows, self.holders

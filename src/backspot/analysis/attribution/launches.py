@@ -41,7 +41,6 @@ def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
     not full.
 
     Args:
-        events: the trace.
         work: the event indices of the device work.
         call: for each the event index of the call that launched it, ``NOTHING`` for none.
     """
@@ -156,9 +155,6 @@ def find_device_work(
     """Find the work of the devices, with the launch of each piece and the pass that launched it.
 
     Args:
-        events: the trace.
-        spans: its spans.
-        passes: its passes.
         all_exchanges: whether to take in exchanges of the host that no pass starts.
     """
     exchanges, operators = _host_exchanges(events)

@@ -51,7 +51,6 @@ class Wording:
 
         Args:
             count: how many.
-            thing: the noun in the singular.
             things: the noun in the plural, where that is not ``thing`` and an ``s``.
         """
         if self.steps == 1 or count % self.steps == 0:
@@ -221,7 +220,6 @@ class Evidence:
 
         Args:
             operators: names of events, or beginnings of names that end in ``*``.
-            category: the category of the events.
 
         Returns:
             Indices into the events, of the outermost one; ``NOTHING`` for none.

@@ -147,13 +147,7 @@ def program_threads(events: Events) -> list[int]:
 
 
 def find_host_line(events: Events, ownership: Ownership, threads: list[int]) -> HostLine:
-    """Put the points of all threads of the program into one line.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-        threads: the threads of the program.
-    """
+    """Put the points of all threads of the program into one line."""
     index = events.of(
         Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME, Category.MODULE_CALL
     )

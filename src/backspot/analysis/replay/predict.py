@@ -65,8 +65,6 @@ class Prediction:
         """Return the change in which some work of the trace is free, as far as it is replayed.
 
         Args:
-            events: the trace.
-            ownership: its owners.
             spans: for each span of the trace whether it is free.
             work: for each piece of device work whether it is free.
             waits: calls in which the host no longer waits for a device, as indices into ``events``.
@@ -121,8 +119,6 @@ def predict(
     """Compile a recording for predictions: its middle steps, as many as a typical step needs.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         windows: the clock time of each step.
         typical: the steps that count.
         real_step_ns: the typical step without profiler and labels, ``None`` where it is not known.
@@ -201,7 +197,6 @@ def _savings(
     whole step.
 
     Args:
-        found: the replays.
         typical: the steps that count.
         less: by how much a saving can be less, in nanoseconds.
         more: by how much each saving can be more.

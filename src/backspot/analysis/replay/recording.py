@@ -128,8 +128,6 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
     """Compile a recording for replays.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         windows: the clock time of each step.
 
     Returns:

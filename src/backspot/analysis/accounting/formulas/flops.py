@@ -69,7 +69,6 @@ def _count(image: Sequence[int], weight: Sequence[int], positions: Sequence[int]
 
     Args:
         image: sizes of the input, whose first is the batch.
-        weight: sizes of the weight.
         positions: at how many places, in each dimension, the weight is applied.
     """
     return 2 * prod(positions) * prod(weight) * image[0]

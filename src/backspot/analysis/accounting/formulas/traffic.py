@@ -251,7 +251,6 @@ def _recurrent(inputs: Inputs, width: int) -> int:
     Each weight is read once.
 
     Args:
-        inputs: input, weights, and more.
         width: the width of the output.
     """
     rows = prod(inputs.shape(0)[:-1])

@@ -117,7 +117,6 @@ def _is_attention(evidence: Evidence, products: Ints, spent: Ints) -> bool:
     """Whether one product has the scores of queries and keys, and the other the mean of values.
 
     Args:
-        evidence: the trace.
         products: the nodes of both, one row for each time that a module computes them.
         spent: the time of the forward operator of each node.
     """
@@ -235,7 +234,6 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     """Find modules with nodes that take far more device time than the module's own forward.
 
     Args:
-        evidence: the trace.
         found: what the other rules found. A ratio says that something is odd, but not what: a
             module is skipped when another finding explains half of its backward.
     """
@@ -341,8 +339,6 @@ def _ratio_remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
     """Return what to do, by the kind of the most expensive node and by what runs in it.
 
     Args:
-        evidence: the trace.
-        nodes: the nodes of one module.
         name: the name of those that take most of the time.
     """
     regions = evidence.ownership.owners.mask(lambda module: module.is_region)
