@@ -36,6 +36,7 @@ from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_step
+from backspot.checks import check_whole, is_number
 from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
@@ -54,7 +55,6 @@ __all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
 
 _Given: TypeAlias = tuple[float | None, float | None]
 """The peaks that a user gives: operations and bandwidth."""
-_INFINITE = float("inf")
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that has no part in the backward."""
 
@@ -109,14 +109,10 @@ def locate(
         >>> report.top(1)
         (<Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>,)
     """
-    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise UsageError(
-            f"depth={quoted(depth)}: give a whole number of at least 0, or None for all"
-        )
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise UsageError(f"jobs={quoted(jobs)}: give a whole number of at least 1, or None")
+    check_whole("depth", depth, 0, "None for all")
+    check_whole("jobs", jobs, 1, "None")
     for word, peak in (("peak_tflops", peak_tflops), ("peak_gbps", peak_gbps)):
-        if peak is not None and not _is_positive(peak):
+        if peak is not None and not (is_number(peak) and peak > 0):
             raise UsageError(f"{word}={quoted(peak)}: give a number above 0, or None")
     given = (peak_tflops, peak_gbps)
     check_force(force)
@@ -143,11 +139,6 @@ def locate(
     report = _report(events, ownership, depth, given_peaks=given)
     write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
     return report
-
-
-def _is_positive(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < _INFINITE  # type: ignore[operator]
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:

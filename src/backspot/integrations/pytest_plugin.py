@@ -123,6 +123,7 @@ class BackwardBudget:
         """
         __tracebackhide__ = True  # an error is about the test's own line
 
+        from backspot.checks import is_number
         from backspot.errors import UsageError
         from backspot.formatting import quoted
         from backspot.live import profile
@@ -141,7 +142,7 @@ class BackwardBudget:
         if against is not None and not isinstance(against, tuple):
             path_text(against, "against=")
         for name, value in {**(share or {}), "slower_by": slower_by}.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            if not is_number(value):
                 raise UsageError(f"{quoted(name)}: {quoted(value)} is not a share of at least 0")
 
         def record(what: Callable[..., Any], trains: Any) -> Report:

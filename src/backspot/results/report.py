@@ -7,12 +7,13 @@ that something held up. What ends in ``_by_step`` has one entry a recorded step.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from backspot import presented
+from backspot.checks import check_choice, is_number, is_whole
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
@@ -266,7 +267,7 @@ class Report(Presented, _Predicted):
             >>> f"{report.share(row):.0%} of wall, {report.share(row, 'gpu'):.0%} of GPU time"
             '28% of wall, 46% of GPU time'
         """
-        _check("sort", sort, get_args(Sort))
+        check_choice("sort", sort, get_args(Sort))
         if not isinstance(row, Row):
             raise UsageError(f"share({quoted(row)}): give a row; report.modules has them")
         if sort == "saves":
@@ -337,14 +338,14 @@ class Report(Presented, _Predicted):
             patch_drop (PatchDropout) 5.87
             blocks.*.attn (Attention) 2.06
         """
-        if not _is_count(n):
+        if n is not None and not is_whole(n):
             raise UsageError(
                 f"top({quoted(n)}): give a number of rows of at least 0, or None for all"
             )
-        if not _is_count(depth):
+        if depth is not None and not is_whole(depth):
             raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
-        _check("sort", sort, get_args(Order))
-        _check("by", by, get_args(By))
+        check_choice("sort", sort, get_args(Order))
+        check_choice("by", by, get_args(By))
         rows: Sequence[Row] = self.modules
         patterns = None
         if match is not None:
@@ -452,8 +453,7 @@ class Report(Presented, _Predicted):
             )
         rows, paths = self._rows_by_name(), {}
         for name, factor in factors.items():
-            number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-            if not number or not 0 <= factor <= 1:
+            if not is_number(factor, 0, 1):
                 raise UsageError(
                     f"what_if({quoted(name)}: {quoted(factor)}): give the part of its time that "
                     "remains, from 0 (free) to 1 (as it is)"
@@ -633,12 +633,3 @@ def changed(
         if value is not None:
             object.__setattr__(found, name, value)
     return found
-
-
-def _is_count(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
-
-
-def _check(argument: str, value: object, known: Iterable[str]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise UsageError(f"{argument}={quoted(value)}: choose one of {', '.join(known)}")
