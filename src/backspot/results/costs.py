@@ -222,7 +222,7 @@ class NodeCost:
 
     Example:
         >>> report["patch_drop"].row.nodes[0]
-        NodeCost(name='GatherBackward0', count=1, wall_ns=5647359, gpu_ns=4649842, cpu_ns=2136660)
+        NodeCost(name='GatherBackward0', count=1, wall_ns=5647360, gpu_ns=4649842, cpu_ns=2136660)
     """
 
     name: str

@@ -141,7 +141,7 @@ class Report(Presented, _Predicted):
     Example:
         >>> report = backspot.locate("trace.json.gz")
         >>> report
-        <Report of trace.json.gz: 78 rows, backward 20.906 ms per step>
+        <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
         >>> print(report)
         patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly
         GatherBackward0; without it, a step would take 3.5 ms less (1.9 ms to 5.1 ms)
@@ -565,7 +565,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 44))
+            ('patch_drop', (77, 44))
         """
         return presented.forms().as_frame(self)
 
