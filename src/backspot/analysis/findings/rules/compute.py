@@ -35,7 +35,9 @@ _ALIKE = 4
 no product of queries and keys: additive attention has products with a single column, for example.
 """
 _MATH = "aten::_scaled_dot_product_attention_math"
-_USE = "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one kernel"
+_USE_SDPA = (
+    "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one kernel"
+)
 _NEEDED_ON_CPU = (
     "inputs of four dimensions, equal head sizes of query, key and value, and a mask that needs no "
     "gradient"
@@ -151,7 +153,7 @@ def _attention_remedy(evidence: Evidence, softmax: Mask) -> str:
     math = (evidence.around(thread, start, _MATH) >= 0).any()
     if evidence.device != "cpu":
         if not math:
-            return f"{_USE}."
+            return f"{_USE_SDPA}."
         return (
             "scaled_dot_product_attention falls back to its math backend here: use half precision "
             f"and a head size that the flash or efficient backend supports. {_WARNS}"
@@ -165,7 +167,7 @@ def _attention_remedy(evidence: Evidence, softmax: Mask) -> str:
         )
     if math:
         return f"{falls_back}. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
-    return f"{_USE} where dropout_p is 0. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
+    return f"{_USE_SDPA} where dropout_p is 0. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
 
 
 def _drops_out(events: Events, thread: Ints, end: Ints) -> bool:
@@ -185,7 +187,7 @@ def _drops_out(events: Events, thread: Ints, end: Ints) -> bool:
     return bool((following(random) < following(product)).any())
 
 
-_HIGH = 10.0
+_RATIO_HIGH = 10.0
 """A backward computes two gradients where its forward computes one value, so it usually takes twice
 as long. Fused attention takes seven to twelve times its forward, copies included, and is skipped.
 """
@@ -217,12 +219,12 @@ _TABLE = (
     "torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the rows "
     "that the batch used."
 )
-_INDEX = (
+_RATIO_INDEX = (
     "Backward adds into a tensor as large as the indexed one. For rows of a table, use "
     "torch.nn.functional.embedding or x.index_select(dim, index), which add faster than x[index] "
     "and gather. Slices, multiplying by a mask and torch.where need no index."
 )
-_OTHER = (
+_RATIO_OTHER = (
     "Rewrite the operation behind these nodes: sums over expanded dimensions and atomic additions "
     "often have a slow backward. Or compile the module, or write its backward as a "
     "torch.autograd.Function."
@@ -239,7 +241,9 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     """
     costs, say, owner = evidence.costs, evidence.wording, evidence.ownership.owner
     forward, backward, wall = _times(evidence)
-    holds = (backward > _HIGH * forward) & (forward > 0) & (wall > _RATIO_LEAST * costs.step_ns)
+    holds = (
+        (backward > _RATIO_HIGH * forward) & (forward > 0) & (wall > _RATIO_LEAST * costs.step_ns)
+    )
     least = 1
     if not evidence.report.has_gpu:
         holds &= backward > _LEAST_ON_HOST
@@ -273,7 +277,7 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
         seen=(
             f"{label}: the forward takes {duration(forward[worst, median])} and the backward "
             f"{duration(backward[worst, median])}, which is {ratio[median]:.0f} times as long; "
-            f"twice is usual. The backward takes more than {_HIGH:.0f} times its forward "
+            f"twice is usual. The backward takes more than {_RATIO_HIGH:.0f} times its forward "
             f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
         ),
         remedy=_ratio_remedy(evidence, of_worst, heaviest[0]),
@@ -350,8 +354,8 @@ def _ratio_remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
     if name.startswith(_CONVOLUTIONS):
         return _CONVOLUTION_ON_GPU if evidence.device == "cuda" else _CONVOLUTION
     if is_indexing(name):
-        return _TABLE if _filled(evidence, nodes) >= _FILLED else _INDEX
-    return _OTHER
+        return _TABLE if _filled(evidence, nodes) >= _FILLED else _RATIO_INDEX
+    return _RATIO_OTHER
 
 
 def _of_function(evidence: Evidence, nodes: Mask) -> str:

@@ -16,11 +16,11 @@ from backspot.trace.events import Mask
 _CASTS_LEAST = 0.03
 """Autocast always casts a little; below this share of the step the rule finds nothing."""
 
-_REMEDY = (
+_CASTS_REMEDY = (
     "Remove .float() and .to(dtype) around single operations, and put operations that autocast "
     "runs in fp32 next to each other; or keep the whole module in bf16."
 )
-_REMEDY_ON_CPU = (
+_CASTS_REMEDY_ON_CPU = (
     "Remove .float(), .double() and .to(dtype) around single operations, and keep the module in "
     "one dtype."
 )
@@ -49,7 +49,7 @@ def casts(evidence: Evidence) -> Finding | None:
             f"{say.per_step(int(nodes.sum()), 'cast')} of the gradients of activations, "
             f"{say.ms(cost)}. Each of them reverses a cast in the forward."
         ),
-        remedy=_REMEDY if evidence.device == "cuda" else _REMEDY_ON_CPU,
+        remedy=_CASTS_REMEDY if evidence.device == "cuda" else _CASTS_REMEDY_ON_CPU,
         link="https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(work),

@@ -16,12 +16,12 @@ from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
 
-_LEAST = 0.01  # of the step
-_LEAST_OF_SEVERAL = 0.03
+_ACCUMULATION_LEAST = 0.01  # of the step
+_ACCUMULATION_LEAST_OF_SEVERAL = 0.03
 """Several passes per step must add their gradients; below this share of the step that is as usual.
 """
-_NODE = (names.AUTOGRAD_NAMESPACE + names.ACCUMULATE_GRAD, names.ACCUMULATE_GRAD)
-_WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
+_ACCUMULATION_NODE = (names.AUTOGRAD_NAMESPACE + names.ACCUMULATE_GRAD, names.ACCUMULATE_GRAD)
+_ACCUMULATION_WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
 """The operators that add a gradient to an earlier one, or copy one that cannot be taken over."""
 
 
@@ -36,7 +36,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
     work &= ~evidence.work.optimizer
     if not parallel:
-        work &= evidence.launched_in(*_NODE) >= 0
+        work &= evidence.launched_in(*_ACCUMULATION_NODE) >= 0
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
         placed, by_step = costs.places_of_work(work), costs.of_work_by_step(work)
@@ -46,7 +46,9 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     filled = fills(evidence).any() if evidence.report.has_gpu else len(zeroing(evidence)) > 0
     if not placed.places or (passes <= 1 and filled):
         return None  # zero_grad left zeros to add to: the finding zero-grad-fill says so
-    if not costs.holds_in_most_steps(by_step, _LEAST_OF_SEVERAL if passes > 1 else _LEAST):
+    if not costs.holds_in_most_steps(
+        by_step, _ACCUMULATION_LEAST_OF_SEVERAL if passes > 1 else _ACCUMULATION_LEAST
+    ):
         return None
     if passes > 1:
         why = f"with {passes} passes before each update, each pass adds to the gradients so far"
@@ -69,7 +71,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
             "Call zero_grad(set_to_none=True) before each backward. Give parameters that are used "
             "in several places, or through expand or transpose, contiguous storage of their own."
         )
-    operator = evidence.launched_in(*_WORK)[work]
+    operator = evidence.launched_in(*_ACCUMULATION_WORK)[work]
     return finding(
         placed,
         title="Gradients are copied or added at their parameters",
@@ -93,8 +95,10 @@ def _working(evidence: Evidence) -> Mask:
     Hooks on the node do not count, nor do optimizers that step in the node.
     """
     events = evidence.events
-    index = events.chosen(events.names_where(lambda name: name in _WORK), Category.OPERATOR)
-    itself = evidence.around(events.thread[index], events.start[index], *_NODE)
+    index = events.chosen(
+        events.names_where(lambda name: name in _ACCUMULATION_WORK), Category.OPERATOR
+    )
+    itself = evidence.around(events.thread[index], events.start[index], *_ACCUMULATION_NODE)
     start, thread = events.start[index], events.thread[index]
     updates = in_optimizer(events, evidence.ownership.passes, start, thread)
     return evidence.spans_around(index[(itself >= 0) & ~updates])
@@ -117,12 +121,12 @@ def _passes(evidence: Evidence, accumulate: Mask) -> int:
     return int(np.bincount(np.cumsum(begins)[differs]).max(initial=0))
 
 
-_MANY = 50  # kernels per step
-_SMALL = 30_000  # nanoseconds
+_OPTIMIZER_MANY = 50  # kernels per step
+_OPTIMIZER_SMALL = 30_000  # nanoseconds
 _FUSED_ON_CPU = ("Adam", "AdamW", "Adagrad")
 """Optimizers that a CPU runs faster with ``fused=True``; SGD has so few operators that it does not
 matter. ``foreach=True`` runs the same operators one after the other there."""
-_LEAST_ON_CPU = 0.05
+_OPTIMIZER_LEAST_ON_CPU = 0.05
 _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
 
@@ -142,7 +146,7 @@ def _optimizer_on_cpu(evidence: Evidence) -> Finding | None:
     marks = np.setdiff1d(marks, inside[np.isin(operators, fused)])
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     by_step = costs.times_by_step(begin, events.end[marks] - begin)
-    if not costs.holds_in_most_steps(by_step, _LEAST_ON_CPU):
+    if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST_ON_CPU):
         return None
     cost = costs.place("(optimizer)", by_step, len(marks))
     classes = sorted({_class_of(events.names[name]) for name in events.name[marks]})
@@ -178,10 +182,10 @@ def _optimizer_on_gpu(evidence: Evidence) -> Finding | None:
     kernels &= evidence.work.launch >= begins
     single = kernels & ~evidence.work_named(names.is_fused_optimizer)
     number = int(single.sum())
-    if number < _MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
+    if number < _OPTIMIZER_MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
         return None
     median = float(np.median(costs.device_ns[single]))
-    if median > _SMALL:
+    if median > _OPTIMIZER_SMALL:
         return None
     used = np.isin(marks, inside[single])
     by_step = costs.of_work_by_step(single) + _idle_by_step(evidence, begin[used], end[used])
@@ -285,8 +289,8 @@ def _unused(evidence: Evidence) -> Mask:
     return owners.mask(lambda module: (module.path, module.class_name) in found)
 
 
-_TITLE = "zero_grad fills gradients with zeros"
-_REMEDY = (
+_ZERO_GRAD_TITLE = "zero_grad fills gradients with zeros"
+_ZERO_GRAD_REMEDY = (
     "Use zero_grad(set_to_none=True), the default since PyTorch 2.0. Backward then stores its "
     "gradients without filling or adding."
 )
@@ -313,12 +317,12 @@ def _zero_grad_on_cpu(evidence: Evidence) -> Finding | None:
         added = costs.of_spans_by_step(accumulating(evidence))
     return finding(
         costs.place("(optimizer)", filled + added * (filled > 0), len(calls)),
-        title=_TITLE,
+        title=_ZERO_GRAD_TITLE,
         seen=(
             f"{say.per_step(len(calls), 'call')} of zero_grad, {say.ms(of_step(filled))}."
             f"{_then(evidence, of_step(added))}"
         ),
-        remedy=_REMEDY,
+        remedy=_ZERO_GRAD_REMEDY,
         link=_ZERO_GRAD_LINK,
     )
 
@@ -337,12 +341,12 @@ def _zero_grad_on_gpu(evidence: Evidence) -> Finding | None:
     by_step = costs.of_work_by_step(work) + costs.of_work_by_step(adds)
     return finding(
         costs.place("(optimizer)", by_step, int(work.sum())),
-        title=_TITLE,
+        title=_ZERO_GRAD_TITLE,
         seen=(
             f"{say.per_step(int(work.sum()), 'kernel')} of zero_grad, {say.ms(cost)}."
             f"{_then(evidence, costs.of_work(adds))}"
         ),
-        remedy=_REMEDY,
+        remedy=_ZERO_GRAD_REMEDY,
         link=_ZERO_GRAD_LINK,
         kernels=costs.top_kernels(work | adds),
     )

@@ -138,7 +138,7 @@ def _root(evidence: Evidence) -> tuple[str, str]:
 
 
 _CELLS_LEAST = 0.1
-_MANY = 8
+_CELLS_MANY = 8
 """Calls in a step: with fewer, a whole layer saves little."""
 
 
@@ -155,7 +155,7 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     span = spans.of(evidence.events, cells)
     owner = evidence.ownership.owner[span[(span >= 0) & ~evidence.in_pass[span]]]
     calls = np.bincount(owner, minlength=len(evidence.ownership.owners))
-    looped = calls >= _MANY * evidence.report.steps
+    looped = calls >= _CELLS_MANY * evidence.report.steps
     mine = looped[evidence.ownership.owner]
     if not costs.holds_in_most_steps(costs.of_spans_by_step(mine), _CELLS_LEAST):
         return None
@@ -346,12 +346,12 @@ _WORKERS_AND_GPU = (
     "Use DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…, pin_memory=True), "
     "and move decoding and augmentation into the workers or onto the GPU."
 )
-_WHOLE = (
+_DATA_WHOLE = (
     "A worker process costs more than this wait. If the data is in memory, index it by whole "
     "batches: DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), size, "
     "drop_last=False)), for which data[indices] returns a batch."
 )
-_LOOK = (
+_DATA_LOOK = (
     "Find out what the program does before it copies the batch. If it loads data, prepare the "
     "next batch in other processes while the GPU computes."
 )
@@ -397,14 +397,14 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         )
         workers = _WORKERS_AND_GPU if evidence.device == "cuda" else _WORKERS
         has_workers = len(evidence.events.named(Category.ANNOTATION, names.NEXT_BATCH_OF_WORKERS))
-        remedy = workers if has_workers or spent >= _LEAST_FOR_WORKERS else _WHOLE
+        remedy = workers if has_workers or spent >= _LEAST_FOR_WORKERS else _DATA_WHOLE
     else:
         title = "The GPU is idle before the batch is copied"
         seen = (
             f"{time} pass before the batch is copied. The trace has nothing of what the host does "
             "in this time. It may load data."
         )
-        remedy = _LOOK
+        remedy = _DATA_LOOK
     return finding(
         costs.place("(data)", waits, evidence.report.steps),
         title=title,

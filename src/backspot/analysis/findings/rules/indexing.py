@@ -9,7 +9,7 @@ from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Mask
 
-_LEAST = 0.04
+_DENSE_LEAST = 0.04
 """Every language model has such a gradient; below this share of the step it is as usual."""
 
 
@@ -20,7 +20,7 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
     nodes &= ~_sparse(evidence)
     cost = costs.of_spans(nodes)
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _LEAST):
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _DENSE_LEAST):
         return None
     names = costs.top_nodes(nodes)
     return finding(

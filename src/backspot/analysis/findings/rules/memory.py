@@ -13,7 +13,7 @@ from backspot.trace import names
 
 _FRAGMENTATION_LEAST = 0.25
 """Share of the reserved memory: some of it is always free, as blocks are rounded."""
-_LEAST_BYTES = 256 << 20
+_FRAGMENTATION_LEAST_BYTES = 256 << 20
 """With less, no larger batch would fit."""
 
 
@@ -23,7 +23,7 @@ def fragmentation(evidence: MemoryEvidence) -> Finding | None:
     device = evidence.device
     reserved = device.reserved_at_peak_bytes
     free = reserved - device.peak_bytes
-    if free < max(_FRAGMENTATION_LEAST * reserved, _LEAST_BYTES):
+    if free < max(_FRAGMENTATION_LEAST * reserved, _FRAGMENTATION_LEAST_BYTES):
         return None
     return evidence.finding(
         evidence.mine & False,
@@ -85,7 +85,7 @@ def gradients_kept(evidence: MemoryEvidence) -> Finding | None:
     )
 
 
-_LEAST_STEPS = 3
+_HELD_OVER_LEAST_STEPS = 3
 """With fewer steps, what a step allocates once and for all looks the same."""
 _HELD_OVER_LEAST = 0.001
 """Share of the peak that a step adds."""
@@ -95,7 +95,7 @@ _HELD_OVER_LEAST = 0.001
 def held_over_steps(evidence: MemoryEvidence) -> Finding | None:
     """Find owners that leave blocks behind in each step but the last, optimizers excepted."""
     count, blocks = evidence.ownership.steps.count, evidence.blocks
-    if count < _LEAST_STEPS:
+    if count < _HELD_OVER_LEAST_STEPS:
         return None
     stays = evidence.mine & (blocks.went == len(evidence.events.allocations))
     stays &= ~evidence.memory.kinds.optimizer
@@ -126,7 +126,7 @@ def held_over_steps(evidence: MemoryEvidence) -> Finding | None:
     )
 
 
-_OPERATORS = {
+_POINTWISE_OPERATORS = {
     "GELU": ("aten::gelu",),
     "SiLU": ("aten::silu",),
     "dropout": ("aten::dropout", "aten::native_dropout", "aten::feature_dropout"),
@@ -140,7 +140,7 @@ def kept_pointwise(evidence: MemoryEvidence) -> Finding | None:
     """Find outputs of GELU, SiLU and dropout that are live at the peak, and kept for backward."""
     held = {
         name: evidence.kept & evidence.allocated_in(*operators)
-        for name, operators in _OPERATORS.items()
+        for name, operators in _POINTWISE_OPERATORS.items()
     }
     kept = evidence.at_peak(held["GELU"] | held["SiLU"] | held["dropout"])
     total = evidence.held_at_peak(kept)
