@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import backspot
-from backspot.comparison import changes
-from backspot.results import report
+from backspot import results
+from backspot.results import comparison as changes
+from backspot.results import costs, report
 from backspot.trace import source
 
 GROUPS = {
@@ -30,47 +31,7 @@ GROUPS = {
         "ranks",
         "Source",
     ),
-    "Results": (
-        "Report",
-        "Row",
-        "Subtree",
-        "Saving",
-        "ReplayedStep",
-        "WhatIf",
-        "NodeCost",
-        "OperatorCost",
-        "KernelCost",
-        "FusedKernel",
-        "FusedPart",
-        "Hiccup",
-        "LineCost",
-        "WallKinds",
-        "Phase",
-        "Pass",
-        "DeviceCost",
-        "Coverage",
-        "MemoryOfDevice",
-        "MemoryOfModule",
-        "MemoryShare",
-        "MemoryTimeline",
-        "WorkOfModule",
-        "CountersOfModule",
-        "LimitOfModule",
-        "Peaks",
-        "Finding",
-        "Place",
-    ),
-    "Comparisons": ("Comparison", "Change", "Move", "Side"),
-    "Many ranks": (
-        "JobReport",
-        "RankCost",
-        "RankLane",
-        "SlowestRank",
-        "GroupCost",
-        "ModuleSpread",
-        "JobFinding",
-        "LostRank",
-    ),
+    "Results": ("Report", "Row", "Finding", "Comparison", "JobReport"),
     "Errors": (
         "BackspotError",
         "UsageError",
@@ -90,7 +51,7 @@ INTEGRATIONS = {
 """What ``backspot.integrations`` has: a name, and the file, the class and the method behind it."""
 ALIASES = {
     **{
-        alias: str(getattr(report, alias)).removeprefix("typing.")
+        alias: str(vars(report).get(alias) or getattr(costs, alias)).removeprefix("typing.")
         for alias in ("By", "LabelSource", "PhaseName", "Sort", "StepUnit")
     },
     **{
@@ -103,11 +64,18 @@ ALIASES = {
 HEAD = """\
 # The Python API
 
-All public names are imported from `backspot`. `import backspot` loads neither torch nor numpy;
+The names that programs need are imported from `backspot`, and the classes of what results hold are
+in `backspot.results`. `import backspot` loads neither torch nor numpy;
 `profile`, `instrument` and `Monitor` need torch, everything else does not. The examples use a
 `report` of a small trace, a `comparison` of two others and a `job` of two ranks; tests run them.
 
 Made from the docstrings by `python docs/make_api.py`.
+"""
+PARTS_HEAD = """\
+## What results hold
+
+The classes of `backspot.results`. `help(backspot.results.NodeCost)` says what each field means, and
+so does the [schema](report.schema.json) of a saved report.
 """
 INTEGRATIONS_HEAD = """\
 ## In other programs
@@ -136,6 +104,9 @@ def made() -> str:
         parts.append(f"## {title}\n")
         for name in names:
             parts += _section(name)
+    parts.append(PARTS_HEAD)
+    parts.append("| class | what it is | fields |\n| --- | --- | --- |")
+    parts[-1] += "".join(map(_part, sorted(set(results.__all__) - set(backspot.__all__)))) + "\n"
     parts.append(INTEGRATIONS_HEAD)
     for name in INTEGRATIONS:
         parts += _integration(name)
@@ -173,6 +144,14 @@ def _section(name: str) -> Iterator[str]:
             yield f"#### {heading}\n"
             yield _code(_signature(f"{name}.{member}", getattr(value, member)))
             yield from _body(found)
+
+
+def _part(name: str) -> str:
+    """Return the line of a table for a class that results hold."""
+    cls = getattr(results, name)
+    first = inspect.cleandoc(cls.__doc__).partition("\n")[0]
+    names = ", ".join(f"`{field.name}`" for field in fields(cls))
+    return f"\n| `{name}` | {_markdown(first)} | {names} |"
 
 
 def _integration(name: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from backspot import BackspotError, Report, compare, locate
 from backspot.commands import main
 from backspot.errors import UsageError
-from backspot.results.report import line_of
+from backspot.results.costs import line_of
 from support.report_parts import row
 from support.sample_reports import vit
 from support.synthetic import Trace

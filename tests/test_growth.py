@@ -53,9 +53,9 @@ def test_a_report_of_twice_the_steps_takes_at_most_twice_the_memory(tmp_path: Pa
 
 def test_the_cost_of_n_steps_is_n_times_that_of_one(tmp_path: Path) -> None:
     few, many = (backspot.locate(steps(count, tmp_path / "t.json")) for count in (3, 30))
-    recorded = ("recorded_wall_ns", "recorded_gpu_ns", "recorded_cpu_ns")
-    assert {r.path: [10 * getattr(r, cost) for cost in recorded] for r in few.modules} == {
-        r.path: [getattr(r, cost) for cost in recorded] for r in many.modules
+    recorded = ("wall_ns_by_step", "gpu_ns_by_step", "cpu_ns_by_step")
+    assert {r.path: [10 * sum(getattr(r, cost)) for cost in recorded] for r in few.modules} == {
+        r.path: [sum(getattr(r, cost)) for cost in recorded] for r in many.modules
     }
     assert {r.path: (r.wall_ns, r.gpu_ns, r.cpu_ns) for r in few.modules} == {
         r.path: (r.wall_ns, r.gpu_ns, r.cpu_ns) for r in many.modules

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import backspot
+from backspot import results
 from backspot.job.answer import answer
 from backspot.job.summary import from_json
 
@@ -91,13 +92,14 @@ NEEDS_EXAMPLE = NEEDS_RETURNS | {
 
 LIVE = {"Alarm", "Instrumentation", "Monitor", "instrument", "profile"}
 """Public names that need torch."""
-CLASSES = [
-    name
-    for name in backspot.__all__
-    if name not in LIVE and isinstance(getattr(backspot, name), type)
-]
-RESULTS = [name for name in CLASSES if is_dataclass(getattr(backspot, name))]
-ERRORS = [name for name in CLASSES if name.endswith("Error")]
+ERRORS = [name for name in backspot.__all__ if name.endswith("Error")]
+RESULTS = results.__all__
+CLASSES = [*ERRORS, *RESULTS]
+
+
+def class_of(name: str) -> object:
+    """What a public name of the package, or of its results, stands for."""
+    return getattr(results if name in RESULTS else backspot, name)
 
 
 def public_object(name: str) -> object:
@@ -105,7 +107,7 @@ def public_object(name: str) -> object:
     if name in NEED:
         pytest.importorskip(NEED[name])
     home, _, member = name.partition(".")
-    found = getattr(backspot, home)
+    found = class_of(home)
     return inspect.getattr_static(found, member) if member else found
 
 
@@ -118,14 +120,14 @@ def docstring_of(name: str) -> str:
 
 def members_of(name: str) -> Iterator[str]:
     """The public methods and properties of a public class that it defines itself."""
-    for member, value in vars(getattr(backspot, name)).items():
+    for member, value in vars(class_of(name)).items():
         public = not member.startswith("_") or member == "__getitem__"
         if public and (isinstance(value, (property, classmethod)) or inspect.isfunction(value)):
             yield f"{name}.{member}"
 
 
 DOCUMENTED = [
-    *(name for name in backspot.__all__ if name not in ("__version__", "Source")),
+    *sorted({*backspot.__all__, *RESULTS} - {"Source", "__version__", "results"}),
     "Instrumentation.active",
     "Instrumentation.remove",
     "Monitor.flush",
@@ -151,14 +153,19 @@ def test_dir_all_and_what_type_checkers_see_agree():
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     )
     imported = {
-        alias.name: node.module
+        alias.asname: node.module
         for node in checked.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert imported == backspot._HOMES
-    assert sorted({*imported, "__version__"}) == sorted(backspot.__all__)
-    assert dir(backspot) == sorted(backspot.__all__)
+    assert imported == {**backspot._HOMES, "results": "backspot"}
+    assert sorted({*imported, "__version__"}) == backspot.__all__ == dir(backspot)
+
+
+def test_the_results_are_reached_without_an_import_of_their_own():
+    code = "import backspot; print(backspot.results.NodeCost.__doc__.splitlines()[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert (done.stdout, done.stderr) == (f"{docstring_of('NodeCost').splitlines()[0]}\n", "")
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -177,15 +184,15 @@ def test_importing_backspot_loads_none_of_what_the_names_need():
 
 
 @pytest.mark.parametrize("name", [*CLASSES, "Alarm", "Instrumentation", "Monitor"])
-def test_a_public_class_names_backspot_as_its_home(name):
+def test_a_public_class_names_the_package_that_has_it_as_its_home(name):
     cls = public_object(name)
-    assert (cls.__module__, cls.__qualname__) == ("backspot", name)
-    assert repr(cls) == f"<class 'backspot.{name}'>"
+    home = "backspot.results" if name in RESULTS else "backspot"
+    assert repr(cls) == f"<class '{home}.{name}'>"
 
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_types_of_a_result_are_known_although_its_home_lacks_their_names(name):
-    cls = getattr(backspot, name)
+    cls = getattr(results, name)
     hints = typing.get_type_hints(cls)
     assert list(hints) == [field.name for field in fields(cls)]
     assert not any(isinstance(hint, str) for hint in hints.values())
@@ -199,9 +206,9 @@ def test_the_results_that_a_report_and_a_comparison_hold_are_public():
             yield from held(part)
 
     for name in RESULTS:
-        for hint in typing.get_type_hints(getattr(backspot, name)).values():
+        for hint in typing.get_type_hints(getattr(results, name)).values():
             for cls in held(hint):
-                assert getattr(backspot, cls.__name__) is cls
+                assert getattr(results, cls.__name__) is cls
 
 
 # Copies and pickles.
@@ -260,7 +267,7 @@ def test_a_representation_is_short_and_shows_no_control_characters(report, compa
     shown = [report, report["blocks.0"], comparison, comparison.whole, comparison.changes[0]]
     for result in (*shown, report.modules[0], report.findings[0], report.phases[0]):
         assert len(repr(result)) < 200
-    evil = backspot.Place("a\x1b[2J", "", 1, 1)
+    evil = backspot.results.Place("a\x1b[2J", "", 1, 1)
     assert repr(backspot.Finding("rule", "", "", "", 1, (evil,), 1)).isprintable()
 
 
@@ -285,7 +292,7 @@ def test_a_public_function_says_what_it_returns_and_raises(name):
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_result_says_what_each_attribute_means_and_in_which_unit(name):
     text = docstring_of(name)
-    for field in fields(getattr(backspot, name)):
+    for field in fields(getattr(results, name)):
         assert f"\n    {field.name}: " in text
         if field.name.endswith("_ns"):
             assert "nanoseconds" in text
@@ -316,7 +323,7 @@ def test_the_published_reference_is_current_and_has_every_name():
     make_api = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make_api)
     named = {name for names in make_api.GROUPS.values() for name in names}
-    assert named == {*backspot.__all__} - {"__version__"}
+    assert named == {*backspot.__all__} - {"__version__", "results"}
     assert script.with_name("api.md").read_text("utf-8") == make_api.made()
 
 

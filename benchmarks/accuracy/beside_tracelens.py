@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backspot.analysis.accounting.formulas.registry import Inputs, bytes_formulas, flops_formulas
+from backspot.analysis.accounting.formulas import Inputs, bytes_formulas, flops_formulas
 from backspot.analysis.accounting.work import Counted, count_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.timeline import first_started, grouped

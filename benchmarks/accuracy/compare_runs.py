@@ -261,13 +261,13 @@ def _pairs(folder: Path) -> Iterator[tuple[str, int, Path, Path]]:
                 yield case, number, *files
 
 
-def _changes(comparison: backspot.Comparison) -> list[backspot.Change]:
+def _changes(comparison: backspot.Comparison) -> list[backspot.results.Change]:
     """Return every change in a comparison: of the whole, of modules, and of whatever it has."""
     found = []
     for field in dataclasses.fields(comparison):
         value = getattr(comparison, field.name)
         several = value if isinstance(value, tuple) else (value,)
-        found += [change for change in several if isinstance(change, backspot.Change)]
+        found += [change for change in several if isinstance(change, backspot.results.Change)]
     return found
 
 

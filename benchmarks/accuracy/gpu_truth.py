@@ -66,7 +66,7 @@ def _compare_sums(trace: Path, plain: Plain, depth: int | None) -> Row:
     ours: Counter[str] = Counter()
     theirs: Counter[str] = Counter()
     for row in report.modules:
-        ours[fold(row.path, depth)] += row.recorded_gpu_ns
+        ours[fold(row.path, depth)] += sum(row.gpu_ns_by_step)
     for path, value in plain.gpu.items():
         theirs[fold(path, depth)] += value
     our_nodes = {
@@ -170,7 +170,7 @@ def _corrected(
     from backspot.analysis.accounting.rows import account
     from backspot.analysis.accounting.steps import step_windows
     from backspot.analysis.attribution.ownership import attribute
-    from backspot.analysis.replay.cost import MEASURED
+    from backspot.analysis.replay.host import MEASURED
     from backspot.analysis.replay.replay import replay
     from backspot.results.grouping import fold as fold_rows
 
@@ -237,8 +237,8 @@ def _rows(
             "backspot_share": row.wall_ns / wall,
             "events_ms": times,
             "events_share": shares[path],
-            "gpu_ms": row.gpu_ms,
-            "cpu_ms": row.cpu_ms,
+            "gpu_ms": row.gpu_ns / 1e6,
+            "cpu_ms": row.cpu_ns / 1e6,
             "heaviest_nodes": [(n.name, n.count, n.wall_ns / 1e6) for n in row.nodes[:3]],
         }
 

@@ -201,7 +201,13 @@ def _in_regions(name: str, device: str, path: Path) -> dict[str, Any]:
             called(batch).float().square().mean().backward()
 
         rows = _recorded(step, model, device, path, steps=1, warmup=2).modules
-        found.append({row.path: (row.forward_flops, row.flops) for row in rows if row.flops})
+        found.append(
+            {
+                row.path: (row.work.forward_flops, row.work.flops)
+                for row in rows
+                if row.work and row.work.flops
+            }
+        )
     eager, compiled = found
     differ = sorted(
         one for one in eager.keys() | compiled.keys() if eager.get(one) != compiled.get(one)

@@ -41,7 +41,7 @@ from benchmarks.common import (
 from benchmarks.workers import Job, Record, Stage
 
 if TYPE_CHECKING:
-    from backspot.analysis.replay.cost import ProfilerCost
+    from backspot.analysis.replay.host import ProfilerCost
     from backspot.analysis.replay.recording import Recording
     from backspot.analysis.typical import every_step
 from backspot.analysis.replay.saving import Change
@@ -78,7 +78,7 @@ def read_recording(path: Path) -> Recording:
 
 def cost_of(recording: Recording, real_step_ns: float) -> tuple[ProfilerCost, str]:
     """Return the costs fitted to a real step, or the usual ones and why they do not fit."""
-    from backspot.analysis.replay.cost import MEASURED
+    from backspot.analysis.replay.host import MEASURED
     from backspot.analysis.replay.recording import Refusal
     from backspot.analysis.replay.replay import fit
 
@@ -114,7 +114,7 @@ def _rows_ms(report: Any, paths: Sequence[str], *, forward: bool) -> float:
     own = {path.removeprefix("=") for path in paths}
     below = tuple(f"{path}." for path in paths if path and path[0] != "=")
     mine = [row for row in report.modules if row.path in own or row.path.startswith(below)]
-    return sum(row.wall_ms + forward * row.forward_ms for row in mine)
+    return sum(row.wall_ms + forward * row.forward_ns / 1e6 for row in mine)
 
 
 def _judge(

@@ -28,8 +28,7 @@ from backspot.render.json import comparison_to_json, to_json
 from backspot.render.markdown import comparison_to_markdown
 from backspot.render.tables import comparison_to_csv
 from backspot.render.text import render_text
-from backspot.render.text_comparison import render_comparison
-from backspot.render.text_subtree import render_subtree
+from backspot.render.text_parts import render_comparison, render_subtree
 from backspot.render.view import View
 from benchmarks.common import TEST_DATA, command_line, parse, script, write_results
 from benchmarks.robustness.found import Found

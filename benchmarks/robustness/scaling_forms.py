@@ -14,10 +14,10 @@ from backspot.render.json import comparison_to_json
 from backspot.render.markdown import comparison_to_markdown
 from backspot.render.tables import comparison_to_csv
 from backspot.render.text import render_text
-from backspot.render.text_comparison import render_comparison
-from backspot.render.text_subtree import render_subtree
+from backspot.render.text_parts import render_comparison, render_subtree
 from backspot.render.view import View
-from backspot.results.report import Finding, KernelCost, Pass, Place
+from backspot.results.costs import KernelCost, Pass
+from backspot.results.findings import Finding, Place
 from benchmarks.common import TEST_DATA
 
 sys.path.insert(0, str(TEST_DATA.parent))

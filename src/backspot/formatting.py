@@ -63,7 +63,6 @@ def failures(failed: Iterable[tuple[str, str]], joint: str = " ") -> list[str]:
 
     Args:
         failed: the name of each input, and why it failed.
-        joint: what stands between names and reason.
     """
     by_reason: dict[str, list[str]] = {}
     for name, reason in failed:

@@ -16,7 +16,6 @@ def path_text(path: object, what: str) -> str:
     """Return a path as text.
 
     Args:
-        path: the argument to check.
         what: the call that takes it, for the message: ``save(path)``.
 
     Raises:
@@ -59,7 +58,6 @@ def refuse_sources(
     ``force`` allows to overwrite an existing file, but never the file that is being read.
 
     Args:
-        output: the path to write to.
         sources: paths of the inputs, or open file descriptors; anything else is ignored.
 
     Raises:

@@ -13,8 +13,8 @@ import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.counters import find_counters
-from backspot.analysis.accounting.fused import find_fused
 from backspot.analysis.accounting.memory import Memory, find_memory
+from backspot.analysis.accounting.payers import find_fused
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import phase_times
 from backspot.analysis.accounting.rows import account
@@ -31,23 +31,21 @@ from backspot.analysis.findings import (
     find_in_memory,
     rules_about_memory,
 )
-from backspot.analysis.recorded import find_recorded
+from backspot.analysis.recorded import find_recorded, owned, whole
 from backspot.analysis.replay.predict import Prediction, predict
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.saving import Change, change_of_paths, free_owners
 from backspot.analysis.typical import typical_step
-from backspot.analysis.whole import owned, whole
+from backspot.checks import check_whole, is_number
 from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
-from backspot.results.counters import CountersOfModule
-from backspot.results.findings import Finding
+from backspot.results.costs import CountersOfModule, Row, WorkOfModule
+from backspot.results.findings import Finding, Saving
 from backspot.results.grouping import fold, parents_of, ranked_rows
 from backspot.results.limits import share_of_peak
-from backspot.results.report import Report, Row, changed
-from backspot.results.savings import Saving
-from backspot.results.work import WorkOfModule
+from backspot.results.report import Report, changed
 from backspot.trace import Events, Progress, read_events
 from backspot.trace.profiler import LIVE, Export, exported, is_profiler
 from backspot.trace.read import newest
@@ -57,7 +55,6 @@ __all__ = ["locate", "locate_export", "save_labelled", "trace_file"]
 
 _Given: TypeAlias = tuple[float | None, float | None]
 """The peaks that a user gives: operations and bandwidth."""
-_INFINITE = float("inf")
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that has no part in the backward."""
 
@@ -112,14 +109,10 @@ def locate(
         >>> report.top(1)
         (<Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>,)
     """
-    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise UsageError(
-            f"depth={quoted(depth)}: give a whole number of at least 0, or None for all"
-        )
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise UsageError(f"jobs={quoted(jobs)}: give a whole number of at least 1, or None")
+    check_whole("depth", depth, 0, "None for all")
+    check_whole("jobs", jobs, 1, "None")
     for word, peak in (("peak_tflops", peak_tflops), ("peak_gbps", peak_gbps)):
-        if peak is not None and not _is_positive(peak):
+        if peak is not None and not (is_number(peak) and peak > 0):
             raise UsageError(f"{word}={quoted(peak)}: give a number above 0, or None")
     given = (peak_tflops, peak_gbps)
     check_force(force)
@@ -146,11 +139,6 @@ def locate(
     report = _report(events, ownership, depth, given_peaks=given)
     write_labelled(path, events, find_tracks(events, ownership), report, trace, force=force)
     return report
-
-
-def _is_positive(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < _INFINITE  # type: ignore[operator]
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:
@@ -188,7 +176,6 @@ def locate_export(
 
     Args:
         profiler: a ``torch.profiler.profile`` that has stopped, or its ``Export``.
-        named: what the report calls the source.
         in_detail: a profiler that recorded memory or shapes in other steps of the same training.
             It is exported, too, or is its ``Export``.
         warmed_up: whether steps are known to have run before the recording.
@@ -235,12 +222,7 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
     """Write a labelled copy of the trace file that a report was made of.
 
     Args:
-        report: a report of a trace file.
         path: where to write the copy (``.json`` or ``.json.gz``).
-        force: overwrite an existing file.
-
-    Returns:
-        The path of the copy.
 
     Raises:
         UsageError: If the report was not made of a file, or the file has changed since.

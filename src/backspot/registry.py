@@ -1,4 +1,4 @@
-"""Functions that the modules of a package register, so that a new one is one new file.
+"""Functions that the modules of a package register, so that no list has to name a new one.
 
 The decorators that use this follow the idiom of ``torch.utils.flop_counter.register_flop_formula``:
 a module registers its function when it is imported, and the first question imports every module.
@@ -29,7 +29,7 @@ class Rule(Generic[Evidence, Finding, Result]):
     """A registered rule.
 
     Attributes:
-        name: the name of its module, with ``-`` for ``_``.
+        name: the name of its section in the documentation.
         find: return what the rule finds, from the evidence and the findings of earlier rules.
         devices: the kinds of device that the rule's advice is for.
         fallback: whether the rule needs the findings of the others, and so runs after them.
@@ -58,15 +58,15 @@ class Registry(Generic[Evidence, Finding, Result]):
         """Register the decorated function as a rule.
 
         Args:
-            name: the rule's name, which is its module's name with ``-`` for ``_``.
+            name: the rule's name.
             devices: the kinds of device that the rule's advice is for.
 
         Raises:
-            ValueError: If the name is not the module's, or if a rule of this name exists already.
+            ValueError: If a rule of this name exists already.
         """
 
         def register(find: Callable[[Evidence], Result]) -> Callable[[Evidence], Result]:
-            self._add(Rule(name, lambda evidence, _: find(evidence), devices), find.__module__)
+            self._add(Rule(name, lambda evidence, _: find(evidence), devices))
             return find
 
         return register
@@ -89,17 +89,14 @@ class Registry(Generic[Evidence, Finding, Result]):
         def register(
             find: Callable[[Evidence, Sequence[Finding]], Result],
         ) -> Callable[[Evidence, Sequence[Finding]], Result]:
-            self._add(Rule(name, find, fallback=True), find.__module__)
+            self._add(Rule(name, find, fallback=True))
             return find
 
         return register
 
-    def _add(self, rule: Rule[Evidence, Finding, Result], module: str) -> None:
-        expected = module.rpartition(".")[2].replace("_", "-")
-        if rule.name != expected:
-            raise ValueError(f"rule {rule.name!r} in {module}: its name must be {expected!r}")
+    def _add(self, rule: Rule[Evidence, Finding, Result]) -> None:
         if rule.name in self._rules:
-            raise ValueError(f"rule {rule.name!r} in {module}: a rule of this name exists already")
+            raise ValueError(f"{rule.name!r}: a rule of this name exists already")
         self._rules[rule.name] = rule
 
     @cached_property

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import backspot
 from backspot import Report
-from backspot.results.report import WallKinds
+from backspot.results.costs import WallKinds
 from backspot.trace.compiled import (
     KEY,
     CompiledGraph,

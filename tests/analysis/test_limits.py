@@ -13,7 +13,7 @@ import pytest
 
 import backspot
 import backspot.render.text
-from backspot.analysis.accounting.formulas.registry import (
+from backspot.analysis.accounting.formulas import (
     Inputs,
     Unknown,
     bytes_formulas,
@@ -152,9 +152,9 @@ def test_a_recurrent_layer_reads_its_weights_once() -> None:
 def test_the_work_of_a_vision_transformer_is_what_its_paper_says() -> None:
     """ViT-B/16 needs 17.56e9 multiplications and additions for an image, here for 32."""
     report = backspot.locate(DATA / "vit.trace.json.gz")
-    forward = sum(row.forward_flops or 0 for row in report.modules)
+    forward = sum(row.work.forward_flops or 0 for row in report.modules if row.work)
     assert forward == pytest.approx(32 * 2 * 17.56e9, rel=1e-3)
-    backward = sum(row.flops or 0 for row in report.modules)
+    backward = sum(row.work.flops or 0 for row in report.modules if row.work)
     assert backward == pytest.approx(2 * forward, rel=0.02)  # less the gradient of the images
     types = {kind for row in report.modules if row.work for kind in row.work.flops_by_type}
     assert types == {"bf16"}
@@ -164,8 +164,8 @@ def test_a_recurrent_layer_on_a_gpu_has_its_work_and_its_limit() -> None:
     report = backspot.locate(DATA.parent / "work" / "lstm.trace.json.gz")
     row = report["rnn"].row
     rows, first, second = 30 * 8, 512 * (96 + 128), 512 * (256 + 128)
-    assert row.forward_flops == 2 * rows * 2 * (first + second)
-    assert row.flops == 2 * row.forward_flops
+    assert row.work.forward_flops == 2 * rows * 2 * (first + second)
+    assert row.work.flops == 2 * row.work.forward_flops
     limit = report.limit(row)
     assert limit.of_peak < 0.02  # its kernels depend on each other
     assert limit.gbps is not None
@@ -176,8 +176,8 @@ def test_each_row_of_grouped_products_meets_one_expert() -> None:
     report = backspot.locate(DATA.parent / "work" / "experts.trace.json.gz")
     row = report[""].row
     groups = (64, 96, 32, 64)
-    assert row.forward_flops == sum(2 * 2 * rows * 128 * 256 for rows in groups)
-    assert row.flops == 2 * row.forward_flops
+    assert row.work.forward_flops == sum(2 * 2 * rows * 128 * 256 for rows in groups)
+    assert row.work.flops == 2 * row.work.forward_flops
 
 
 def test_modules_fall_below_the_roof_and_headroom_follows() -> None:
@@ -428,5 +428,5 @@ def test_counters_give_the_measured_bandwidth_beside_the_one_that_is_needed() ->
         ({"dram__bytes_read.sum": 2e12}, None),
         ({"HBM BW (%)": 50.0}, 0.5 * 4800),
     ):
-        counted = replace(row, counters=backspot.CountersOfModule(mean, 10))
+        counted = replace(row, counters=backspot.results.CountersOfModule(mean, 10))
         assert report.limit(counted).measured_gbps == gbps

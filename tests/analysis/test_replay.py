@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backspot.analysis.attribution.ownership import attribute
-from backspot.analysis.replay.cost import MEASURED, ZERO
+from backspot.analysis.replay.host import MEASURED, ZERO
 from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.replay import fit, replay
 from backspot.analysis.replay.saving import free_owners, scaled_owners

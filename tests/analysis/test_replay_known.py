@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backspot.analysis.attribution.ownership import attribute
-from backspot.analysis.replay.cost import ZERO, ProfilerCost
+from backspot.analysis.replay.host import ZERO, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.replay import replay
 from backspot.analysis.replay.saving import change_of_paths, free_spans

@@ -82,22 +82,22 @@ def test_two_computations_share_the_gpu_so_one_that_hides_may_save_its_time(tmp_
 def test_where_the_gpu_decides_a_module_saves_its_gpu_time():
     report = backspot.locate(PATHS["ddp.rank0"])
     for row in report.top(4):
-        assert row.saves_ns == pytest.approx(row.gpu_ns, rel=0.02)
+        assert row.saves.ns == pytest.approx(row.gpu_ns, rel=0.02)
         assert row.saves.low_ns < row.wall_ns < row.saves.high_ns
     assert "without it, a step would take" not in said(report)
 
 
 def test_where_the_host_decides_a_module_saves_its_host_time(tmp_path):
     report = backspot.locate(waiting_for_the_host(Program()).save(tmp_path))
-    assert report["b"].row.saves_ns == pytest.approx(report["b"].row.cpu_ns, rel=0.05)
+    assert report["b"].row.saves.ns == pytest.approx(report["b"].row.cpu_ns, rel=0.05)
     assert report.what_if({"b": 0.5}).saves_ns == pytest.approx(4 * MS, rel=0.05)
 
 
 def test_a_prediction_prints_as_a_sentence():
-    assert str(backspot.WhatIf(24_698_846, 1_922_516, -434_546, 3_394_807)) == (
+    assert str(backspot.results.WhatIf(24_698_846, 1_922_516, -434_546, 3_394_807)) == (
         "A step would take 24.7 ms: 1.9 ms less (0 ms to 3.4 ms), by a replay without the profiler"
     )
-    assert "hardly less" in str(backspot.WhatIf(24_698_846, 0, 0, 3_394_807))
+    assert "hardly less" in str(backspot.results.WhatIf(24_698_846, 0, 0, 3_394_807))
 
 
 def test_many_steps_are_replayed_by_the_middle_ones(tmp_path, monkeypatch):
@@ -106,7 +106,8 @@ def test_many_steps_are_replayed_by_the_middle_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("backspot.analysis.replay.predict._ENOUGH", 1)
     some = backspot.locate(path)
     for one, other in zip(every.modules, some.modules, strict=True):
-        assert one.saves_ns == pytest.approx(other.saves_ns or 0, abs=20 * US) or not one.is_module
+        if one.is_module:
+            assert one.saves.ns == pytest.approx(other.saves.ns, abs=20 * US)
     assert [f.saves is None for f in every.findings] == [f.saves is None for f in some.findings]
 
 
@@ -139,7 +140,7 @@ def test_what_a_row_saves_is_within_its_range_and_that_of_all_modules_inside_is_
     for row in report.modules:
         if row.saves is not None:
             assert 0 <= row.saves.low_ns <= row.saves.ns <= row.saves.high_ns
-            assert row.total_saves_ns >= row.saves_ns - 2
+            assert row.total_saves.ns >= row.saves.ns - 2
     for finding in report.findings:
         assert finding.saves is None or 0 <= finding.saves.ns <= finding.wall_ns
 
@@ -149,7 +150,7 @@ def test_a_folded_row_saves_what_its_modules_save_together(reports):
     report = reports["vit_patch_drop"]
     folded = {row.path: row for row in report.top(depth=2)}
     assert folded["blocks.0"].saves == report["blocks.0"].row.total_saves
-    assert folded["blocks.0"].saves_ns == report.what_if({"blocks.0": 0.0}).saves_ns
+    assert folded["blocks.0"].saves.ns == report.what_if({"blocks.0": 0.0}).saves_ns
     assert folded[""].saves == report[""].row.saves
     assert backspot.locate(PATHS["vit_patch_drop"], depth=2).top() == report.top(depth=2)
     # Savings do not add up, so nothing is said of other groups.

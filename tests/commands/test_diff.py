@@ -11,7 +11,7 @@ import pytest
 from backspot import compare, locate
 from backspot.commands import main
 from backspot.render.markdown import comparison_to_markdown
-from backspot.render.text_comparison import render_comparison
+from backspot.render.text_parts import render_comparison
 from backspot.render.view import View
 from support.recorded_steps import recorded
 from support.sample_reports import report, row, vit

@@ -6,19 +6,14 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from backspot.analysis.findings import memory_rules, rules
+from backspot.analysis.findings import all_rules, rules_about_memory
 from backspot.commands import VERBS, explain, main
-from backspot.job.findings import rules as rules_over_ranks
+from backspot.job.findings import all_rules as rules_over_ranks
 
-RULES = sorted(
-    path.stem.replace("_", "-")
-    for folder in (rules, memory_rules, rules_over_ranks)
-    for path in Path(folder.__file__).parent.glob("[!_]*.py")
-)
+RULES = sorted(rule.name for rule in (*all_rules(), *rules_about_memory(), *rules_over_ranks()))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -788,7 +788,11 @@ def test_where_optimizers_step_inside_the_backward_each_backward_is_a_step(write
     assert done.stdout == python(path, start=preloaded.python(), cwd=tmp_path).stdout
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert report.trace.endswith("steps 5 to 6")
-    assert (report.steps, len(report.passes), report["0"].row.recorded_calls) == (2, 2, 2)
+    assert (
+        report.steps,
+        len(report.passes),
+        report["0"].row.recorded_calls,
+    ) == (2, 2, 2)
 
 
 @pytest.mark.slow

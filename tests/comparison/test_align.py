@@ -7,7 +7,7 @@ import pytest
 
 from backspot import compare
 from backspot.comparison.align import aligned
-from backspot.comparison.changes import Move
+from backspot.results.comparison import Move
 from support.sample_reports import node, report, row, vit, vit_rows
 
 

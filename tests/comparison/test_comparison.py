@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import backspot
 from backspot import compare, locate
-from backspot.comparison.changes import Change, Comparison, Move, Side
 from backspot.errors import OutputExistsError, UsageError
 from backspot.render.json import comparison_to_json
 from backspot.render.markdown import comparison_to_markdown
 from backspot.render.tables import comparison_to_csv
-from backspot.render.text_comparison import render_comparison
+from backspot.render.text_parts import render_comparison
 from backspot.render.view import View
+from backspot.results.comparison import Change, Comparison, Move, Side
 from support.recorded_steps import recorded, recordings
 from support.sample_reports import node, odd, report, reports, row, unlabelled, vit, vit_rows
 

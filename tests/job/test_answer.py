@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backspot.errors import UsageError
 from backspot.job.answer import answer
-from backspot.job.others import Others
+from backspot.job.scatter import Others
 from backspot.job.summary import PhaseTimes, Summary
 from backspot.render.job import render_job
 from backspot.results.job import JobReport

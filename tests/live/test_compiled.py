@@ -301,9 +301,9 @@ def test_the_work_of_compiled_code_belongs_to_its_modules(checkpoints):
     report = backspot.locate(profiler)
     rows = {path: report[path].row for path in ALL}
     one = 2 * 3 * 8 * 8
-    assert rows["stem"].flops == one  # its input needs no gradient
-    assert [rows[f"blocks.{at}.fc"].flops for at in (0, 1)] == [2 * one, 2 * one]
-    assert {path: row.forward_flops for path, row in rows.items()} == {
+    assert rows["stem"].work.flops == one  # its input needs no gradient
+    assert [rows[f"blocks.{at}.fc"].work.flops for at in (0, 1)] == [2 * one, 2 * one]
+    assert {path: row.work.forward_flops for path, row in rows.items()} == {
         "stem": one,
         "blocks.0.fc": one,
         "blocks.1.fc": one,
@@ -316,9 +316,9 @@ def test_the_work_of_compiled_code_belongs_to_its_modules(checkpoints):
     # PyTorch recomputes whole blocks, and the compiler only what it needs.
     assert known == counter.get_total_flops() - (2 * one if checkpoints else 0)
     norm = report["blocks.1.norm"].row
-    assert (norm.flops, norm.work.unknown_share) == (None, 0)
+    assert (norm.work.flops, norm.work.unknown_share) == (None, 0)
     # At least the gradient of the output, the input and the gradient of the input.
-    assert norm.bytes >= 3 * 4 * 3 * 8
+    assert norm.work.bytes >= 3 * 4 * 3 * 8
 
 
 @slow

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 import backspot
-from backspot.analysis.accounting.formulas.registry import Inputs, flops_formulas
+from backspot.analysis.accounting.formulas import Inputs, flops_formulas
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.trace import read_events
@@ -169,7 +169,7 @@ def test_a_depthwise_convolution_has_twice_the_forward_in_the_backward(tmp_path:
     model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 7, padding=3, groups=16))
     row = backspot.locate(recorded(model, step_of(model, (2, 16, 9, 9)), tmp_path / "t"))["0"].row
     forward = 2 * 2 * 16 * 9 * 9 * 7 * 7
-    assert (row.forward_flops, row.flops) == (forward, 2 * forward)
+    assert (row.work.forward_flops, row.work.flops) == (forward, 2 * forward)
 
 
 def test_what_selective_checkpointing_has_saved_is_not_computed_again(tmp_path: Path) -> None:
@@ -192,7 +192,11 @@ def test_what_selective_checkpointing_has_saved_is_not_computed_again(tmp_path: 
     row = backspot.locate(recorded(model, step_of(model, (6, 32)), tmp_path / "t"))["block.0"].row
     one = 2 * 6 * 32 * 32
     # The second call computes its product again, and the first one does not.
-    assert (row.forward_flops, row.recompute_flops, row.flops) == (2 * one, one, 4 * one)
+    assert (row.work.forward_flops, row.work.recompute_flops, row.work.flops) == (
+        2 * one,
+        one,
+        4 * one,
+    )
 
 
 def test_the_products_of_an_optimizer_are_no_forward(tmp_path: Path) -> None:
@@ -218,9 +222,13 @@ def test_the_products_of_an_optimizer_are_no_forward(tmp_path: Path) -> None:
 
     report = backspot.locate(recorded(model, step, tmp_path / "t"))
     one = 2 * 4 * 16 * 16
-    known = {row.path: row.forward_flops for row in report.modules if row.forward_flops}
+    known = {
+        row.path: row.work.forward_flops
+        for row in report.modules
+        if row.work and row.work.forward_flops
+    }
     assert known == {"0": one}
-    assert report["0"].row.flops == 2 * one
+    assert report["0"].row.work.flops == 2 * one
 
 
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
@@ -232,7 +240,10 @@ def test_a_recurrent_layer_has_the_operations_of_the_one_that_is_written_out(
     step = step_of(model, (7, 2, 16))
     row = backspot.locate(recorded(model, step, tmp_path / "t.json"))["rnn"].row
     model.written_out = True
-    assert (row.forward_flops, 3 * row.forward_flops) == (row.flops // 2, counted(step))
+    assert (row.work.forward_flops, 3 * row.work.forward_flops) == (
+        row.work.flops // 2,
+        counted(step),
+    )
 
 
 def test_the_recurrent_layers_of_cudnn_count_as_if_they_were_written_out() -> None:
@@ -256,11 +267,19 @@ def test_each_module_has_its_own_and_what_has_no_formula_is_unknown(tmp_path: Pa
     report = backspot.locate(recorded(model, step, tmp_path / "t.json"))
     first, second, head = (report[p].row for p in ("block.0", "block.1", "head"))
     one = 2 * 6 * 32 * 64
-    assert (first.forward_flops, first.recompute_flops, first.flops) == (one, one, 2 * one)
+    assert (first.work.forward_flops, first.work.recompute_flops, first.work.flops) == (
+        one,
+        one,
+        2 * one,
+    )
     # Checkpointing stops when the last layer has saved its inputs again, so it does not run.
-    assert (second.forward_flops, second.recompute_flops, second.flops) == (one, None, 2 * one)
-    assert (head.forward_flops, head.recompute_flops) == (2 * 6 * 32 * 8, None)
-    assert report[""].row.flops is None  # the root has no product of its own
+    assert (second.work.forward_flops, second.work.recompute_flops, second.work.flops) == (
+        one,
+        None,
+        2 * one,
+    )
+    assert (head.work.forward_flops, head.work.recompute_flops) == (2 * 6 * 32 * 8, None)
+    assert report[""].row.work.flops is None  # the root has no product of its own
     assert 0 <= first.work.unknown_share <= 1
 
 
@@ -294,7 +313,7 @@ def test_what_the_profiler_has_in_memory_gives_the_same() -> None:
     step()
     with backspot.instrument(model), torch.profiler.profile(record_shapes=True) as prof:
         step()
-    assert backspot.locate(prof)["block.0"].row.flops == 4 * 6 * 32 * 64
+    assert backspot.locate(prof)["block.0"].row.work.flops == 4 * 6 * 32 * 64
 
 
 def test_a_report_without_shapes_has_no_work_in_any_form(tmp_path: Path) -> None:
@@ -304,5 +323,5 @@ def test_a_report_without_shapes_has_no_work_in_any_form(tmp_path: Path) -> None
     assert report[""].row.work is None
     assert b'"work"' not in report.save(tmp_path / "r.json").read_bytes()
     again = backspot.profile(step, model, steps=1, warmup=1, unprofiled=0, shapes=True)
-    assert again[""].row.forward_flops == 2 * 2 * 4 * 4
+    assert again[""].row.work.forward_flops == 2 * 2 * 4 * 4
     assert backspot.Report.load(again.save(tmp_path / "s.json")) == again

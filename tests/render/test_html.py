@@ -14,7 +14,7 @@ from hypothesis import given
 
 from backspot import locate
 from backspot.render.html import to_html
-from backspot.results.report import Place
+from backspot.results.findings import Place
 from support.sample_reports import (
     SAMPLES,
     diagnosed,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from backspot.formatting import decimals_for, duration, milliseconds, percent, size, visible
-from backspot.results.report import LineCost, ReplayedStep, Saving
+from backspot.results.costs import LineCost
+from backspot.results.findings import ReplayedStep, Saving
 from support.sample_reports import (
     SAMPLES,
     checkpointed,

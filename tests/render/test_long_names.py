@@ -10,8 +10,7 @@ from backspot import Report, compare
 from backspot.errors import BackspotError
 from backspot.render import renderer_for, suffixes
 from backspot.render.text import render_text
-from backspot.render.text_comparison import render_comparison
-from backspot.render.text_subtree import render_subtree
+from backspot.render.text_parts import render_comparison, render_subtree
 from backspot.render.view import View
 from support.sample_reports import line, node, report, row, vit
 

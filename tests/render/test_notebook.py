@@ -223,7 +223,7 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch):
 
 def test_the_plot_leaves_out_what_an_older_report_does_not_tell():
     pytest.importorskip("matplotlib").use("Agg")
-    from backspot.results.report import WallKinds
+    from backspot.results.costs import WallKinds
 
     rows = [replace(one, wall_on=WallKinds()) for one in vit().modules]
     axes = replace(vit(), modules=tuple(rows)).plot(top=3)

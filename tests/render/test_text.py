@@ -12,9 +12,10 @@ from backspot.errors import UsageError
 from backspot.formatting import milliseconds, size, visible
 from backspot.render import renderer_for
 from backspot.render.text import render_text
-from backspot.render.text_subtree import render_subtree
+from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
-from backspot.results.report import Phase, Place
+from backspot.results.costs import Phase
+from backspot.results.findings import Place
 from support.choice import slow_except
 from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backspot.errors import UsageError
-from backspot.results.matching import patterns_of
+from backspot.results.grouping import patterns_of
 from support.report_parts import report, row
 from support.sample_reports import reports, vit
 

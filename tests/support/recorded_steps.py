@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from backspot.results.report import Phase, Report
+from backspot.results.costs import Phase
+from backspot.results.report import Report
 from support.report_parts import report, row, typical
 
 _Times = Mapping[str, Sequence[int]]

@@ -11,8 +11,7 @@ from backspot.analysis.accounting.steps import StepWindows, step_windows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import without_partial
-from backspot.analysis.replay.cost import ProfilerCost
-from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.predict import Prediction
 from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.saving import Change, replays

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from backspot.results.report import (
+from backspot.results.costs import (
     Coverage,
     DeviceCost,
-    Finding,
     Hiccup,
     KernelCost,
     LineCost,
@@ -20,11 +19,12 @@ from backspot.results.report import (
     Pass,
     Phase,
     PhaseName,
-    Report,
     Row,
     WallKinds,
-    add_totals,
 )
+from backspot.results.findings import Finding
+from backspot.results.grouping import add_totals
+from backspot.results.report import Report
 
 _KINDS = ("wall", "gpu", "cpu")
 

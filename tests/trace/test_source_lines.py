@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import backspot
 from backspot.commands import main
-from backspot.results.report import line_of
+from backspot.results.costs import line_of
 from backspot.trace.source_lines import KEY, LineTable, Made, SourceLine, find_lines, format_lines
 from support.synthetic import Trace
 

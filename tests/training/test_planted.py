@@ -68,7 +68,7 @@ def test_the_planted_module_comes_first(vit, path: str) -> None:
     first = first_module(backspot.locate(profiler))
     assert first.path == path
     assert first.nodes[0].name == plant.node_name
-    assert first.recorded_wall_ns >= 90e6
+    assert sum(first.wall_ns_by_step) >= 90e6
     ancestor = ".".join(path.split(".")[:2])
     assert first_module(backspot.locate(profiler, depth=2)).path == ancestor
 

@@ -1,18 +1,47 @@
-"""Warnings that a reader needs before trusting the numbers of a trace."""
+"""Warnings that a reader needs before trusting the numbers of a trace.
+
+One is about ``torch.func``: each transform handles an operator and calls the operator again for the
+next level. So under ``grad``, ``vmap`` and other transforms an operator contains itself, twice or
+more.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from backspot.analysis.attribution.compiled import Unmatched
+from backspot.analysis.attribution.join import Join
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.partial import is_between_forwards
-from backspot.analysis.attribution.transforms import are_transformed
+from backspot.analysis.timeline import grouped, innermost, take
 from backspot.formatting import counted, duration
 from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints
 from backspot.trace.source_lines import MOST_NODES
 
-__all__ = ["NO_LABELS", "TRANSFORMED", "warnings_of", "why_no_backward"]
+__all__ = ["NO_LABELS", "TRANSFORMED", "are_transformed", "warnings_of", "why_no_backward"]
+
+_LEAST = 0.25
+"""Share of the nodes: a transform replaces some operators, and those do not contain themselves."""
+
+
+def are_transformed(events: Events, join: Join, nodes: Ints) -> bool:
+    """Whether these nodes were made under a transform, judged by their operators."""
+    operator = join.operator[nodes]
+    operator = operator[operator >= 0]
+    if not len(operator):
+        return False
+    within = np.zeros(len(events.start), bool)
+    index = events.of(Category.OPERATOR)
+    asked = np.zeros(len(events.threads), bool)
+    asked[events.thread[operator]] = True
+    for _, mine in grouped(events.thread, index[asked[events.thread[index]]]):
+        parent = innermost(events.start[mine], events.end[mine]).parent
+        name, outer = events.name[mine], take(parent, parent)
+        third = np.flatnonzero((name == take(name, parent)) & (name == take(name, outer)))
+        for chain in (third, parent[third], outer[third]):
+            within[mine[chain]] = True
+    return bool(within[operator].sum() >= _LEAST * len(nodes))
 
 
 NO_LABELS = (
@@ -63,8 +92,6 @@ def warnings_of(
     """Return the warnings that a reader of the numbers needs.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         warmed_up: whether steps are known to have run before the recording.
     """
     spans, work = ownership.spans, ownership.work

@@ -249,7 +249,6 @@ def enclosing(
     Of marks that overlap, the one that started first counts.
 
     Args:
-        events: the trace.
         marks: the marks, as indices into ``events``.
         thread: for each moment its thread, ``NOTHING`` where that is not known.
         time: the moments, in nanoseconds.
@@ -320,7 +319,6 @@ def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> np.ndarray:
 
     Args:
         column: integers or truth values; it may be empty.
-        index: below the length of the column.
         missing: what is returned for negative indices.
     """
     extended = np.append(column, missing)
@@ -343,7 +341,6 @@ def grouped(column: Ints, index: Ints | None = None) -> Iterator[tuple[int, Ints
     The time is linear, however many values there are.
 
     Args:
-        column: the values.
         index: the indices to group, in any order; all of the column where left out.
 
     Yields:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.results.hiccups import Hiccup
+from backspot.results.costs import Hiccup
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["TypicalStep", "every_step", "typical_step"]
@@ -155,7 +155,6 @@ def typical_step(
             that is not known: all steps count as alike.
         places: the clock time of each part of the step, with one row a part and one column a step.
             Parts may lie inside each other.
-        names: what the parts are called.
     """
     steps = len(length)
     if steps < _FEWEST:

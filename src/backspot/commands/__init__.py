@@ -7,8 +7,7 @@ code come out. In the order in which they are used:
 - ``run.py``, ``show.py``, ``report.py``, ``annotate.py``, ``diff.py``, ``ranks.py``,
   ``explain.py`` and ``demo.py`` are the verbs
 - ``_script.py`` runs a script as ``python`` does
-- ``_source.py`` reads the trace that a verb was given
-- ``_ranks.py`` mentions the traces of other ranks
+- ``_source.py`` reads the trace that a verb was given, and mentions the traces of other ranks
 - ``_output.py`` prints a result in the format that ``--format`` names
 - ``_console.py`` has what they share of the terminal: output, colour, complaints
 
@@ -85,9 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: the arguments; ``None`` takes the program's own.
-
-    Returns:
-        The exit code.
     """
     try:
         result = _run(argv)

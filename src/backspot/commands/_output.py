@@ -17,8 +17,8 @@ from backspot.commands._console import (
 )
 
 if TYPE_CHECKING:
-    from backspot.comparison.changes import Comparison
     from backspot.render.view import View
+    from backspot.results.comparison import Comparison
     from backspot.results.report import Report
 
 __all__ = ["add_format", "print_result"]
@@ -61,17 +61,15 @@ def print_result(
     """Print a result, and on standard error the warnings that its format cannot hold.
 
     Args:
-        result: the result.
         args: the arguments of the command, among them ``--format``, ``--full``, ``--width`` and
             ``--top``.
         view: which rows to show, but for their number.
-        warnings: the result's warnings.
     """
     name, top = args.format, args.top
     if name == "table":
-        from backspot.comparison.changes import Comparison
         from backspot.render.text import render_text
-        from backspot.render.text_comparison import render_comparison
+        from backspot.render.text_parts import render_comparison
+        from backspot.results.comparison import Comparison
 
         if top is not None or args.full:
             view = replace(view, top=top, fewest=top or 0)

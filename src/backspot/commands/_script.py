@@ -93,9 +93,6 @@ class Script:
             ended: called with what the script raised, if anything, when it and its threads have
                 ended, before an error of the script is shown if it has no threads.
 
-        Returns:
-            The exit code.
-
         Raises:
             SystemExit: If the script ends in this way.
             KeyboardInterrupt: If an interrupt has ended this program, for Python to die of it.
@@ -220,10 +217,6 @@ def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
 
     Args:
         name: the name of a package, such as ``torch``.
-        action: the function.
-
-    Returns:
-        A function that stops waiting.
     """
     if name in sys.modules:
         action()

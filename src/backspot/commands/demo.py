@@ -301,8 +301,8 @@ def _compare(
     rows = before[case.slow].row, after[case.slow].row
     add(f"{case.slow}, backward wall", *(row.wall_ms for row in rows))
     if before.has_gpu:
-        add(f"{case.slow}, backward GPU", *(row.gpu_ms for row in rows))
-    add(f"{case.slow}, forward", *(row.forward_ms for row in rows))
+        add(f"{case.slow}, backward GPU", *(row.gpu_ns / 1e6 for row in rows))
+    add(f"{case.slow}, forward", *(row.forward_ns / 1e6 for row in rows))
     add("whole backward, profiled", before.wall_ms, after.wall_ms)
     steps = [statistics.median(found) for found in times.values()]
     add("whole step, without profiler", *steps)

@@ -57,8 +57,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read both, compare and print."""
     from backspot.commands._console import complain, flush_output
-    from backspot.comparison.budget import too_noisy
     from backspot.comparison.compare import compare
+    from backspot.comparison.judge import too_noisy
     from backspot.errors import SlowerError, TooNoisyError, UsageError
     from backspot.render.view import View
 
@@ -95,8 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(source: str) -> tuple[Report | JobReport, str]:
     """The report, and the path of what it was read from."""
-    from backspot.commands._ranks import is_job
-    from backspot.commands._source import is_report, read
+    from backspot.commands._source import is_job, is_report, read
     from backspot.job.gather import ranks
     from backspot.results.job import JobReport
 

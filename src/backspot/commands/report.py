@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
     check_target(args.output, force=args.force, sources=_sources(args.trace))
 
     from backspot.commands._console import complain, write_text
-    from backspot.commands._ranks import mention_ranks
-    from backspot.commands._source import is_report, read
+    from backspot.commands._source import is_report, mention_ranks, read
     from backspot.formatting import visible
 
     report = read(

@@ -95,8 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(source: str, args: argparse.Namespace) -> None:
-    from backspot.commands._ranks import mention_ranks
-    from backspot.commands._source import is_report, read
+    from backspot.commands._source import is_report, mention_ranks, read
     from backspot.render.view import View, first_view
 
     if is_report(source, "backspot.job"):

@@ -1,20 +1,18 @@
 """Compare two reports: what changed, and which changes are more than noise.
 
-In: two reports, of any two traces. Out: a ``Comparison`` with a ``Change`` for the step, for each
-of its phases, for the whole backward and for each of its parts, in times of a typical step.
+In: two reports, of any two traces. Out: a ``Comparison``, which is in ``results/comparison.py``. It
+has a ``Change`` for the step, for each of its phases, for the whole backward and for each of its
+parts, in times of a typical step.
 
 ``compare.py`` is the way through: it collects the times of both sides and writes the notes. It uses
 the other files in this order:
 
 1. ``align.py`` matches modules by path, and finds modules that were renamed or moved.
-2. ``judge.py`` decides the verdict of one change.
+2. ``judge.py`` decides the verdict of one change, and says why it cannot be told from a limit.
 3. ``noise.py`` computes the interval within which a difference may be chance, load or clock.
-4. ``changes.py`` has the types of the result. It imports nothing else of this room.
 
 ``jobs.py`` compares two jobs of many ranks in the same way, by their typical rank and rank by rank.
 ``scale.py`` puts a report of another machine on the scale of this one, before they are compared.
-``budget.py`` says why a change cannot be told from a limit, and ``cautions.py`` what both sides
-warn about.
 
 Between equal recordings on an H200 with a busy host, the GPU time of a module varies by 0.1% and
 its clock time by 4% to 20%. So modules are compared by GPU time if both reports have device work,

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from backspot.comparison.changes import Move
+from backspot.results.comparison import Move
 from backspot.results.costs import Row
 from backspot.results.grouping import name_order
 

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 from backspot.comparison.align import aligned
-from backspot.comparison.cautions import warnings_of_both
-from backspot.comparison.changes import (
+from backspot.comparison.jobs import compare_jobs
+from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole, warnings_of_both
+from backspot.comparison.noise import Times
+from backspot.errors import UsageError
+from backspot.formatting import counted, quoted
+from backspot.results.comparison import (
     Change,
     ChangeKind,
     Comparison,
     Move,
     Side,
 )
-from backspot.comparison.jobs import compare_jobs
-from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
-from backspot.comparison.noise import Times
-from backspot.errors import UsageError
-from backspot.formatting import counted, quoted
+from backspot.results.costs import PhaseName, Row
 from backspot.results.job import JobReport
-from backspot.results.report import PhaseName, Report, Row
+from backspot.results.report import Report
 
 __all__ = ["compare", "same_work"]
 

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from backspot.analysis.typical import typical_step
-from backspot.comparison.cautions import warnings_of_both
-from backspot.comparison.changes import Change, ChangeKind, Comparison, Side
-from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole
+from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole, warnings_of_both
 from backspot.comparison.noise import Times
 from backspot.formatting import counted, duration
+from backspot.results.comparison import Change, ChangeKind, Comparison, Side
 from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost
 
 __all__ = ["compare_jobs"]
@@ -38,8 +37,6 @@ def compare_jobs(before: JobReport, after: JobReport, names: tuple[str, str]) ->
 
     Args:
         before: the first job.
-        after: the second job.
-        names: what to call them.
     """
     jobs = (before, after)
     old, new = ({one.path: one for one in job.modules} for job in jobs)

@@ -6,11 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from backspot.comparison.changes import Change, ChangeKind, Time, Verdict
 from backspot.comparison.noise import Interval, Limits, Shift, Times, common_shift, interval
-from backspot.results.report import Report, Row
+from backspot.formatting import MINUS, duration
+from backspot.results.comparison import Change, ChangeKind, Time, Verdict
+from backspot.results.costs import Row
+from backspot.results.report import Report
 
-__all__ = ["Cost", "Noise", "build", "by_size", "of_whole"]
+__all__ = [
+    "Cost",
+    "Noise",
+    "build",
+    "by_size",
+    "measured",
+    "of_whole",
+    "too_noisy",
+    "warnings_of_both",
+]
 
 _SHARE, _LEAST = 0.02, 0.005
 """Shares of a module's clock time and of the backward below which no change is claimed."""
@@ -115,8 +126,6 @@ class Noise:
         """Return the time by which a part of the backward is judged, and the interval.
 
         Args:
-            was: Its cost before.
-            now: Its cost after.
             held_up: Whether a host that holds it up counts too, if the device does the same work.
         """
         if not self.by_gpu:
@@ -229,3 +238,46 @@ def _verdict(
     if noise is not None:
         return "undecided" if noise.doubtful else "within the noise"
     return "undecided" if change else "within the noise"
+
+
+def too_noisy(change: Change, percent: float) -> str:
+    """Return why nobody can tell whether something got slower by more than a limit, and a remedy.
+
+    Args:
+        change: what ``Change.too_noisy_for`` says yes to.
+        percent: the limit, in percent of the time before.
+    """
+    asked = f"whether {change.title} got more than {percent:g}% slower"
+    noise, before = change.noise_ms, change.judged_ms[0]
+    if noise is None:
+        return f"too few steps to tell {asked}: record ten steps or more on both sides"
+    larger = noise > before * percent / 100
+    why = "too noisy to tell" if larger else "cannot tell"
+    machine = "" if larger else ", which may be the machine"
+    return (
+        f"{why} {asked}: {measured(change)}{machine}; record both on an idle machine and, on a "
+        "CPU, with OMP_NUM_THREADS=1, or allow more"
+    )
+
+
+def measured(change: Change) -> str:
+    """Return what was measured: ``22.0 ms, then 61.4 ms (+179%), noise ±39.1 ms (±178%)``."""
+    before, after, _ = change.judged_ms
+    times = [duration(ms * 1e6) for ms in (before, after)]
+    said = f"{times[0]}, then {times[1]}"
+    if change.judged_percent is not None:
+        by = f"{change.judged_percent:+.0f}%".replace("-", MINUS)
+        said += f" ({by})" if by[1:] != "0%" else " (0%)"
+    if change.noise_ms is not None:
+        said += f", noise ±{duration(change.noise_ms * 1e6)}"
+        said += f" (±{change.noise_ms / before:.0%})" if before else ""
+    return said
+
+
+def warnings_of_both(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
+    """Yield each warning once, with the side that has it: ``Before``, ``After`` or ``Both``."""
+    for warning in dict.fromkeys((*before, *after)):
+        if warning in before:
+            yield f"{'Both' if warning in after else 'Before'}: {warning}"
+        else:
+            yield f"After: {warning}"

@@ -162,10 +162,7 @@ def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     """Return the interval of the change from ``before`` to ``after``.
 
     Args:
-        before: Times before.
-        after: Times after.
         shift: What all modules have in common; ``None`` if unknown.
-        limits: What the change has to exceed.
 
     Returns:
         The interval, or ``None`` if a side has fewer than two steps.

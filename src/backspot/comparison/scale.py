@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any
 
 from backspot.comparison.compare import same_work
-from backspot.results.report import Report, Row
+from backspot.results.costs import Row
+from backspot.results.report import Report
 
 __all__ = ["scaled_to"]
 
@@ -27,12 +28,7 @@ _SHARE = 0.003
 
 
 def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
-    """Return ``before`` with its times on the scale of ``after``, and a note about that.
-
-    Args:
-        after: the report of this machine.
-        before: the report of another one.
-    """
+    """Return ``before`` with its times on the scale of ``after``, and a note about that."""
     pairs = same_work(before, after)
     wall, modules = _factor(before, after, "wall_ns", pairs)
     gpu, _ = _factor(before, after, "gpu_ns", pairs)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backspot.errors import UsageError
-from backspot.formatting import quoted, visible
+from backspot.checks import check_flag, check_whole
+from backspot.formatting import visible
 from backspot.interrupts import contained, pass_on
 from backspot.live.recorder import GivenModels, Plan, Recorded, Recorder, rank_and_ranks
 from backspot.live.saving import save
@@ -73,10 +73,8 @@ def plan_of(warmup: int, steps: int, every: int | None, depth: int | None, compi
     ):
         if value is None and name in ("every", "depth"):
             continue
-        if type(value) is not int or value < least:
-            raise UsageError(f"{name}={quoted(value)}: give a whole number of at least {least}")
-    if not isinstance(compiled, bool):
-        raise UsageError(f"compiled={quoted(compiled)}: give True or False")
+        check_whole(name, value, least)
+    check_flag("compiled", compiled)
     return Plan(warmup=warmup, steps=steps, every=every, depth=depth, compiled=compiled)
 
 

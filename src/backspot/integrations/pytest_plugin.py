@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from backspot.comparison.changes import Change, Comparison
+    from backspot.results.comparison import Change, Comparison
     from backspot.results.report import Report
 
 __all__ = ["BackwardBudget", "TooNoisyWarning", "backward_budget"]
@@ -123,6 +123,7 @@ class BackwardBudget:
         """
         __tracebackhide__ = True  # an error is about the test's own line
 
+        from backspot.checks import is_number
         from backspot.errors import UsageError
         from backspot.formatting import quoted
         from backspot.live import profile
@@ -141,7 +142,7 @@ class BackwardBudget:
         if against is not None and not isinstance(against, tuple):
             path_text(against, "against=")
         for name, value in {**(share or {}), "slower_by": slower_by}.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            if not is_number(value):
                 raise UsageError(f"{quoted(name)}: {quoted(value)} is not a share of at least 0")
 
         def record(what: Callable[..., Any], trains: Any) -> Report:
@@ -234,7 +235,7 @@ class _Excess:
 
 def _over(report: Report, share: Mapping[str, float]) -> Iterator[_Excess]:
     """Yield the patterns whose modules take more than their share."""
-    from backspot.results.matching import patterns_of
+    from backspot.results.grouping import patterns_of
 
     time: Any = "gpu" if report.gpu_ns else "wall"
     for pattern, most in share.items():
@@ -305,7 +306,7 @@ def _unknown(comparison: Comparison, slower_by: float, *, by_step: bool) -> list
 
 def _told(unknown: list[Change], slower_by: float) -> str:
     """Return the message about budgets that could not be checked."""
-    from backspot.comparison.budget import measured
+    from backspot.comparison.judge import measured
     from backspot.formatting import counted
 
     lines = [f"Too noisy to tell whether this got more than {100 * slower_by:g}% slower:"]

@@ -14,10 +14,9 @@ The order in which the files work::
     roles.py        what a process group is for
     align.py        one clock for all ranks
     waiting.py      how long each rank waits in each collective, and how long the transfer takes
-    others.py       the median of the other ranks, for each rank
-    scatter.py      whether a time is longer on one rank, beyond the noise
+    scatter.py      the median of the other ranks, and whether a time is longer, beyond the noise
     modules.py      the modules over the ranks, and those that take longer on one of them
-    findings/       what makes the job slow: one rule a file
+    findings/       what makes the job slow: the rules
     answer.py       all of that for the summaries of a job
     remote.py       traces on other machines, by ``fsspec``
     worker.py       one trace, or its summary from the cache, in a process of its own

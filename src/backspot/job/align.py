@@ -62,10 +62,6 @@ class RankClock:
 def align(groups: Sequence[Matched], ranks: Sequence[int]) -> dict[int, RankClock]:
     """Find the clock of each rank.
 
-    Args:
-        groups: the matched collectives.
-        ranks: the ranks of the job.
-
     Returns:
         The clocks by rank. A rank that shares no collective with the others is left out.
     """
@@ -102,8 +98,6 @@ def _fit(own: Ints, job: Ints, before: float) -> RankClock:
     """Fit one clock to another.
 
     Args:
-        own: times of the rank's clock.
-        job: the same moments on the job's clock.
         before: uncertainty of ``job``.
     """
     middle = int(own.min()) + int(own.max() - own.min()) // 2
@@ -137,7 +131,6 @@ def aligned(group: Matched, clocks: Mapping[int, RankClock]) -> tuple[Ints, Ints
     """Return start and end of a group's collectives on the job's clock, and the ranks of the rows.
 
     Args:
-        group: the matched collectives.
         clocks: the clocks by rank; ranks without a clock are left out.
     """
     rows = [row for row, rank in enumerate(group.ranks) if rank in clocks]

@@ -16,9 +16,8 @@ from backspot.job.align import RankClock, align
 from backspot.job.findings import Evidence, find_all
 from backspot.job.matching import are_mixed, common_steps, match_collectives, members
 from backspot.job.modules import PARTS, Table, find_spreads
-from backspot.job.others import Others
 from backspot.job.roles import Roles, role_of
-from backspot.job.scatter import is_clear, least
+from backspot.job.scatter import Others, is_clear, least
 from backspot.job.summary import Group, Summary
 from backspot.job.waiting import GroupWaits, find_waits
 from backspot.results.job import (

@@ -115,7 +115,6 @@ def groups_of(
     A collective without a launch record belongs to what ran before the recording.
 
     Args:
-        collectives: the collectives.
         identity: which rank they are of.
         times: when the host begins and ends each step.
         exposed: for each piece of work, how long it runs alone while other work, or the host,

@@ -18,8 +18,7 @@ from typing import get_args
 import numpy as np
 
 from backspot.comparison.noise import Limits
-from backspot.job.others import Others
-from backspot.job.scatter import is_clear, least, middle, shift_of
+from backspot.job.scatter import Others, is_clear, least, middle, shift_of
 from backspot.job.summary import ModuleTimes, Summary
 from backspot.results.job import ModuleSpread, Part
 from backspot.trace.events import Ints, Mask
@@ -179,10 +178,6 @@ class Claim:
 
 def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], list[Claim]]:
     """Compare each module on each rank with the other ranks.
-
-    Args:
-        table: the times.
-        step_ns: clock time of a step.
 
     Returns:
         Each module with its worst rank, most expensive first; and what takes longer for certain.

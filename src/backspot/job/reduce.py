@@ -16,8 +16,8 @@ from backspot.analysis.accounting.steps import host_steps, step_windows
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
+from backspot.analysis.recorded import read_whole
 from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, merged, take
-from backspot.analysis.whole import read_whole
 from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
 from backspot.job.outside import Outside
@@ -47,8 +47,6 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
     """Return what the job needs to know of one rank.
 
     Args:
-        events: the rank's trace.
-        ownership: its owners.
         identity: which rank it is of.
     """
     clock = Clock(ownership)
@@ -160,8 +158,6 @@ def _cut(collectives: Collectives, clock: Clock, begin: Ints, end: Ints, more: I
     """Cut the clock into pieces that each belong to one step and have one holder.
 
     Args:
-        collectives: the collectives.
-        clock: the clock.
         begin: when each step begins.
         end: when each step ends.
         more: other times at which to cut.
@@ -217,11 +213,7 @@ def _outside(
     """Return what the host does outside of modules, in the steps.
 
     Args:
-        ownership: the owners.
         outside: where the host is.
-        line: the clock.
-        work: what the host executes.
-        data: when the host waits for its batch.
     """
     held = np.where(line.exposed, work.over(line.at), line.holder)
     of_module = ownership.owners.is_module
@@ -249,11 +241,6 @@ def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleT
     """Return the time of each owner in each step, by the rows' rule.
 
     A rank that waits for another one hides the work of its host behind the collective.
-
-    Args:
-        ownership: the owners.
-        line: the clock.
-        work: what the host executes.
     """
     owners, payers = ownership.owners, line.payers
     held = np.where(line.exposed, work.over(line.at), line.holder)

@@ -72,7 +72,6 @@ def version(source: str, head: int) -> str:
     """Return what changes when a remote trace is written again.
 
     Args:
-        source: the trace.
         head: how many bytes of its beginning count.
 
     Raises:

@@ -55,7 +55,6 @@ def role_of(name: str, calls: Collection[Call], classes: Mapping[str, str]) -> R
 
     Args:
         name: what the program calls it, ``""`` if the traces do not say so.
-        calls: what its collectives are, on all ranks.
         classes: the class of each module by its path.
     """
     seen, said = _seen(calls, classes), _said(name)

@@ -21,7 +21,33 @@ import numpy as np
 from backspot.comparison.noise import Limits, Shift, Times, common_shift, interval
 from backspot.trace.events import Ints
 
-__all__ = ["MANY", "MATTERS", "is_clear", "least", "middle", "reach", "shift_of"]
+__all__ = ["MANY", "MATTERS", "Others", "is_clear", "least", "middle", "reach", "shift_of"]
+
+
+class Others:
+    """The median over all ranks but one, without sorting again for each.
+
+    Args:
+        values: one entry a rank along the first axis, of two ranks or more.
+    """
+
+    def __init__(self, values: Ints) -> None:
+        count = len(values)
+        self._is_even = count % 2 == 0
+        middle = (count - 1) // 2
+        near = [max(middle - 1, 0), middle, middle + 1]
+        self._below, self._middle, self._above = np.partition(values, near, axis=0)[near]
+
+    def of(self, values: Ints) -> Ints:
+        """Return the median over the ranks without one that has these values."""
+        below, middle, above = self._below, self._middle, self._above
+        if self._is_even:  # of an odd number of others, the one in the middle
+            found: Ints = np.where(values <= middle, above, middle)
+            return found
+        low: Ints = np.where(values <= below, middle, below)
+        high: Ints = np.where(values >= above, middle, above)
+        return low + (high - low) // 2
+
 
 MANY = 8
 """Ranks from which the scatter over them is known."""
@@ -78,7 +104,6 @@ def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
     Args:
         values: typical times, with one entry a rank along the first axis.
         comparisons: how many comparisons are made in all.
-        step_ns: clock time of a step.
     """
     noise = reach(values, comparisons)
     if noise is None:
@@ -92,7 +117,6 @@ def shift_of(was: Ints, now: Ints) -> Shift | None:
 
     Args:
         was: the times of the other ranks, by module and step.
-        now: those of the rank.
     """
     before, after = middle(was), middle(now)
     # The spread over the steps is left out: one side is a median over ranks.
@@ -105,9 +129,7 @@ def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
 
     Args:
         was: the times of the other ranks by step.
-        now: those of the rank.
         shift: what all modules of the rank have in common; ``None`` if that is not known.
-        limits: what the difference has to exceed.
     """
     before, after = (Times(int(middle(some)), some.tolist()) for some in (was, now))
     change = interval(before, after, shift, limits)

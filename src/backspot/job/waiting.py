@@ -58,7 +58,6 @@ def find_waits(
     """Divide the time in each collective into wait and transfer.
 
     Args:
-        groups: the matched collectives.
         clocks: the clock of each rank. Ranks without one are left out.
     """
     found = []

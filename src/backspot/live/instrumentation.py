@@ -35,7 +35,7 @@ from backspot.live.torch_internals.modules import (
     unset_full_backward_flag,
 )
 from backspot.live.torch_internals.profiler import recording
-from backspot.results.matching import Patterns, patterns_of
+from backspot.results.grouping import Patterns, patterns_of
 
 __all__ = [
     "NO_FUNCTION",

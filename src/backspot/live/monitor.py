@@ -30,7 +30,6 @@ from backspot.live.markers import tensors_in
 from backspot.live.modules import class_name, is_called, unwrap
 from backspot.live.torch_internals import autograd, dynamo, transforms
 from backspot.live.torch_internals.modules import children_of
-from backspot.results.public import public
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +46,6 @@ _WHOLE = "the model is compiled as a whole; Monitor(compiled_model, depth=0) tim
 _log = logging.getLogger("backspot")
 
 
-@public
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """A block with a backward that has become slower than its own past.
@@ -63,6 +61,8 @@ class Alarm:
         >>> print(backspot.Alarm("blocks.7", 1.8, 2.9, since=41_000, step=41_400))
         blocks.7 backward 1.80 → 2.90 ms since step 41,000
     """
+
+    __module__ = "backspot"
 
     path: str
     before_ms: float

@@ -2,7 +2,7 @@
 
 A result (``Report``, ``Subtree``, ``Comparison`` or ``JobReport``) comes in; text or bytes come
 out. Renderers see results and nothing else: no trace, no model. The package's root hands the
-functions of this file to ``results/presented.py``, so that results can print and save themselves.
+functions of this file to ``presented.py``, so that results can print and save themselves.
 
 In the order in which they build on each other:
 
@@ -13,8 +13,8 @@ In the order in which they build on each other:
 - ``_memory.py`` and ``_roofline.py``: what memory and the device's limit add to both
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
-- ``text.py`` (with ``text_findings.py`` and ``text_source_lines.py``), ``text_subtree.py`` and
-  ``text_comparison.py``: a report, a module with those inside it, and a comparison as text
+- ``text.py``: a report as text; ``text_parts.py``: a finding, source lines, a module with those
+  inside it, and a comparison
 - ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
   ``plot.py`` (with ``plot_limits.py``): one output each
@@ -38,15 +38,16 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backspot.comparison.changes import Comparison
 from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
+from backspot.presented import LABELLED
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of
+from backspot.results.comparison import Comparison
+from backspot.results.grouping import Subtree
 from backspot.results.job import JobReport
-from backspot.results.presented import LABELLED
-from backspot.results.report import Report, Subtree
+from backspot.results.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,11 +95,11 @@ def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
 
         return render_job(result)
     if isinstance(result, Comparison):
-        from backspot.render.text_comparison import render_comparison
+        from backspot.render.text_parts import render_comparison
 
         return render_comparison(result)
     if isinstance(result, Subtree):
-        from backspot.render.text_subtree import render_subtree
+        from backspot.render.text_parts import render_subtree
 
         return render_subtree(result)
     from backspot.render.text import render_text
@@ -128,8 +129,6 @@ def write(
     """Write a result in the format of the path's suffix; the file appears whole or not at all.
 
     Args:
-        result: what to write.
-        path: the file to write.
         force: whether to overwrite an existing file.
 
     Returns:

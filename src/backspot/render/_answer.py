@@ -16,8 +16,9 @@ from backspot.render.view import (
     select,
     share_of,
 )
+from backspot.results.costs import OperatorCost, Row, Sort, time_of
 from backspot.results.grouping import numberless
-from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
+from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
 __all__ = ["answer", "answered", "view_of_answer"]
@@ -237,7 +238,7 @@ def _saves(report: Report, row: Row) -> list[Part]:
         ("text", "Without the backward of "),
         ("name", row.label),
         ("text", f", a {report.per} would take "),
-        ("number", duration(row.saves_ns or 0)),
+        ("number", duration(row.saves.ns if row.saves else 0)),
         ("text", " less, "),
         ("number", percent(report.share(row, "saves"))),
         ("text", f" of the {report.per}; it takes "),

@@ -22,10 +22,10 @@ from backspot.render.view import (
     node_sort,
     share_of,
 )
-from backspot.results.costs import half_spread
+from backspot.results.costs import OperatorCost, Row, Sort, half_spread, time_of
 from backspot.results.limits import LimitOfModule
 from backspot.results.memory import MemoryOfModule
-from backspot.results.report import OperatorCost, Report, Row, Sort, time_of
+from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
 __all__ = [
@@ -135,7 +135,7 @@ def module_columns(
     ms = milliseconds_of(largest)
     unknown = [UNKNOWN if row.is_module else "" for row in rows]
     saving = numbers(
-        dash if row.saves_ns is None else ms(row.saves_ns)
+        dash if row.saves is None else ms(row.saves.ns)
         for row, dash in zip(rows, unknown, strict=True)
     )
 
@@ -365,19 +365,15 @@ _OF_ROW = (
     "total_cpu_ns",
     "total_forward_ns",
     "total_recompute_ns",
-    "wall_ms",
-    "gpu_ms",
-    "cpu_ms",
-    "forward_ms",
-    "wall_spread_ns",
-    "exact_share",
-    "saves_ns",
-    "saves_low_ns",
-    "saves_high_ns",
-    "total_saves_ns",
 )
+_IN_MS = ("wall", "gpu", "cpu", "forward")
+_OF_SAVES = ("saves_ns", "saves_low_ns", "saves_high_ns", "total_saves_ns")
 FIELDS = (
     *_OF_ROW,
+    *(f"{time}_ms" for time in _IN_MS),
+    "wall_spread_ns",
+    "exact_share",
+    *_OF_SAVES,
     "wall_share",
     "heaviest_node",
     "heaviest_node_wall_ns",
@@ -406,7 +402,11 @@ def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, .
     """The values of ``fields_of(report)`` for one row."""
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)
-    values = (getattr(row, field) for field in _OF_ROW)
+    values = [getattr(row, field) for field in _OF_ROW]
+    values += [getattr(row, f"{time}_ns") / 1e6 for time in _IN_MS]
+    values += [row.wall_spread_ns, row.exact_share]
+    values += [getattr(row.saves, end, None) for end in ("ns", "low_ns", "high_ns")]
+    values.append(getattr(row.total_saves, "ns", None))
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
     found = [*values, report.share(row), name, time, line.place if line else "", *memory]
     if report.has_work:

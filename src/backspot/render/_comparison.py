@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from backspot.comparison.changes import Change, Comparison
 from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
 from backspot.render._words import Part
+from backspot.results.comparison import Change, Comparison
 from backspot.trace.names import short_node_name
 
 __all__ = [

@@ -13,7 +13,9 @@ from operator import attrgetter
 from typing import Any
 
 from backspot.formatting import counted, visible
-from backspot.results.report import ReplayedStep, Report, Row, Saving
+from backspot.results.costs import Row
+from backspot.results.findings import ReplayedStep, Saving
+from backspot.results.report import Report
 
 __all__ = ["contradiction"]
 

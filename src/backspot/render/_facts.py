@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from backspot.formatting import counted, duration, percent
 from backspot.render._phases import PHASES
 from backspot.render.view import SCREEN_ROWS, Selection, View
+from backspot.results.costs import time_of
 from backspot.results.grouping import numberless
-from backspot.results.report import Report, time_of
+from backspot.results.report import Report
 
 __all__ = [
     "coverage",

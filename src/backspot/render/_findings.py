@@ -10,7 +10,9 @@ from backspot.render._answer import answered
 from backspot.render._phases import longer_phase, longest_phase
 from backspot.render._words import Part
 from backspot.render.view import DEFAULT_VIEW, View
-from backspot.results.report import Finding, Place, Report, Row
+from backspot.results.costs import Row
+from backspot.results.findings import Finding, Place
+from backspot.results.report import Report
 
 __all__ = [
     "HEADING",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from backspot.formatting import duration, percent
 from backspot.render._words import Part
-from backspot.results.report import Phase, PhaseName, Report, Row
+from backspot.results.costs import Phase, PhaseName, Row
+from backspot.results.report import Report
 
 __all__ = [
     "PHASES",
@@ -144,12 +145,7 @@ def _taking(report: Report, phase: PhaseName) -> str:
 
 
 def longer_phase(report: Report, row: Row | None) -> list[Part]:
-    """One sentence if a phase without modules takes much of the step, and more than the answer.
-
-    Args:
-        report: the report.
-        row: what the answer is about.
-    """
+    """One sentence if a phase without modules takes much of the step, and more than the answer."""
     longest = longest_phase(report, row)
     if longest is None:
         return []

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from backspot.formatting import percent
-from backspot.results.limits import Peaks
-from backspot.results.report import LimitOfModule, Report, Row
+from backspot.results.costs import Row
+from backspot.results.limits import LimitOfModule, Peaks
+from backspot.results.report import Report
 
 __all__ = ["Point", "Roofline", "roofline"]
 

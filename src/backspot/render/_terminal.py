@@ -84,7 +84,6 @@ def lay_out(
     """Lay out a table; the first line is its head.
 
     Args:
-        columns: the columns, in order.
         width: number of cells in a line.
         styles: a style for each line below the head.
         whole: whether no path and no place in the source is cut, so that lines may be longer.
@@ -253,7 +252,6 @@ def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) ->
     """The lines of a paragraph.
 
     Args:
-        text: the paragraph.
         width: number of cells in a line.
         lead: what its first line begins with; the others are indented as far.
         whole: whether no word is broken, however long.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from backspot.results.report import LineCost
+from backspot.results.costs import LineCost
 
 __all__ = ["KINDS", "Part", "made_by"]
 

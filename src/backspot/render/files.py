@@ -38,7 +38,6 @@ def check_target(
     """Check that a path can be written, before the work on its content starts.
 
     Args:
-        path: the file to write.
         force: whether to overwrite an existing file.
         sources: the files that the output is made of, which are never overwritten.
         what: what the path is for, for the error message.
@@ -80,7 +79,6 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
     is removed at once.
 
     Args:
-        path: the folder.
         what: what the path is for, for the error message.
 
     Raises:

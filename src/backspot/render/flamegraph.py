@@ -16,8 +16,9 @@ from backspot._version import __version__
 from backspot.formatting import visible
 from backspot.render.formats import Format
 from backspot.render.view import heaviest_line
+from backspot.results.costs import LineCost, NodeCost, Row
 from backspot.results.grouping import parents_of
-from backspot.results.report import LineCost, NodeCost, Report, Row
+from backspot.results.report import Report
 
 __all__ = ["FORMATS", "Frame", "Stack", "stacks", "to_folded", "to_speedscope"]
 

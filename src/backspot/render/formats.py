@@ -65,8 +65,6 @@ def format_for(path: str | os.PathLike[str], kind: type, *, what: str = "save") 
     """The format that a file's name asks for; if two suffixes fit, the longer one.
 
     Args:
-        path: the file to write.
-        kind: the kind of result to write.
         what: what the path is for, for the error message.
 
     Raises:

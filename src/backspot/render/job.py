@@ -44,7 +44,6 @@ def render_job(
     """Return the answer, the waits, the slowest ranks and the modules that differ.
 
     Args:
-        job: many ranks.
         top: how many modules, ranks and steps to show of each.
         width: number of cells in a line, as in ``render_text``.
         more: what to ask for the rest, for the end: calls, or options of ``backspot ranks``.

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from backspot.comparison.changes import Comparison
+from backspot import results
 from backspot.errors import NotATraceError, SourceNotFoundError
 from backspot.formatting import visible
 from backspot.paths import path_text
 from backspot.render._consistency import contradiction
 from backspot.render.formats import Format
 from backspot.render.view import View
-from backspot.results import report as results
+from backspot.results.comparison import Comparison
 from backspot.results.job import SCHEMA as JOB_SCHEMA
 from backspot.results.job import JobReport
 from backspot.results.report import SCHEMA, Report

@@ -22,7 +22,8 @@ from backspot.paths import path_text
 from backspot.render._words import made_by
 from backspot.render.files import check_target, writing
 from backspot.render.view import heaviest, heaviest_line
-from backspot.results.report import Report, Row
+from backspot.results.costs import Row
+from backspot.results.report import Report
 from backspot.results.tracks import Arrow, Track, Tracks
 from backspot.trace.names import short_node_name
 
@@ -46,7 +47,6 @@ def check_labelled(
     """Check that a labelled trace can be written, before its source is read.
 
     Args:
-        output: the file to write.
         force: whether to overwrite an existing file.
         source: the file that it copies, if that exists already.
 
@@ -75,9 +75,6 @@ def write_labelled(
     """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
 
     Args:
-        path: the trace's file.
-        events: the events that were read from it.
-        tracks: the tracks to add.
         report: the costs that a click on a span shows.
         output: the file to write; a ``.json.gz`` is compressed.
         force: whether to overwrite an existing file.

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backspot.comparison.changes import Comparison
 from backspot.formatting import counted, visible
 from backspot.render._answer import answer
 from backspot.render._columns import Column, module_columns, operator_columns
@@ -26,6 +25,7 @@ from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._words import Part
 from backspot.render.formats import Format
 from backspot.render.view import View, only_nodes, operators_by, select
+from backspot.results.comparison import Comparison
 from backspot.results.report import Report
 
 __all__ = ["FORMATS", "comparison_to_markdown", "to_markdown"]

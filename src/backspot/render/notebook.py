@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from backspot.comparison.changes import Change, Comparison
+from backspot.checks import is_whole
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.render._answer import answer, view_of_answer
@@ -40,6 +40,7 @@ from backspot.render.html._fragments import (
     warnings_list,
 )
 from backspot.render.view import only_nodes, select
+from backspot.results.comparison import Change, Comparison
 from backspot.results.report import Report
 
 __all__ = ["comparison_html", "report_html", "show_page"]
@@ -73,7 +74,7 @@ def report_html(report: Report) -> str:
 
 def show_page(report: Report, height: int) -> None:
     """Display the page of a report in a frame; raises what ``Report.show`` raises."""
-    if isinstance(height, bool) or not isinstance(height, int) or height < 1:
+    if not is_whole(height, 1):
         raise UsageError(f"height={quoted(height)}: give a whole number of pixels of at least 1")
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:

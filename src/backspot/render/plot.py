@@ -11,7 +11,8 @@ from backspot.render._terminal import keep_end
 from backspot.render._words import KINDS
 from backspot.render.plot_limits import plot_memory, plot_roofline
 from backspot.render.view import View, only_nodes, operators_by, select
-from backspot.results.report import By, PlotKind, Report, Row, Sort, time_of
+from backspot.results.costs import Row, Sort, time_of
+from backspot.results.report import By, PlotKind, Report
 from backspot.trace.names import short_node_name
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from backspot.comparison.changes import Comparison
 from backspot.errors import MissingDependencyError
 from backspot.formatting import visible
 from backspot.render._columns import fields_of, record
 from backspot.render._comparison import FIELDS as CHANGE_FIELDS
 from backspot.render.formats import Format
 from backspot.render.view import View
+from backspot.results.comparison import Comparison
 from backspot.results.report import Report
 
 if TYPE_CHECKING:

@@ -42,8 +42,7 @@ from backspot.render._terminal import (
     written,
 )
 from backspot.render.formats import Format
-from backspot.render.text_findings import brief_finding, finding
-from backspot.render.text_source_lines import line_of_answer, lines_table
+from backspot.render.text_parts import brief_finding, finding, line_of_answer, lines_table
 from backspot.render.view import (
     SCREEN_ROWS,
     Selection,
@@ -53,7 +52,8 @@ from backspot.render.view import (
     operators_by,
     select,
 )
-from backspot.results.report import Report, Row
+from backspot.results.costs import Row
+from backspot.results.report import Report
 from backspot.styled import Text
 
 __all__ = ["FORMATS", "render_text"]
@@ -105,7 +105,6 @@ def render_text(
     """The report for a terminal: by default, what fits on one screen.
 
     Args:
-        report: the report.
         view: which rows to show; ``None`` ranks by memory if it was recorded, else by time.
         width: number of cells in a line; ``None`` takes the terminal's. Without a terminal, that is
             80 (or ``COLUMNS``), and no path is cut, so that a line may be longer.
@@ -351,7 +350,6 @@ class _Page:
         """The ranked modules, or autograd nodes where no module is known.
 
         Args:
-            chosen: the modules.
             heading: the heading of the rows without a module, ``""`` on the screen.
         """
         report, view, width = self._report, self._table_view, self._width
@@ -392,7 +390,6 @@ def _phase_facts(report: Report, least: float = 0) -> list[str]:
     """The phases of the step, one fact each: ``22% forward``.
 
     Args:
-        report: the report.
         least: the share of the step from which a phase is worth saying.
     """
     kept = [one for one in kept_phases(report) if abs(one.wall_ns) >= least * report.step_ns]

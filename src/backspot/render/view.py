@@ -6,16 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from backspot.results.report import (
-    By,
-    LineCost,
-    NodeCost,
-    OperatorCost,
-    Report,
-    Row,
-    Sort,
-    time_of,
-)
+from backspot.results.costs import LineCost, NodeCost, OperatorCost, Row, Sort, time_of
+from backspot.results.report import By, Report
 
 __all__ = [
     "DEFAULT_VIEW",

@@ -1,30 +1,104 @@
 """The report: frozen data that people read, compare, render and save.
 
 In: nothing but numbers and names. Analysis builds these objects, and ``load`` reads them from JSON.
-Out: the classes that users import from ``backspot``. All times are integer nanoseconds of a
+Out: the classes that users find here, as ``backspot.results.NodeCost``; the root of the package
+has the few that they name most. All times are integer nanoseconds of a
 typical step: the mean over the recorded steps but those that something held up. What ends in
 ``_by_step`` has one entry a recorded step, and ``recorded_*`` are sums over all of them.
 
 - ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
-- ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels and source
-  lines; passes, devices and phases.
-- ``findings.py``: ``Finding``, a cause with its places and its remedy.
+- ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
+  lines and work; passes, devices and phases; steps that something held up.
+- ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
 - ``limits.py``: how far modules are from what the device can do.
-- ``work.py``: floating point operations and bytes of each module.
-- ``counters.py``: what hardware counters say of each module.
 - ``job.py``: ``JobReport``, many ranks of one job.
-- ``savings.py``: what a step would save, as ``Row``, ``Finding`` and ``Report.what_if`` have it.
-- ``subtrees.py``: ``Subtree``, a module with the modules inside it.
-- ``grouping.py``: sums of rows by depth, class or pattern, and the totals of each module.
-- ``hiccups.py``: ``Hiccup``, a step that something held up, and where.
-- ``matching.py``: modules chosen by patterns of their paths.
+- ``comparison.py``: ``Comparison``, two reports side by side.
+- ``grouping.py``: sums of rows by depth, class or pattern, the totals of each module, and
+  ``Subtree``, a module with the modules inside it.
 - ``tracks.py``: the spans that a labelled copy of a trace adds.
-- ``presented.py``: how results print and save themselves although they cannot import renderers.
-- ``public.py``: how a class becomes one that users import from ``backspot``.
 
 Terms: a *row* is one module, or one group of modules, or time that no module owns. The rows of a
 report are a *partition* of the backward: in each step, and in the typical one, they sum to it
 exactly. *Own* time excludes the modules inside, *total* time includes them. A
 *node* is an autograd node. A *step* is what ``Report.step_unit`` says.
 """
+
+from __future__ import annotations
+
+from backspot.results.comparison import Change, Comparison, Move, Side
+from backspot.results.costs import (
+    CountersOfModule,
+    Coverage,
+    DeviceCost,
+    FusedKernel,
+    FusedPart,
+    Hiccup,
+    KernelCost,
+    LineCost,
+    NodeCost,
+    OperatorCost,
+    Pass,
+    Phase,
+    Row,
+    WallKinds,
+    WorkOfModule,
+)
+from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
+from backspot.results.grouping import Subtree
+from backspot.results.job import (
+    GroupCost,
+    JobFinding,
+    JobReport,
+    LostRank,
+    ModuleSpread,
+    RankCost,
+    RankLane,
+    SlowestRank,
+)
+from backspot.results.limits import LimitOfModule, Peaks
+from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
+from backspot.results.report import Report
+
+__all__ = [
+    "Change",
+    "Comparison",
+    "CountersOfModule",
+    "Coverage",
+    "DeviceCost",
+    "Finding",
+    "FusedKernel",
+    "FusedPart",
+    "GroupCost",
+    "Hiccup",
+    "JobFinding",
+    "JobReport",
+    "KernelCost",
+    "LimitOfModule",
+    "LineCost",
+    "LostRank",
+    "MemoryOfDevice",
+    "MemoryOfModule",
+    "MemoryShare",
+    "MemoryTimeline",
+    "ModuleSpread",
+    "Move",
+    "NodeCost",
+    "OperatorCost",
+    "Pass",
+    "Peaks",
+    "Phase",
+    "Place",
+    "RankCost",
+    "RankLane",
+    "ReplayedStep",
+    "Report",
+    "Row",
+    "Saving",
+    "Side",
+    "SlowestRank",
+    "Subtree",
+    "WallKinds",
+    "WhatIf",
+    "WorkOfModule",
+]

@@ -1,4 +1,4 @@
-"""What modules, nodes, kernels, lines, passes, devices and phases cost.
+"""What modules, nodes, kernels, lines, passes, devices and phases cost, and the work they do.
 
 All times are integer nanoseconds of a typical step: the mean over the steps that count.
 What ends in ``_by_step`` has one entry a recorded step, and is exact.
@@ -6,23 +6,23 @@ What ends in ``_by_step`` has one entry a recorded step, and is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from backspot.errors import UsageError
 from backspot.formatting import labelled, quoted, visible
-from backspot.results.counters import CountersOfModule
+from backspot.presented import public
+from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule
-from backspot.results.public import public
-from backspot.results.savings import Saving
-from backspot.results.work import WorkOfModule
 
 __all__ = [
+    "CountersOfModule",
     "Coverage",
     "DeviceCost",
     "FusedKernel",
     "FusedPart",
+    "Hiccup",
     "KernelCost",
     "LineCost",
     "NodeCost",
@@ -34,10 +34,167 @@ __all__ = [
     "Row",
     "Sort",
     "WallKinds",
+    "WorkOfModule",
     "half_spread",
     "line_of",
+    "measured_gbps",
+    "summed_counters",
+    "summed_work",
     "time_of",
 ]
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class WorkOfModule:
+    """The work of one module in a typical step, without the modules inside it.
+
+    ``None`` is unknown: no operator of this kind has a formula, so the work is not nothing.
+
+    Attributes:
+        forward_flops: Floating point operations of its forward: those of products of matrices,
+            convolutions and fused attention, by the definitions of ``torch.utils.flop_counter``.
+            What an optimizer computes is no forward.
+        recompute_flops: The same, of forward work that activation checkpointing runs again.
+        flops: The same, of its backward, without ``recompute_flops``.
+        forward_bytes: Bytes that its forward reads and writes at least: each element of an input
+            once, and each element of an output.
+        recompute_bytes: The same, of forward work that runs again.
+        bytes: The same, of its backward.
+        flops_by_type: ``flops`` and ``recompute_flops`` together, by the type of the numbers that
+            are multiplied: ``bf16``, ``fp16``, ``fp32``, ``tf32`` (fp32 on tensor cores), ``fp64``,
+            ``fp8``.
+        forward_flops_by_type: The same, of the forward.
+        unknown_share: Share (0 to 1) of its time in backward in operators that no formula covers:
+            device time, or host time without a device.
+    """
+
+    forward_flops: int | None
+    recompute_flops: int | None
+    flops: int | None
+    forward_bytes: int | None
+    recompute_bytes: int | None
+    bytes: int | None
+    flops_by_type: dict[str, int]
+    forward_flops_by_type: dict[str, int]
+    unknown_share: float
+
+
+def summed_work(
+    parts: Iterable[tuple[WorkOfModule | None, int]],
+) -> WorkOfModule | None:
+    """Return the work of several modules together, ``None`` where none is known.
+
+    Args:
+        parts: the work of each, and its time in backward, which weighs its unknown share.
+    """
+    known = [(one, time) for one, time in parts if one is not None]
+    if not known:
+        return None
+    whole = sum(time for _, time in known)
+    unknown = sum(one.unknown_share * time for one, time in known) / whole if whole else 0.0
+    works = [one for one, _ in known]
+    return WorkOfModule(
+        forward_flops=_added([one.forward_flops for one in works]),
+        recompute_flops=_added([one.recompute_flops for one in works]),
+        flops=_added([one.flops for one in works]),
+        forward_bytes=_added([one.forward_bytes for one in works]),
+        recompute_bytes=_added([one.recompute_bytes for one in works]),
+        bytes=_added([one.bytes for one in works]),
+        flops_by_type=_merged([one.flops_by_type for one in works]),
+        forward_flops_by_type=_merged([one.forward_flops_by_type for one in works]),
+        unknown_share=min(1.0, unknown),
+    )
+
+
+def _merged(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            sums[name] = sums.get(name, 0) + count
+    return sums
+
+
+def _added(values: Sequence[int | None]) -> int | None:
+    some = [value for value in values if value is not None]
+    return sum(some) if some else None
+
+
+_BYTES = (("dram__bytes.sum",), ("dram__bytes_read.sum", "dram__bytes_write.sum"))
+_SHARES = (
+    "HBM BW (%)",
+    "DRAM BW (%)",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+)
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class CountersOfModule:
+    """Hardware counters while the device worked for the backward of one module.
+
+    Attributes:
+        mean: The mean of each counter, by the name that the trace has for it. Of a counter that
+            adds up (``dram__bytes_read.sum``) it is the amount per second.
+        sampled_ns: Device time of the module in the samples that count, in nanoseconds over all
+            steps: those that are filled by this module to at least nine tenths.
+    """
+
+    mean: dict[str, float]
+    sampled_ns: int
+
+
+def measured_gbps(counters: CountersOfModule | None, peak: float | None) -> float | None:
+    """Return the measured bandwidth of the memory in 10⁹ bytes per second.
+
+    Args:
+        counters: what was sampled.
+        peak: the device's peak, which some counters are shares of; ``None`` if it is not known.
+    """
+    found = counters.mean if counters is not None else {}
+    for names in _BYTES:
+        if all(name in found for name in names):
+            return sum(found[name] for name in names) / 1e9
+    for name in _SHARES:
+        if name in found and peak is not None:
+            return found[name] / 100 * peak
+    return None
+
+
+def summed_counters(parts: Iterable[CountersOfModule | None]) -> CountersOfModule | None:
+    """Return the counters of several modules together, weighted by their sampled time."""
+    known = [one for one in parts if one is not None]
+    if not known:
+        return None
+    names = dict.fromkeys(name for one in known for name in one.mean)
+    return CountersOfModule(
+        {name: _mean(name, known) for name in names}, sum(one.sampled_ns for one in known)
+    )
+
+
+def _mean(name: str, parts: Iterable[CountersOfModule]) -> float:
+    having = [one for one in parts if name in one.mean]
+    whole = sum(one.sampled_ns for one in having)
+    return sum(one.mean[name] * one.sampled_ns for one in having) / whole
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Hiccup:
+    """A recorded step that was held up, and is left out of the typical step.
+
+    Attributes:
+        step: Index of the step, from 0, as in ``wall_ns_by_step``.
+        longer_ns: How much longer the step took than such steps do, or what held it up, in
+            nanoseconds.
+        where: Name of the module, row or phase that took at least half of that, or ``""``.
+    """
+
+    step: int
+    longer_ns: int
+    where: str
+
 
 Sort = Literal["wall", "gpu", "cpu", "saves"]
 """What rows are ranked by: a time, or what a step would save without them."""
@@ -65,7 +222,7 @@ class NodeCost:
 
     Example:
         >>> report["patch_drop"].row.nodes[0]
-        NodeCost(name='GatherBackward0', count=1, wall_ns=5647359, gpu_ns=4649842, cpu_ns=2136660)
+        NodeCost(name='GatherBackward0', count=1, wall_ns=5647360, gpu_ns=4649842, cpu_ns=2136660)
     """
 
     name: str
@@ -315,8 +472,8 @@ class Row:
 
     def __repr__(self) -> str:
         return (
-            f"<Row {visible(self.label)}: wall {self.wall_ms:.3f}, GPU {self.gpu_ms:.3f}, "
-            f"CPU {self.cpu_ms:.3f} ms per step>"
+            f"<Row {visible(self.label)}: wall {self.wall_ms:.3f}, "
+            f"GPU {self.gpu_ns / 1e6:.3f}, CPU {self.cpu_ns / 1e6:.3f} ms per step>"
         )
 
     @property
@@ -349,26 +506,6 @@ class Row:
         return half_spread(self.wall_ns_by_step)
 
     @property
-    def recorded_wall_ns(self) -> int:
-        """Clock time of the backward in nanoseconds, summed over all recorded steps."""
-        return sum(self.wall_ns_by_step)
-
-    @property
-    def recorded_gpu_ns(self) -> int:
-        """Device time of the backward in nanoseconds, summed over all recorded steps."""
-        return sum(self.gpu_ns_by_step)
-
-    @property
-    def recorded_cpu_ns(self) -> int:
-        """Host time of the backward in nanoseconds, summed over all recorded steps."""
-        return sum(self.cpu_ns_by_step)
-
-    @property
-    def recorded_forward_ns(self) -> int:
-        """Clock time of the forward in nanoseconds, summed over all recorded steps."""
-        return sum(self.forward_ns_by_step)
-
-    @property
     def recorded_calls(self) -> int:
         """Number of recorded forward calls."""
         return round(self.calls * self.steps)
@@ -377,61 +514,6 @@ class Row:
     def wall_ms(self) -> float:
         """``wall_ns`` in milliseconds."""
         return self.wall_ns / 1e6
-
-    @property
-    def gpu_ms(self) -> float:
-        """``gpu_ns`` in milliseconds."""
-        return self.gpu_ns / 1e6
-
-    @property
-    def cpu_ms(self) -> float:
-        """``cpu_ns`` in milliseconds."""
-        return self.cpu_ns / 1e6
-
-    @property
-    def forward_ms(self) -> float:
-        """``forward_ns`` in milliseconds."""
-        return self.forward_ns / 1e6
-
-    @property
-    def saves_ns(self) -> int | None:
-        """How much less time a step would take if this row were free, in ns; or ``None``."""
-        return None if self.saves is None else self.saves.ns
-
-    @property
-    def saves_low_ns(self) -> int | None:
-        """Lower end of the range of ``saves_ns``."""
-        return None if self.saves is None else self.saves.low_ns
-
-    @property
-    def saves_high_ns(self) -> int | None:
-        """Upper end of the range of ``saves_ns``."""
-        return None if self.saves is None else self.saves.high_ns
-
-    @property
-    def total_saves_ns(self) -> int | None:
-        """As ``saves_ns``, for this module and all modules inside it."""
-        return None if self.total_saves is None else self.total_saves.ns
-
-    @property
-    def flops(self) -> int | None:
-        """Floating point operations of the backward, ``None`` where they are not known."""
-        return None if self.work is None else self.work.flops
-
-    @property
-    def forward_flops(self) -> int | None:
-        """Floating point operations of the forward, ``None`` where they are not known."""
-        return None if self.work is None else self.work.forward_flops
-
-    @property
-    def recompute_flops(self) -> int | None:
-        """Operations of forward work that runs again, ``None`` where they are not known."""
-        return None if self.work is None else self.work.recompute_flops
-
-    @property
-    def bytes(self) -> int | None:
-        """Bytes that the backward moves at least, ``None`` where they are not known."""
-        return None if self.work is None else self.work.bytes
 
 
 def half_spread(by_step: Sequence[int]) -> int:
@@ -481,7 +563,7 @@ def time_of(cost: _Timed, sort: Sort) -> int:
     Only rows save something that is known; all else counts as 0.
     """
     if sort == "saves":
-        return (isinstance(cost, Row) and cost.saves_ns) or 0
+        return cost.saves.ns if isinstance(cost, Row) and cost.saves else 0
     return {"wall": cost.wall_ns, "gpu": cost.gpu_ns, "cpu": cost.cpu_ns}[sort]
 
 
@@ -521,7 +603,7 @@ class Pass:
         duration_ns: From the start of the first node on the host to the later of the end on the
             host and the end of the last device work that the nodes launched. Time that overlaps an
             earlier pass counts for the earlier pass.
-        wall_ns: Part that is backward. Over all passes it sums to the rows' ``recorded_wall_ns``.
+        wall_ns: Part that is backward. Over all passes it sums to the rows' ``wall_ns_by_step``.
         forward_ns: Part in which device work of the forward was still running.
         other_ns: Part in which other device work was running, such as the optimizer's or a
             prefetch on another stream.

@@ -1,31 +1,49 @@
-"""Sums of rows: by ancestor, by class or pattern, and the totals of each module."""
+"""Sums of rows by depth, class or pattern, and modules chosen by their paths."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import zip_longest
 from typing import Protocol
 
-from backspot.results.costs import KernelCost, LineCost, NodeCost, Row, WallKinds
-from backspot.results.counters import summed_counters
+from backspot import presented
+from backspot.errors import UsageError
+from backspot.formatting import counted, quoted, visible
+from backspot.presented import public
+from backspot.results.costs import (
+    KernelCost,
+    LineCost,
+    NodeCost,
+    Row,
+    WallKinds,
+    summed_counters,
+    summed_work,
+)
+from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule, summed_memory
-from backspot.results.savings import Saving
-from backspot.results.work import summed_work
 
 __all__ = [
+    "Patterns",
+    "Subtree",
     "add_totals",
     "fold",
     "group",
+    "is_pattern",
     "name_order",
+    "near_names",
     "numberless",
     "parents_of",
     "pattern_of",
+    "patterns_of",
     "ranked_kernels",
     "ranked_lines",
     "ranked_nodes",
     "ranked_rows",
+    "subtree_of",
 ]
 
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
@@ -321,3 +339,180 @@ def add_totals(rows: Sequence[Row]) -> tuple[Row, ...]:
             )
         )
     return tuple(result)
+
+
+_LONGEST_NAME = 200  # characters: the time to compare two names grows with the product of lengths
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Subtree:
+    """A module with the modules inside it, as ``report[path]`` returns it.
+
+    ``print(subtree)`` shows it as a tree.
+
+    Attributes:
+        row: The module itself. Its ``total_*`` include the children.
+        children: Modules directly inside, most total wall time first.
+
+    Example:
+        >>> block = report["blocks.0"]
+        >>> block
+        <Subtree of blocks.0 (Block): 20 modules inside>
+        >>> [child.row.path for child in block.children[:3]]
+        ['blocks.0.attn', 'blocks.0.mlp', 'blocks.0.norm2']
+    """
+
+    row: Row
+    children: tuple[Subtree, ...]
+
+    # A dataclass writes these methods recursively, and a model may be deeper than Python recurses.
+
+    def __repr__(self) -> str:
+        inside = sum(1 for _ in self._walk()) - 1
+        return f"<Subtree of {visible(self.row.label)}: {counted(inside, 'module')} inside>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Subtree):
+            return NotImplemented
+        pairs = zip_longest(self._walk(), other._walk())
+        return all(ours == theirs for ours, theirs in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.row, len(self.children)))
+
+    def _walk(self) -> Iterator[tuple[int, Row]]:
+        """Yield each row, parents first, with its number of levels below this one."""
+        pending: list[tuple[int, Subtree]] = [(0, self)]
+        while pending:
+            depth, subtree = pending.pop()
+            yield depth, subtree.row
+            pending += [(depth + 1, child) for child in reversed(subtree.children)]
+
+    def __str__(self) -> str:
+        return presented.forms().as_text(self)
+
+
+def subtree_of(row: Row, modules: Mapping[str, Row]) -> Subtree:
+    """Return a row with the modules inside it, built without recursion.
+
+    Raises:
+        KeyError: If ``row`` is a module that ``modules`` lacks.
+    """
+    if not row.is_module:
+        return Subtree(row, ())
+    inside: dict[str, list[Subtree]] = defaultdict(list)
+    # Inner modules first, so that the children of a module exist when the module is reached.
+    for path, parent in reversed(parents_of(modules.values()).items()):
+        children = sorted(
+            inside.pop(path, ()), key=lambda child: (-child.row.total_wall_ns, child.row.path)
+        )
+        subtree = Subtree(modules[path], tuple(children))
+        if path == row.path:
+            return subtree
+        if parent is not None:
+            inside[parent].append(subtree)
+    raise KeyError(row.path)
+
+
+def near_names(path: str, known: Iterable[str]) -> str:
+    """Return "; did you mean …?" for the names nearest to a path, or ``""`` if none is near."""
+    import difflib
+
+    if len(path) > _LONGEST_NAME:
+        return ""
+    likely = [name for name in known if len(name) <= _LONGEST_NAME]
+    near = difflib.get_close_matches(path, likely, n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+
+
+_WILDCARD = re.compile(r"(?<![^.])\*\*\.|\*\*|\*|\?|\[!?[^]]+\]")
+_MEANING = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Patterns of module paths. A path matches if one of the patterns matches all of it.
+
+    ``*`` and ``?`` match within a name, ``**`` matches any number of names, and ``[0-3]`` matches
+    one character of a set.
+
+    Attributes:
+        texts: the patterns.
+    """
+
+    texts: tuple[str, ...]
+
+    @cached_property
+    def _expressions(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(map(_expression, self.texts))
+
+    def matches(self, path: str) -> bool:
+        """Return whether a path matches."""
+        return any(one.fullmatch(path) for one in self._expressions)
+
+    def check(self, paths: Collection[str]) -> None:
+        """Raise an error if a pattern matches none of these paths.
+
+        Raises:
+            UsageError: If so. The message suggests near patterns.
+        """
+        for text, expression in zip(self.texts, self._expressions, strict=True):
+            if not any(map(expression.fullmatch, paths)):
+                kinds = Counter(map(numberless, paths))
+                known = dict.fromkeys(
+                    path if kinds[numberless(path)] == 1 else numberless(path) for path in paths
+                )
+                near = near_names(text, known) or f"; among the modules are {_some(known)}"
+                raise UsageError(f"match={quoted(text)} matches no module{near}")
+
+
+def _some(known: Iterable[str]) -> str:
+    """Return the first names for a message; the root has none."""
+    return ", ".join(quoted(name) for name in list(filter(None, known))[:3]) or "none with a name"
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text has a wildcard, so that it is more than one path."""
+    return _WILDCARD.search(text) is not None
+
+
+def patterns_of(match: object) -> Patterns:
+    """Return the patterns of a ``match=`` argument: one, or several in a list.
+
+    Raises:
+        UsageError: If it is neither, or a pattern is invalid.
+    """
+    texts = (match,) if isinstance(match, str) else match
+    if not isinstance(texts, (list, tuple)) or not texts:
+        raise UsageError(
+            f"match={quoted(match)}: give a pattern of module paths, such as 'model.layers.*', or "
+            "a list of patterns"
+        )
+    return Patterns(tuple(_checked(text) for text in texts))
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise UsageError(f"match={quoted(text)}: a pattern of module paths must be a str")
+    try:
+        _expression(text)
+    except re.error as error:
+        raise UsageError(f"match={quoted(text)} is not a pattern: {error.msg}") from None
+    return text
+
+
+def _expression(text: str) -> re.Pattern[str]:
+    parts, at = [], 0
+    for found in _WILDCARD.finditer(text):
+        parts += [re.escape(text[at : found.start()]), _meaning(found[0])]
+        at = found.end()
+    return re.compile("".join([*parts, re.escape(text[at:])]), re.DOTALL)
+
+
+def _meaning(wildcard: str) -> str:
+    if wildcard[0] == "[":
+        others = wildcard[1] == "!" and len(wildcard) > 3
+        inside = re.escape(wildcard[1 + others : -1]).replace(r"\-", "-")
+        return f"[{'^' * others}{inside}]"
+    return _MEANING[wildcard]

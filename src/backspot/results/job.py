@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from backspot import presented
 from backspot.formatting import counted, labelled
-from backspot.results import presented
-from backspot.results.presented import Presented
-from backspot.results.public import public
+from backspot.presented import Presented, public
 
 __all__ = [
     "EXPLAINS",

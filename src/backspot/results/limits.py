@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from backspot.results.costs import Row
-from backspot.results.counters import measured_gbps
-from backspot.results.public import public
+from backspot.presented import public
+from backspot.results.costs import Row, measured_gbps
 
 __all__ = [
     "REACHABLE_COMPUTE",

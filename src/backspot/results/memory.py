@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backspot.formatting import size
-from backspot.results.public import public
+from backspot.presented import public
 
 __all__ = [
     "ALLOCATOR",

@@ -7,108 +7,50 @@ that something held up. What ends in ``_by_step`` has one entry a recorded step.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from backspot import presented
+from backspot.checks import check_choice, is_number, is_whole
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
-from backspot.results import presented
+from backspot.presented import Presented, public
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
     FusedKernel,
-    FusedPart,
-    KernelCost,
-    LineCost,
-    NodeCost,
+    Hiccup,
     OperatorCost,
     Order,
     Pass,
     Phase,
-    PhaseName,
     Row,
     Sort,
-    WallKinds,
-    line_of,
     time_of,
 )
-from backspot.results.counters import CountersOfModule
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding, Predictor, ReplayedStep, WhatIf
 from backspot.results.grouping import (
-    add_totals,
+    Subtree,
     fold,
     group,
+    is_pattern,
+    near_names,
     pattern_of,
-    ranked_kernels,
-    ranked_lines,
-    ranked_nodes,
-    ranked_rows,
+    patterns_of,
+    subtree_of,
 )
-from backspot.results.hiccups import Hiccup
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
-from backspot.results.matching import is_pattern, patterns_of
-from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
-from backspot.results.presented import Presented
-from backspot.results.public import public
-from backspot.results.savings import Predictor, ReplayedStep, Saving, WhatIf
-from backspot.results.subtrees import Subtree, near_names, subtree_of
-from backspot.results.work import WorkOfModule
+from backspot.results.memory import MemoryOfDevice
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = [
-    "SCHEMA",
-    "By",
-    "CountersOfModule",
-    "Coverage",
-    "DeviceCost",
-    "Finding",
-    "FusedKernel",
-    "FusedPart",
-    "Hiccup",
-    "KernelCost",
-    "LabelSource",
-    "LimitOfModule",
-    "LineCost",
-    "MemoryOfDevice",
-    "MemoryOfModule",
-    "MemoryShare",
-    "MemoryTimeline",
-    "NodeCost",
-    "OperatorCost",
-    "Order",
-    "Pass",
-    "Peaks",
-    "Phase",
-    "PhaseName",
-    "Place",
-    "PlotKind",
-    "ReplayedStep",
-    "Report",
-    "Row",
-    "Saving",
-    "Sort",
-    "StepUnit",
-    "Subtree",
-    "WallKinds",
-    "WhatIf",
-    "WorkOfModule",
-    "add_totals",
-    "changed",
-    "fold",
-    "line_of",
-    "ranked_kernels",
-    "ranked_lines",
-    "ranked_nodes",
-    "ranked_rows",
-    "time_of",
-]
+__all__ = ["SCHEMA", "By", "LabelSource", "PlotKind", "Report", "StepUnit", "changed"]
 
 SCHEMA = "backspot.report/2"
 """Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
@@ -199,7 +141,7 @@ class Report(Presented, _Predicted):
     Example:
         >>> report = backspot.locate("trace.json.gz")
         >>> report
-        <Report of trace.json.gz: 78 rows, backward 20.906 ms per step>
+        <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
         >>> print(report)
         patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly
         GatherBackward0; without it, a step would take 3.5 ms less (1.9 ms to 5.1 ms)
@@ -325,7 +267,7 @@ class Report(Presented, _Predicted):
             >>> f"{report.share(row):.0%} of wall, {report.share(row, 'gpu'):.0%} of GPU time"
             '28% of wall, 46% of GPU time'
         """
-        _check("sort", sort, get_args(Sort))
+        check_choice("sort", sort, get_args(Sort))
         if not isinstance(row, Row):
             raise UsageError(f"share({quoted(row)}): give a row; report.modules has them")
         if sort == "saves":
@@ -396,14 +338,14 @@ class Report(Presented, _Predicted):
             patch_drop (PatchDropout) 5.87
             blocks.*.attn (Attention) 2.06
         """
-        if not _is_count(n):
+        if n is not None and not is_whole(n):
             raise UsageError(
                 f"top({quoted(n)}): give a number of rows of at least 0, or None for all"
             )
-        if not _is_count(depth):
+        if depth is not None and not is_whole(depth):
             raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
-        _check("sort", sort, get_args(Order))
-        _check("by", by, get_args(By))
+        check_choice("sort", sort, get_args(Order))
+        check_choice("by", by, get_args(By))
         rows: Sequence[Row] = self.modules
         patterns = None
         if match is not None:
@@ -511,8 +453,7 @@ class Report(Presented, _Predicted):
             )
         rows, paths = self._rows_by_name(), {}
         for name, factor in factors.items():
-            number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-            if not number or not 0 <= factor <= 1:
+            if not is_number(factor, 0, 1):
                 raise UsageError(
                     f"what_if({quoted(name)}: {quoted(factor)}): give the part of its time that "
                     "remains, from 0 (free) to 1 (as it is)"
@@ -624,7 +565,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (78, 44))
+            ('patch_drop', (77, 44))
         """
         return presented.forms().as_frame(self)
 
@@ -692,12 +633,3 @@ def changed(
         if value is not None:
             object.__setattr__(found, name, value)
     return found
-
-
-def _is_count(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
-
-
-def _check(argument: str, value: object, known: Iterable[str]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise UsageError(f"{argument}={quoted(value)}: choose one of {', '.join(known)}")

@@ -115,12 +115,7 @@ class _Sections:
 
 
 def find_activity(events: Events, ownership: Ownership) -> Activity:
-    """Classify the host's time.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-    """
+    """Classify the host's time."""
     context = _Context(events, ownership)
     own = {
         thread: layered(*(layer(context, thread) for layer in _LAYERS))
@@ -367,8 +362,6 @@ class _Context:
         """Between two times each: from the first operator to the end of the last.
 
         Args:
-            after: the earlier times.
-            before: the later times.
             named: of which names the first operator is; any where left out.
         """
         events, spans = self.events, self.o.spans

@@ -191,9 +191,6 @@ def find_staying(
     """Return the bytes that stay although a module is checkpointed, by owner and pass.
 
     Args:
-        events: the trace.
-        ownership: its owners.
-        blocks: its blocks.
         until: when each block is freed.
         kept: whether each block is kept from forward to backward.
         begun: when the backward of each owner begins in each pass.

@@ -11,7 +11,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import NOTHING, grouped
-from backspot.results.counters import CountersOfModule
+from backspot.results.costs import CountersOfModule
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
@@ -26,12 +26,7 @@ _LONGEST = 4
 def find_counters(
     events: Events, ownership: Ownership
 ) -> tuple[CountersOfModule | None, ...] | None:
-    """Return the counters of each owner; ``None`` if none were sampled.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-    """
+    """Return the counters of each owner; ``None`` if none were sampled."""
     samples, owners = events.samples, len(ownership.owners)
     if not len(samples.time):
         return None
@@ -64,8 +59,6 @@ def _filled_by(ownership: Ownership, device: int, begin: Ints) -> tuple[Ints, In
     """Return the owner that fills each sample, ``NOTHING`` for none, and its time in the sample.
 
     Args:
-        ownership: the owners of the trace.
-        device: the device.
         begin: when each sample begins; the last one only ends the one before.
     """
     work, length, others = ownership.work, np.diff(begin), len(ownership.owners)

@@ -95,12 +95,7 @@ class Memory:
 
 
 def find_memory(events: Events, ownership: Ownership) -> Memory | None:
-    """Find what is in memory; ``None`` if the trace was recorded without ``profile_memory=True``.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-    """
+    """Find what is in memory; ``None`` of a trace recorded without ``profile_memory=True``."""
     size = np.abs(events.allocations.size)
     if not len(size) or size.sum(dtype=np.float64) > _MOST:  # else sums would not fit 64 bits
         return None

@@ -146,7 +146,6 @@ def peaks_of(device: str, tflops: float | None = None, gbps: float | None = None
     """Return the peaks of a device.
 
     Args:
-        device: its name, as the trace has it.
         tflops: the peak that a user gives, which then holds for numbers of each type.
         gbps: the bandwidth that a user gives.
 

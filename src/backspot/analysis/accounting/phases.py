@@ -23,15 +23,24 @@ from backspot.analysis.accounting.activity import (
 )
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.pieces import summed_by_step
-from backspot.analysis.accounting.steps import StepWindows
+from backspot.analysis.accounting.steps import StepWindows, host_steps
+from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, Timeline, distinct, first_started, merged, take
-from backspot.analysis.typical import TypicalStep
+from backspot.analysis.timeline import (
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    merged,
+    numbered,
+    take,
+)
+from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.results.costs import Phase
-from backspot.trace import Events
+from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
-__all__ = ["PhaseTimes", "phase_times"]
+__all__ = ["PhaseTimes", "choose_steps", "phase_times"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,6 @@ def phase_times(
 
     The backward is the wall time of the rows: if the steps contain all of the passes, the phase is
     as long as the report's ``wall_ns``.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-        clock: its clock.
-        windows: when its steps begin and end.
     """
     work, passes = ownership.work, ownership.windows
     activity = find_activity(events, ownership)
@@ -134,3 +137,48 @@ def _held(ownership: Ownership, clock: Clock) -> Timeline:
         mine = passes.device[turn] == device
         values[mine] = line.at(edges[mine])
     return Timeline(edges, values)
+
+
+def choose_steps(
+    events: Events,
+    ownership: Ownership,
+    windows: StepWindows | Windows,
+    wall: Ints,
+    phases: PhaseTimes | None,
+) -> TypicalStep:
+    """Choose the steps that count, by their whole time and by that of each owner and phase.
+
+    Args:
+        windows: the clock time of its steps, or of its passes where the trace has nothing else.
+        wall: the clock time of the backward, with one row an owner and one column a step.
+        phases: the clock time of the phases, if the steps have any.
+    """
+    owners = np.flatnonzero(wall.any(axis=1))
+    places, names = [wall[owners]], [ownership.owners.path(one) for one in owners.tolist()]
+    if phases is not None:
+        outside = np.flatnonzero(phases.wall.any(axis=1) & (np.arange(len(NAMES)) != BACKWARD))
+        places.append(phases.wall[outside])
+        names += [f"({NAMES[one]})" for one in outside.tolist()]
+    length = windows.end - windows.start
+    return typical_step(length, _work(events, ownership), np.concatenate(places), names)
+
+
+def _work(events: Events, ownership: Ownership) -> Ints:
+    """Number the steps by what they do: by how often they run each operator.
+
+    Operators of other threads than the training's, such as a loader's, do not count.
+    """
+    spans, steps = ownership.spans, ownership.steps.count
+    host = host_steps(events, ownership)
+    ends = ownership.passes.end if host is None else host[1]
+    operators = events.of(Category.OPERATOR)
+    made = operators[events.sequence[operators] >= 0]
+    threads = np.union1d(spans.thread, events.thread[made])
+    operators = operators[np.isin(events.thread[operators], threads)]
+    step = np.searchsorted(ends, events.start[operators], side="right")
+    kept = step < steps
+    known, name = numbered(events.name[operators[kept]].astype(np.int64))
+    ones = np.ones(len(name), np.int64)
+    counts = summed_by_step(name, step[kept], ones, len(known), steps)
+    work: Ints = np.unique(counts, axis=1, return_inverse=True)[1].reshape(steps)
+    return work

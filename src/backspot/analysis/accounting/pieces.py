@@ -8,14 +8,42 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import Steps
-from backspot.analysis.timeline import NOTHING, numbered
+from backspot.analysis.timeline import NOTHING, first_started, grouped, numbered, take
 from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import LineCost, NodeCost
+from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
+from backspot.trace.names import ATEN
 from backspot.trace.source_lines import SourceLine
 
-__all__ = ["Pieces", "joined", "line_costs", "node_costs", "summed", "summed_by_step"]
+__all__ = [
+    "Pieces",
+    "joined",
+    "line_costs",
+    "node_costs",
+    "operators_inside",
+    "summed",
+    "summed_by_step",
+]
+
+
+def operators_inside(events: Events, ownership: Ownership) -> tuple[Ints, Ints]:
+    """Return PyTorch's outermost operators in the backward passes.
+
+    Returns:
+        Indices into the events, and the span that each operator runs in.
+    """
+    index = events.named(Category.OPERATOR, ATEN)
+    span = ownership.spans.of(events, index)
+    inside = take(ownership.passes.of_span, span) >= 0
+    index, span = index[inside], span[inside]
+    outermost = np.zeros(len(index), bool)
+    for _, mine in grouped(events.thread[index]):
+        line = first_started(events.start[index[mine]], events.end[index[mine]], mine)
+        outermost[line.values[line.values >= 0]] = True
+    return index[outermost], span[outermost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +94,6 @@ def node_costs(
     Args:
         executed: what was executed in all steps, each counted as one.
         usual: wall, gpu and cpu time of a typical step.
-        names: the nodes' names.
         steps: the step of each pass.
         typical: the steps that count.
     """
@@ -96,8 +123,6 @@ def line_costs(
     Args:
         executed: as for ``node_costs``.
         usual: as for ``node_costs``.
-        names: the nodes' names.
-        known: the source lines.
         steps: the step of each pass.
         typical: the steps that count.
         exact: whether these lines made the nodes, or called the modules that did.

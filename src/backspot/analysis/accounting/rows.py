@@ -15,18 +15,17 @@ from typing import NamedTuple
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
-from backspot.analysis.accounting.inside import operators_inside
 from backspot.analysis.accounting.payers import Payers
-from backspot.analysis.accounting.phases import PhaseTimes
+from backspot.analysis.accounting.phases import PhaseTimes, choose_steps
 from backspot.analysis.accounting.pieces import (
     Pieces,
     joined,
     line_costs,
     node_costs,
+    operators_inside,
     summed,
     summed_by_step,
 )
-from backspot.analysis.accounting.steady import choose_steps
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, Special
@@ -42,7 +41,7 @@ from backspot.analysis.timeline import (
     take,
 )
 from backspot.analysis.typical import TypicalStep
-from backspot.results.report import (
+from backspot.results.costs import (
     Coverage,
     DeviceCost,
     KernelCost,
@@ -52,6 +51,8 @@ from backspot.results.report import (
     Pass,
     Row,
     WallKinds,
+)
+from backspot.results.grouping import (
     add_totals,
     ranked_kernels,
     ranked_lines,
@@ -104,9 +105,6 @@ def account(
     that work. While nothing is queued, it goes to what the host executes, or to the engine.
 
     Args:
-        events: the trace.
-        ownership: its owners.
-        clock: its clock.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
         phases: the clock time of their phases, if the steps have any.
     """
@@ -215,7 +213,6 @@ class _Accountant:
 
         Args:
             clock: who holds each moment.
-            chosen: the passes.
             device: the device that they wait for, ``NOTHING`` for none.
         """
         windows, holders = self.o.windows, self.holders

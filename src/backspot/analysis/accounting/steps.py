@@ -41,11 +41,6 @@ class StepWindows:
 def step_windows(events: Events, ownership: Ownership, clock: Clock) -> StepWindows | None:
     """Find when each step begins and ends.
 
-    Args:
-        events: the trace.
-        ownership: its owners.
-        clock: its clock.
-
     Returns:
         The steps on the clock; ``None`` where the trace has backward passes only.
     """
@@ -92,7 +87,6 @@ def _between_updates(events: Events, first: Ints, last: Ints) -> tuple[Ints, Int
     """End each step with the last optimizer step before the next pass, and begin the next there.
 
     Args:
-        events: the trace.
         first: when the first pass of each step starts.
         last: when the last pass of each step ends.
     """
@@ -153,7 +147,6 @@ def _first_of_pass(
     """Return when a pass of each step first has the clock, while earlier work still runs.
 
     Args:
-        ownership: the passes.
         clock: who holds each moment of the passes.
         launched: when each piece of device work was launched.
         begins: when the host begins each step; work launched before is earlier work.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.analysis.accounting.formulas.registry import (
+from backspot.analysis.accounting.formulas import (
     Formula,
     Inputs,
     Unknown,
@@ -27,7 +27,7 @@ from backspot.analysis.attribution.compiled import Compiled
 from backspot.analysis.attribution.launches import in_optimizer
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import NOTHING, first_started, grouped, take
-from backspot.results.work import WorkOfModule
+from backspot.results.costs import WorkOfModule
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
 
@@ -58,12 +58,7 @@ class Counted:
 
 
 def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] | None:
-    """Return the work of each owner; ``None`` if the inputs of operators were not recorded.
-
-    Args:
-        events: the trace.
-        ownership: its owners.
-    """
+    """Return the work of each owner; ``None`` if the inputs of operators were not recorded."""
     if not len(events.signatures):
         return None
     flops, moved = (
@@ -85,7 +80,6 @@ def count_work(events: Events, formulas: Mapping[str, Formula]) -> Counted:
     """Return the work of the operators of a trace, each piece of work once.
 
     Args:
-        events: the trace.
         formulas: the formula of each operator that has one.
     """
     has_one = events.names_where(formulas.__contains__)

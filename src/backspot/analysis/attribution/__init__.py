@@ -8,8 +8,8 @@ this order:
 2. ``join`` matches each node with the forward operator that made it, by autograd's sequence
    numbers. ``unseen`` handles nodes that no recorded operator made.
 3. ``passes`` splits the nodes into backward passes, and passes into steps.
-4. ``launches`` finds the work of the devices and the span that launched each piece; ``loading``
-   recognises launches that load code.
+4. ``launches`` finds the work of the devices and the span that launched each piece, and recognises
+   launches that load code.
 5. ``communication`` finds what communication between ranks is for.
 6. ``ownership`` gives each span its owner: the module call around the forward operator of a node.
    Device work has the owner of the span that launched it; communication has owners of its own.
@@ -20,8 +20,7 @@ this order:
    them. The pipeline attributes these again.
 
 ``allocations`` matches blocks of memory with their ends, and finds who allocated them.
-``tracks`` turns ownership into nested spans for the labelled copy of a trace. ``transforms``
-recognises ``torch.func``, under which no labels are written; a caveat says so.
+``tracks`` turns ownership into nested spans for the labelled copy of a trace.
 
 Terms: a *logical thread* is autograd's own number of a thread, a *recorded thread* one of the
 trace. A *root* is a node in no other node. ``NOTHING`` (-1) as an index means that there is none.

@@ -29,8 +29,6 @@ def align(
     """Return the index of each launch's site, ``NOTHING`` if unknown; or why none is known.
 
     Args:
-        sites: the sites of the graph.
-        called: the names of the launches.
         every: whether each launch must be a site.
 
     Returns:
@@ -83,9 +81,7 @@ def _each(sites: Sequence[Site], chosen: Sequence[int], called: Sequence[str]) -
     """Return the site of each launch; ``None`` unless the launches are those of the code, in order.
 
     Args:
-        sites: the sites of the graph.
         chosen: the indices of those that the profiler sees.
-        called: the names of the launches.
     """
     found: list[int] = []
     left = list(reversed(chosen))

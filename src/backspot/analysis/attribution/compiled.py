@@ -100,12 +100,7 @@ class Compiled:
     unmatched: tuple[Unmatched, ...]
 
     def around(self, events: Events, index: Ints) -> Ints:
-        """Return the launch that each host event is or is called by; ``NOTHING`` for none.
-
-        Args:
-            events: the trace.
-            index: the host's events.
-        """
+        """Return the launch that each host event is or is called by; ``NOTHING`` for none."""
         found = np.full(len(index), NOTHING, np.int64)
         launched = dict(grouped(events.thread[self.event]))
         for thread, here in grouped(events.thread[index]):
@@ -120,7 +115,6 @@ class Compiled:
         """Return the launch that each span itself works for at a time; ``NOTHING`` for none.
 
         Args:
-            spans: the spans of the trace.
             span: indices of spans; ``NOTHING`` is allowed.
             time: nanoseconds, one entry for each of ``span``.
         """
@@ -146,10 +140,7 @@ def find_compiled_launches(
     """Match the launches of compiled graphs with their sites.
 
     Args:
-        events: the trace.
-        spans: its spans.
         module: the module that owns each span, ``NOTHING`` for other owners.
-        work: the work of the devices.
     """
     matcher = _Matcher(events, spans)
     launches: list[int] = []

@@ -83,12 +83,7 @@ class _Operators:
 
 
 def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
-    """Find the forward operator of each node, and the passes that the nodes run in.
-
-    Args:
-        events: the trace.
-        spans: its spans.
-    """
+    """Find the forward operator of each node, and the passes that the nodes run in."""
     sequence, logical, executed = _numbers(events, spans)
     operators = _forward_operators(events)
     threads, ambiguous = _map_threads(events, spans, sequence, logical, operators)

@@ -1,4 +1,8 @@
-"""The work of the devices, the launch of each piece, and the host's waits for the devices."""
+"""The work of the devices, the launch of each piece, and the host's waits for the devices.
+
+The driver loads code when a kernel is first launched, and records nothing of it but a launch that
+takes milliseconds. This is warm-up; a steady step has none of it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from backspot.analysis.attribution.loading import find_loading
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import FAR, NOTHING, enclosing, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, enclosing, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -20,11 +23,47 @@ __all__ = [
     "Waits",
     "Windows",
     "find_device_work",
+    "find_loading",
     "find_waits",
     "find_windows",
     "in_optimizer",
     "pass_at",
 ]
+
+_LONG = 1_000_000  # nanoseconds: a launch takes a few thousand
+_FULL = 512  # pieces of work: a launch blocks when about a thousand are queued
+
+
+def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
+    """For each piece of device work, whether the call that launched it also loaded its code.
+
+    Such a call is the first launch of a kernel of that name, and takes long although the queue is
+    not full.
+
+    Args:
+        work: the event indices of the device work.
+        call: for each the event index of the call that launched it, ``NOTHING`` for none.
+    """
+    launches = events.name_mask(*names.KERNEL_LAUNCHES)
+    found: Mask = (call >= 0) & (events.category[work] == Category.KERNEL)
+    found &= launches[events.name[call]] & (events.duration[call] >= _LONG)
+    slow = np.flatnonzero(found)
+    if not len(slow):
+        return found
+    known = np.flatnonzero(call >= 0)
+    launched = events.start[call[known]]
+    first = np.full(len(events.names), FAR)
+    np.minimum.at(first, events.name[work[known]], launched)
+    since = events.start[call[slow]]
+    queued = np.zeros(len(slow), np.int64)
+    device = events.device[work]
+    for number in distinct(device[slow]):
+        mine, here = device[known] == number, device[slow] == number
+        before = np.searchsorted(np.sort(launched[mine]), since[here], side="left")
+        ended = np.sort(events.end[work[known[mine]]])
+        queued[here] = before - np.searchsorted(ended, since[here], side="right")
+    found[slow] = (first[events.name[work[slow]]] == since) & (queued < _FULL)
+    return found
 
 
 class Tier(IntEnum):
@@ -116,9 +155,6 @@ def find_device_work(
     """Find the work of the devices, with the launch of each piece and the pass that launched it.
 
     Args:
-        events: the trace.
-        spans: its spans.
-        passes: its passes.
         all_exchanges: whether to take in exchanges of the host that no pass starts.
     """
     exchanges, operators = _host_exchanges(events)

@@ -119,12 +119,7 @@ class Owners:
         return np.arange(len(self)) < len(Special)
 
     def mask(self, matches: Callable[[Module], bool], *, special: bool = False) -> Mask:
-        """For each owner whether its module matches; for special owners the value of ``special``.
-
-        Args:
-            matches: a function of a module.
-            special: what holds for special owners.
-        """
+        """Whether the module of each owner matches; special owners have the value ``special``."""
         return np.array([special] * len(Special) + [matches(one) for one in self.modules], bool)
 
 

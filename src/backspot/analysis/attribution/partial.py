@@ -42,10 +42,6 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
 
     A trace that would keep no pass, and a file that is cut short, are returned as they are.
 
-    Args:
-        events: the trace.
-        ownership: its owners.
-
     Returns:
         The trace, with a warning that says what is left out; ``events`` where all was recorded.
     """
@@ -75,8 +71,6 @@ def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> E
     """Return the trace as if only these steps had been recorded.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         first: the first step to keep.
         last: the last step to keep.
     """
@@ -159,8 +153,6 @@ def _in_whole_steps(
     """Return the first and the last pass of the whole steps.
 
     Args:
-        ownership: the owners of the trace.
-        between: what runs between the passes.
         first: the first pass that was recorded whole.
         stop: the pass after the last that was recorded whole.
 

@@ -85,11 +85,8 @@ def find_passes(
     again, because the engine goes from the node made last to the first.
 
     Args:
-        events: the trace.
-        spans: its spans.
         sequence: each span's sequence number.
         logical: each span's logical thread.
-        threads: recorded threads of logical ones.
     """
     top = top_nodes(spans)
     order = np.lexsort((-spans.end, spans.start))
@@ -207,7 +204,6 @@ def _last_operated(
     Args:
         between: the starts of the operators outside the engine on each thread.
         host: the thread that runs each root.
-        built: the thread that built it.
         start: when each root starts.
         ended: when all up to each root but the last have ended.
     """
@@ -300,8 +296,6 @@ def separators(events: Events, spans: Spans, within: Mask) -> dict[int, Ints]:
     """Return the sorted starts of the operators on each thread that are in no node.
 
     Args:
-        events: the trace.
-        spans: its spans.
         within: whether each span lies in a node, or is one.
     """
     operators = events.of(Category.OPERATOR)
@@ -321,9 +315,6 @@ def find_steps(events: Events, spans: Spans, passes: Passes, operator: Ints) -> 
     forward and its backward, as Lightning's profiler writes them, do not count.
 
     Args:
-        events: the trace.
-        spans: its spans.
-        passes: its passes.
         operator: the forward operator that made each span, ``NOTHING`` for none.
     """
     count = len(passes.start)
@@ -353,9 +344,6 @@ def _split(marked: Ints, events: Events, spans: Spans, passes: Passes, operator:
 
     Args:
         marked: when the mark around each pass begins, ``NOTHING`` without one.
-        events: the trace.
-        spans: its spans.
-        passes: its passes.
         operator: the forward operator that made each span, ``NOTHING`` for none.
     """
     joined = np.flatnonzero((operator >= 0) & (passes.of_span >= 0) & spans.is_node)

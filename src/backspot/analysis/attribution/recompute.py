@@ -29,12 +29,7 @@ _NEIGHBOURS = 8
 
 
 def find_recomputation(events: Events, spans: Spans) -> Spans:
-    """Add a span for each interval of code that runs again, around modules or without any.
-
-    Args:
-        events: the trace.
-        spans: its module calls and nodes.
-    """
+    """Add a span for each interval of code that runs again, around modules or without any."""
     operators, node = _operators(events, spans)
     numbered = _numbered(events, operators)
     if not numbered.any():

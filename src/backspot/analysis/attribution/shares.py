@@ -89,7 +89,6 @@ class Shares:
             owner: the one owner of those that are none, and of shares without an owner.
             line: the source line of those that are none.
             modules: what to add to the owners of these things.
-            lines: what to add to their lines.
         """
         known = which >= 0
         first = np.append(0, np.cumsum(np.where(known, take(self.count, which), 1)))

@@ -286,9 +286,7 @@ def _identity(events: Events, name: int, source: LabelSource, around: str) -> tu
     """Return path and class of a label.
 
     Args:
-        events: the trace.
         name: index into ``Events.names``.
-        source: what wrote the label.
         around: the path of the call around the first call with this label.
     """
     if source == "backspot":

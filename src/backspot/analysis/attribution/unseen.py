@@ -71,10 +71,6 @@ class Makers:
     def find(self, thread: int, making: Making) -> Ints:
         """Find for each node an operator (event index) that ran where the node was made.
 
-        Args:
-            thread: the thread that made the nodes.
-            making: the nodes.
-
         Returns:
             The operators; ``NOTHING`` where a marker in the node names the owner, or nothing does.
         """

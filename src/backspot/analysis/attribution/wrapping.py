@@ -27,8 +27,6 @@ def find_wrapped(events: Events, spans: Spans, operators: Ints) -> Ints:
     before the next call is odd, the first is that of the labelled call.
 
     Args:
-        events: the trace.
-        spans: its spans.
         operators: event indices.
 
     Returns:
@@ -56,12 +54,7 @@ def _on_thread(
     """As ``find_wrapped``, for operators of one thread.
 
     Args:
-        events: the trace.
-        spans: its spans.
-        thread: the thread.
-        operators: the operators in question.
         every: all operators of the same name on the thread.
-        beside: all operators on the thread.
     """
     indices, nesting = spans.nesting[thread]
     edges, held = nesting.timeline.edges, take(indices, nesting.timeline.values)

@@ -7,14 +7,13 @@ source line of each place.
 The files, from the bottom up:
 
 - ``costs.py``: the clock time of spans and device work, and its sums by step, place and name.
-- ``wording.py``: times and counts as texts for sentences.
 - ``evidence.py``: ``Evidence``, what a rule is a function of. Its methods pick spans and device
-  work by name or by launch and return masks.
+  work by name or by launch and return masks, and word times and counts.
 - ``observations.py``: masks that several rules share.
 - ``registry.py``: the decorator ``rule``, and the list of the rules.
-- ``rules/``: one rule a file. The chapter on how to write one is in ``rules/__init__.py``.
-- ``memory_evidence.py`` and ``memory_rules/``: the same for what is in memory. ``find_in_memory``
-  asks these rules if memory was recorded.
+- ``rules/``: one file a subject. The chapter on how to write a rule is in ``rules/__init__.py``.
+- ``memory_evidence.py``: what the rules about memory are functions of. ``find_in_memory`` asks them
+  if memory was recorded.
 
 A *fallback rule* runs after the others and is given their findings.
 """

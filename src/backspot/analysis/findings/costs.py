@@ -317,10 +317,8 @@ class Costs:
         """Return one place: a part of the step, or a module by its path.
 
         Args:
-            path: the path of the place.
             by_step: what it costs in each step, in nanoseconds.
             count: how many things there are in all steps.
-            class_name: the class of the module.
         """
         cost = min(self.typical.value(by_step), self.typical.value(self.step_ns))
         only = Place(path, class_name, self._per_step(count), cost)

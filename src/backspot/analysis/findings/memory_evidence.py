@@ -120,7 +120,6 @@ class MemoryEvidence:
 
         Args:
             chosen: the blocks; none if the memory is in no block.
-            held: what they hold together.
             title: as the other texts, a field of ``Finding``. ``find_in_memory`` fills in the rule.
             seen: as ``title``.
             remedy: as ``title``.

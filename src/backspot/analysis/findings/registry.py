@@ -1,4 +1,4 @@
-"""The rules, and how the modules of ``rules`` and ``memory_rules`` register theirs."""
+"""The rules, and how the modules of ``rules`` register theirs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.registry import Registry
 from backspot.registry import Rule as AnyRule
-from backspot.results.findings import Finding
-from backspot.results.savings import Saving
+from backspot.results.findings import Finding, Saving
 
 __all__ = [
     "Found",
@@ -28,10 +27,9 @@ __all__ = [
 Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | None]
 MemoryRule: TypeAlias = AnyRule[MemoryEvidence, Finding, Finding | None]
 
-_rules: Registry[Evidence, Finding, Finding | None] = Registry("backspot.analysis.findings.rules")
-_memory_rules: Registry[MemoryEvidence, Finding, Finding | None] = Registry(
-    "backspot.analysis.findings.memory_rules"
-)
+_HOME = "backspot.analysis.findings.rules"
+_rules: Registry[Evidence, Finding, Finding | None] = Registry(_HOME)
+_memory_rules: Registry[MemoryEvidence, Finding, Finding | None] = Registry(_HOME)
 rule = _rules.rule
 fallback_rule = _rules.fallback_rule
 memory_rule = _memory_rules.rule

@@ -6,16 +6,15 @@ less time.
 
 The files work in this order:
 
-1. ``cost`` has what the profiler and labels cost for each event.
-2. ``host`` puts the points of all threads of the program into one line, and shortens the intervals
-   between the points by these costs.
-3. ``devices`` finds what each piece of device work waited for: its launch, the work before it in
+1. ``host`` has what the profiler and labels cost for each event. It puts the points of all threads
+   of the program into one line, and shortens the intervals between the points by these costs.
+2. ``devices`` finds what each piece of device work waited for: its launch, the work before it in
    its queue, or work of another queue. ``waits`` finds what the host waited for.
-4. ``recording`` compiles these into one graph, or refuses with a reason: ``Refusal``.
-5. ``simulation`` runs through the graph once, for many variants of the durations at a time.
-6. ``replay`` fits the costs to a measured step and returns moved events. ``saving`` replays a
+3. ``recording`` compiles these into one graph, or refuses with a reason: ``Refusal``.
+4. ``simulation`` runs through the graph once, for many variants of the durations at a time.
+5. ``replay`` fits the costs to a measured step and returns moved events. ``saving`` replays a
    recording with many changes at a time.
-7. ``predict`` turns these into what reports have: typical savings with their range.
+6. ``predict`` turns these into what reports have: typical savings with their range.
 
 The method is that of replayed training graphs (Daydream, dPRO) with the question of Coz: what if
 this part were faster? Each constraint of the graph holds exactly in the recording, so that a replay

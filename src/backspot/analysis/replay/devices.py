@@ -59,8 +59,6 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
     usual lag, or their own if that is shorter. So no constraint is broken in the recording.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         step: the step of each piece of work.
     """
     work = ownership.work

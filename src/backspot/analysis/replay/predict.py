@@ -13,8 +13,7 @@ from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.replay.cost import MEASURED, ZERO, ProfilerCost
-from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal, Windows, prepare
 from backspot.analysis.replay.replay import fit, steps_at
 from backspot.analysis.replay.saving import (
@@ -26,7 +25,7 @@ from backspot.analysis.replay.saving import (
 )
 from backspot.analysis.timeline import grouped
 from backspot.analysis.typical import TypicalStep
-from backspot.results.savings import ReplayedStep, Saving, WhatIf
+from backspot.results.findings import ReplayedStep, Saving, WhatIf
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 
@@ -66,8 +65,6 @@ class Prediction:
         """Return the change in which some work of the trace is free, as far as it is replayed.
 
         Args:
-            events: the trace.
-            ownership: its owners.
             spans: for each span of the trace whether it is free.
             work: for each piece of device work whether it is free.
             waits: calls in which the host no longer waits for a device, as indices into ``events``.
@@ -122,8 +119,6 @@ def predict(
     """Compile a recording for predictions: its middle steps, as many as a typical step needs.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         windows: the clock time of each step.
         typical: the steps that count.
         real_step_ns: the typical step without profiler and labels, ``None`` where it is not known.
@@ -202,7 +197,6 @@ def _savings(
     whole step.
 
     Args:
-        found: the replays.
         typical: the steps that count.
         less: by how much a saving can be less, in nanoseconds.
         more: by how much each saving can be more.

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.replay.cost import ProfilerCost
 from backspot.analysis.replay.devices import (
     DeviceGraph,
     find_device_graph,
@@ -18,6 +17,7 @@ from backspot.analysis.replay.devices import (
 from backspot.analysis.replay.host import (
     Floats,
     HostLine,
+    ProfilerCost,
     find_host_line,
     program_threads,
     time_in_parallel,
@@ -128,8 +128,6 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
     """Compile a recording for replays.
 
     Args:
-        events: the trace.
-        ownership: its owners.
         windows: the clock time of each step.
 
     Returns:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backspot.analysis.replay.cost import MEASURED, ProfilerCost
-from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
 from backspot.analysis.replay.recording import Recording, Refusal
 from backspot.analysis.replay.simulation import Simulated, simulate
 from backspot.analysis.typical import TypicalStep, every_step
@@ -44,7 +43,6 @@ def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
     """Replay a recording without what the profiler cost.
 
     Args:
-        recording: the recording.
         cost: what the profiler cost; with ``ZERO``, the recorded times come out.
     """
     lengths = recording.host(cost)
@@ -71,9 +69,7 @@ def fit(
     factors fit, because the step waits for the device, the one closest to 1 is taken.
 
     Args:
-        recording: the recording.
         real_step_ns: the typical step without profiler and labels, in nanoseconds.
-        cost: what is scaled.
         typical: the steps that count; ``None`` for all.
 
     Returns:
@@ -131,7 +127,6 @@ def host_times(recording: Recording, lengths: Floats) -> Floats:
     """Return how long the host takes to each station (rows) in each variant (columns).
 
     Args:
-        recording: the recording.
         lengths: how long each interval of the host (rows) takes.
     """
     begins = np.searchsorted(recording.station, np.arange(len(recording.stations)))

@@ -9,8 +9,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.replay.cost import ProfilerCost
-from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.simulation import Variants, simulate
@@ -62,7 +61,6 @@ def scaled_owners(
     is scaled by their shares, and so is its launch.
 
     Args:
-        ownership: the owners of a trace.
         factors: for each owner what its time is multiplied by, 0 for free.
         forward: scale the forward calls of modules, and their device work, too.
     """
@@ -132,7 +130,6 @@ def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Chang
     """Return the change in which the backward of some modules takes another time.
 
     Args:
-        ownership: the owners of a trace.
         factors: for each module's path what the time of its backward is multiplied by: 0 for free,
             0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
             given. The path of an owner that is no module names that owner alone.
@@ -168,7 +165,6 @@ def free_spans(
     """Return the change in which these spans and pieces of device work are free.
 
     Args:
-        ownership: the owners of a trace.
         spans: for each span whether it is free, with the launches of compiled code in it.
         work: for each piece of device work whether it is free.
         waits: calls in which the host no longer waits for a device, as indices into ``Events``.
@@ -207,11 +203,6 @@ def replays(
 
     The recording is run through once for many changes, for the cost of the profiler and for both
     ends of its uncertainty. The time is linear in the number of changes.
-
-    Args:
-        recording: the recording.
-        cost: what the profiler cost.
-        changes: the changes.
 
     Returns:
         The replays at the cost, and where it is uncertain at the least and the greatest likely one.

@@ -101,7 +101,6 @@ def simulate(
     """Replay a recording.
 
     Args:
-        recording: the recording.
         host: how long the host takes to each station (rows), without the waits for devices, in
             nanoseconds, with one column for each set of durations.
         work: how long each piece of work takes; as ``host``.

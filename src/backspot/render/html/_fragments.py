@@ -29,7 +29,9 @@ from backspot.render._findings import (
 from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._words import KINDS, Part, made_by
 from backspot.render.view import Selection, View, heaviest_line, operators_by
-from backspot.results.report import Finding, OperatorCost, Phase, Report, Row, WallKinds
+from backspot.results.costs import OperatorCost, Phase, Row, WallKinds
+from backspot.results.findings import Finding
+from backspot.results.report import Report
 
 __all__ = [
     "asset",

@@ -18,8 +18,10 @@ from backspot.render._memory import peak_bytes
 from backspot.render._words import KINDS
 from backspot.render.json import compact
 from backspot.render.view import unowned_rows
+from backspot.results.costs import Row
+from backspot.results.findings import Finding
 from backspot.results.grouping import fold, parents_of
-from backspot.results.report import By, Finding, Report, Row
+from backspot.results.report import By, Report
 from backspot.trace.labels import Kind, Label, readable_label
 
 __all__ = ["page_data"]

@@ -1,4 +1,4 @@
-"""How much work an operator does, from the shapes of its inputs: one family of formulas a file.
+"""How much work an operator does, from the shapes of its inputs.
 
 A formula is a function of ``Inputs`` under ``@flops`` or ``@moved`` with the names of operators::
 
@@ -16,8 +16,241 @@ once, even if it is broadcast, and each element of an output.
 A formula raises ``Unknown`` if the recorded inputs do not say enough. What has no formula is
 unknown, and never counts as nothing.
 
-- ``registry.py``: the decorators and ``Inputs``.
-- ``products.py``, ``convolutions.py``, ``attention.py``, ``recurrent.py``: floating point
-  operations.
+- ``flops.py``: floating point operations.
 - ``traffic.py``: bytes.
+
+This file has the decorators, and the ``Inputs`` that a formula gets.
 """
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import import_module
+from math import prod
+from pkgutil import iter_modules
+from typing import Any, TypeAlias
+
+from backspot.trace.events import Signature
+
+__all__ = [
+    "Formula",
+    "Inputs",
+    "Unknown",
+    "bytes_formulas",
+    "flops",
+    "flops_formulas",
+    "kind_of",
+    "moved",
+]
+
+_HOME = "backspot.analysis.accounting.formulas"
+_BYTES = {
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::Float8_e4m3fnuz": 1,
+    "c10::Float8_e5m2fnuz": 1,
+    "short": 2,
+    "short int": 2,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "int": 4,
+    "float": 4,
+    "long": 8,
+    "long int": 8,
+    "long long": 8,
+    "int64_t": 8,
+    "double": 8,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}
+"""Bytes of an element by the names that C++ has for its type."""
+
+
+def kind_of(name: str) -> int:
+    """Return the rank of a type of elements: truth values, integers, floats, complex numbers."""
+    if "complex" in name:
+        return 3
+    if name in ("float", "double") or name.startswith("c10::"):
+        return 2
+    return int(name != "bool")
+
+
+class Unknown(Exception):  # noqa: N818 - it is no error of anybody
+    """The recorded inputs do not say how much work an operator does."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of one call of an operator, in the order of its arguments.
+
+    Attributes:
+        shapes: the sizes of each tensor; ``[]`` for a scalar and for what is no tensor; for a list
+            of tensors, a list of their sizes.
+        types: the type of each tensor's elements, as C++ names it; other words for other inputs.
+        strides: the strides of each tensor; empty where they are not recorded.
+        values: the values of other inputs, as text.
+    """
+
+    shapes: Sequence[Any]
+    types: Sequence[str]
+    strides: Sequence[Any]
+    values: Sequence[str]
+
+    @classmethod
+    def of(cls, signature: Signature) -> Inputs:
+        """Return the inputs that a signature has.
+
+        Raises:
+            Unknown: If it cannot be read.
+        """
+        try:
+            found = [json.loads(text or "[]") for text in signature]
+        except (ValueError, RecursionError) as error:
+            raise Unknown from error
+        shapes, types, strides, values = found
+        if not all(isinstance(part, list) for part in found) or not _are_texts(types):
+            raise Unknown
+        return cls(shapes, types, strides, values)
+
+    @cached_property
+    def tensors(self) -> list[int]:
+        """The places of the inputs that are tensors."""
+        return [at for at, name in enumerate(self.types) if name in _BYTES]
+
+    def shape(self, at: int) -> list[int]:
+        """Return the sizes of a tensor.
+
+        Raises:
+            Unknown: If this input is no tensor, or its sizes are not recorded.
+        """
+        if at >= len(self.shapes) or at >= len(self.types) or self.types[at] not in _BYTES:
+            raise Unknown
+        shape = self.shapes[at]
+        if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
+            raise Unknown
+        return list(shape)
+
+    def shapes_in_list(self, at: int) -> list[list[int]]:
+        """Return the sizes of each tensor of a list.
+
+        Raises:
+            Unknown: If this input is no list of tensors, or their sizes are not recorded.
+        """
+        shapes = self.shapes[at] if at < len(self.shapes) else None
+        if not isinstance(shapes, list) or not all(isinstance(shape, list) for shape in shapes):
+            raise Unknown
+        if not all(isinstance(size, int) for shape in shapes for size in shape):
+            raise Unknown
+        return shapes
+
+    def value(self, at: int) -> Any:
+        """Return another input: a number, a truth value or a list.
+
+        Raises:
+            Unknown: If the value is not recorded.
+        """
+        try:
+            return ast.literal_eval(self.values[at])
+        except (
+            IndexError,
+            ValueError,
+            TypeError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            raise Unknown from error
+
+    def element(self, at: int) -> int:
+        """Return the bytes of a tensor's element.
+
+        Raises:
+            Unknown: If this input is no tensor.
+        """
+        try:
+            return _BYTES[self.types[at]]
+        except (IndexError, KeyError) as error:
+            raise Unknown from error
+
+    def read(self, at: int) -> int:
+        """Return the bytes of a tensor's distinct elements: a broadcast one counts once."""
+        shape = self.shape(at)
+        strides = self.strides[at] if at < len(self.strides) else []
+        strides = strides if isinstance(strides, list) else []
+        if len(strides) == len(shape):
+            shape = [size for size, stride in zip(shape, strides, strict=True) if stride]
+        return prod(shape) * self.element(at)
+
+    def read_all(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(map(self.read, self.tensors))
+
+    def broadcast(self) -> list[int]:
+        """Return the sizes of what a pointwise operator gives."""
+        shapes = [self.shape(at) for at in self.tensors]
+        if not shapes:
+            raise Unknown
+        result = [1] * max(map(len, shapes))
+        for shape in shapes:
+            for back, size in enumerate(reversed(shape), 1):
+                if result[-back] == 1:
+                    result[-back] = size
+        return result
+
+
+def _are_texts(parts: Sequence[object]) -> bool:
+    return all(isinstance(part, str) for part in parts)
+
+
+Formula: TypeAlias = Callable[[Inputs], int]
+
+_flops: dict[str, Formula] = {}
+_moved: dict[str, Formula] = {}
+
+
+def flops(*operators: str) -> Callable[[Formula], Formula]:
+    """Register the decorated function as what counts the operations of these operators."""
+    return _registering(_flops, operators)
+
+
+def moved(*operators: str) -> Callable[[Formula], Formula]:
+    """Register the decorated function as what counts the bytes of these operators."""
+    return _registering(_moved, operators)
+
+
+def _registering(
+    table: dict[str, Formula], operators: Sequence[str]
+) -> Callable[[Formula], Formula]:
+    def register(formula: Formula) -> Formula:
+        for operator in operators:
+            if operator in table:
+                raise ValueError(f"{operator} has a formula already")
+            table[operator] = formula
+        return formula
+
+    return register
+
+
+def flops_formulas() -> dict[str, Formula]:
+    """Return the formula for the operations of each operator that has one."""
+    _import_all()
+    return _flops
+
+
+def bytes_formulas() -> dict[str, Formula]:
+    """Return the formula for the bytes of each operator that has one."""
+    _import_all()
+    return _moved
+
+
+@cache
+def _import_all() -> None:
+    for module in iter_modules(import_module(_HOME).__path__, f"{_HOME}."):
+        import_module(module.name)

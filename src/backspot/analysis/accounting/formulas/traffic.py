@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from backspot.analysis.accounting.formulas.convolutions import output_sizes
-from backspot.analysis.accounting.formulas.registry import Inputs, Unknown, kind_of, moved
+from backspot.analysis.accounting.formulas import Inputs, Unknown, kind_of, moved
+from backspot.analysis.accounting.formulas.flops import output_sizes
 
 __all__: list[str] = []
 
@@ -251,7 +251,6 @@ def _recurrent(inputs: Inputs, width: int) -> int:
     Each weight is read once.
 
     Args:
-        inputs: input, weights, and more.
         width: the width of the output.
     """
     rows = prod(inputs.shape(0)[:-1])

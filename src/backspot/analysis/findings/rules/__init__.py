@@ -1,9 +1,9 @@
-"""The rules: one cause of a slow step a file. This is how to write one.
+"""The rules: one cause of a slow step each, one subject a file. This is how to write one.
 
 A rule is a pure function that picks spans or device work and says what they cost::
 
-    @rule("slow-sort")  # in slow_sort.py; the name is the file's
-    def find(evidence: Evidence) -> Finding | None:
+    @rule("slow-sort")
+    def slow_sort(evidence: Evidence) -> Finding | None:
         work = evidence.work_named(names.is_sort)
         return finding(
             evidence.costs.places_of_work(work),
@@ -21,7 +21,28 @@ A rule is a pure function that picks spans or device work and says what they cos
    Findings under 1% of the step are left out anyway, and so is a finding without places.
 3. ``title`` says what goes on, ``seen`` what it costs, and ``remedy`` one thing to do about it that
    was measured to help. What helps differs: name the ``devices`` that the advice is for.
-4. Nothing lists the rules: the first report imports every file in this folder, in the order of
-   names. A rule that needs the other findings is a ``fallback_rule``.
+4. Nothing lists the rules: the first report imports every file in this folder and asks the rules
+   in the order of their names. A rule that needs the other findings is a ``fallback_rule``.
 5. Tests demand a section in ``docs/findings.md`` and two recordings, as CONTRIBUTING.md says.
+
+``memory.py`` has the rules about memory. They are functions of ``MemoryEvidence`` that pick blocks
+and say what they hold::
+
+    @memory_rule("kept-sort")
+    def kept_sort(evidence: MemoryEvidence) -> Finding | None:
+        kept = evidence.kept & evidence.allocated_in("aten::sort")
+        held = evidence.held_at_peak(kept)
+        if held < evidence.least:
+            return None
+        return evidence.finding(kept, held, title="…", seen="…", remedy="…", link="…")
+
+They look at the first device of the report alone, because it decides what fits, and are asked only
+if memory was recorded.
+
+- ``host.py``: a device that waits for the host, for data or for other ranks.
+- ``copies.py``: tensors that are copied, cast or laid out again.
+- ``indexing.py``: lookups, and gradients that are added by index.
+- ``gradients.py``: gradients of parameters, and the optimizer.
+- ``compute.py``: slower kernels than necessary, and work that need not be done.
+- ``memory.py``: what is in memory at the peak.
 """

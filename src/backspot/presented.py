@@ -1,4 +1,4 @@
-"""How results print, draw and save themselves, although they cannot import the renderers.
+"""How results print, draw and save themselves, and where users find their classes.
 
 Renderers import results, so results cannot import renderers. ``backspot/__init__.py`` imports both
 and runs before any other module of the package. It sets ``forms`` and ``labelling``.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["LABELLED", "Forms", "Labelling", "Presented", "Result", "forms", "labelling"]
+__all__ = ["LABELLED", "Forms", "Labelling", "Presented", "Result", "forms", "labelling", "public"]
 
 Result: TypeAlias = Any
 """A ``Report``, ``Subtree``, ``Comparison`` or ``JobReport``. Their modules import this one."""
@@ -81,3 +81,18 @@ class Presented:
 
 LABELLED = (".trace.json", ".trace.json.gz")
 """Suffixes of a labelled trace, which is a copy of a trace and not a form of a report."""
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def public(cls: _Class) -> _Class:
+    """Name the package of a result as its home, in reprs, tracebacks and pickles.
+
+    Its annotations are evaluated first, because the package does not have the names in them.
+    """
+    from inspect import get_annotations
+
+    cls.__annotations__ = get_annotations(cls, locals={cls.__name__: cls}, eval_str=True)
+    cls.__module__ = cls.__module__.rpartition(".")[0]
+    return cls

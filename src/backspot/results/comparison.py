@@ -5,17 +5,16 @@ All times are milliseconds of a typical step, unless the name ends in ``_ns_by_s
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from backspot import presented
+from backspot.checks import is_number
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
-from backspot.results import presented
-from backspot.results.presented import Presented
-from backspot.results.public import public
+from backspot.presented import Presented, public
 from backspot.results.report import StepUnit
 
 __all__ = ["SCHEMA", "Change", "ChangeKind", "Comparison", "Move", "Side", "Time", "Verdict"]
@@ -50,8 +49,7 @@ Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "g
 
 
 def _check(percent: float, method: str) -> None:
-    number = isinstance(percent, (int, float)) and not isinstance(percent, bool)
-    if not number or not 0 <= percent < math.inf:
+    if not is_number(percent):
         raise UsageError(f"{method}({quoted(percent)}): give a percentage of at least 0")
 
 

@@ -1,0 +1,571 @@
+"""Rules about computing itself: slower kernels than necessary, or work that need not be done."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from backspot.analysis.accounting.pieces import operators_inside
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import accumulating, forward_of, is_indexing
+from backspot.analysis.findings.registry import fallback_rule, finding, rule
+from backspot.analysis.timeline import FAR, NOTHING, grouped, numbered, take
+from backspot.formatting import counted, duration, percent
+from backspot.results.findings import Finding
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
+
+_PRODUCTS = ("Bmm", "Baddbmm")
+_SOFTMAX = ("Softmax", "SafeSoftmax")
+_VIEWS = (
+    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Expand", "Unsqueeze"),
+    *("Squeeze", "Slice", "Select", "Split", "Unbind", "Clone", "ToCopy", "Alias"),
+)
+_SCALED_OR_MASKED = ("Mul", "Div", "Add", "Sub", "MaskedFill", "Where")
+_LEARNED = ("Index", "IndexSelect", "Embedding")
+_DROPPED_OUT = ("NativeDropout", "Mul", "Div", "MaskedFill", "Where")
+_OF_VALUES = ("Addmm", "Mm", "Linear", "MkldnnLinear", "Convolution")
+_LEAST_WIDTH = 8
+"""With fewer channels in queries and keys, or with fewer keys, there is little to fuse."""
+_ALIKE = 4
+"""Both products multiply as many numbers. Where one takes this many times the other, the scores are
+no product of queries and keys: additive attention has products with a single column, for example.
+"""
+_MATH = "aten::_scaled_dot_product_attention_math"
+_USE_SDPA = (
+    "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one kernel"
+)
+_NEEDED_ON_CPU = (
+    "inputs of four dimensions, equal head sizes of query, key and value, and a mask that needs no "
+    "gradient"
+)
+_WARNS = "torch.nn.attention.sdpa_kernel warns why a backend cannot run."
+
+
+@rule("attention-math")
+def attention_math(evidence: Evidence) -> Finding | None:
+    """Find the chains of nodes of a batched product, a softmax and another batched product."""
+    costs, say = evidence.costs, evidence.wording
+    nodes, softmax = _chains(evidence)
+    if not softmax.any():
+        return None
+    names = costs.top_nodes(nodes)
+    return finding(
+        costs.places_of_spans(nodes),
+        title="Attention is not fused into one kernel",
+        seen=(
+            f"{say.per_step(int(softmax.sum()), 'softmax', 'softmaxes')} between batched products: "
+            f"{', '.join(names)} take {say.ms(costs.of_spans(nodes))} of the backward. Each of "
+            "these nodes reads and writes the whole matrix of attention weights."
+        ),
+        remedy=_attention_remedy(evidence, softmax),
+        link=(
+            "https://docs.pytorch.org/docs/stable/generated/"
+            "torch.nn.functional.scaled_dot_product_attention.html"
+        ),
+        nodes=names,
+        kernels=costs.top_kernels(evidence.work_of(nodes)),
+    )
+
+
+def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
+    """Return the nodes of attention that fused attention could replace, and their softmaxes.
+
+    Nodes are numbered in the order of the forward. From the scores to the softmax there may be what
+    fused attention does itself: a factor, and a mask that fills in or is added. A layer or another
+    function there makes it something else: talking heads, additive attention, the router of
+    experts. The fused kernel for the CPU takes no mask that is learned.
+    """
+    before = {*_VIEWS, *_SCALED_OR_MASKED, *(() if evidence.device == "cpu" else _LEARNED)}
+    after = {*_VIEWS, *_DROPPED_OUT, *_OF_VALUES}
+    join, kinds = evidence.ownership.join, [_kind(name) for name in evidence.spans.node_names]
+    numbered = evidence.in_pass & evidence.spans.is_node & (join.sequence >= 0)
+    nodes, softmax = np.zeros((2, len(numbered)), bool)
+    found: dict[int, list[tuple[Ints, int]]] = {}
+    for _, mine in grouped(join.builder, np.flatnonzero(numbered)):
+        mine = mine[np.argsort(join.sequence[mine], kind="stable")]
+        kind = [kinds[node] for node in evidence.spans.node[mine].tolist()]
+        for at in (at for at, one in enumerate(kind) if one in _SOFTMAX):
+            first, last = _product(kind, at, -1, before), _product(kind, at, 1, after)
+            if first is not None and last is not None:
+                among = [one for one in range(first, last + 1) if kind[one] not in _OF_VALUES]
+                owner = int(evidence.ownership.owner[mine[first]])
+                found.setdefault(owner, []).append((mine[among], int(mine[at])))
+    spent = forward_of(evidence)
+    for chains in found.values():
+        if _is_attention(evidence, np.array([chain[[0, -1]] for chain, _ in chains]), spent):
+            for chain, middle in chains:
+                nodes[chain] = softmax[middle] = True
+    return nodes, softmax
+
+
+def _kind(node: str) -> str:
+    """Return the operator in the name of a node: ``Bmm`` of ``BmmBackward0``."""
+    return node.partition("Backward")[0]
+
+
+def _product(kind: Sequence[str], at: int, way: int, between: Collection[str]) -> int | None:
+    """Return the place of the nearest batched product, if only nodes of some kinds come before."""
+    at += way
+    while 0 <= at < len(kind) and kind[at] in between:
+        at += way
+    return at if 0 <= at < len(kind) and kind[at] in _PRODUCTS else None
+
+
+def _is_attention(evidence: Evidence, products: Ints, spent: Ints) -> bool:
+    """Whether one product has the scores of queries and keys, and the other the mean of values.
+
+    Args:
+        products: the nodes of both, one row for each time that a module computes them.
+        spent: the time of the forward operator of each node.
+    """
+    operators = evidence.ownership.join.operator[products[0]]
+    scores, mean = (_shape_of_product(evidence, one) for one in operators.tolist())
+    if scores and mean:
+        return min(scores[1:]) >= _LEAST_WIDTH and scores[2] == mean[1]
+    # The least time is that without an interruption.
+    low, high = sorted(spent[products].min(axis=0).tolist())
+    return bool(high <= _ALIKE * low)
+
+
+def _shape_of_product(evidence: Evidence, operator: int) -> tuple[int, int, int] | None:
+    """Return rows, inner size and columns of a batched product, where shapes are recorded."""
+    events = evidence.events
+    signature = int(events.signature[operator]) if operator >= 0 else NOTHING
+    if signature < 0:
+        return None
+    matrices = [one for one in json.loads(events.signatures[signature].shapes) if len(one) == 3]
+    if len(matrices) < 2:
+        return None
+    (_, rows, inner), (_, _, columns) = matrices[-2:]
+    return rows, inner, columns
+
+
+def _attention_remedy(evidence: Evidence, softmax: Mask) -> str:
+    """Return what to change, by the operators that ran in the forward around these softmaxes."""
+    events = evidence.events
+    operator = evidence.ownership.join.operator[softmax]
+    operator = operator[operator >= 0]
+    thread, start, end = events.thread[operator], events.start[operator], events.end[operator]
+    math = (evidence.around(thread, start, _MATH) >= 0).any()
+    if evidence.device != "cpu":
+        if not math:
+            return f"{_USE_SDPA}."
+        return (
+            "scaled_dot_product_attention falls back to its math backend here: use half precision "
+            f"and a head size that the flash or efficient backend supports. {_WARNS}"
+        )
+    falls_back = "scaled_dot_product_attention falls back to its math backend here"
+    if _drops_out(events, thread, end):
+        return (
+            f"{f'{falls_back}, because' if math else 'Here'} dropout_p is not 0, and the fused "
+            "kernel for the CPU has no dropout. Without dropout of the attention weights (dropout "
+            "in nn.MultiheadAttention), scaled_dot_product_attention runs as one kernel."
+        )
+    if math:
+        return f"{falls_back}. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
+    return f"{_USE_SDPA} where dropout_p is 0. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
+
+
+def _drops_out(events: Events, thread: Ints, end: Ints) -> bool:
+    """Whether what runs next after one of these moments, products aside, is a dropout."""
+    random = events.named(Category.OPERATOR, "aten::bernoulli_", "aten::native_dropout")
+    product = events.named(Category.OPERATOR, "aten::bmm", "aten::baddbmm")
+
+    def following(index: Ints) -> Ints:
+        """Return the start of the next of these operators after each moment; ``FAR`` for none."""
+        result = np.full(len(end), FAR)
+        of_thread = dict(grouped(events.thread, index))
+        for one, mine in grouped(thread):
+            times = np.append(np.sort(events.start[of_thread.get(one, index[:0])]), FAR)
+            result[mine] = times[np.searchsorted(times[:-1], end[mine])]
+        return result
+
+    return bool((following(random) < following(product)).any())
+
+
+_RATIO_HIGH = 10.0
+"""A backward computes two gradients where its forward computes one value, so it usually takes twice
+as long. Fused attention takes seven to twelve times its forward, copies included, and is skipped.
+"""
+_RATIO_LEAST = 0.03  # of the step, for each module
+_LEAST_ON_HOST = 1_000_000
+_LEAST_STEPS_ON_HOST = 3
+"""Without a GPU: nanoseconds of backward in the median step, and how many steps must agree. On a
+busy machine, the host loses the processor for milliseconds, and any module is held up in a few
+steps. (Measured on healthy MLPs beside two busy processes: in up to 2 of 3 steps and 4 of 10.)
+"""
+_LOOP = 100
+"""Operators of one name in one node: so many come from a loop."""
+_FILLED = 0.25
+"""A lookup that spends this share on zeros picks few of many rows."""
+_COMPILED = (
+    "The region is compiled already. TORCH_LOGS=output_code shows the kernels of its backward: "
+    "move the operation that makes them slow out of the region, or rewrite it."
+)
+_CONVOLUTIONS = ("Convolution", "Cudnn", "Mkldnn", "Miopen", "SlowConv", "ConvDepthwise")
+_CONVOLUTION = (
+    "Grouped, dilated and transposed convolutions have slow gradients: try others in their place."
+)
+_CONVOLUTION_ON_GPU = (
+    "Set torch.backends.cudnn.benchmark = True, and use memory_format=torch.channels_last for the "
+    f"model and its inputs. {_CONVOLUTION}"
+)
+_TABLE = (
+    "This is a lookup in a large table, whose gradient is mostly zeros: use "
+    "torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the rows "
+    "that the batch used."
+)
+_RATIO_INDEX = (
+    "Backward adds into a tensor as large as the indexed one. For rows of a table, use "
+    "torch.nn.functional.embedding or x.index_select(dim, index), which add faster than x[index] "
+    "and gather. Slices, multiplying by a mask and torch.where need no index."
+)
+_RATIO_OTHER = (
+    "Rewrite the operation behind these nodes: sums over expanded dimensions and atomic additions "
+    "often have a slow backward. Or compile the module, or write its backward as a "
+    "torch.autograd.Function."
+)
+
+
+@fallback_rule("backward-ratio")
+def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
+    """Find modules with nodes that take far more device time than the module's own forward.
+
+    Args:
+        found: what the other rules found. A ratio says that something is odd, but not what: a
+            module is skipped when another finding explains half of its backward.
+    """
+    costs, say, owner = evidence.costs, evidence.wording, evidence.ownership.owner
+    forward, backward, wall = _times(evidence)
+    holds = (
+        (backward > _RATIO_HIGH * forward) & (forward > 0) & (wall > _RATIO_LEAST * costs.step_ns)
+    )
+    least = 1
+    if not evidence.report.has_gpu:
+        holds &= backward > _LEAST_ON_HOST
+        least = _LEAST_STEPS_ON_HOST
+    often = holds.sum(axis=1)
+    odd = (2 * often > holds.shape[1]) & (often >= least)
+    fused = evidence.nodes_named(lambda name: "ScaledDotProduct" in name)
+    odd[owner[fused]] = False
+    odd &= ~_estimated(evidence)
+    spent = evidence.typical.mean(wall)
+    explained: dict[str, int] = {}
+    for other in found:
+        for place in other.places:
+            explained[place.path] = explained.get(place.path, 0) + place.wall_ns
+    for module in np.flatnonzero(odd).tolist():
+        path = evidence.ownership.owners.path(module)
+        odd[module] = 2 * explained.get(path, 0) < spent[module]
+    if not odd.any():
+        return None
+    worst = int(np.argmax(np.where(odd, spent, 0)))
+    computes = evidence.in_pass & evidence.spans.is_node & ~accumulating(evidence)
+    nodes = computes & _working_for(evidence, odd)
+    of_worst = computes & _working_for(evidence, np.arange(len(odd)) == worst)
+    heaviest = costs.top_nodes(of_worst)
+    label = costs.label_of(worst)
+    ratio = backward[worst] / np.maximum(forward[worst], 1) * (forward[worst] > 0)
+    median = int(np.argsort(ratio, kind="stable")[(len(ratio) - 1) // 2])
+    return finding(
+        costs.places_by_step(np.where(odd[:, None], wall, 0)),
+        title="A backward takes many times its forward",
+        seen=(
+            f"{label}: the forward takes {duration(forward[worst, median])} and the backward "
+            f"{duration(backward[worst, median])}, which is {ratio[median]:.0f} times as long; "
+            f"twice is usual. The backward takes more than {_RATIO_HIGH:.0f} times its forward "
+            f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
+        ),
+        remedy=_ratio_remedy(evidence, of_worst, heaviest[0]),
+        link="https://docs.pytorch.org/docs/stable/notes/extending.html",
+        nodes=costs.top_nodes(nodes),
+    )
+
+
+def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
+    """Return each owner's own time in forward and in backward, and its backward's clock time.
+
+    All three have one row an owner and one column a step. The first two are device time, or host
+    time where the trace has no device.
+    """
+    spans, costs = evidence.spans, evidence.costs
+    owners = evidence.ownership.owners
+    # Adding a gradient to its parameter is not part of computing it.
+    computes = spans.is_node & ~accumulating(evidence) & evidence.in_pass
+    wall = costs.owned_by_step(computes, evidence.work_of(computes))
+    if evidence.report.has_gpu:
+        # Communication has owners of its own, whatever node launches it.
+        span = evidence.work.span
+        forward = costs.running_by_step(take(~evidence.in_pass, span, False))
+        backward = costs.running_by_step(take(computes, span, False))
+    else:
+        calls = (spans.module >= 0) & ~evidence.in_pass
+        forward, backward = costs.owned_by_step(calls, evidence.work_of(calls)), wall
+    forward[owners.is_special] = 0
+    return forward, backward, wall
+
+
+def _working_for(evidence: Evidence, chosen: Mask) -> Mask:
+    """Whether each span belongs to a chosen owner, or launched compiled code for one."""
+    ownership = evidence.ownership
+    launch = np.repeat(np.arange(len(ownership.compiled.event)), ownership.launch_shares.count)
+    working = launch[chosen[ownership.launch_shares.owner]]
+    found: Mask = chosen[ownership.owner]
+    return found | evidence.spans_with(ownership.compiled.span[working])
+
+
+def _estimated(evidence: Evidence) -> Mask:
+    """Whether most of each owner's device time is estimated, and says little about its own work.
+
+    That is its share of kernels that serve several owners, and what it has as the owner of a
+    compiled region: kernels inside for which no module is known.
+    """
+    shares, owners = evidence.ownership.work_shares, len(evidence.ownership.owners)
+    work = np.arange(len(evidence.work.start))
+    place, share, part = shares.split(work, evidence.costs.device_ns)
+    compiled = evidence.ownership.compiled
+    nobodys = np.append(compiled.shares.largest < 0, False)
+    split = (shares.is_split | nobodys[compiled.of_work])[place]
+    sums = np.zeros((2, owners), np.int64)
+    np.add.at(sums, (split.astype(np.int64), shares.owner[share]), part)
+    found: Mask = sums[1] > sums[0]
+    return found
+
+
+# What to do --------------------------------------------------------------------------------------
+
+
+def _ratio_remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
+    """Return what to do, by the kind of the most expensive node and by what runs in it.
+
+    Args:
+        name: the name of those that take most of the time.
+    """
+    regions = evidence.ownership.owners.mask(lambda module: module.is_region)
+    nodes = nodes & evidence.nodes_named(lambda other: other == name)
+    if name.startswith(names.COMPILED_FUNCTION) or regions[evidence.ownership.owner[nodes]].all():
+        return _COMPILED
+    if names.is_custom_function(name):
+        return _of_function(evidence, nodes)
+    if name.startswith(_CONVOLUTIONS):
+        return _CONVOLUTION_ON_GPU if evidence.device == "cuda" else _CONVOLUTION
+    if is_indexing(name):
+        return _TABLE if _filled(evidence, nodes) >= _FILLED else _RATIO_INDEX
+    return _RATIO_OTHER
+
+
+def _of_function(evidence: Evidence, nodes: Mask) -> str:
+    """Return what to do about custom Functions, by the operators that their backward calls."""
+    events = evidence.events
+    index, span = operators_inside(events, evidence.ownership)
+    called, which = numbered(events.name[index[nodes[span]]].astype(np.int64))
+    if not len(called):
+        return "Rewrite the backward of this Function with operators on whole tensors."
+    count = np.bincount(which)
+    most = int(np.argmax(count))
+    number = round(int(count[most]) / int(nodes.sum()))
+    if number < _LOOP:
+        return (
+            "Rewrite the backward of this Function with fewer operators on whole tensors, and save "
+            "in its forward what it computes a second time."
+        )
+    return (
+        f"The backward of this Function calls {events.names[called[most]]} {number:,} times, which "
+        "is a Python loop. Replace the loop by operators on whole tensors."
+    )
+
+
+def _filled(evidence: Evidence, nodes: Mask) -> float:
+    """Return the share of these nodes' time in which they fill memory with zeros."""
+    if evidence.report.has_gpu:
+        work = evidence.work_of(nodes)
+        length = evidence.costs.device_ns
+        fills = work & evidence.work_named(names.is_zero_fill)
+        return float(length[fills].sum() / max(1, length[work].sum()))
+    events = evidence.events
+    fill = events.name_mask("aten::zero_")[events.name]
+    index = _inside(evidence, nodes)
+    spent = events.duration[index[fill[index]]].sum()
+    return float(spent / max(1, (evidence.spans.end - evidence.spans.start)[nodes].sum()))
+
+
+def _inside(evidence: Evidence, nodes: Mask) -> Ints:
+    """Return PyTorch's operators in these nodes; events."""
+    index = evidence.events.named(Category.OPERATOR, names.ATEN)
+    found: Ints = index[take(nodes, evidence.spans.of(evidence.events, index), False)]
+    return found
+
+
+_FORWARD_ONLY_LEAST = 0.1
+"""Below this share of the step, a look at the model's output is as usual."""
+
+
+@rule("forward-only")
+def forward_only(evidence: Evidence) -> Finding | None:
+    """Find outermost calls without a node in the backward, of modules that have others with some.
+
+    A teacher or a frozen encoder is another module, and a model that is only evaluated has no
+    calls with a backward.
+    """
+    spans, costs, say = evidence.spans, evidence.costs, evidence.wording
+    outermost = np.flatnonzero((spans.module >= 0) & (spans.parent < 0) & ~evidence.in_pass)
+    followed = _followed(evidence, outermost)
+    trained = np.isin(spans.module[outermost], spans.module[outermost[followed]])
+    alone = outermost[trained & ~followed]
+    inside = np.zeros(len(spans.start), bool)
+    inside[alone] = True
+    inside = inside[_roots(spans.parent)] & ~evidence.in_pass
+    by_step = costs.of_spans_by_step(inside)
+    if not costs.holds_in_most_steps(by_step, _FORWARD_ONLY_LEAST):
+        return None
+    calls = counted(int(trained.sum()), "call")
+    return finding(
+        costs.places_of_spans(inside),
+        title="The model runs without a backward",
+        seen=(
+            f"No backward follows {len(alone):,} of {calls} of the model in "
+            f"{counted(evidence.report.steps, 'step')}: {say.ms(costs.of_spans(inside))} of each "
+            "step."
+        ),
+        remedy=(
+            "If these calls evaluate the model, evaluate every few steps or epochs, not in each. "
+            "Where the training needs their outputs, run them under torch.no_grad()."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation",
+    )
+
+
+def _followed(evidence: Evidence, calls: Ints) -> Mask:
+    """Whether an operator in each of these calls made a node that the backward executes."""
+    spans, events, join = evidence.spans, evidence.events, evidence.ownership.join
+    made = np.unique(join.operator[(join.operator >= 0) & evidence.in_pass])
+    of_thread = dict(grouped(events.thread, made))
+    found = np.zeros(len(calls), bool)
+    for thread, mine in grouped(spans.thread[calls]):
+        times = np.sort(events.start[of_thread.get(thread, made[:0])])
+        first = np.searchsorted(times, spans.start[calls[mine]])
+        found[mine] = first < np.searchsorted(times, spans.end[calls[mine]])
+    return found
+
+
+def _roots(parent: Ints) -> Ints:
+    """Return the outermost ancestor of each span."""
+    root = np.arange(len(parent))
+    while (above := take(parent, root, NOTHING)).max(initial=NOTHING) >= 0:
+        root = np.where(above >= 0, above, root)
+    return root
+
+
+_FP32 = (
+    "Run the forward under torch.autocast('cuda', dtype=torch.bfloat16) (float16 before Ampere). "
+    "To stay in fp32, use torch.set_float32_matmul_precision('high') and "
+    "torch.backends.cudnn.allow_tf32 = True."
+)
+_FP64 = (
+    "Unless the result needs fp64, call model.float() and convert the batch likewise: tensors made "
+    "from NumPy arrays are float64 by default. Then use torch.autocast('cuda', "
+    "dtype=torch.bfloat16)."
+)
+
+
+@rule("no-tensor-cores", devices=("cuda",))
+def no_tensor_cores(evidence: Evidence) -> Finding | None:
+    """Find kernels that multiply in fp32 or fp64 without tensor cores, forward and backward."""
+    costs, say = evidence.costs, evidence.wording
+    work = evidence.work_named(names.is_without_tensor_cores)
+    if not work.any():
+        return None
+    double = evidence.work_named(names.is_double) & work
+    wide = 2 * costs.of_work(double) > costs.of_work(work)
+    return finding(
+        costs.places_of_work(work),
+        title=f"Matrix products run in {'fp64' if wide else 'fp32'} without tensor cores",
+        seen=(
+            f"{say.per_step(int(work.sum()), 'kernel')}, {say.ms(costs.of_work(work))} of the "
+            "step. In half precision, tensor cores run such products several times as fast."
+        ),
+        remedy=_FP64 if wide else _FP32,
+        link=(
+            "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+            "#tensorfloat-32-tf32-on-ampere-and-later-devices"
+        ),
+        nodes=costs.top_nodes(evidence.spans_of_work(work)),
+        kernels=costs.top_kernels(work),
+    )
+
+
+@rule("recompute")
+def recompute(evidence: Evidence) -> Finding | None:
+    """Find module calls and operators that a backward pass runs again."""
+    costs = evidence.costs
+    again = evidence.in_pass & ~evidence.spans.is_node
+    cost = costs.of_spans(again)
+    if not cost:
+        return None
+    share = percent(cost / evidence.report.wall_ns if evidence.report.wall_ns else 0.0)
+    return finding(
+        costs.places_of_spans(again),
+        title="Activation checkpointing runs the forward again",
+        seen=(
+            f"{evidence.wording.ms(cost)} of the backward, {share}, is forward work that runs a "
+            "second time."
+        ),
+        remedy=(
+            "This is the price of the memory that checkpointing saves. If memory is left, "
+            "checkpoint fewer blocks, or keep the results of matmuls with "
+            "torch.utils.checkpoint.create_selective_checkpoint_contexts."
+        ),
+        link="https://docs.pytorch.org/docs/stable/checkpoint.html",
+        kernels=costs.top_kernels(evidence.work_of(again)),
+    )
+
+
+_WRITTEN_OUT_LEAST = 0.03
+_LETTERS = {"Pow": "P", "Mul": "M", "Div": "D", "Add": "A", "Tanh": "T", "Erf": "E"}
+_FUNCTIONS = {
+    'torch.nn.functional.gelu(x, approximate="tanh")': re.compile(r"[PMD]+AMTAM+"),
+    "torch.nn.functional.gelu(x)": re.compile(r"[PMD]+EAM+"),
+}
+"""The nodes of each function in the order of its forward, which is that of their numbers."""
+
+
+@rule("written-out-function", devices=("cpu",))
+def written_out_function(evidence: Evidence) -> Finding | None:
+    """Find the nodes of a GELU that is computed by products, sums and a tanh or an erf."""
+    costs, say = evidence.costs, evidence.wording
+    written = _written_out(evidence)
+    nodes = np.any(list(written.values()), axis=0)
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _WRITTEN_OUT_LEAST):
+        return None
+    function = max(written, key=lambda one: costs.of_spans(written[one]))
+    return finding(
+        costs.places_of_spans(nodes),
+        title="GELU is written out as many operators",
+        seen=(
+            f"{say.per_step(int(nodes.sum()), 'node')} of products, sums and tanh or erf take "
+            f"{say.ms(costs.of_spans(nodes))} of the backward. Each of them reads and writes a "
+            "whole tensor, in the forward too."
+        ),
+        remedy=f"Use {function}, which is one operator forward and backward.",
+        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html",
+        nodes=costs.top_nodes(nodes),
+    )
+
+
+def _written_out(evidence: Evidence) -> dict[str, Mask]:
+    """Return whether each span is a node of each function."""
+    spans, join = evidence.spans, evidence.ownership.join
+    letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
+    numbered = np.flatnonzero(evidence.in_pass & spans.is_node & (join.sequence >= 0))
+    found = {function: np.zeros(len(spans.start), bool) for function in _FUNCTIONS}
+    for _, mine in grouped(join.builder, numbered):
+        mine = mine[np.argsort(join.sequence[mine], kind="stable")]
+        text = "".join(letters[node] for node in spans.node[mine].tolist())
+        for function, chain in _FUNCTIONS.items():
+            for match in chain.finditer(text):
+                found[function][mine[match.start() : match.end()]] = True
+    return found

@@ -1,0 +1,233 @@
+"""Rules about tensors that are copied, cast or laid out again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import accumulating, sorting
+from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import distinct
+from backspot.results.findings import Finding
+from backspot.trace import names
+from backspot.trace.events import Mask
+
+_CASTS_LEAST = 0.03
+"""Autocast always casts a little; below this share of the step the rule finds nothing."""
+
+_CASTS_REMEDY = (
+    "Remove .float() and .to(dtype) around single operations, and put operations that autocast "
+    "runs in fp32 next to each other; or keep the whole module in bf16."
+)
+_CASTS_REMEDY_ON_CPU = (
+    "Remove .float(), .double() and .to(dtype) around single operations, and keep the module in "
+    "one dtype."
+)
+
+
+@rule("casts", devices=("cpu", "cuda"))
+def casts(evidence: Evidence) -> Finding | None:
+    """Find casts of the gradients of activations; autocast casts those of parameters."""
+    costs, say = evidence.costs, evidence.wording
+    nodes = evidence.nodes_named(lambda name: name.startswith("ToCopyBackward"))
+    of_parameters = evidence.spans_with(evidence.ownership.join.feeder[accumulating(evidence)])
+    # A loss belongs in fp32.
+    nodes &= ~of_parameters & ~_of_loss(evidence)
+    # The same nodes also copy between devices, which is not a cast.
+    work = evidence.work_of(nodes)
+    work &= ~evidence.work_named(lambda name: name.startswith(names.MEMCPY))
+    if evidence.report.has_gpu:
+        nodes &= evidence.spans_of_work(work)
+    cost = costs.of_spans(nodes)
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _CASTS_LEAST):
+        return None
+    return finding(
+        costs.places_of_spans(nodes),
+        title="Gradients are cast between dtypes",
+        seen=(
+            f"{say.per_step(int(nodes.sum()), 'cast')} of the gradients of activations, "
+            f"{say.ms(cost)}. Each of them reverses a cast in the forward."
+        ),
+        remedy=_CASTS_REMEDY if evidence.device == "cuda" else _CASTS_REMEDY_ON_CPU,
+        link="https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference",
+        nodes=costs.top_nodes(nodes),
+        kernels=costs.top_kernels(work),
+    )
+
+
+def _of_loss(evidence: Evidence) -> Mask:
+    """Whether each span belongs to no module, or to a loss."""
+    ownership = evidence.ownership
+    losses = ownership.owners.mask(lambda module: module.class_name.endswith("Loss"), special=True)
+    of_loss: Mask = losses[ownership.owner]
+    return of_loss
+
+
+_DEVICE_LARGE = 1 << 14  # bytes: a smaller copy reads a value rather than moving a tensor
+
+
+@rule("device-copies", devices=("cuda",))
+def device_copies(evidence: Evidence) -> Finding | None:
+    """Find copies from a device that no other work hides."""
+    costs, say = evidence.costs, evidence.wording
+    size = evidence.events.size[evidence.work.event]
+    work = evidence.work_named(names.is_copy_from_device) & ((size < 0) | (size >= _DEVICE_LARGE))
+    if not work.any():
+        return None
+    to_host = evidence.work_named(lambda name: name.startswith(names.TO_HOST)) & work
+    cost = costs.of_work(work)
+    if 2 * costs.of_work(to_host) > cost:
+        where, remedy = (
+            "to the host",
+            "Do on the GPU what the host does with these tensors. If they are only logged, copy "
+            "them every hundred steps, into pinned memory with non_blocking=True.",
+        )
+    else:
+        where, remedy = (
+            "between devices",
+            "Put modules that exchange tensors on the same device. Send each activation once, and "
+            "split the model where activations are smallest.",
+        )
+    return finding(
+        costs.places_of_work(work),
+        title=f"Tensors are copied {where}",
+        seen=f"{say.copies(size[work])}: {say.ms(cost)} in which nothing else runs.",
+        remedy=remedy,
+        link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
+        nodes=costs.top_nodes(evidence.spans_of_work(work)),
+        kernels=costs.top_kernels(work),
+    )
+
+
+_VOLUME_LARGE = 4_000_000  # bytes: a smaller copy is not a batch of images
+_MULTIPROCESSORS = 120  # of a data centre's GPU, within a third: enough to tell 1 byte from 4
+_PER_BLOCK = 512  # elements for each block of a casting kernel
+
+
+@rule("host-to-device-volume", devices=("cuda",))
+def host_to_device_volume(evidence: Evidence) -> Finding | None:
+    """Find large copies to the device that nothing hides and that no cast follows.
+
+    A trace without shapes does not record the dtype. But bytes that arrive as uint8 are cast to
+    floats by the next kernel, and its number of thread blocks gives the number of elements. Without
+    such a cast the batch arrived in full width. Copies inside a module's call are left out.
+    """
+    costs, say = evidence.costs, evidence.wording
+    size = evidence.events.size[evidence.work.event]
+    work = evidence.work_named(lambda name: name.startswith(names.CUDA_TO_DEVICE))
+    work &= (size >= _VOLUME_LARGE) & (evidence.work.span < 0)
+    work &= ~_narrow(evidence, work)
+    if not work.any():
+        return None
+    return finding(
+        costs.places_of_work(work, elsewhere="(data)"),
+        title="Large batches travel to the GPU at full width",
+        seen=(
+            f"{say.copies(size[work])}: {say.ms(costs.of_work(work))} in which nothing else runs."
+        ),
+        remedy=(
+            "Copy images as uint8, a quarter of the bytes, and cast and normalise them on the GPU. "
+            "Copy the next batch on a stream of its own while the GPU computes this one."
+        ),
+        link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+        kernels=costs.top_kernels(work),
+    )
+
+
+def _narrow(evidence: Evidence, copies: Mask) -> Mask:
+    """Whether each of these copies seems to move less than half a float for each element."""
+    work = evidence.work
+    casting = (evidence.launched_in("aten::to", "aten::_to_copy") >= 0) & (work.span < 0)
+    size = evidence.events.size[work.event]
+    result = np.zeros(len(copies), bool)
+    for device in distinct(work.device[copies]):
+        mine = np.flatnonzero(copies & (work.device == device))
+        kernels = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.device == device))
+        kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
+        after = np.searchsorted(work.start[kernels], work.end[mine])
+        mine, after = mine[after < len(kernels)], after[after < len(kernels)]
+        following = kernels[after]
+        elements = size[following] / 1000 * _MULTIPROCESSORS * _PER_BLOCK
+        # A trace without block counts leaves it open, so the copy counts as narrow.
+        small = (size[mine] < 2.5 * elements) | (size[following] < 0)
+        result[mine] = casting[following] & small
+    return result
+
+
+_LAYOUT_LEAST = 0.055
+"""Every attention copies the gradients of queries, keys and values into one tensor; below this
+share of the step copies are as usual."""
+_LEAST_OF_CONVOLUTIONS = 0.03
+
+
+@rule("layout-copies", devices=("cuda",))
+def layout_copies(evidence: Evidence) -> Finding | None:
+    """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout.
+
+    In compiled code these are generated kernels that do nothing else.
+    """
+    costs, say = evidence.costs, evidence.wording
+    copying = evidence.launched_in("aten::contiguous", "aten::clone")
+    generated = evidence.work_named(names.is_generated_copy)
+    converts = evidence.work_named(names.is_layout_conversion)
+    # Copies of indices belong to the indexing, those of gradients to their parameters.
+    others = accumulating(evidence) | sorting(evidence)
+    work = ((copying >= 0) | generated | converts) & evidence.backward & ~evidence.work_of(others)
+    converts |= evidence.work_of(evidence.nodes_named(lambda name: "Convolution" in name))
+    converted = costs.of_work(work & converts)
+    if not costs.holds_in_most_steps(costs.of_work_by_step(work), _LAYOUT_LEAST):
+        least = _LEAST_OF_CONVOLUTIONS
+        if not costs.holds_in_most_steps(costs.of_work_by_step(work & converts), least):
+            return None
+        work &= converts
+    cost = costs.of_work(work)
+    if 2 * converted > cost:
+        remedy = (
+            "Train convolutions in one layout: model.to(memory_format=torch.channels_last), and "
+            "the batch likewise. Look for a layer that falls back to NCHW."
+        )
+    else:
+        remedy = (
+            "Use the layout that the next operation reads: fewer permute and transpose between "
+            "operations, and reshape at the end. Fused attention and einsum keep the strides."
+        )
+    return finding(
+        costs.places_of_work(work),
+        title="Gradients are copied into another memory layout",
+        seen=(
+            f"{say.per_step(int(work.sum()), 'copy', 'copies')}: {say.ms(cost)} of the backward in "
+            "which nothing is computed."
+        ),
+        remedy=remedy,
+        link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+        nodes=costs.top_nodes(evidence.spans_of_work(work)),
+        operators=costs.top_operators(
+            evidence.names_of(copying[work]), np.maximum(costs.recorded_work_ns[work], 1)
+        ),
+        kernels=costs.top_kernels(work),
+    )
+
+
+@rule("pageable-copy", devices=("cuda",))
+def pageable_copy(evidence: Evidence) -> Finding | None:
+    """Find copies from pageable memory that no other work hides."""
+    costs, say = evidence.costs, evidence.wording
+    work = evidence.work_named(lambda name: name.startswith(names.PAGEABLE_TO_DEVICE))
+    if not work.any():
+        return None
+    size = evidence.events.size[evidence.work.event[work]]
+    return finding(
+        costs.places_of_work(work, elsewhere="(data)"),
+        title="Copies to the GPU come from pageable memory",
+        seen=(
+            f"{say.copies(size)}: {say.ms(costs.of_work(work))} in which nothing else runs. The "
+            "driver copies pageable memory twice, and the host waits."
+        ),
+        remedy=(
+            "Use DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True). If the "
+            "step makes the tensors itself, create them on the device."
+        ),
+        link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+        kernels=costs.top_kernels(work),
+    )

@@ -1,0 +1,364 @@
+"""Rules about gradients of parameters, and the optimizer that uses them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import Tier, in_optimizer
+from backspot.analysis.attribution.ownership import Special
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import accumulating, fills, zeroing
+from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import NOTHING, distinct, enclosing, first_started, merged, pieces
+from backspot.formatting import counted
+from backspot.results.findings import Finding
+from backspot.trace import Category, names
+from backspot.trace.events import Ints, Mask
+from backspot.trace.labels import Kind
+
+_ACCUMULATION_LEAST = 0.01  # of the step
+_ACCUMULATION_LEAST_OF_SEVERAL = 0.03
+"""Several passes per step must add their gradients; below this share of the step that is as usual.
+"""
+_ACCUMULATION_NODE = (names.AUTOGRAD_NAMESPACE + names.ACCUMULATE_GRAD, names.ACCUMULATE_GRAD)
+_ACCUMULATION_WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
+"""The operators that add a gradient to an earlier one, or copy one that cannot be taken over."""
+
+
+@rule("gradient-accumulation")
+def gradient_accumulation(evidence: Evidence) -> Finding | None:
+    """Find AccumulateGrad nodes that do more than take over the gradient that they are given."""
+    costs, say = evidence.costs, evidence.wording
+    nodes = accumulating(evidence)
+    passes = _passes(evidence, nodes)
+    parallel = bool(evidence.events.name_mask(names.DDP_FORWARD).any())
+    # Data parallelism copies and communicates in hooks of these nodes. Optimizers may step there.
+    work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
+    work &= ~evidence.work.optimizer
+    if not parallel:
+        work &= evidence.launched_in(*_ACCUMULATION_NODE) >= 0
+    if evidence.report.has_gpu:
+        nodes &= evidence.spans_of_work(work)
+        placed, by_step = costs.places_of_work(work), costs.of_work_by_step(work)
+    else:
+        nodes &= _working(evidence)
+        placed, by_step = costs.places_of_spans(nodes), costs.of_spans_by_step(nodes)
+    filled = fills(evidence).any() if evidence.report.has_gpu else len(zeroing(evidence)) > 0
+    if not placed.places or (passes <= 1 and filled):
+        return None  # zero_grad left zeros to add to: the finding zero-grad-fill says so
+    if not costs.holds_in_most_steps(
+        by_step, _ACCUMULATION_LEAST_OF_SEVERAL if passes > 1 else _ACCUMULATION_LEAST
+    ):
+        return None
+    if passes > 1:
+        why = f"with {passes} passes before each update, each pass adds to the gradients so far"
+        remedy = (
+            "Use fewer, larger micro-batches: each pass reads and writes every gradient once more. "
+            "Gradients in bf16 halve the cost."
+        )
+    elif parallel:
+        why = "DistributedDataParallel copies each gradient into its buckets"
+        remedy = (
+            "DistributedDataParallel(..., gradient_as_bucket_view=True) keeps gradients in the "
+            "buckets from the start."
+        )
+    else:
+        why = (
+            "a gradient is copied or added when its memory is shared, or when its strides differ "
+            "from those of its parameter"
+        )
+        remedy = (
+            "Call zero_grad(set_to_none=True) before each backward. Give parameters that are used "
+            "in several places, or through expand or transpose, contiguous storage of their own."
+        )
+    operator = evidence.launched_in(*_ACCUMULATION_WORK)[work]
+    return finding(
+        placed,
+        title="Gradients are copied or added at their parameters",
+        seen=(
+            f"{say.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "
+            f"{say.ms(placed.wall_ns)}: {why}."
+        ),
+        remedy=remedy,
+        link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
+        nodes=costs.top_nodes(nodes),
+        operators=costs.top_operators(
+            evidence.names_of(operator), np.maximum(costs.recorded_work_ns[work], 1)
+        ),
+        kernels=costs.top_kernels(work),
+    )
+
+
+def _working(evidence: Evidence) -> Mask:
+    """Whether each span runs an operator that adds or copies.
+
+    Hooks on the node do not count, nor do optimizers that step in the node.
+    """
+    events = evidence.events
+    index = events.chosen(
+        events.names_where(lambda name: name in _ACCUMULATION_WORK), Category.OPERATOR
+    )
+    itself = evidence.around(events.thread[index], events.start[index], *_ACCUMULATION_NODE)
+    start, thread = events.start[index], events.thread[index]
+    updates = in_optimizer(events, evidence.ownership.passes, start, thread)
+    return evidence.spans_around(index[(itself >= 0) & ~updates])
+
+
+def _passes(evidence: Evidence, accumulate: Mask) -> int:
+    """Return the largest number of passes that give a module gradients before one update."""
+    events, passes = evidence.events, evidence.ownership.passes
+    updates = np.sort(events.start[events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)])
+    run = passes.of_span[accumulate]
+    turn = np.searchsorted(updates, passes.start[run], side="right")
+    if not len(updates):
+        turn = evidence.ownership.steps.of_pass[run]
+    owner = evidence.ownership.owner[accumulate]
+    # Sorted, a pass begins where the owner, the update or the pass differs from the one before.
+    order = np.lexsort((run, turn, owner))
+    owner, turn, run = owner[order], turn[order], run[order]
+    begins = np.append(True, (owner[1:] != owner[:-1]) | (turn[1:] != turn[:-1]))[: len(owner)]
+    differs = begins | np.append(True, run[1:] != run[:-1])[: len(owner)]
+    return int(np.bincount(np.cumsum(begins)[differs]).max(initial=0))
+
+
+_OPTIMIZER_MANY = 50  # kernels per step
+_OPTIMIZER_SMALL = 30_000  # nanoseconds
+_FUSED_ON_CPU = ("Adam", "AdamW", "Adagrad")
+"""Optimizers that a CPU runs faster with ``fused=True``; SGD has so few operators that it does not
+matter. ``foreach=True`` runs the same operators one after the other there."""
+_OPTIMIZER_LEAST_ON_CPU = 0.05
+_OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
+
+
+@rule("optimizer-kernels", devices=("cpu", "cuda"))
+def optimizer_kernels(evidence: Evidence) -> Finding | None:
+    """Find optimizer steps that launch many small kernels, or that are not fused on a CPU."""
+    return _optimizer_on_cpu(evidence) if evidence.device == "cpu" else _optimizer_on_gpu(evidence)
+
+
+def _optimizer_on_cpu(evidence: Evidence) -> Finding | None:
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    marks = marks[[_class_of(events.names[name]) in _FUSED_ON_CPU for name in events.name[marks]]]
+    operators = events.named(Category.OPERATOR, names.ATEN)
+    inside = enclosing(events, marks, events.thread[operators], events.start[operators])
+    fused = operators[events.name_mask("aten::_fused_")[events.name[operators]]]
+    marks = np.setdiff1d(marks, inside[np.isin(operators, fused)])
+    begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
+    by_step = costs.times_by_step(begin, events.end[marks] - begin)
+    if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST_ON_CPU):
+        return None
+    cost = costs.place("(optimizer)", by_step, len(marks))
+    classes = sorted({_class_of(events.names[name]) for name in events.name[marks]})
+    return finding(
+        cost,
+        title="The optimizer is not fused",
+        seen=(
+            f"{' and '.join(classes)}: {say.ms(cost.wall_ns)}, {say.share(cost.wall_ns)} of the "
+            "step, for operators that read and write all parameters several times."
+        ),
+        remedy=(
+            "Pass fused=True to the optimizer, which reads and writes each parameter once, and "
+            "needs dense gradients. foreach=True does not help on a CPU."
+        ),
+        link=_OPTIMIZER_LINK,
+    )
+
+
+def _class_of(mark: str) -> str:
+    """Return the optimizer in ``Optimizer.step#AdamW.step``."""
+    return mark.removeprefix(names.OPTIMIZER_STEP).partition(".")[0]
+
+
+def _optimizer_on_gpu(evidence: Evidence) -> Finding | None:
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    inside = evidence.launched_in(f"{names.OPTIMIZER_STEP}*", category=Category.ANNOTATION)
+    marks = merged(inside[inside >= 0])
+    start, end = events.start[marks], events.end[marks]
+    # A step that is given a closure runs forward and backward first.
+    begin = evidence.ownership.passes.after(start, end)
+    begins = np.append(begin, 0)[np.searchsorted(marks, inside)]
+    kernels = (inside >= 0) & (evidence.work.tier == Tier.COMPUTE)
+    kernels &= evidence.work.launch >= begins
+    single = kernels & ~evidence.work_named(names.is_fused_optimizer)
+    number = int(single.sum())
+    if number < _OPTIMIZER_MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
+        return None
+    median = float(np.median(costs.device_ns[single]))
+    if median > _OPTIMIZER_SMALL:
+        return None
+    used = np.isin(marks, inside[single])
+    by_step = costs.of_work_by_step(single) + _idle_by_step(evidence, begin[used], end[used])
+    cost = costs.place("(optimizer)", by_step, number)
+    optimizers = sorted({_class_of(events.names[name]) for name in events.name[marks[used]]})
+    return finding(
+        cost,
+        title="The optimizer updates parameters one by one",
+        seen=(
+            f"{' and '.join(optimizers)}: {say.per_step(number, 'kernel')} of "
+            f"{median / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
+            f"{say.share(cost.wall_ns)} of the step."
+        ),
+        remedy=(
+            "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
+            "fused=True, which runs the whole step in a few kernels."
+        ),
+        link=_OPTIMIZER_LINK,
+        kernels=costs.top_kernels(single),
+    )
+
+
+def _idle_by_step(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
+    """Return the time inside these intervals in which no device has work, by step."""
+    within = first_started(begin, end, np.arange(len(begin)))
+    number, free, length = pieces(evidence.costs.idle, within)
+    return evidence.costs.times_by_step(begin[number[free >= 0]], length[free >= 0])
+
+
+@rule("unused-gradient")
+def unused_gradient(evidence: Evidence) -> Finding | None:
+    """Find the nodes that serve only parameters that the live half saw in no optimizer.
+
+    The engine runs from the last layer to the first. What it runs after the last used gradient is
+    useless. Before that, a node of such a module also passes its gradient on, so half of the node
+    counts.
+    """
+    costs, spans, owner = evidence.costs, evidence.spans, evidence.ownership.owner
+    unused = _unused(evidence)
+    if not unused.any():
+        return None
+    accumulate = accumulating(evidence)
+    feeder = evidence.ownership.join.feeder
+    whole, half = np.zeros(len(owner), bool), np.zeros(len(owner), bool)
+    for run in range(len(evidence.report.passes)):
+        mine = evidence.ownership.passes.of_span == run
+        used = mine & accumulate & ~unused[owner]
+        wasted = mine & accumulate & unused[owner]
+        last = spans.start[used].max(initial=-1)
+        # If no unused gradient comes last, the engine goes on for the gradient of an input.
+        behind = last >= 0 and spans.start[wasted].max(initial=-1) > last
+        needless = mine & (spans.start > last) if behind else np.zeros(len(mine), bool)
+        whole |= needless | wasted
+        fed = feeder[wasted & ~needless]
+        half[fed[fed >= 0]] = True
+    half &= ~whole
+    owners = len(evidence.ownership.owners)
+    by_step, halved = (
+        costs.spans_by_step(np.where(mask, np.maximum(owner, Special.OUTSIDE), NOTHING), owners)
+        for mask in (whole, half)
+    )
+    cost = costs.places_by_step(by_step + halved // 2, owner[whole | half])
+    return finding(
+        cost,
+        title="Gradients are computed that no optimizer uses",
+        seen=(
+            f"In {counted(len(cost.places), 'place')} backward computes gradients of parameters "
+            f"that no optimizer updates: about {evidence.wording.ms(cost.wall_ns)} of needless "
+            "work."
+        ),
+        remedy=(
+            "Call parameter.requires_grad_(False) before the forward, not after it, or run the "
+            "frozen part under torch.no_grad(). Frozen layers at the start of the model then need "
+            "no backward at all."
+        ),
+        link=(
+            "https://docs.pytorch.org/docs/stable/notes/autograd.html"
+            "#locally-disabling-gradient-computation"
+        ),
+        nodes=costs.top_nodes(whole | half),
+    )
+
+
+def _unused(evidence: Evidence) -> Mask:
+    """Whether the last optimizer step found each owner's parameters in no optimizer."""
+    events = evidence.events
+    wanted = np.array(
+        [label is not None and label.kind is Kind.UNUSED for label in events.labels], bool
+    )
+    index = events.chosen(wanted, Category.OPERATOR, Category.ANNOTATION)
+    steps = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    if len(steps):
+        # Before each optimizer has taken a step, its parameters seem to belong to none.
+        index = index[events.start[index] >= events.start[steps].max()]
+    found = {
+        (label.path, label.class_name)
+        for name in distinct(events.name[index])
+        if (label := events.labels[name]) is not None
+    }
+    owners = evidence.ownership.owners
+    return owners.mask(lambda module: (module.path, module.class_name) in found)
+
+
+_ZERO_GRAD_TITLE = "zero_grad fills gradients with zeros"
+_ZERO_GRAD_REMEDY = (
+    "Use zero_grad(set_to_none=True), the default since PyTorch 2.0. Backward then stores its "
+    "gradients without filling or adding."
+)
+_ZERO_GRAD_LINK = (
+    "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html"
+)
+
+
+@rule("zero-grad-fill", devices=("cpu", "cuda"))
+def zero_grad_fill(evidence: Evidence) -> Finding | None:
+    """Find ``zero_grad`` that fills; where a step has one pass, adding to the zeros counts too."""
+    return _zero_grad_on_cpu(evidence) if evidence.device == "cpu" else _zero_grad_on_gpu(evidence)
+
+
+def _zero_grad_on_cpu(evidence: Evidence) -> Finding | None:
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    of_step = evidence.typical.value
+    calls = zeroing(evidence)
+    if not len(calls):
+        return None
+    filled = costs.times_by_step(events.start[calls], events.duration[calls])
+    added = np.zeros_like(filled)
+    if _one_pass(evidence):
+        added = costs.of_spans_by_step(accumulating(evidence))
+    return finding(
+        costs.place("(optimizer)", filled + added * (filled > 0), len(calls)),
+        title=_ZERO_GRAD_TITLE,
+        seen=(
+            f"{say.per_step(len(calls), 'call')} of zero_grad, {say.ms(of_step(filled))}."
+            f"{_then(evidence, of_step(added))}"
+        ),
+        remedy=_ZERO_GRAD_REMEDY,
+        link=_ZERO_GRAD_LINK,
+    )
+
+
+def _zero_grad_on_gpu(evidence: Evidence) -> Finding | None:
+    costs, say = evidence.costs, evidence.wording
+    work = fills(evidence)
+    if not work.any():
+        return None
+    cost = costs.of_work(work)
+    adds = np.zeros(len(work), bool)
+    if _one_pass(evidence):
+        # Hooks of these nodes launch the exchange of gradients, which is not an addition.
+        adds = evidence.work_of(accumulating(evidence))
+        adds &= evidence.launched_in("aten::add_", "aten::add") >= 0
+    by_step = costs.of_work_by_step(work) + costs.of_work_by_step(adds)
+    return finding(
+        costs.place("(optimizer)", by_step, int(work.sum())),
+        title=_ZERO_GRAD_TITLE,
+        seen=(
+            f"{say.per_step(int(work.sum()), 'kernel')} of zero_grad, {say.ms(cost)}."
+            f"{_then(evidence, costs.of_work(adds))}"
+        ),
+        remedy=_ZERO_GRAD_REMEDY,
+        link=_ZERO_GRAD_LINK,
+        kernels=costs.top_kernels(work | adds),
+    )
+
+
+def _one_pass(evidence: Evidence) -> bool:
+    """Whether no gradients of several passes are added up."""
+    return len(evidence.report.passes) <= evidence.report.steps
+
+
+def _then(evidence: Evidence, added: int) -> str:
+    """Return a sentence about the additions to the zeros."""
+    if not added:
+        return ""
+    return f" Backward then adds to the zeros for {evidence.wording.ms(added)}."

@@ -1,0 +1,445 @@
+"""Rules about a device that waits for the host, for data or for other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.findings.costs import LEAST_SHARE
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import (
+    compiled,
+    graph_breaks,
+    host_operators,
+    launching,
+)
+from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import FAR, NOTHING, first_started, numbered, pieces
+from backspot.formatting import percent
+from backspot.results.findings import Finding
+from backspot.trace import Category, names
+from backspot.trace.events import Ints, Mask
+
+_LAUNCHED = (
+    "Launch fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA "
+    "graphs), a larger batch, or one wide layer in place of many narrow ones."
+)
+_REPLAYED = (
+    "The step replays CUDA graphs already, and the GPU waits between them. Use fewer, longer "
+    "graphs (no graph breaks, one torch.compile around the whole model), or a larger batch."
+)
+_COMPILED = (
+    "The backward is compiled already, and launches its kernels one by one. "
+    "mode='reduce-overhead' replays CUDA graphs; fewer graph breaks and a larger batch help, too."
+)
+
+
+@rule("launch-bound", devices=("cuda",))
+def launch_bound(evidence: Evidence) -> Finding | None:
+    """Find the nodes that the host executes while the GPU is idle.
+
+    Time in which the host waits or computes by itself belongs to other rules.
+    """
+    costs, say = evidence.costs, evidence.wording
+    mine = launching(evidence)
+    cost = costs.of_host(mine)
+    if not cost:
+        return None
+    kernels = int(evidence.backward.sum())
+    length = int(costs.device_ns[evidence.backward].sum())
+    replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
+    replayed = 2 * costs.of_host(replaying) >= cost
+    is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= cost
+    remedy = _REPLAYED if replayed else _COMPILED if is_compiled else _LAUNCHED
+    if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
+        remedy += f" The graphs break at {', '.join(breaks)}."
+    return finding(
+        costs.places_of_host(mine),
+        title="The GPU waits for the host to launch kernels",
+        seen=(
+            f"For {percent(cost / evidence.report.wall_ns)} of the backward, {say.ms(cost)}, the "
+            "GPU has nothing queued while the host executes nodes. The backward has "
+            f"{say.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
+            f"average. {_without_profiler(evidence)}"
+        ),
+        remedy=remedy,
+        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        nodes=costs.top_nodes(mine),
+    )
+
+
+def _without_profiler(evidence: Evidence) -> str:
+    """Return what is known about the step without the profiler, which slows the host."""
+    real = evidence.report.unprofiled_step_ns
+    if not real:
+        return "(The profiler slows the host: without it the share is lower.)"
+    busy = percent(evidence.costs.busy_ns / real)
+    return f"Without the profiler, the GPU is busy for {busy} of the step."
+
+
+_FULL = 1000  # Events.size of a kernel with one thread block for each multiprocessor
+_USED = 0.2
+"""A device is mostly unused below this share, over time and multiprocessors."""
+_OTHERWISE = {
+    False: "use CUDA graphs or torch.compile, which save launches.",
+    True: "compile with mode='reduce-overhead', which replays CUDA graphs.",
+}
+"""What saves launches, by whether the backward is compiled already."""
+
+
+@rule("small-batch", devices=("cuda",))
+def small_batch(evidence: Evidence) -> Finding | None:
+    """Find a launch-bound step with kernels that leave most multiprocessors without a block."""
+    costs = evidence.costs
+    size = evidence.events.size[evidence.work.event]
+    known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
+    length = costs.device_ns[known]
+    if not length.sum():
+        return None
+    used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
+    if used * costs.busy_ns > _USED * evidence.real_step_ns:
+        return None
+    mine = launching(evidence)
+    launch_bound = costs.of_host(mine)
+    if not launch_bound:
+        return None
+    is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= launch_bound
+    # A larger batch does not load faster, so waiting for data is not counted.
+    data = evidence.phase("data")
+    waited = data.wall_ns - data.busy_ns if data else 0
+    recorded = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
+    idle = np.maximum(0, recorded - (evidence.step_ns - evidence.real_step_ns))
+    path, class_name = _root(evidence)
+    busy = percent(costs.busy_ns / evidence.real_step_ns)
+    return finding(
+        costs.place(path, idle, evidence.report.steps, class_name),
+        title="The batch is too small for the GPU",
+        seen=(
+            f"The GPU is busy for {busy} of the step, and "
+            f"its kernels then have thread blocks for {percent(used)} of the multiprocessors."
+        ),
+        remedy=(
+            "Raise the batch size until memory or the learning rate limits it: a larger batch "
+            f"takes hardly more time here. If the batch can't grow, {_OTHERWISE[is_compiled]}"
+        ),
+        link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    )
+
+
+def _root(evidence: Evidence) -> tuple[str, str]:
+    """Return the path and the class of the outermost module that costs most."""
+    rows = [row for row in evidence.report.modules if row.is_module and row.path == row.root]
+    if not rows:
+        return "(outside model)", ""
+    root = max(rows, key=lambda row: row.total_wall_ns)
+    return root.path, root.class_name
+
+
+_CELLS_LEAST = 0.1
+_CELLS_MANY = 8
+"""Calls in a step: with fewer, a whole layer saves little."""
+
+
+@rule("recurrent-cells", devices=("cpu",))
+def recurrent_cells(evidence: Evidence) -> Finding | None:
+    """Find modules that call ``aten::lstm_cell`` many times in each step.
+
+    GRU and plain cells are left out, because their whole layers run the same operators. The same
+    holds for all of them in fp64.
+    """
+    spans, costs, say = evidence.spans, evidence.costs, evidence.wording
+    cells = evidence.events.named(Category.OPERATOR, "aten::lstm_cell")
+    cells = cells[~_double(evidence, cells)]
+    span = spans.of(evidence.events, cells)
+    owner = evidence.ownership.owner[span[(span >= 0) & ~evidence.in_pass[span]]]
+    calls = np.bincount(owner, minlength=len(evidence.ownership.owners))
+    looped = calls >= _CELLS_MANY * evidence.report.steps
+    mine = looped[evidence.ownership.owner]
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(mine), _CELLS_LEAST):
+        return None
+    return finding(
+        costs.places_of_spans(mine),
+        title="A loop calls an LSTM cell for each time step",
+        seen=(
+            f"{say.per_step(int(calls[looped].sum()), 'call')} take "
+            f"{say.ms(costs.of_spans(mine))}, forward and backward."
+        ),
+        remedy=(
+            "If no input depends on an earlier output, call torch.nn.LSTM once for the whole "
+            "sequence. In fp32 it computes the products of all time steps together and runs as a "
+            "single operator on a CPU; in fp64 it takes as long as the loop."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
+        nodes=costs.top_nodes(mine),
+    )
+
+
+def _double(evidence: Evidence, index: Ints) -> np.ndarray:
+    """Whether each of these operators is known to compute in fp64."""
+    signatures = evidence.events.signatures
+    double = np.array(["double" in one.types for one in signatures] + [False], bool)
+    found: np.ndarray = double[evidence.events.signature[index]]
+    return found
+
+
+@rule("cpu-operators", devices=("cuda",))
+def cpu_operators(evidence: Evidence) -> Finding | None:
+    """Find long operators that never call the driver, in the model's forward or backward."""
+    costs, say = evidence.costs, evidence.wording
+    index = host_operators(evidence)
+    span = evidence.spans.of(evidence.events, index)
+    index, span = index[span >= 0], span[span >= 0]
+    cost = _while_idle(evidence, index)
+    kept = (cost > 0) & _in_every_step(evidence, index, span)
+    index, span, cost = index[kept], span[kept], cost[kept]
+    if not len(index):
+        return None
+    operators = costs.top_operators(evidence.names_of(index), cost)
+    together = evidence.typical.value(costs.times_by_step(evidence.events.start[index], cost))
+    return finding(
+        costs.places_at(evidence.ownership.owner[span], evidence.events.start[index], cost),
+        title="Operators of a GPU model run on the CPU",
+        seen=(
+            f"{say.per_step(len(index), 'operator')} on the CPU ({', '.join(operators)}), "
+            f"{say.ms(together)} in which the GPU is idle."
+        ),
+        remedy=(
+            "Create tensors on the device (torch.arange(…, device=x.device)), register constants "
+            "as buffers so that .to() moves them, and keep NumPy out of forward and backward."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
+        operators=operators,
+    )
+
+
+def _in_every_step(evidence: Evidence, index: Ints, span: Ints) -> Mask:
+    """Whether each operator takes long in every step, in the same module.
+
+    An operator that takes long only once was interrupted: another process had the CPU.
+    """
+    owner = evidence.ownership.owner[span]
+    _, which = numbered(owner * len(evidence.events.names) + evidence.events.name[index])
+    often: Mask = np.bincount(which)[which] >= evidence.report.steps
+    return often
+
+
+def _while_idle(evidence: Evidence, index: Ints) -> Ints:
+    """Return how long each of these events runs while no device has work."""
+    events = evidence.events
+    held = np.zeros(len(index), np.int64)
+    order = np.arange(len(index))
+    running = first_started(events.start[index], events.end[index], order)
+    number, free, length = pieces(evidence.costs.idle, running)
+    np.add.at(held, number[free >= 0], length[free >= 0])
+    return held
+
+
+_AHEAD = 50_000  # nanoseconds from launch to start with which the host is ahead of the GPU again
+_CALLERS = (
+    "aten::item",
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::is_nonzero",
+    "aten::masked_select",
+    "aten::unique*",
+    "aten::_unique*",
+    "aten::to",
+    "aten::_to_copy",
+    "aten::copy_",
+)
+
+
+@rule("sync-in-backward", devices=("cuda",))
+def sync_in_backward(evidence: Evidence) -> Finding | None:
+    """Find waits inside nodes, and the time in which the GPU is idle because of them.
+
+    After a wait the host has no kernels queued. Until it is ahead again, the GPU idles between
+    kernels. Without the wait, the GPU would be spared at most the wait's own length of that.
+    """
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    waits = evidence.ownership.waits
+    # Copies to the device are found by the rule pageable-copy.
+    to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
+    copies = np.isin(events.correlation[waits.event], to_device)
+    kept = evidence.in_pass[waits.span] & ~copies
+    if not kept.any():
+        return None
+    begin, end, span = waits.start[kept], waits.end[kept], waits.span[kept]
+    index = waits.event[kept]
+    caller = evidence.around(events.thread[index], begin, *_CALLERS)
+    waited = end - begin
+    cost = np.minimum(_idle_until_ahead(evidence, begin, end), waited + _idle(evidence, begin, end))
+    first = _first_of(caller)
+    places = costs.places_at(evidence.ownership.owner[span], begin, cost, first)
+    places = replace(places, removable=costs.removable(None, None, waits=index))
+    number = int(first.sum())
+    idle, long = (evidence.typical.value(costs.times_by_step(begin, ns)) for ns in (cost, waited))
+    calls = costs.top_operators(events.name[index], waited)
+    return finding(
+        places,
+        title="The host waits for the GPU inside backward",
+        seen=(
+            f"{say.per_step(number, 'wait')} in {', '.join(calls)}. The host waits for "
+            f"{say.ms(long)}, and the GPU is then idle for "
+            f"{say.ms(idle)}."
+        ),
+        remedy=(
+            "Keep the value on the GPU: no .item(), .cpu(), nonzero() or boolean mask in the "
+            "backward of a custom Function or in a hook. torch.where replaces a mask without a "
+            "wait."
+        ),
+        link=(
+            "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+            "#avoid-unnecessary-cpu-gpu-synchronization"
+        ),
+        nodes=costs.top_nodes(evidence.spans_with(span)),
+        operators=costs.top_operators(evidence.names_of(caller), waited) + calls,
+    )
+
+
+def _first_of(caller: Ints) -> Ints:
+    """Return 1 for the first wait of each calling operator and for waits without one, else 0."""
+    _, first = np.unique(caller, return_index=True)
+    counts = (caller < 0).astype(np.int64)
+    counts[first] = 1
+    return counts
+
+
+def _idle(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
+    """Return how long in each interval no device has work, running or queued."""
+    clock, count = evidence.clock.whole, len(evidence.spans.start)
+    if not len(clock.edges):
+        return np.zeros(len(begin), np.int64)
+    free = (clock.values < count).astype(np.int64)
+    until = np.append(0, np.cumsum(free[:-1] * np.diff(clock.edges)))
+
+    def before(times: Ints) -> Ints:
+        at = np.maximum(np.searchsorted(clock.edges, times, side="right") - 1, 0)
+        inside = np.clip(times - clock.edges[at], 0, None)
+        result: Ints = until[at] + free[at] * inside * (at < len(free) - 1)
+        return result
+
+    return before(end) - before(begin)
+
+
+def _idle_until_ahead(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
+    """Return the idle time from each wait until the next one, or until the host is ahead again."""
+    work, passes = evidence.work, evidence.ownership.passes
+    launched = np.flatnonzero(evidence.backward)
+    launched = launched[np.argsort(work.launch[launched], kind="stable")]
+    ahead = launched[work.start[launched] - work.launch[launched] > _AHEAD]
+    after = np.searchsorted(work.launch[ahead], end, side="left")
+    stop = np.append(work.start[ahead], FAR)[after]
+    stop = np.minimum(stop, np.append(begin[1:], FAR))
+    run = np.maximum(np.searchsorted(passes.start, begin, side="right") - 1, 0)
+    stop = np.minimum(stop, evidence.ownership.windows.end[run])
+    return _idle(evidence, begin, np.maximum(stop, end))
+
+
+_WORKERS = (
+    "Use DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…), and move decoding "
+    "and augmentation into the workers."
+)
+_WORKERS_AND_GPU = (
+    "Use DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…, pin_memory=True), "
+    "and move decoding and augmentation into the workers or onto the GPU."
+)
+_DATA_WHOLE = (
+    "A worker process costs more than this wait. If the data is in memory, index it by whole "
+    "batches: DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), size, "
+    "drop_last=False)), for which data[indices] returns a batch."
+)
+_DATA_LOOK = (
+    "Find out what the program does before it copies the batch. If it loads data, prepare the "
+    "next batch in other processes while the GPU computes."
+)
+_DATA_LEAST = 500_000
+_LEAST_FOR_WORKERS = 5_000_000
+"""Nanoseconds of a wait. Handing a batch from one process to another takes a few milliseconds of
+their processors (measured: 0.1 to 1 ms of loading became 3.5 to 5.5 ms with a worker)."""
+
+
+@rule("waiting-for-data")
+def waiting_for_data(evidence: Evidence) -> Finding | None:
+    """Find the data phase of the step.
+
+    Without the marks of a loader, the phase is time of the host in which nothing is recorded. On a
+    GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows what the time is
+    spent on. With several workers, the step may wait for one of them in every second step, say, and
+    find the batches of the others ready.
+    """
+    phase = evidence.phase("data")
+    if phase is None:
+        return None
+    fetches = evidence.events.names_where(names.is_fetch_mark)
+    marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0
+    if not marked and not evidence.report.has_gpu:
+        return None
+    say, costs = evidence.wording, evidence.costs
+    waits = np.array(phase.wall_ns_by_step)
+    waits[waits < LEAST_SHARE * costs.step_ns] = 0
+    in_turn = ""
+    if marked and 2 * (often := int(np.count_nonzero(waits))) <= len(waits):
+        # Several workers deliver in turn: one wait is for the batches of several steps.
+        waits[:] = evidence.typical.value(waits)
+        in_turn = f" It is a mean: the step waits {say.in_steps(often)}."
+    spent = evidence.typical.value(waits)
+    if marked and spent < _DATA_LEAST:
+        return None
+    time = f"{say.ms(spent)} of each step, {say.share(spent)},"
+    if marked:
+        title = "The step waits for its data"
+        seen = (
+            f"{time} pass before the next batch is ready. The model does not run in this time."
+            f"{in_turn}"
+        )
+        workers = _WORKERS_AND_GPU if evidence.device == "cuda" else _WORKERS
+        has_workers = len(evidence.events.named(Category.ANNOTATION, names.NEXT_BATCH_OF_WORKERS))
+        remedy = workers if has_workers or spent >= _LEAST_FOR_WORKERS else _DATA_WHOLE
+    else:
+        title = "The GPU is idle before the batch is copied"
+        seen = (
+            f"{time} pass before the batch is copied. The trace has nothing of what the host does "
+            "in this time. It may load data."
+        )
+        remedy = _DATA_LOOK
+    return finding(
+        costs.place("(data)", waits, evidence.report.steps),
+        title=title,
+        seen=seen,
+        remedy=remedy,
+        link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+    )
+
+
+@rule("exposed-communication")
+def exposed_communication(evidence: Evidence) -> Finding | None:
+    """Find communication kernels that run while no device computes or copies."""
+    costs, say = evidence.costs, evidence.wording
+    work = (evidence.work.tier == Tier.COMMUNICATION) & evidence.recorded
+    cost = costs.of_work(work)
+    if not cost:
+        return None
+    owners = evidence.ownership.owners
+    owner = np.where(work, evidence.ownership.work_owner, NOTHING)
+    spent = costs.places_by_step(costs.work_by_step(owner, len(owners))).places
+    parts = ", ".join(f"{say.ms(one.wall_ns)} in {one.path}" for one in spent if one.wall_ns)
+    return finding(
+        replace(costs.places_of_work(work), removable=costs.removable(None, work)),
+        title="Communication between ranks is not hidden",
+        seen=(
+            f"{say.per_step(int(work.sum()), 'collective')}, "
+            f"{say.ms(costs.of_device(work))} in all. For {say.ms(cost)} this rank "
+            f"computes nothing and waits for other ranks: {parts}."
+        ),
+        remedy=(
+            "If one rank is late, the others wait for it here: backspot ranks says which. "
+            "Otherwise use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), "
+            "FSDP's prefetching, gradients in bf16, or no_sync() while gradients accumulate."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
+        nodes=costs.top_nodes(evidence.spans_of_work(work)),
+        kernels=costs.top_kernels(work),
+    )

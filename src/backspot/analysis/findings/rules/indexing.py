@@ -1,0 +1,168 @@
+"""Rules about lookups, and gradients that are added by index."""
+
+from __future__ import annotations
+
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import crowded, forward_of, sorting
+from backspot.analysis.findings.registry import finding, rule
+from backspot.results.findings import Finding
+from backspot.trace import Category, names
+from backspot.trace.events import Mask
+
+_DENSE_LEAST = 0.04
+"""Every language model has such a gradient; below this share of the step it is as usual."""
+
+
+@rule("dense-embedding-gradient")
+def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
+    """Find embedding nodes, which fill a gradient for every row of the table."""
+    costs, say = evidence.costs, evidence.wording
+    nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
+    nodes &= ~_sparse(evidence)
+    cost = costs.of_spans(nodes)
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _DENSE_LEAST):
+        return None
+    names = costs.top_nodes(nodes)
+    return finding(
+        costs.places_of_spans(nodes),
+        title="Embedding backward writes a gradient for the whole table",
+        seen=(
+            f"{', '.join(names)}: {say.ms(cost)} in {say.per_step(int(nodes.sum()), 'node')}. "
+            "Each node fills a gradient of the table's size with zeros, and then adds to the rows "
+            "that the batch used."
+        ),
+        remedy=(
+            "If each batch uses few rows of a large table, use Embedding(..., sparse=True) with "
+            "torch.optim.SparseAdam. If a few tokens fill the batch, pass padding_idx for padding, "
+            "or look up each distinct token once."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
+        nodes=names,
+        kernels=costs.top_kernels(evidence.work_of(nodes)),
+    )
+
+
+def _sparse(evidence: Evidence) -> Mask:
+    """Whether each span is the node of a table with ``sparse=True``, which has the same name."""
+    sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
+    return evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))
+
+
+_EMPTY = ("aten::empty*", "aten::new_empty*", "aten::resize_", "aten::_efficientzerotensor")
+
+
+@rule("deterministic-fill", devices=("cuda",))
+def deterministic_fill(evidence: Evidence) -> Finding | None:
+    """Find fills inside ``empty`` and similar operators, which otherwise write nothing."""
+    costs, say = evidence.costs, evidence.wording
+    empty = evidence.launched_in(*_EMPTY)
+    work = (empty >= 0) & evidence.work_named(lambda name: names.FILL_FUNCTOR in name)
+    if not work.any():
+        return None
+    return finding(
+        costs.places_of_work(work),
+        title="Deterministic mode fills memory that is overwritten anyway",
+        seen=(
+            f"{say.per_step(int(work.sum()), 'kernel')} to fill new tensors, "
+            f"{say.ms(costs.of_work(work))}: torch.use_deterministic_algorithms(True) fills empty "
+            "memory with NaN."
+        ),
+        remedy=(
+            "Set torch.utils.deterministic.fill_uninitialized_memory = False. Results stay "
+            "reproducible, unless the program reads memory that it never wrote."
+        ),
+        link=(
+            "https://docs.pytorch.org/docs/stable/deterministic.html"
+            "#torch.utils.deterministic.fill_uninitialized_memory"
+        ),
+        operators=costs.top_operators(evidence.names_of(empty[work]), costs.recorded_work_ns[work]),
+        kernels=costs.top_kernels(work),
+    )
+
+
+@rule("duplicate-indices", devices=("cuda",))
+def duplicate_indices(evidence: Evidence) -> Finding | None:
+    """Find index nodes that take far longer than the indexing that made them."""
+    costs, say = evidence.costs, evidence.wording
+    nodes = crowded(evidence)
+    if not nodes.any():
+        return None
+    work = evidence.work_of(nodes)
+    backward = costs.of_device(work)
+    times = int(costs.device_ns[work].sum()) / max(1, int(forward_of(evidence)[nodes].sum()))
+    names = costs.top_nodes(nodes)
+    return finding(
+        costs.places_of_spans(nodes),
+        title="Many gradients are added into few rows",
+        seen=(
+            f"{', '.join(names)}: {say.ms(backward)} of GPU time, "
+            f"{times:.0f} times the {say.ms(backward / times)} of the forward. "
+            "Gradients with equal indices are added one after the other."
+        ),
+        remedy=(
+            "Look up a small table by a matmul with one-hot rows, which adds in parallel; or "
+            "combine the positions that share a row before the lookup. "
+            "torch.nn.functional.embedding has a faster backward than x[index]."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.index_put_.html",
+        nodes=names,
+        kernels=costs.top_kernels(work),
+    )
+
+
+_GATHER = (
+    "An index that was expanded over the features sorts each element by itself: index whole rows "
+    "instead, x[torch.arange(len(x))[:, None], keep]. Without "
+    "torch.use_deterministic_algorithms(True) nothing is sorted."
+)
+_SELECT = (
+    "Without torch.use_deterministic_algorithms(True) nothing is sorted here. A slice, or "
+    "multiplying by a mask, needs no index at all."
+)
+_INDEX = (
+    "If one dimension is indexed, use x.index_select(dim, index), which adds without a sort (in an "
+    "order that varies from run to run). Slices, multiplying by a mask and torch.where need no "
+    "index."
+)
+
+
+@rule("sorted-indexing", devices=("cuda",))
+def sorted_indexing(evidence: Evidence) -> Finding | None:
+    """Find index nodes with kernels that sort.
+
+    A floating-point sum over equal indices is reproducible only in a fixed order, so PyTorch sorts
+    the indices first: always where the forward was ``x[index]``, and for ``gather`` and ``scatter``
+    with deterministic algorithms.
+    """
+    costs, say = evidence.costs, evidence.wording
+    nodes = sorting(evidence) & ~crowded(evidence)
+    if not nodes.any():
+        return None
+    work = evidence.work_of(nodes)
+    sorts = work & evidence.work_named(names.is_sort)
+    return finding(
+        costs.places_of_spans(nodes),
+        title="Indexing backward sorts its indices",
+        seen=(
+            f"{', '.join(costs.top_nodes(nodes))}: {say.ms(costs.of_spans(nodes))} in "
+            f"{say.per_step(int(nodes.sum()), 'node')}, with "
+            f"{say.per_step(int(sorts.sum()), 'kernel')} to sort indices "
+            f"({say.ms(costs.of_device(sorts))}) before anything is added."
+        ),
+        remedy=_remedy(evidence, nodes),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
+        nodes=costs.top_nodes(nodes),
+        kernels=costs.top_kernels(work),
+    )
+
+
+def _remedy(evidence: Evidence, nodes: Mask) -> str:
+    """Return the remedy for the kind of node that takes most of the time."""
+
+    def spent(*kinds: str) -> int:
+        mine = evidence.nodes_named(lambda name: name.startswith(kinds)) & nodes
+        return evidence.costs.of_spans(mine)
+
+    gathered, selected = spent("Gather", "Scatter"), spent("IndexSelect")
+    rest = evidence.costs.of_spans(nodes) - gathered - selected
+    return max((rest, _INDEX), (gathered, _GATHER), (selected, _SELECT))[1]

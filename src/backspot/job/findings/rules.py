@@ -1,0 +1,474 @@
+"""The rules over ranks. This is how to write one.
+
+A rule is a pure function of the evidence that returns any number of findings::
+
+    @rule("slow-network")
+    def slow_network(evidence: Evidence) -> list[JobFinding]:
+        ...
+
+1. Compare a rank with the other ranks, not with a fixed time. ``scatter.py`` says from which
+   difference a claim is made. What concerns all ranks has ``rank=None``.
+2. Return nothing where a little is normal, and where the summaries lack what the rule needs.
+   ``evidence.waits`` is empty if any wait may be missing: then a wait would pass for a transfer.
+3. ``title`` says what goes on, ``seen`` what was seen, with times, and ``remedy`` one thing to do.
+   ``cost_ns`` is what the job loses at most, or with ``at_least`` what it loses at least.
+   ``find_all`` fills in the name of the rule.
+4. Nothing lists the rules. A rule that needs the other findings is a ``fallback_rule``.
+5. Tests demand a row in the table of ``docs/ranks.md``, a planted case that the rule finds, and its
+   silence on even ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median_low
+
+import numpy as np
+
+from backspot.comparison.noise import Limits
+from backspot.formatting import counted, duration, labelled, percent, visible
+from backspot.job.findings import fallback_rule, rule
+from backspot.job.findings.evidence import Evidence
+from backspot.job.modules import PARTS, Claim
+from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
+from backspot.job.summary import Purpose
+from backspot.results.job import ROLES, JobFinding, Role
+
+_EXPOSED = 0.1
+"""Share of the step from which exposed transfers are worth a claim."""
+_GATHERS = (
+    "Gather parameters earlier (FSDP2: set_modules_to_forward_prefetch and "
+    "set_modules_to_backward_prefetch), or in larger groups of layers."
+)
+_REDUCES = (
+    "Let the exchange run beside the backward: larger or smaller buckets, fewer bytes (bf16), or "
+    "fewer exchanges (gradient accumulation with no_sync)."
+)
+_OF_ACTIVATIONS = (
+    "The module needs what the others send, so nothing can run beside: use fewer ranks for it, on "
+    "one host, or send fewer bytes (bf16)."
+)
+_OF_ROLE: dict[Role, str] = {
+    "tensor": (
+        "The next layer needs the activations, so nothing can run beside: split layers over fewer "
+        "ranks, on one host, or add sequence parallelism."
+    ),
+    "expert": (
+        "The experts need their tokens, so nothing can run beside: spread experts over fewer ranks,"
+        " on one host, or send fewer bytes (bf16, fewer experts a token)."
+    ),
+}
+
+
+@fallback_rule("exposed-transfer")
+def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> list[JobFinding]:
+    """Find transfers that nothing hides, on half of the ranks, and that no other rule explains.
+
+    Waits that nothing hides count as exposed, and others do not. So what all waits, and twice the
+    uncertainty of the clock, leave of the exposed time is transfer for certain.
+    """
+    certain = median_low(
+        cost.exposed_ns - cost.stalled_ns - cost.wait_ns - 2 * cost.uncertainty_ns
+        for cost in evidence.costs
+    )
+    certain -= sum(one.cost_ns for one in found if one.kind == "transfer")
+    if not evidence.waits or certain < _EXPOSED * evidence.step_ns:
+        return []
+    sums: dict[tuple[str, Purpose, Role], int] = {}
+    for one in evidence.waits:
+        role = evidence.roles[one.group.name, one.group.all_ranks]
+        for column, call in enumerate(one.group.call):
+            key = call.kind, call.purpose, role
+            sums[key] = sums.get(key, 0) + int(np.median(one.transfer[:, column]))
+    kind, purpose, role = max(sorted(sums), key=lambda key: sums[key])
+    what = "activations" if purpose == "attention" else purpose
+    if what == "activations":
+        remedy = _OF_ROLE.get(role, _OF_ACTIVATIONS)
+    else:
+        gathers = purpose == "parameters" or (not purpose and "gather" in kind)
+        remedy = _GATHERS if gathers else _REDUCES
+    within = f" ({ROLES[role]})" if role in _OF_ROLE else f" of {what}" if what else ""
+    return [
+        JobFinding(
+            rule="",
+            kind="transfer",
+            rank=None,
+            path="",
+            title=f"Transfers hold up all ranks, mostly {kind}{within}",
+            seen=(
+                f"In at least {duration(certain)} of a step, data moves between the ranks "
+                "and nothing else runs, on the typical rank, waits for other ranks left out."
+            ),
+            remedy=remedy,
+            cost_ns=certain,
+            at_least=True,
+        )
+    ]
+
+
+@rule("late-gather")
+def late_gather(evidence: Evidence) -> list[JobFinding]:
+    """Find gathers that nothing hides, although they could have begun earlier.
+
+    A gather could have begun as soon as the one before it was done. The first one of a step needs
+    the parameters that the optimizer has just changed.
+    """
+    gathers = evidence.transfers("parameters")
+    late = np.minimum(gathers.cost, gathers.idle_before)
+    cost = gathers.typical_ns(late)
+    if cost < evidence.worth_ns:
+        return []
+    by_module: dict[str, int] = {}
+    for call, time in zip(gathers.calls, late.tolist(), strict=True):
+        by_module[call.module] = by_module.get(call.module, 0) + time
+    worst = max(sorted(by_module), key=lambda module: by_module[module])
+    concerned = sum(time > 0 for time in by_module.values())
+    classes = {module.path: module.class_name for module in evidence.table.modules}
+    name = visible(labelled(worst or "the root", classes.get(worst, "")))
+    return [
+        JobFinding(
+            rule="",
+            kind="transfer",
+            rank=None,
+            path=worst,
+            title=f"Parameters are gathered too late, most of all those of {name}",
+            seen=(
+                f"For {duration(cost)} of a step, parameters of {counted(concerned, 'module')} are "
+                "gathered and nothing else runs, waits for other ranks left out; "
+                f"{duration(by_module[worst] // evidence.steps)} of that for {name}. The gathers "
+                "could have begun earlier."
+            ),
+            remedy=(
+                "Prefetch them: set_modules_to_forward_prefetch and "
+                "set_modules_to_backward_prefetch of the FSDP2 module that runs before."
+            ),
+            cost_ns=cost,
+        )
+    ]
+
+
+_NORMAL = 0.1
+"""Share of the step that a pipeline with enough microbatches may lose."""
+_LONGER = 0.1
+"""Share of its own time by which the longest stage takes longer than the typical one."""
+_STARVED = 0.7
+"""Share of the time in which a stage does not wait, below which its kernels leave the GPU idle."""
+_EQUAL = "All stages have about the same work."
+
+
+@rule("pipeline-bubble")
+def pipeline_bubble(evidence: Evidence) -> list[JobFinding]:
+    """Find steps in which the stages of a pipeline wait for each other.
+
+    The stage that stalls least takes longest. If it takes much longer than the others, these wait
+    for it, and more microbatches do not help. On GPUs it must also have more work than the others:
+    kernels. Otherwise its host is slow, as it is when microbatches are very small.
+    """
+    stalled = evidence.stalled
+    if not (stalled.any(axis=1)).sum() > 1:
+        return []
+    ranks = list(evidence.ranks)
+    of_rank = evidence.typical.mean(stalled)
+    cost = int(np.median(of_rank))
+    if cost < _NORMAL * evidence.step_ns:
+        return []
+    busy = evidence.step_ns - of_rank
+    longest = int(busy.argmax())
+    usual = int(np.median(np.delete(busy, longest)))
+    kernels = evidence.typical.mean(evidence.kernels)
+    unequal = all(
+        of_stage[longest] > (1 + _LONGER) * np.median(np.delete(of_stage, longest))
+        for of_stage in (busy, kernels)
+        if of_stage.any()
+    )
+    starved = bool(kernels.any()) and np.median(kernels) < _STARVED * np.median(busy)
+    slowest = (
+        f"Rank {ranks[longest]} is busy for {duration(int(busy[longest]))}, the others for "
+        f"{duration(usual)}."
+    )
+    shares = (
+        f"Their kernels run for {duration(int(np.median(kernels)))} in the "
+        f"{duration(int(np.median(busy)))} in which they do not wait: the host limits the stages."
+    )
+    return [
+        JobFinding(
+            rule="",
+            kind="pipeline",
+            rank=ranks[longest] if unequal else None,
+            path="",
+            title=(
+                f"The pipeline waits for the stage of rank {ranks[longest]}"
+                if unequal
+                else "The stages of the pipeline wait for each other"
+            ),
+            seen=(
+                f"For {duration(cost)} of a step ({percent(cost / evidence.step_ns)}) the typical "
+                "rank computes nothing while it waits for another stage. "
+                f"{slowest if unequal else shares if starved else _EQUAL}"
+            ),
+            remedy=(
+                "Move layers from this stage to others."
+                if unequal
+                else "Use fewer, larger microbatches, or make the host faster (torch.compile, "
+                "CUDA graphs)."
+                if starved
+                else "Divide the batch into more microbatches, or give each rank several smaller "
+                "stages (ScheduleInterleaved1F1B)."
+            ),
+            cost_ns=cost,
+        )
+    ]
+
+
+@rule("slow-data")
+def slow_data(evidence: Evidence) -> Iterator[JobFinding]:
+    """Find ranks that wait longer for their batches."""
+    # The later stages of a pipeline wait for other stages, not for data.
+    data = np.maximum(evidence.phase("data") - evidence.stalled, 0)
+    others = Others(data)
+    worth = float(least(middle(data), len(data), evidence.step_ns))
+    for now, rank in zip(data, evidence.ranks, strict=True):
+        was = others.of(now)
+        if is_clear(was, now, None, Limits.of_whole(worth)):
+            usual, taken = int(middle(was)), int(middle(now))
+            yield JobFinding(
+                rule="",
+                kind="data",
+                rank=rank,
+                path="",
+                title=f"Rank {rank} waits longer for its data",
+                seen=(
+                    f"Its steps wait {duration(taken)} for the next batch, those of the other "
+                    f"ranks {duration(usual)}."
+                ),
+                remedy="Compare the loader's workers, the storage and the samples of this rank.",
+                cost_ns=taken - usual,
+            )
+
+
+_CLOCK, _CLOCK_OF_MANY = 0.05, 0.01
+"""Share by which the forward kernels of a slower GPU take longer, of few ranks and of many."""
+
+
+@rule("slow-gpu")
+def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
+    """Find ranks whose forward kernels all take longer.
+
+    Kernels of the backward run beside collectives, which slows them down on ranks that wait.
+    """
+    table, forward = evidence.table, PARTS.index("forward_gpu")
+    times = table.times[:, :, forward]
+    whole = middle(times.sum(axis=1))
+    noise = reach(whole, len(whole))
+    for row, rank in enumerate(table.ranks):
+        was, now = table.others(rank)[:, forward], times[row]
+        usual, taken = (int(middle(some.sum(axis=0))) for some in (was, now))
+        if not usual:
+            continue
+        clock = _CLOCK if noise is None else max(_CLOCK_OF_MANY, float(noise) / usual)
+        if taken <= (1 + clock) * usual:  # most ranks end here
+            continue
+        each = [shift_of(was[:, [step]], now[:, [step]]) for step in range(evidence.steps)]
+        if len(each) < 2 or not all(
+            shift and math.expm1(shift.common) > max(clock, 2 * shift.scatter)
+            for shift in (shift_of(was, now), *each)
+        ):
+            continue
+        yield JobFinding(
+            rule="",
+            kind="gpu",
+            rank=rank,
+            path="",
+            title=f"All forward kernels take longer on rank {rank}",
+            seen=(
+                f"Those of all modules together take {duration(taken)} of a step there, and "
+                f"{duration(usual)} on the other ranks ({percent(taken / usual - 1)} more)."
+            ),
+            remedy=(
+                "Compare the shapes of its batches first. If they are alike, check the clock, the "
+                "temperature and the power limit of this GPU (nvidia-smi)."
+            ),
+            cost_ns=taken - usual,
+        )
+
+
+_MOST = 0.5
+"""Share of the difference from which one operator is what takes longer."""
+
+
+@rule("slow-loop")
+def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
+    """Find places in the training loop where the host of a rank takes longer."""
+    for claim in evidence.claims:
+        if claim.module.is_module:
+            continue
+        place, longer = claim.module.path.strip("()"), claim.taken_ns - claim.usual_ns
+        what, most = _longest(evidence, claim)
+        seen = (
+            f"It takes {duration(claim.taken_ns)} of a step there, and {duration(claim.usual_ns)} "
+            "on the other ranks, in no module, collective or loader."
+        )
+        if most < _MOST * longer:
+            remedy = "Look for what only this rank does there, or for a busy core."
+        elif what:
+            seen += f" {duration(most)} of the difference are in {visible(what)}."
+            remedy = "Look for what this rank alone computes there, or computes on more data."
+        else:
+            seen += f" {duration(most)} of the difference are Python: no operator runs."
+            remedy = (
+                "Look for what only this rank does there: logging, saving, a metric, a wait for a "
+                "file or a lock, or a busy core."
+            )
+        yield JobFinding(
+            rule="",
+            kind="host",
+            rank=claim.rank,
+            path="",
+            title=f"Rank {claim.rank} takes longer {place}",
+            seen=seen,
+            remedy=remedy,
+            cost_ns=longer,
+        )
+
+
+def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int]:
+    """Return what takes longer there most, and by how much."""
+    times: dict[str, dict[int, int]] = {}
+    for rank, summary in evidence.ranks.items():
+        for one in summary.outside:
+            if one.place == claim.module.path:
+                hidden = one.hidden if rank != claim.rank else (0,) * len(one.host)
+                by_step = np.add(one.host, hidden)[list(evidence.at[rank])]
+                times.setdefault(one.doing, {})[rank] = evidence.typical.value(by_step)
+    others = [rank for rank in evidence.ranks if rank != claim.rank]
+    longer = {
+        what: taken.get(claim.rank, 0) - int(np.median([taken.get(rank, 0) for rank in others]))
+        for what, taken in times.items()
+    }
+    what = max(sorted(longer), key=lambda one: longer[one])
+    return what, longer[what]
+
+
+@rule("slow-module")
+def slow_module(evidence: Evidence) -> list[JobFinding]:
+    """Find modules that take longer on one rank, in their kernels or on the host."""
+    has_gpu = evidence.table.has_gpu
+    return [_finding(claim, has_gpu) for claim in evidence.claims if claim.module.is_module]
+
+
+def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
+    direction, _, kind = claim.part.partition("_")
+    on_host = kind == "host"
+    where = ", where the host holds up the GPU" if on_host and has_gpu else ""
+    look = (
+        "Look for what only this rank does in the module on the host: I/O, logging, a wait, a busy "
+        "core"
+    )
+    compare = (
+        "Compare the shapes and the kernels of the module on both ranks: unequal sequence lengths, "
+        "experts or shards"
+    )
+    name = visible(claim.module.label)
+    return JobFinding(
+        rule="",
+        kind="host" if on_host else "gpu",
+        rank=claim.rank,
+        path=claim.module.path,
+        title=f"{name} is slow on rank {claim.rank}",
+        seen=(
+            f"It takes {duration(claim.taken_ns)} of a step there, and {duration(claim.usual_ns)} "
+            f"on the other ranks. The difference is in its {direction}"
+            f"{where if on_host else ', in kernels'}."
+        ),
+        remedy=(f"{look if on_host else compare}{'' if has_gpu else '; or for unequal work'}."),
+        cost_ns=claim.taken_ns - claim.usual_ns,
+    )
+
+
+_SMALL = 1_000_000
+"""Bytes below which starting an exchange takes longer than moving its bytes; the default bucket of
+DistributedDataParallel has 26 times as many."""
+_MANY = 8
+"""Small exchanges that a step may have: first, last and odd buckets."""
+
+
+@rule("small-buckets")
+def small_buckets(evidence: Evidence) -> list[JobFinding]:
+    """Find exchanges of gradients that are small, if nothing hides them or their launches.
+
+    What else each exchange costs, such as the copies into its bucket, is not counted.
+    """
+    exchanges = evidence.transfers("gradients")
+    small = (exchanges.bytes >= 0) & (exchanges.bytes < _SMALL)
+    number = int(small.sum()) / evidence.steps
+    cost, launching = (
+        exchanges.typical_ns(np.where(small, time, 0))
+        for time in (exchanges.cost + exchanges.launching, exchanges.launching)
+    )
+    if number <= _MANY or 2 * small.sum() < len(small) or cost < evidence.worth_ns:
+        return []
+    sharded = any(call.kind == "reduce_scatter" for call in exchanges.calls)
+    size = int(np.median(exchanges.bytes[small]))
+    return [
+        JobFinding(
+            rule="",
+            kind="transfer",
+            rank=None,
+            path="",
+            title="Gradients are exchanged in many small pieces",
+            seen=(
+                f"A step has {counted(round(number), 'exchange')} of less than 1 MB, half of them "
+                f"of {size / 1000:,.0f} kB or less. For {duration(cost)} of the step, the host "
+                "launches one of them or one of them runs, and the device does nothing else, "
+                f"waits for other ranks left out; {duration(launching)} of that are launches."
+            ),
+            remedy=(
+                "Give fully_shard larger groups of layers, so that each exchange has more bytes."
+                if sharded
+                else "Use larger buckets: DistributedDataParallel(bucket_cap_mb=…), 25 by default."
+            ),
+            cost_ns=cost,
+            at_least=True,
+        )
+    ]
+
+
+@rule("unequal-work")
+def unequal_work(evidence: Evidence) -> Iterator[JobFinding]:
+    """Find modules whose forward kernels scatter widely over many ranks, without a single culprit.
+
+    The ranks wait for the slowest one, so the job pays its distance from the typical rank.
+    """
+    table = evidence.table
+    claimed = {claim.module.path for claim in evidence.claims}
+    for here, rows in table.peers:
+        if len(rows) < MANY:
+            continue
+        times = table.times[rows][:, here, PARTS.index("forward_gpu")]
+        middle = np.median(times, axis=0)
+        costs = evidence.typical.mean((times.max(axis=0) - middle).astype(np.int64))
+        usual = evidence.typical.mean(middle.astype(np.int64))
+        for place in np.flatnonzero(costs >= evidence.worth_ns).tolist():
+            module = table.modules[here[place]]
+            if module.path in claimed:
+                continue
+            name = visible(module.label)
+            cost = int(costs[place])
+            yield JobFinding(
+                rule="",
+                kind="gpu",
+                rank=None,
+                path=module.path,
+                title=f"{name} has unequal work on the ranks",
+                seen=(
+                    f"In a step, its forward kernels take {duration(int(usual[place]))} on the "
+                    f"typical rank and {duration(int(usual[place]) + cost)} on the slowest one, "
+                    "which is not always the same, or one of several."
+                ),
+                remedy=(
+                    "Balance the work: sequences of similar length in each batch, or the routing "
+                    "of experts (auxiliary loss, capacity)."
+                ),
+                cost_ns=cost,
+            )

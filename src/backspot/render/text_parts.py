@@ -1,0 +1,267 @@
+"""Text for a terminal: findings, source lines, a module with those inside it, and a comparison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from backspot.formatting import duration, percent, visible
+from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
+from backspot.render._comparison import (
+    change_columns,
+    comparison_answer,
+    left_out,
+    of_step,
+    rank_columns,
+    recordings,
+    step_columns,
+)
+from backspot.render._findings import cost_of, place_name, worth
+from backspot.render._terminal import (
+    fact_lines,
+    keep_end,
+    keep_start,
+    lay_out,
+    paragraph,
+    sentence,
+    space_for,
+    written,
+)
+from backspot.render._words import Part, made_by
+from backspot.render.formats import Format
+from backspot.render.view import DEFAULT_VIEW, View, heaviest_line
+from backspot.results.comparison import Comparison
+from backspot.results.costs import LineCost, Row, Sort
+from backspot.results.findings import Finding
+from backspot.results.grouping import Subtree
+from backspot.results.report import Report
+from backspot.styled import Text, cell_len
+from backspot.trace.names import short_node_name
+
+__all__ = [
+    "FORMATS",
+    "brief_finding",
+    "finding",
+    "line_of_answer",
+    "lines_table",
+    "render_comparison",
+    "render_subtree",
+]
+
+_BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
+
+
+def finding(
+    report: Report,
+    number: int,
+    found: Finding,
+    width: int,
+    *,
+    whole: bool = False,
+    evidence: int | None = None,
+    remedy: int | None = None,
+) -> list[Text]:
+    """A finding as a paragraph: its cost and place, what was seen, and the remedy.
+
+    Args:
+        number: the number of the finding, from 1.
+        width: number of cells in a line.
+        whole: whether its place is never cut.
+        evidence: how many sentences about what was seen there are at most; ``None`` has all.
+        remedy: how many sentences about what to do there are at most; ``None`` has all.
+    """
+    text = Text(visible(found.title), "bold")
+    text.append(f": {', '.join(cost_of(report, found))}", "not bold")
+    places, more = worth(found, 1)
+    for place in places:
+        label, line = visible(place_name(place)), visible(place.line)
+        if not whole:
+            label, line = keep_end(label, min(width - 8, 70)), keep_end(line, min(width - 8, 60))
+        text.append(" in ", "not bold")
+        text.append(label, "not bold cyan")
+        if line:
+            text.append(f", {line}", "not bold")
+    text.append(f" and {more}." if more else ".", "not bold")
+    lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
+    if seen := _sentences(found.seen, evidence):
+        lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
+    advice = Text(_sentences(found.remedy, remedy))
+    return [*lines, *paragraph(advice, width, "   → ", whole=whole)]
+
+
+def brief_finding(
+    report: Report, number: int, found: Finding, width: int, *, whole: bool = False
+) -> list[Text]:
+    """A finding in a line: its cost, and its place if it has one; the arguments of ``finding``."""
+    text = Text(visible(found.title), "bold")
+    text.append(f": {', '.join(cost_of(report, replace(found, saves=None)))}", "not bold")
+    if len(found.places) == 1 and worth(found, 1)[0]:
+        name = visible(found.path or found.places[0].label)
+        text.append(" in ", "not bold")
+        text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
+    return [*paragraph(text, width, f"{number}. ", whole=whole)]
+
+
+def _sentences(text: str, most: int | None) -> str:
+    """The first sentences of a text from a finding; ``None`` has all."""
+    return " ".join(_BETWEEN_SENTENCES.split(visible(text))[:most])
+
+
+_LINES = 5  # how many lines of source are shown
+
+
+def line_of_answer(row: Row, sort: Sort, width: int, *, whole: bool) -> list[Text]:
+    """Below the answer, the source line that made its node."""
+    line = heaviest_line(row, sort)
+    if line is None:
+        return []
+    lead = "  ← " + made_by(line).removesuffix(line.place)
+    shown = visible(line.place)
+    if not whole:
+        shown = keep_end(shown, width - len(lead))
+    text = Text(lead, no_wrap=True)
+    text.append(shown, "green")
+    left = width - cell_len(lead + shown) - 2
+    if line.text and left >= 12:
+        text.append("  " + keep_start(visible(line.text), left), "dim")
+    return [text]
+
+
+def lines_table(shown: Sequence[Row], sort: Sort, width: int, *, whole: bool) -> list[Text]:
+    """The source lines that made the heaviest nodes of the first modules."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    known: dict[tuple[str, str], LineCost] = {}
+    for rank, row in enumerate(shown, 1):
+        line = heaviest_line(row, sort)
+        if line is not None and ((line.node, line.place) in known or len(known) < _LINES):
+            known[line.node, line.place] = line
+            ranks.setdefault((line.node, line.place), []).append(rank)
+    if not known:
+        return []
+    lines = known.values()
+    head = "made by" if all(line.exact for line in lines) else "called at"
+    rows = numbers(map(_spans, ranks.values()))
+    nodes: list[Part] = [("node", short_node_name(line.node)) for line in lines]
+    places: list[Part] = [("name", line.place) for line in lines]
+    texts: list[Part] = [("name", line.text) for line in lines]
+    columns = [
+        Column("rank", "#", rows, least=6, left=True, style="dim"),
+        Column("node", "heaviest node", nodes, least=14, left=True),
+        Column("line", head, places, least=20, left=True, cut_start=True, style="green"),
+        Column("line", "source", texts, need=1, least=24, left=True),
+    ]
+    return [Text(), *lay_out(columns, width, whole=whole)]
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """Ascending numbers as people write them: ``1,3–5``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1][1:] = [rank]
+        else:
+            spans.append([rank])
+    return ",".join("–".join(map(str, span)) for span in spans)
+
+
+_INDENT = 24
+
+
+def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = False) -> str:
+    """A module with the modules inside it, as a tree; shares are of the module's own total."""
+    width, uncut = space_for(width)
+    placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
+    rows = [row for _, row in placed]
+    whole = subtree.row.total_wall_ns
+    ms = milliseconds_of(whole)
+    names: list[Part] = [("name", name) for name, _ in placed]
+    classes: list[Part] = [("name", row.class_name) for row in rows]
+    total = numbers(ms(row.total_wall_ns) for row in rows)
+    shares = numbers(percent(row.total_wall_ns / whole if whole else 0) for row in rows)
+    own = numbers(ms(row.wall_ns) for row in rows)
+    gpu = numbers(ms(row.total_gpu_ns) for row in rows)
+    cpu = numbers(ms(row.total_cpu_ns) for row in rows)
+    nodes = node_cells(rows, "wall")
+    columns = [
+        Column("name", "module", names, least=24, left=True, outlasts=4, style="cyan"),
+        Column("class", "class", classes, need=4, least=10, left=True),
+        Column("time", "total ms", total, style="bold"),
+        Column("share", "share", shares, need=1),
+        Column("other time", "own", own, full_head="own ms", need=2),
+        Column("other time", "GPU", gpu, full_head="GPU ms", need=5),
+        Column("other time", "CPU", cpu, full_head="CPU ms", need=6),
+        Column("node", "heaviest node", nodes, need=3, least=15, left=True),
+    ]
+    if not subtree.row.total_gpu_ns:
+        columns = [column for column in columns if column.cells is not gpu]
+    label = visible(subtree.row.label)
+    if not uncut:
+        label = keep_end(label, min(width, 80))
+    what = (
+        f"{label}: {duration(whole)} of the backward per step, "
+        f"{duration(subtree.row.wall_ns)} of it in the module itself"
+    )
+    lines = [*paragraph(Text(what, "bold"), width, whole=uncut), Text()]
+    lines += lay_out(columns, width, whole=uncut)
+    return written(lines, width, color=color)
+
+
+def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:
+    """Each module below, as its branch and the part of its name that its parent does not have."""
+    left = _branches("", subtree)
+    while left:
+        lead, parent, child, last = left.pop()
+        fork, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        name = child.row.path.removeprefix(f"{parent.row.path}.")
+        yield lead + fork + name, child.row
+        lead += below
+        if len(lead) > _INDENT:  # else the branches leave no room for names
+            lead = "…" + lead[1 - _INDENT :]
+        left += _branches(lead, child)
+
+
+def _branches(lead: str, of: Subtree) -> list[tuple[str, Subtree, Subtree, bool]]:
+    """The direct children, the last one first: their indent, parent, child, whether it is last."""
+    return [(lead, of, child, child is of.children[-1]) for child in reversed(of.children)]
+
+
+_VERDICTS = {"slower": "red", "faster": "green", "within the noise": "dim", "undecided": "dim"}
+
+
+def render_comparison(
+    comparison: Comparison,
+    view: View = DEFAULT_VIEW,
+    *,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """The comparison for a terminal: the answer, then the ``view.top`` largest changes."""
+    width, whole = space_for(width)
+    shown, columns = change_columns(comparison, view.top)
+    verdicts = [change.verdict for change in (*shown, comparison.whole)]
+    said = sentence(comparison_answer(comparison), width, whole=whole)
+    lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
+    for note in comparison.notes:
+        lines += paragraph(Text("! " + visible(note), "yellow"), width)
+    if phases := of_step(comparison):
+        styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
+        lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
+    ranks, of_ranks = rank_columns(comparison)
+    if ranks:
+        styles = [_VERDICTS.get(rank.verdict, "") for rank in ranks]
+        lines += [Text(), *lay_out(of_ranks, width, styles)]
+    lines.append(Text())
+    styles = [_VERDICTS.get(verdict, "") for verdict in verdicts]
+    lines += lay_out(columns, width, styles, whole=whole)
+    for parts in left_out(comparison, shown):
+        text = Text(sentence(parts, width, whole=whole).plain, "dim")
+        lines += paragraph(text, width, whole=whole)
+    return written(lines, width, color=color)
+
+
+def _comparison_file(comparison: Comparison) -> bytes:
+    return (render_comparison(comparison, View(top=None), width=100) + "\n").encode()
+
+
+FORMATS = (Format(".txt", {Comparison: _comparison_file}),)
