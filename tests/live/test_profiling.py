@@ -106,8 +106,9 @@ def test_real_steps_are_timed_before_and_after_the_recording(case):
     # The last warm-up runs under a profiler that is prepared, and does not record yet.
     assert begun.count(True) == 2
     assert begun[-5:] == [True, True, False, False, False]
-    assert len(report.unprofiled_step_ns_by_step) == 5
-    assert report.unprofiled_step_ns == sorted(report.unprofiled_step_ns_by_step)[2]
+    steps = report.unprofiled_step_ns_by_step
+    assert len(steps) == 5
+    assert min(steps) <= report.unprofiled_step_ns <= max(steps)
     assert "A step takes" in str(report)
     # On a busy machine the recorded steps can be of another kind than the real ones.
     assert report.not_replayed or report.replayed_step.fitted

@@ -531,10 +531,10 @@ class Monitor:
         self._samples.append(times)
         if self._on_sample is not None:
             values = {}
-            for kind in ("forward", "backward"):
-                for block, ms in zip(self._blocks, getattr(times, kind), strict=True):
+            for kind, of_blocks in (("forward_ms", times.forward), ("backward_ms", times.backward)):
+                for block, ms in zip(self._blocks, of_blocks, strict=True):
                     if ms:
-                        values[f"{block.path or block.class_name}/{kind}_ms"] = ms
+                        values[f"{block.path or block.class_name}/{kind}"] = ms
             self._on_sample(times.step, values)
         if self._slower_by is not None:
             self._compare(self._slower_by)
