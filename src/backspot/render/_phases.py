@@ -114,6 +114,8 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
             "Python code between operators, loops over small tensors, logging and waiting for "
             "another process"
         )
+    if phase == "optimizer" and not report.has_gpu:  # foreach=True gains nothing there
+        return _MEANINGS[phase][0], "fused=True, if the optimizer is Adam, AdamW or Adagrad"
     if phase == "other" and not _has_forward(report):
         return (
             "the trace shows neither modules nor the forward of these nodes, so this may be "
