@@ -19,7 +19,14 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 from backspot.trace.source_lines import MOST_NODES
 
-__all__ = ["NO_LABELS", "TRANSFORMED", "are_transformed", "warnings_of", "why_no_backward"]
+__all__ = [
+    "NO_CALLS",
+    "NO_LABELS",
+    "TRANSFORMED",
+    "are_transformed",
+    "warnings_of",
+    "why_no_backward",
+]
 
 _LEAST = 0.25
 """Share of the nodes: a transform replaces some operators, and those do not contain themselves."""
@@ -49,6 +56,11 @@ NO_LABELS = (
     "Without labels, nodes are ranked by name."
 )
 """The warning for a trace without any labels of modules."""
+NO_CALLS = (
+    "The trace names no modules: none was called as module(…). A call of module.forward(…), or of "
+    "a function of its weights, has no label. Nodes are ranked by name."
+)
+"""The same where modules had labels."""
 
 TRANSFORMED = (
     "Nodes were made under torch.func (grad, vmap, jacrev, …), where backspot.instrument(model) "
@@ -92,7 +104,8 @@ def warnings_of(
     """Return the warnings that a reader of the numbers needs.
 
     Args:
-        warmed_up: whether steps are known to have run before the recording.
+        warmed_up: whether Backspot recorded the steps, so that modules have labels and steps have
+            run before.
     """
     spans, work = ownership.spans, ownership.work
     warnings = list(events.warnings)
@@ -114,7 +127,7 @@ def warnings_of(
     if 2 * len(outside) > nodes and are_transformed(events, ownership.join, outside):
         warnings.append(TRANSFORMED)
     elif spans.source == "none" and not regions and unrecorded < nodes:
-        warnings.append(NO_LABELS)
+        warnings.append(NO_CALLS if warmed_up else NO_LABELS)
     elif spans.source == "python":
         warnings.append(
             "Modules are named by class and counter (Linear_0), as with_stack=True records them; "

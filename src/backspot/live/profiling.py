@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from backspot.analysis.caveats import NO_LABELS, TRANSFORMED
+from backspot.analysis.caveats import NO_CALLS, NO_LABELS, TRANSFORMED
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.live.gathering import Gathering
@@ -358,7 +358,7 @@ def _with_unused(
     compiled = any(row.calls for row in report.modules if not row.is_module)
     if not unused or compiled:
         return report
-    others = tuple(w for w in report.warnings if w not in (NO_LABELS, TRANSFORMED))
+    others = tuple(w for w in report.warnings if w not in (NO_CALLS, NO_LABELS, TRANSFORMED))
     if transformed:
         return changed(report, warnings=(TRANSFORMED, *others))
     said = tuple(

@@ -339,8 +339,8 @@ def _idle_until_ahead(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
 
 
 _WORKERS = (
-    "Use DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…), and move decoding "
-    "and augmentation into the workers."
+    "Do less for each batch: keep what is decoded, or load by whole batches. Where cores are free "
+    "beside the training's, use DataLoader(num_workers=…, persistent_workers=True)."
 )
 _WORKERS_AND_GPU = (
     "Use DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…, pin_memory=True), "
