@@ -135,16 +135,6 @@ def test_a_wrong_argument_is_refused_in_one_line(located, tmp_path, call, kind):
     assert isinstance(caught.value, UsageError) or isinstance(VALUES[kind], str)
 
 
-@pytest.mark.parametrize("call", ["plot", "plot ax"])
-def test_a_wrong_argument_of_plot_is_refused(call, monkeypatch):
-    pytest.importorskip("matplotlib").use("agg")
-    for value in (-1, "x", [], object(), math.nan):
-        with pytest.raises(UsageError):
-            vit().plot(value) if call == "plot" else vit().plot(ax=value)
-    with pytest.raises(UsageError):
-        vit().plot(top=-1)
-
-
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_report_and_a_comparison_are_looked_up_by_path(kind):
     value = VALUES[kind]
