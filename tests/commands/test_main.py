@@ -276,7 +276,7 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["report", "a"], "the following arguments are required: -o/--output"),
         (
             ["report", "a", "-o", "report.html5"],
-            "use one of .csv, .folded, .html, .json, .md, .speedscope.json or .txt",
+            "use one of .csv, .html, .json, .md, .speedscope.json or .txt",
         ),
     ],
 )

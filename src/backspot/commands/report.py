@@ -1,8 +1,8 @@
 """Write the report of a trace to a file; the suffix decides the format.
 
 Among the suffixes are .html (a page that needs nothing else), .txt (what
-show --full prints), .json (for backspot.Report.load), .csv, .md, and for flame
-graphs .speedscope.json and .folded.
+show --full prints), .json (for backspot.Report.load), .csv, .md, and, for
+flame graphs, .speedscope.json.
 
 Example:
   backspot report trace.json.gz -o report.html

@@ -484,10 +484,10 @@ class Report(Presented, _Predicted):
         """Write the report in the format that the suffix of ``path`` names.
 
         ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.csv`` and ``.md``
-        are tables; ``.speedscope.json`` and ``.folded`` are flame graphs. ``.trace.json`` and
-        ``.trace.json.gz`` copy the trace file that the report was made from and add tracks of
-        ``backward: …`` spans. A report of a live profile has no trace file: pass ``trace=`` to
-        ``profile`` or ``locate`` to write the copy.
+        are tables; ``.speedscope.json`` is a flame graph. ``.trace.json`` and ``.trace.json.gz``
+        copy the trace file that the report was made from and add tracks of ``backward: …`` spans.
+        A report of a live profile has no trace file: pass ``trace=`` to ``profile`` or ``locate``
+        to write the copy.
 
         The file is written completely or not at all.
 
