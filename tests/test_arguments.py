@@ -152,20 +152,21 @@ def test_a_comparison_is_no_sequence_and_says_where_its_changes_are():
         list(compare(vit(), vit()))
 
 
-@pytest.mark.parametrize("command", ["show", "report", "annotate", "diff"])
+@pytest.mark.parametrize("command", ["show", "show -o", "label", "diff"])
 @pytest.mark.parametrize("name", ["a\0b.json", "\ud800.json"])
 def test_a_command_refuses_a_path_that_no_file_can_have(tmp_path, capsys, command, name):
     good = str(small_trace(tmp_path))
     more = {
         "show": [],
-        "report": ["-o", str(tmp_path / "x.md")],
-        "annotate": ["-o", str(tmp_path / "x.json")],
+        "show -o": ["-o", str(tmp_path / "x.md")],
+        "label": ["-o", str(tmp_path / "x.json.gz")],
         "diff": [good],
     }[command]
-    assert main([command, name, *more]) == 2
+    verb = "diff" if command == "diff" else "show"
+    assert main([verb, name, *more]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    if command in ("report", "annotate"):
-        assert main([command, good, "-o", name.replace(".json", "x.json")]) == 2
+    for suffix in {"show -o": ["x.json"], "label": ["x.trace.json", "x.json.gz"]}.get(command, ()):
+        assert main([verb, good, "-o", name.replace(".json", suffix)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
 

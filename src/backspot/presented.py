@@ -75,7 +75,7 @@ class Presented:
         return forms().as_html(self)
 
 
-LABELLED = (".trace.json", ".trace.json.gz")
+LABELLED = (".trace.json", ".json.gz")
 """Suffixes of a labelled trace, which is a copy of a trace and not a form of a report."""
 
 

@@ -38,10 +38,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from backspot.errors import UsageError
-from backspot.formatting import visible
-from backspot.paths import path_text
-from backspot.presented import LABELLED
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of
 from backspot.results.comparison import Comparison
@@ -77,12 +73,6 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
     Raises:
         UsageError: If the suffix is not that of a format for reports.
     """
-    name = path_text(path, "save")
-    if name.lower().endswith(LABELLED):
-        raise UsageError(
-            f"{visible(name)}: this suffix is for labelled traces, which `backspot annotate` "
-            "writes (in Python, report.save)"
-        )
     return format_for(path, Report).renderer(Report)
 
 

@@ -484,8 +484,8 @@ class Report(Presented, _Predicted):
         """Write the report in the format that the suffix of ``path`` names.
 
         ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.csv`` and ``.md``
-        are tables; ``.speedscope.json`` is a flame graph. ``.trace.json`` and ``.trace.json.gz``
-        copy the trace file that the report was made from and add tracks of ``backward: …`` spans.
+        are tables; ``.speedscope.json`` is a flame graph. ``.trace.json`` and ``.json.gz`` copy
+        the trace file that the report was made from and add tracks of ``backward: …`` spans.
         A report of a live profile has no trace file: pass ``trace=`` to ``profile`` or ``locate``
         to write the copy.
 

@@ -49,7 +49,7 @@ function makeDetails(model, box, change, say) {
     const code = make("code", { class: "to-search" }, row.label);
     return make("div", { class: "search-for" },
       make("p", { class: "small muted" }, model.labelled
-        ? "Search a trace viewer for" : "After backspot annotate, search a trace viewer for"),
+        ? "Search a trace viewer for" : "After backspot show -o labelled.json.gz, search a trace viewer for"),
       make("div", { class: "copy" }, code, button));
   }
 
