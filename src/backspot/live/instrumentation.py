@@ -49,6 +49,8 @@ NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLo
 """The end of an error message when a function is given instead of a module."""
 
 _MODES = ("call", "node", "module")
+"""``"node"`` takes the place of ``"call"`` where no profiler's start can be noticed. It is no
+choice of users; tests and benchmarks ask for it by name."""
 
 
 class Instrumentation:
@@ -61,7 +63,8 @@ class Instrumentation:
         name: the first part of all its paths; ``""`` for none.
         depth: the deepest level that is labelled; ``None`` for no limit.
         match: the patterns of the paths that are labelled; ``None`` for all paths.
-        hooks: ``"call"``, ``"node"`` or ``"module"``.
+        hooks: ``"call"`` or ``"module"``; ``"node"``, hooks that stay on the model, where the start
+            of a profiler cannot be noticed.
         markers: whether backward markers are written.
         lines: whether the source line of each node is recorded.
         compiled: whether the modules inside compiled code are recorded.
@@ -220,7 +223,7 @@ def instrument(
     depth: int | None = None,
     match: str | Sequence[str] | None = None,
     name: str = "",
-    hooks: Literal["call", "node", "module"] = "call",
+    hooks: Literal["call", "module"] = "call",
     markers: bool = True,
     lines: bool = False,
     compiled: bool = True,
@@ -240,10 +243,7 @@ def instrument(
     their class. A profiler that starts without PyTorch's Python code, such as Kineto's daemon, is
     not noticed.
 
-    With ``hooks="node"`` each module has a forward pre-hook of PyTorch's public kind, which asks
-    whether a profiler records. Use it if nothing may replace a method of PyTorch.
-
-    In both modes the autograd graph stays as it is: a backward label is a marker at the moment when
+    The autograd graph stays as it is: a backward label is a marker at the moment when
     autograd begins with nodes of that module. A view of memory that was changed in place gets no
     marker, as reading its node is not safe; labels ``unmarked: …`` count these views. The report
     needs no markers, as it uses autograd's own sequence numbers: they are for trace viewers. With
@@ -283,7 +283,7 @@ def instrument(
             ``depth``, both must hold. ``None`` (default) labels every module.
         name: the first part of all paths, which distinguishes several instrumented modules.
             ``""`` (default) adds no part.
-        hooks: ``"call"`` (default), ``"node"`` or ``"module"``.
+        hooks: ``"call"`` (default) or ``"module"``.
         markers: whether to write backward labels. Default true.
         lines: whether to record the source line of each node. Default false.
         compiled: whether to record for which modules compiled code works. Default true.
@@ -307,7 +307,7 @@ def instrument(
     """
     check_arguments(model, depth, name)
     if hooks not in _MODES:
-        raise UsageError(f"hooks must be 'call', 'node' or 'module', not {hooks!r}")
+        raise UsageError(f"hooks must be 'call' or 'module', not {hooks!r}")
     for word, value in (("markers", markers), ("lines", lines), ("compiled", compiled)):
         if not isinstance(value, bool):
             raise UsageError(f"{word} must be True or False, not {value!r}")
