@@ -562,7 +562,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (77, 44))
+            ('patch_drop', (77, 43))
         """
         return presented.forms().as_frame(self)
 
