@@ -99,11 +99,10 @@ for node in patch_drop.nodes[:3]:
 
 # %%
 on_gpu = backspot.locate("../tests/data/h200/vit_patch_drop.trace.json.gz")
-_ = on_gpu.plot(top=8)
+on_gpu
 
 # %% [markdown]
-# `patch_drop` takes more time than the next seven modules together. During most of its bar the GPU
-# is busy. In several bars below, the GPU mostly waits for the host.
+# `patch_drop` takes seven times as long as any other module.
 #
 # ## Why, and what can be done?
 #

@@ -72,7 +72,7 @@ PUBLIC_FUNCTIONS = (
     ("backspot.comparison.compare", "compare"),
     ("backspot.job.gather", "ranks"),
 )
-MOST_PARAMETERS = {"profile": 17, "instrument": 8, "locate": 8, "compare": 3, "ranks": 3}
+MOST_PARAMETERS = {"profile": 12, "instrument": 8, "locate": 8, "compare": 3, "ranks": 3}
 
 
 def name_of(path: Path) -> str:

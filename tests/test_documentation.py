@@ -246,7 +246,6 @@ def test_the_code_on_a_page_runs(page, folder, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from support.leftovers import left_in_torch
 
-    pytest.importorskip("matplotlib").use("agg")
     pytest.importorskip("pandas")
     monkeypatch.chdir(shutil.copytree(folder, tmp_path / "user"))
     names = names_of_a_user(torch)

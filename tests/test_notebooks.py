@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("timm")
-pytest.importorskip("matplotlib")
 pytest.importorskip("pandas")
 pytest.importorskip("ipykernel")
 jupytext = pytest.importorskip("jupytext")

@@ -45,7 +45,6 @@ NEED = {
     "Monitor.remove": "torch",
     "Monitor.to_pandas": "pandas",
     "Report.to_pandas": "pandas",
-    "Report.plot": "matplotlib",
 }
 """Packages without which a public name has no docstring to read, or no example to run."""
 
@@ -65,7 +64,6 @@ NEEDS_RETURNS = {
     "JobReport.load",
     "Report.limit",
     "Report.load",
-    "Report.plot",
     "Report.save",
     "Report.share",
     "Report.to_pandas",
@@ -345,8 +343,6 @@ def test_a_public_name_has_an_example(name):
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_the_examples_of_a_public_name_run(name, report, comparison, job, tmp_path, monkeypatch):
     text = docstring_of(name)
-    if name == "Report.plot":
-        sys.modules["matplotlib"].use("agg")
     for link, trace in TRACES.items():
         shutil.copy(trace, tmp_path / link)
     monkeypatch.chdir(tmp_path)

@@ -68,7 +68,7 @@ def _agreement(step: Step, model: nn.Module, device: str, steps: int) -> dict[st
         synchronize(device)
         monitor.flush()
     frame = monitor.to_pandas().groupby("path")["backward_ms"].median()
-    report = backspot.profile(step, model, steps=5, warmup=3, depth=1, lines=False)
+    report = backspot.profile(step, model, steps=5, warmup=3, depth=1)
     rows = {row.path: row.total_wall_ns / 1e6 for row in report.modules}
     blocks = {}
     for path, ours in frame.items():

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.counters import find_counters
 from backspot.analysis.accounting.memory import Memory, find_memory
 from backspot.analysis.accounting.payers import find_fused
 from backspot.analysis.accounting.peaks import peaks_of
@@ -41,7 +40,7 @@ from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
-from backspot.results.costs import CountersOfModule, Row, WorkOfModule
+from backspot.results.costs import Row, WorkOfModule
 from backspot.results.findings import Finding, Saving
 from backspot.results.grouping import fold, parents_of, ranked_rows
 from backspot.results.limits import share_of_peak
@@ -273,9 +272,7 @@ def _report(
     memory, work = find_memory(detailed, of_detailed), find_work(detailed, of_detailed)
     step_ns = steps.end - steps.start
     report = Report(
-        modules=_with_details(
-            costs.modules, of_detailed, memory, work, find_counters(detailed, of_detailed)
-        ),
+        modules=_with_details(costs.modules, of_detailed, memory, work),
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
@@ -329,10 +326,9 @@ def _with_details(
     ownership: Ownership,
     memory: Memory | None,
     work: tuple[WorkOfModule, ...] | None,
-    counters: tuple[CountersOfModule | None, ...] | None,
 ) -> tuple[Row, ...]:
-    """Add to each row its owner's memory, work and counters, as far as they are recorded."""
-    if memory is None and work is None and counters is None:
+    """Add to each row its owner's memory and work, as far as they are recorded."""
+    if memory is None and work is None:
         return rows
     owner_of = {ownership.owners.named(owner): owner for owner in range(len(ownership.owners))}
     found = []
@@ -344,7 +340,6 @@ def _with_details(
                 row,
                 memory=held,
                 work=work[owner] if work else None,
-                counters=counters[owner] if counters else None,
             )
         found.append(row)
     return tuple(found)

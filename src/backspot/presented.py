@@ -1,4 +1,4 @@
-"""How results print, draw and save themselves, and where users find their classes.
+"""How results print and save themselves, and where users find their classes.
 
 Renderers import results, so results cannot import renderers. ``backspot/__init__.py`` imports both
 and runs before any other module of the package. It sets ``forms`` and ``labelling``.
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 __all__ = ["LABELLED", "Forms", "Labelling", "Presented", "Result", "forms", "labelling", "public"]
 
@@ -43,9 +42,6 @@ class Forms(Protocol):
 
     def as_frame(self, report: Result, /) -> pd.DataFrame:
         """Return a data frame with one row per module."""
-
-    def draw(self, report: Result, /, **options: Any) -> Axes:
-        """Draw a plot into axes. Takes the options of ``Report.plot``."""
 
 
 class Labelling(Protocol):
@@ -79,7 +75,7 @@ class Presented:
         return forms().as_html(self)
 
 
-LABELLED = (".trace.json", ".trace.json.gz")
+LABELLED = (".trace.json", ".json.gz")
 """Suffixes of a labelled trace, which is a copy of a trace and not a form of a report."""
 
 

@@ -51,14 +51,14 @@ def test_show_passes_its_options_on(trace, capsys):
     assert capsys.readouterr().out == expected + "\n"
 
 
-def test_show_and_report_keep_the_modules_that_match(trace, tmp_path, capsys):
+def test_show_keeps_in_print_and_in_a_file_the_modules_that_match(trace, tmp_path, capsys):
     chosen = locate(trace).top(match=["st*", "head"])
     options = ["--match", "st*", "--match", "head"]
     assert main(["show", str(trace), "--format", "csv", *options]) == 0
     printed = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert [line["wall_ns"] for line in printed] == [str(row.wall_ns) for row in chosen]
     saved = tmp_path / "report.json"
-    assert main(["report", str(trace), "-o", str(saved), *options]) == 0
+    assert main(["show", str(trace), "-o", str(saved), *options]) == 0
     assert Report.load(saved).modules == chosen
     capsys.readouterr()
     assert main(["show", str(trace), "--match", "steem"]) == 2
@@ -105,28 +105,28 @@ def test_no_name_steers_the_terminal_whatever_the_form(trace, form, capsysbinary
     assert b"\x1b" not in capsysbinary.readouterr().out
 
 
-def test_report_writes_the_form_that_the_suffix_names(trace, tmp_path, capsys):
+def test_show_writes_the_form_that_the_suffix_names(trace, tmp_path, capsys):
     path = tmp_path / "report.json"
-    assert main(["report", str(trace), "-o", str(path)]) == 0
+    assert main(["show", str(trace), "-o", str(path)]) == 0
     assert Report.load(path) == locate(trace)
     assert capsys.readouterr().out == f"Wrote {path}\n"
 
 
-def test_report_writes_a_saved_report_in_other_forms(trace, tmp_path, capsys):
+def test_show_writes_a_saved_report_in_other_forms(trace, tmp_path, capsys):
     saved, made, again = (tmp_path / name for name in ("report.json", "made.csv", "again.csv"))
-    assert main(["report", str(trace), "-o", str(saved)]) == 0
+    assert main(["show", str(trace), "-o", str(saved)]) == 0
     for source, path in [(trace, made), (saved, again)]:
-        assert main(["report", str(source), "-o", str(path), "--depth", "1"]) == 0
+        assert main(["show", str(source), "-o", str(path), "--depth", "1"]) == 0
     assert again.read_text(encoding="utf-8") == made.read_text(encoding="utf-8")
 
 
-def test_report_overwrites_only_by_force(trace, tmp_path, capsys):
+def test_show_overwrites_only_by_force(trace, tmp_path, capsys):
     path = tmp_path / "report.md"
     path.write_text("precious")
-    assert main(["report", str(trace), "-o", str(path)]) == 6
+    assert main(["show", str(trace), "-o", str(path)]) == 6
     assert "--force" in one_line(capsys.readouterr().err)
     assert path.read_text() == "precious"
-    assert main(["report", str(trace), "-o", str(path), "--force"]) == 0
+    assert main(["show", str(trace), "-o", str(path), "--force"]) == 0
     assert path.read_text().startswith("**`stem (Slow)`")
 
 
@@ -134,7 +134,7 @@ def test_an_output_that_cannot_be_is_told_before_the_trace_is_read(tmp_path, cap
     there = tmp_path / "report.json"
     there.write_text("precious")
     for output, code in [(there, 6), (tmp_path / "report.text", 2), (tmp_path / "no" / "a.md", 3)]:
-        assert main(["report", str(tmp_path / "missing.json"), "-o", str(output)]) == code
+        assert main(["show", str(tmp_path / "missing.json"), "-o", str(output)]) == code
         assert output.name in one_line(capsys.readouterr().err)
 
 
@@ -155,7 +155,7 @@ def test_a_report_saved_beside_its_trace_is_not_taken_for_one(trace, tmp_path, c
     runs.mkdir()
     shutil.copy(trace, runs / "steps.json.gz")
     os.utime(runs / "steps.json.gz", (1, 1))
-    assert main(["report", str(trace), "-o", str(runs / "report.json")]) == 0
+    assert main(["show", str(trace), "-o", str(runs / "report.json")]) == 0
     capsys.readouterr()
     assert main(["show", str(runs)]) == 0
     assert str(runs / "steps.json.gz") in capsys.readouterr().err
@@ -229,9 +229,7 @@ def test_the_help_holds_an_example_and_every_exit_code(capsys):
         ("demo", [6, 7]),
         ("explain", []),
         ("run", [3, 6, 7]),
-        ("show", [3, 4, 5]),
-        ("report", [3, 4, 5, 6]),
-        ("annotate", [3, 4, 5, 6]),
+        ("show", [3, 4, 5, 6]),
         ("diff", [3, 4, 5, 8, 9]),
     ],
 )
@@ -273,10 +271,12 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["show", "a", "--form", "json"], "unrecognized arguments: --form json"),
         (["show", "a", "--format", "html"], "not a format; choose from table, csv, json, md"),
         (["diff", "a", "b", "--format", "xml"], "not a format; choose from table, csv, json, md"),
-        (["report", "a"], "the following arguments are required: -o/--output"),
+        (["show", "a", "b", "-o", "report.html"], "-o takes one TRACE"),
+        (["show", "a", "-o", "a.csv", "--top", "3", "--by", "class"], "leave out --top and --by"),
+        (["show", "a", "-o", "a.csv", "--format", "md"], "leave out --format"),
         (
-            ["report", "a", "-o", "report.html5"],
-            "use one of .csv, .folded, .html, .json, .md, .speedscope.json or .txt",
+            ["show", "a", "-o", "report.html5"],
+            "use one of .csv, .html, .json, .md, .speedscope.json or .txt",
         ),
     ],
 )

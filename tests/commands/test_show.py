@@ -102,7 +102,7 @@ def test_traces_of_other_ranks_are_mentioned(ranked, capsys):
 
 def test_a_trace_says_its_own_rank(ranked, tmp_path, capsys):
     _, second = ranked("rank_0.json", "rank_1.json", size=2)
-    assert main(["report", second, "-o", str(tmp_path / "report.md")]) == 0
+    assert main(["show", second, "-o", str(tmp_path / "report.md")]) == 0
     assert capsys.readouterr().err == (
         "backspot: rank_1.json is of rank 1 of 2; other ranks' traces lie beside it: rank_0.json\n"
     )

@@ -124,28 +124,6 @@ def test_a_kernel_that_reduces_in_two_directions_has_its_modules():
         assert report[path].row.gpu_ns > 0.5 * report["3"].row.gpu_ns, path
 
 
-def test_code_of_a_cuda_graph_shows_its_modules_without_the_graph():
-    model = Planted(nn.Tanh()).to(DEVICE)
-    step = graphed(model, torch.ones(16, 64, device=DEVICE))
-
-    def gradients():
-        step()
-        return [parameter.grad.clone() for parameter in model.parameters()]
-
-    with backspot.instrument(model):
-        for _ in range(3):
-            step()
-        before = gradients()
-    report = backspot.profile(step, model, steps=2, cudagraphs=False)
-    assert not any("compiled code" in warning for warning in report.warnings)
-    assert report["head"].row.gpu_ns > 0
-    with gpu_profile() as profiler:
-        after = gradients()
-    assert all(map(torch.equal, before, after))
-    launches = {event.name() for event in profiler.profiler.kineto_results.events()}
-    assert "cudaGraphLaunch" in launches
-
-
 def test_kernels_of_a_replayed_cuda_graph_have_their_modules():
     plant = nn.Sequential(nn.Linear(64, 8192), nn.GELU(), nn.Linear(8192, 64))
     model = Planted(plant).to(DEVICE)

@@ -12,7 +12,6 @@ import warnings
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -658,33 +657,6 @@ def test_what_torch_lacks_is_not_missed(monkeypatch):
     assert inductor.inductor_settings() is None
     with backspot.instrument(Net()):
         pass
-
-
-def test_compiled_code_runs_without_cuda_graphs_for_a_while(monkeypatch):
-    class CUDAGraphTreeManager:
-        def __init__(self):
-            self.ids_to_funcs = {7: SimpleNamespace(model=sum)}
-
-        def _run(self, new_inputs, function_id):
-            raise AssertionError
-
-    trees = ModuleType("torch._inductor.cudagraph_trees")
-    trees.CUDAGraphTreeManager = CUDAGraphTreeManager
-    monkeypatch.setitem(sys.modules, trees.__name__, trees)
-    monkeypatch.setattr(torch._inductor, "cudagraph_trees", trees, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    original = CUDAGraphTreeManager._run
-    with inductor.without_cuda_graphs():
-        assert CUDAGraphTreeManager()._run([1, 2], 7) == 3
-    assert CUDAGraphTreeManager._run is original
-    with inductor.without_cuda_graphs():
-        CUDAGraphTreeManager._run = theirs = lambda *_: None
-    assert CUDAGraphTreeManager._run is theirs
-
-
-def test_cudagraphs_is_true_or_false():
-    with pytest.raises(UsageError, match="cudagraphs must be True or False, not None"):
-        backspot.profile(lambda: None, Net(), cudagraphs=None)
 
 
 def test_nothing_watches_imports_afterwards():

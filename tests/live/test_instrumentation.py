@@ -129,7 +129,7 @@ def test_the_handle_says_what_it_did():
         ({"depth": -1}, "depth must be"),
         ({"depth": True}, "depth must be"),
         ({"depth": 1.0}, "depth must be"),
-        ({"hooks": "full"}, "hooks must be 'call', 'node' or 'module', not 'full'"),
+        ({"hooks": "full"}, "hooks must be 'call' or 'module', not 'full'"),
         ({"hooks": None}, "hooks must be"),
         ({"name": 3}, "name must be a str"),
         ({"name": ".loss"}, "name must be a module path"),

@@ -44,7 +44,7 @@ def test_an_in_place_failure_names_the_module_and_the_way_out(recorded, record):
         told = "\n".join([str(failure.value), *getattr(failure.value, "__notes__", [])])
         assert told.count("Backspot: ") == 1
         assert "'1.0' (ReLU)" in told
-        assert "hooks='node'" in told
+        assert "hooks='call'" in told
 
     with backspot.instrument(model, hooks="module"):
         record(run) if recorded else run()

@@ -127,14 +127,6 @@ def test_several_modules_go_by_name(case):
     assert not any("No call" in warning for warning in report.warnings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hooks", MODES)
-def test_both_kinds_of_hooks_give_their_labels(case, hooks, tmp_path):
-    trace = tmp_path / "t.json"
-    backspot.profile(case.step, case.model, hooks=hooks, trace=trace)
-    assert (b"backward end: 1.1 (Slow)" in trace.read_bytes()) == (hooks == "module")
-
-
 def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
     trace = tmp_path / "t.json"
     backspot.profile(
@@ -333,7 +325,6 @@ def plain_step():
         ((plain_step, nn.Tanh()), {"warmup": -1}, "warmup=-1"),
         ((plain_step, nn.Tanh()), {"unprofiled": -1}, "unprofiled=-1"),
         ((plain_step, nn.Tanh()), {"depth": -1}, "depth"),
-        ((plain_step, nn.Tanh()), {"hooks": "full"}, "hooks"),
         ((plain_step, nn.Tanh()), {"data": 3}, "data must be iterable"),
     ],
 )

@@ -49,7 +49,7 @@ def test_the_suffix_decides_the_form(tmp_path, suffix):
 
 @pytest.mark.parametrize("name", ["report.text", "report", "json", "report.json.bak"])
 def test_a_suffix_that_names_no_form_is_refused_and_the_known_ones_are_listed(tmp_path, name):
-    with pytest.raises(UsageError, match=r"use one of \.csv, \.folded, .* or \.txt"):
+    with pytest.raises(UsageError, match=r"use one of \.csv, \.html, .* or \.txt"):
         vit().save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
@@ -239,7 +239,7 @@ def link_to(kind: str, path: Path) -> Path:
         return path
     if kind == "another way":
         return path.parent / ".." / path.parent.name / path.name
-    other = path.with_name("other.json")
+    other = path.with_name(f"other{''.join(path.suffixes)}")
     if kind == "a link":
         other.symlink_to(path)
     else:
@@ -269,29 +269,29 @@ def test_a_report_never_takes_the_place_of_its_trace(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", NAMES)
-@pytest.mark.parametrize("command", ["report", "annotate"])
-def test_no_command_writes_over_its_trace(tmp_path, capsys, command, kind):
-    path = small_trace(tmp_path / "t.json")
+@pytest.mark.parametrize("suffix", ["json", "trace.json"])
+def test_no_command_writes_over_its_trace(tmp_path, capsys, suffix, kind):
+    path = small_trace(tmp_path / f"t.{suffix}")
     before = path.read_bytes()
     output = link_to(kind, path)
-    assert main([command, str(path), "-o", str(output), "--force"]) == 2
+    assert main(["show", str(path), "-o", str(output), "--force"]) == 2
     assert "is the trace itself" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 
 def test_the_trace_that_a_folder_stands_for_is_not_written_over(tmp_path, capsys):
-    path = small_trace(tmp_path / "t.json")
-    before = path.read_bytes()
-    for command in ("report", "annotate"):
-        assert main([command, str(tmp_path), "-o", str(path), "--force"]) == 2
-    assert path.read_bytes() == before
+    for name in ("t.json", "t.trace.json"):
+        path = small_trace(tmp_path / name)
+        before = path.read_bytes()
+        assert main(["show", str(tmp_path), "-o", str(path), "--force"]) == 2
+        assert path.read_bytes() == before
 
 
 def test_what_comes_through_standard_input_is_not_written_over(tmp_path):
     path = small_trace(tmp_path / "t.json")
     before = path.read_bytes()
     with path.open("rb") as file:
-        done = program("report", "-", "-o", path, "--force", stdin=file)
+        done = program("show", "-", "-o", path, "--force", stdin=file)
     assert done.returncode == 2
     assert b"is the trace itself" in done.stderr
     assert path.read_bytes() == before

@@ -1,4 +1,4 @@
-"""Flame graphs: speedscope's form and folded stacks."""
+"""Flame graphs in speedscope's form."""
 
 import json
 import re
@@ -58,11 +58,6 @@ def measure(profile):
     return PROFILE.fullmatch(profile["name"])[1]
 
 
-def folded(report):
-    lines = renderer_for("x.folded")(report).decode().splitlines()
-    return {stack: int(weight) for stack, _, weight in (line.rpartition(" ") for line in lines)}
-
-
 def named(file, profile):
     frames = [frame["name"] for frame in file["shared"]["frames"]]
     found = next(p for p in file["profiles"] if measure(p) == profile)
@@ -72,7 +67,7 @@ def named(file, profile):
 
 
 def test_a_stack_is_the_modules_from_the_root_down_and_then_the_node():
-    found = folded(vit())
+    found = named(speedscope(vit()), "wall")
     attention = "VisionTransformer;blocks.3 (Block);blocks.3.attn (Attention)"
     assert found[f"{attention};ScaledDotProductEfficientAttentionBackward0"]
     assert found["VisionTransformer;AddBackward0"]
@@ -80,17 +75,6 @@ def test_a_stack_is_the_modules_from_the_root_down_and_then_the_node():
     assert found["loss (CrossEntropyLoss);NllLossBackward0"]
     assert found["(outside model);MeanBackward0"] == 30_000
     assert found["(autograd engine)"] == 210_000
-    assert named(speedscope(vit()), "wall") == found
-
-
-def test_deep_in_a_model_a_folded_frame_lacks_the_path_of_the_frame_around_it():
-    paths = [".".join(f"l{level}" for level in range(depth)) for depth in range(41)]
-    stacks = list(folded(report_of([row(path, "C", wall=3) for path in paths])))
-    *_, deepest = (stack.split(";") for stack in sorted(stacks, key=len))
-    assert deepest[0] == "C"
-    assert deepest[31] == f"{paths[31]} (C)"
-    assert deepest[32:] == [f"l{level} (C)" for level in range(31, 40)]
-    assert len(stacks) == len(paths)
 
 
 def check_sums(report):
@@ -101,7 +85,6 @@ def check_sums(report):
     for profile in file["profiles"]:
         total = sum(getattr(r, COSTS[measure(profile)]) for r in report.modules)
         assert profile["endValue"] == total
-    assert sum(folded(report).values()) == sum(r.wall_ns for r in report.modules)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -121,7 +104,6 @@ def test_the_weights_sum_to_the_report_of_a_real_trace(name):
 @given(reports())
 def test_any_report_can_be_written(report):
     speedscope(report)
-    renderer_for("x.folded")(report)
 
 
 def test_without_a_gpu_there_is_no_gpu_profile():
@@ -153,9 +135,7 @@ def test_frames_name_the_line_of_the_forward():
 def test_a_name_cannot_break_a_stack(name):
     path = name.replace(".", "_")
     report = report_of([row(path, "C", wall=21, nodes=(node(name, 21),))])
-    (line,) = renderer_for("x.folded")(report).decode().split("\n")[:-1]
-    stack, _, weight = line.rpartition(" ")
-    assert weight == "7"
-    assert line.isprintable()
-    assert stack.count(";") == 1
-    speedscope(report)
+    file = speedscope(report)
+    (stack,) = file["profiles"][0]["samples"]
+    assert len(stack) == 2
+    assert all(frame["name"].isprintable() for frame in file["shared"]["frames"])

@@ -312,7 +312,7 @@ def test_a_span_shows_what_its_module_costs_and_which_line_made_it(tmp_path):
 
 
 def test_labelling_a_trace_without_labels_says_that_it_adds_little(tmp_path, capsys):
-    assert main(["annotate", str(FOREIGN), "-o", str(tmp_path / "o.json")]) == 0
+    assert main(["show", str(FOREIGN), "-o", str(tmp_path / "o.json.gz")]) == 0
     assert "without labels, the added tracks show little" in capsys.readouterr().err
 
 
@@ -327,29 +327,29 @@ def test_times_before_zero_keep_their_sign(tmp_path):
 
 @pytest.mark.posix
 def test_what_cannot_be_is_refused_with_its_exit_code_and_nothing_is_written(tmp_path, capsys):
-    trace = small().save(tmp_path / "t.json")
-    there = tmp_path / "there.json"
+    trace = small().save(tmp_path / "t.trace.json")
+    there = tmp_path / "there.trace.json"
     there.write_text("precious")
-    link = tmp_path / "link.json"
+    link = tmp_path / "link.trace.json"
     link.symlink_to(trace)
     short = tmp_path / "short.json"
     short.write_bytes(trace.read_bytes()[:-200])
     packed = tmp_path / "short.json.gz"
     packed.write_bytes(path_of("vit_patch_drop").read_bytes()[:50_000])
-    done = tmp_path / "done.json"
+    done = tmp_path / "done.trace.json"
     forward = Trace()
     forward.operator("aten::mul", 0, 10, seq=0)
     no_backward = forward.save(tmp_path / "forward.json")
-    assert main(["annotate", str(trace), "-o", str(done)]) == 0
+    assert main(["show", str(trace), "-o", str(done)]) == 0
     assert capsys.readouterr().out == f"Wrote {done}\n"
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    out = tmp_path / "out.json"
+    out = tmp_path / "out.trace.json"
     for source, output, more, code, said in [
         (trace, there, [], 6, "--force"),
         (trace, trace, ["--force"], 2, "is the trace itself"),
         (trace, link, ["--force"], 2, "is the trace itself"),
-        (trace, tmp_path / "out.txt", [], 2, ".json.gz"),
-        (trace, tmp_path / "no" / "out.json", [], 3, "no folder"),
+        (trace, out, ["--depth", "1"], 2, "leave out --depth"),
+        (trace, tmp_path / "no" / "out.trace.json", [], 3, "no folder"),
         (tmp_path / "missing.json", out, [], 3, "missing.json"),
         (short, out, [], 4, "cut short"),
         (packed, out, [], 4, "cut short"),
@@ -357,12 +357,12 @@ def test_what_cannot_be_is_refused_with_its_exit_code_and_nothing_is_written(tmp
         (no_backward, out, [], 5, "no backward pass"),
         ("-", out, [], 2, "standard input"),
     ]:
-        assert main(["annotate", str(source), "-o", str(output), *more]) == code
+        assert main(["show", str(source), "-o", str(output), *more]) == code
         err = capsys.readouterr().err
         assert said in err
         assert err.count("\n") == 1
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-    assert main(["annotate", str(trace), "-o", str(there), "--force"]) == 0
+    assert main(["show", str(trace), "-o", str(there), "--force"]) == 0
     assert there.read_bytes() == done.read_bytes()
 
 
@@ -377,8 +377,17 @@ def test_the_errors_have_their_types(tmp_path):
         backspot.locate(path_of("cuda_graph_step"), trace=tmp_path / "o.json")
 
 
+def test_a_saved_report_labels_the_trace_that_it_was_made_from(tmp_path, capsys):
+    trace = small().save(tmp_path / "t.json")
+    direct, again = tmp_path / "direct.trace.json", tmp_path / "again.trace.json"
+    saved = backspot.locate(trace, trace=direct).save(tmp_path / "report.json")
+    assert main(["show", str(saved), "-o", str(again)]) == 0
+    assert capsys.readouterr().out == f"Wrote {again}\n"
+    assert again.read_bytes() == direct.read_bytes()
+
+
 def test_a_folder_gives_its_newest_trace(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     small().save(tmp_path / "runs" / "t.json")
-    assert main(["annotate", str(tmp_path / "runs"), "-o", str(tmp_path / "o.json.gz")]) == 0
+    assert main(["show", str(tmp_path / "runs"), "-o", str(tmp_path / "o.json.gz")]) == 0
     assert "t.json, the newest" in capsys.readouterr().err

@@ -1,23 +1,18 @@
-"""What a notebook shows of a report and of a comparison, and the plot."""
+"""What a notebook shows of a report and of a comparison."""
 
 import re
-import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 
 import backspot
-from backspot.errors import MissingDependencyError, UsageError
-from support.choice import slow_except
+from backspot.errors import UsageError
 from support.sample_reports import (
     SAMPLES,
     diagnosed,
     report,
     reports,
-    row,
-    unlabelled,
     vit,
     vit_rows,
     vit_with_call_sites,
@@ -165,69 +160,6 @@ def test_a_comparison_shows_itself_in_a_notebook():
     assert "The backward got slower" in text
     assert "patch_drop" in text
     assert "the whole backward" in text
-
-
-@pytest.mark.slow
-def test_a_plot_draws_the_first_modules_in_ms():
-    pytest.importorskip("matplotlib").use("Agg")
-    axes = vit().plot(top=3)
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "patch_drop (PatchDropout)",
-        "patch_embed.proj (Conv2d)",
-        "blocks.11.mlp.fc1 (Linear)",
-    ]
-    assert axes.get_xlabel() == "wall time in the backward, ms per step"
-    lengths: dict[float, float] = {}
-    for bar in axes.patches:
-        at = bar.get_y()
-        lengths[at] = lengths.get(at, 0) + bar.get_width()
-    assert lengths[min(lengths)] == pytest.approx(vit()["patch_drop"].row.wall_ms)
-    assert axes.yaxis_inverted()
-
-
-@pytest.mark.parametrize("name", slow_except(["diagnosed"], sorted(SAMPLES)))
-def test_every_kind_of_report_can_be_drawn_into_given_axes(name):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots()
-    assert SAMPLES[name]().plot(ax=axes, sort="cpu", by="pattern") is axes
-    axes.figure.canvas.draw()
-
-
-def test_without_labels_nodes_are_drawn():
-    pytest.importorskip("matplotlib").use("Agg")
-    assert unlabelled().plot().get_yticklabels()[0].get_text() == "GatherBackward0"
-
-
-def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is():
-    pytest.importorskip("matplotlib").use("Agg")
-    axes = report([row("$x_{", wall=9_000_000), row("\x1b[31m", wall=8_000_000)]).plot()
-    axes.figure.canvas.draw()
-    shown = [label.get_text() for label in axes.get_yticklabels()]
-    assert shown == [r"\$x_{ (Linear)", r"\x1b[31m (Linear)"]
-
-
-def test_a_plot_refuses_what_top_refuses():
-    pytest.importorskip("matplotlib").use("Agg")
-    with pytest.raises(UsageError, match="depth=-1"):
-        vit().plot(depth=-1)
-
-
-def test_without_matplotlib_the_remedy_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'backspot\[plot\]'"):
-        vit().plot()
-
-
-def test_the_plot_leaves_out_what_an_older_report_does_not_tell():
-    pytest.importorskip("matplotlib").use("Agg")
-    from backspot.results.costs import WallKinds
-
-    rows = [replace(one, wall_on=WallKinds()) for one in vit().modules]
-    axes = replace(vit(), modules=tuple(rows)).plot(top=3)
-    assert len(axes.patches) == 3
 
 
 def test_a_prompt_of_ipython_shows_the_list():

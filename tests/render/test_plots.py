@@ -1,4 +1,4 @@
-"""Memory over time and the roofline, on the page and by matplotlib."""
+"""Memory over time and the roofline, on the page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from backspot.errors import UsageError
 from backspot.render.html import to_html
 from backspot.results.report import Report
 from support.sample_reports import detailed, diagnosed
@@ -52,40 +51,3 @@ def test_the_keyboard_shows_what_a_point_is(opened) -> None:
     assert said.evaluate("one => getComputedStyle(one).visibility") == "visible"
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= page.viewport_size["width"]
-
-
-@pytest.fixture
-def axes():
-    pytest.importorskip("matplotlib").use("Agg")
-    from matplotlib.figure import Figure
-
-    return Figure().subplots()
-
-
-def test_memory_is_plotted_by_module(axes) -> None:
-    assert detailed().plot("memory", ax=axes) is axes
-    axes.figure.canvas.draw()
-    assert axes.get_ylabel() == "memory of GPU 0, GB"
-    assert len(axes.collections) == 10
-
-
-def test_modules_are_plotted_below_the_roof(axes) -> None:
-    assert detailed().plot("roofline", ax=axes) is axes
-    axes.figure.canvas.draw()
-    (points,) = axes.collections
-    intensity, tflops = points.get_offsets()[0]
-    assert intensity == pytest.approx(250)  # 10¹² operations, 4 GB
-    assert tflops == pytest.approx(1e12 / detailed().modules[0].gpu_ns / 1e3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("memory", "profile\\(memory=True\\)"),
-        ("roofline", "peak_tflops="),
-        ("pie", "choose one of"),
-    ],
-)
-def test_what_was_not_recorded_is_not_plotted(kind, said, axes) -> None:
-    with pytest.raises(UsageError, match=said):
-        diagnosed().plot(kind, ax=axes)

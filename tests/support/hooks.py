@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-import backspot
-
 KINDS = ("call", "node")
 MODES = (*KINDS, "module")
 
@@ -35,12 +33,11 @@ def for_each_kind(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def default_hooks(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The kind of hooks that a test gets without ``hooks=``."""
+    """The kind of hooks that a test gets without ``hooks=``: "node" where no start is noticed."""
+    from backspot.live.sessions import sessions
+
     kind = getattr(request, "param", "call")
-    functions = (backspot.instrument, backspot.profile)
-    before = [function.__kwdefaults__ for function in functions]
-    for function, defaults in zip(functions, before, strict=True):
-        function.__kwdefaults__ = {**defaults, "hooks": kind}
+    before = sessions.watches_starts
+    sessions.watches_starts = before and kind == "call"
     yield kind
-    for function, defaults in zip(functions, before, strict=True):
-        function.__kwdefaults__ = defaults
+    sessions.watches_starts = before

@@ -62,24 +62,6 @@ def test_several_processes_read_the_same_columns_as_one(
 
 
 @pytest.mark.slow
-def test_counters_of_all_processes_come_together(tmp_path: Path) -> None:
-    trace = Trace()
-    for at in range(400):
-        trace.operator("aten::mul", at * TICK, at * TICK + 1, seq=at)
-        name = "late" if at > 300 else f"counter {at % 3}"
-        event = {"ph": "C", "name": name, "pid": f"GPU {at % 2} Counters", "ts": at * TICK / 1000}
-        trace.events.append(event | {"args": {"": at / 8}})
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(trace.document(), indent=1))
-    parts = parallel.decode_in_parts(path, path.stat().st_size, 4, None)
-    assert parts is not None
-    found = parts.columns.finish(str(path))
-    assert columns(found) == columns(read_events(path, jobs=1))
-    assert found.samples.value.tolist() == [at / 8 for at in range(400)]
-    assert found.samples.counters[-1] == "late"
-
-
-@pytest.mark.slow
 def test_arrows_named_by_text_meet_across_processes(tmp_path: Path) -> None:
     trace = Trace()
     for step in range(200):

@@ -174,8 +174,8 @@ def test_a_text_that_quotes_the_key_is_no_table(tmp_path):
 def test_a_labelled_copy_keeps_the_table(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(with_table(format_lines(WHOLE))))
-    assert main(["annotate", str(path), "-o", str(tmp_path / "out.json")]) == 0
-    assert lines_of(backspot.locate(tmp_path / "out.json")) == ALL
+    assert main(["show", str(path), "-o", str(tmp_path / "out.json.gz")]) == 0
+    assert lines_of(backspot.locate(tmp_path / "out.json.gz")) == ALL
 
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 40)), max_size=30)

@@ -4,8 +4,7 @@ The arguments come in; text on standard output, one-line complaints on standard 
 code come out. In the order in which they are used:
 
 - this file parses the arguments and turns every error into one line and an exit code
-- ``run.py``, ``show.py``, ``report.py``, ``annotate.py``, ``diff.py``, ``ranks.py``,
-  ``explain.py`` and ``demo.py`` are the verbs
+- ``run.py``, ``demo.py``, ``show.py``, ``diff.py``, ``ranks.py`` and ``explain.py`` are the verbs
 - ``_script.py`` runs a script as ``python`` does
 - ``_source.py`` reads the trace that a verb was given, and mentions the traces of other ranks
 - ``_output.py`` prints a result in the format that ``--format`` names
@@ -35,7 +34,7 @@ from backspot.errors import BackspotError, UsageError
 
 __all__ = ["main"]
 
-VERBS = ("run", "demo", "show", "report", "annotate", "diff", "ranks", "explain")
+VERBS = ("run", "demo", "show", "diff", "ranks", "explain")
 """The verbs, in the order of the help; each is a module of this package."""
 
 _ABOUT = """\
@@ -61,7 +60,7 @@ _EXAMPLE = """\
 example:
   backspot run train.py --epochs 3
   backspot show trace.json.gz --top 10 --depth 2
-  backspot report trace.json.gz -o report.html
+  backspot show trace.json.gz -o report.html
   backspot diff before.json.gz after.json.gz
   backspot explain sync-in-backward
 

@@ -28,6 +28,8 @@ def read(
     jobs: int | None = None,
     peak_tflops: float | None = None,
     peak_gbps: float | None = None,
+    trace: str | None = None,
+    force: bool = False,
 ) -> Report:
     """Read a trace with a progress bar, or a saved report; say which trace of a folder was read."""
     if is_report(source):
@@ -46,6 +48,8 @@ def read(
                 jobs=jobs,
                 peak_tflops=peak_tflops,
                 peak_gbps=peak_gbps,
+                trace=trace,
+                force=force,
             )
     except OSError as error:
         if isinstance(error, BackspotError):

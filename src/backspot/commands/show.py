@@ -1,4 +1,4 @@
-"""Print the ranked list of a trace: the slowest backward modules first.
+"""Print or save what a trace says: the slowest backward modules first, and why.
 
 TRACE is a .json or .json.gz that torch.profiler exported, a folder (its newest
 trace is read), a report or an answer of ranks that was saved as .json, or - for
@@ -6,7 +6,15 @@ standard input. Of several, each follows under its name. If some cannot be read,
 the others are printed and the exit code is the highest.
 
 Printed is what fits on one screen, and what to ask for next. --full prints
-everything.
+everything. -o writes everything to a file, and its suffix says as what:
+
+    .html                    a page that needs nothing else
+    .txt                     what --full prints
+    .json                    a report, for show, diff and backspot.Report.load
+    .csv, .md                tables
+    .speedscope.json         a flame graph for speedscope.app
+    .trace.json, .json.gz    the trace, with tracks of "backward: PATH (CLASS)"
+                             spans for ui.perfetto.dev; nothing of it is lost
 
 Example:
   backspot show trace.json.gz
@@ -15,11 +23,15 @@ Example:
   backspot show runs/ --by pattern --sort gpu
   backspot show trace.json.gz --match 'model.layers.*' --width 120
   backspot show trace.json.gz --format json | jq '.findings[].rule'
+  backspot show trace.json.gz -o report.html
+  backspot show trace.json.gz -o labelled.json.gz
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import suppress
 from dataclasses import replace
 
 from backspot.commands._console import (
@@ -35,7 +47,7 @@ from backspot.commands._output import add_format, print_result
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 
-EXIT_CODES = (3, 4, 5)
+EXIT_CODES = (3, 4, 5, 6)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +79,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "a table memory if that was recorded)",
     )
     add_format(parser, "Report")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write this file, and print no report"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_jobs(parser)
     add_peaks(parser)
 
@@ -76,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
     if len(args.traces) == 1:
         _show(args.traces[0], args)
         return 0
-    if args.format != "table":
-        raise UsageError(f"--format {args.format} takes one TRACE")
+    for option, given in ((f"--format {args.format}", args.format != "table"), ("-o", args.output)):
+        if given:
+            raise UsageError(f"{option} takes one TRACE")
     if args.traces.count("-") > 1:
         raise UsageError("only one TRACE can be standard input")
     worst = 0
@@ -100,6 +117,9 @@ def _show(source: str, args: argparse.Namespace) -> None:
 
     if is_report(source, "backspot.job"):
         _show_job(source, args)
+        return
+    if args.output is not None:
+        _write(source, args)
         return
     peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
     report = read(source, jobs=args.jobs, **peaks)
@@ -124,13 +144,71 @@ def _show(source: str, args: argparse.Namespace) -> None:
         mention_ranks(report.trace, args.traces)
 
 
+def _write(source: str, args: argparse.Namespace) -> None:
+    """Write the whole report to a file, or a copy of the trace with tracks."""
+    from backspot.commands._source import is_report, mention_ranks, read
+    from backspot.presented import LABELLED
+    from backspot.render import renderer_for
+    from backspot.render.files import check_target
+
+    labelled = args.output.lower().endswith(LABELLED)
+    _refuse_choices(args, labelled=labelled)
+    # A wrong name is reported before the trace is read, which can take long.
+    if not labelled:
+        renderer_for(args.output)
+    check_target(args.output, force=args.force, sources=_files(source))
+    saved = is_report(source)
+    report = read(
+        source,
+        depth=args.depth,
+        jobs=args.jobs,
+        peak_tflops=args.peak_tflops,
+        peak_gbps=args.peak_gbps,
+        trace=args.output if labelled and not saved else None,
+        force=args.force,
+    )
+    if args.match:
+        report = replace(report, modules=report.top(match=args.match))
+    if saved or not labelled:
+        report.save(args.output, force=args.force)
+    for warning in report.warnings:
+        complain(f"warning: {warning}")
+    if labelled and report.source == "none":
+        complain("without labels, the added tracks show little: when the backward runs, not whose")
+    write_text(f"Wrote {visible(args.output)}")
+    if source != "-" and not saved:
+        mention_ranks(report.trace, [source])
+
+
+def _refuse_choices(args: argparse.Namespace, *, labelled: bool) -> None:
+    """Refuse options that choose what is printed, and do not change the file."""
+    refused = ["top", "by", "sort", "full", "width", *(["depth", "match"] if labelled else [])]
+    given = [f"--{name}" for name in refused if getattr(args, name) not in (None, False)]
+    if args.format != "table":
+        given.append("--format")
+    if given:
+        raise UsageError(
+            f"{visible(args.output)} has everything, in the form of its suffix: leave out "
+            f"{' and '.join(given)}"
+        )
+
+
+def _files(source: str) -> list[str | int]:
+    """The files that the output is made of, as far as they are known before reading."""
+    if source != "-":
+        return [source]
+    with suppress(AttributeError, OSError, ValueError):  # closed, or not a file
+        return [sys.stdin.fileno()]
+    return []
+
+
 def _show_job(source: str, args: argparse.Namespace) -> None:
     """Print a saved answer for many ranks, which has no rows of one trace to choose from."""
     from backspot.render.job import render_job
     from backspot.results.job import JobReport
 
     given = args.depth is not None or args.match or args.by or args.sort or args.full
-    if given or args.format != "table":
+    if given or args.output is not None or args.format != "table":
         raise UsageError(
             f"{visible(source)} is an answer for many ranks: show takes --top and --width for it, "
             "and backspot ranks has its other options"

@@ -146,9 +146,7 @@ class BackwardBudget:
                 raise UsageError(f"{quoted(name)}: {quoted(value)} is not a share of at least 0")
 
         def record(what: Callable[..., Any], trains: Any) -> Report:
-            return profile(
-                what, trains, data=data, steps=steps, warmup=warmup, unprofiled=0, lines=False
-            )
+            return profile(what, trains, data=data, steps=steps, warmup=warmup, unprofiled=0)
 
         def judged() -> tuple[Report, Comparison | None, list[_Excess], list[Change]]:
             other = record(*against) if isinstance(against, tuple) else None

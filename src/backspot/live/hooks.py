@@ -228,8 +228,8 @@ def _explain(owner: Owner, error: BaseException | None) -> None:
     advice = (
         f"Backspot: this comes from instrument(..., hooks='module'), at "
         f"{owner.path or 'the model'!r} ({owner.class_name}): PyTorch's full backward hooks "
-        "do not work with in-place operations. Use hooks='call' (the default) or hooks='node', "
-        "which leave the graph as it is."
+        "do not work with in-place operations. Use hooks='call' (the default), which leaves the "
+        "graph as it is."
     )
     if "Backspot:" in "".join([str(error), *getattr(error, "__notes__", ())]):
         return  # a module further in added it, which is nearer to the cause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -41,7 +41,6 @@ __all__ = [
     "NO_FUNCTION",
     "Instrumentation",
     "check_arguments",
-    "checked_patterns",
     "instrument",
     "put_labels",
 ]
@@ -50,6 +49,8 @@ NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLo
 """The end of an error message when a function is given instead of a module."""
 
 _MODES = ("call", "node", "module")
+"""``"node"`` takes the place of ``"call"`` where no profiler's start can be noticed. It is no
+choice of users; tests and benchmarks ask for it by name."""
 
 
 class Instrumentation:
@@ -62,7 +63,8 @@ class Instrumentation:
         name: the first part of all its paths; ``""`` for none.
         depth: the deepest level that is labelled; ``None`` for no limit.
         match: the patterns of the paths that are labelled; ``None`` for all paths.
-        hooks: ``"call"``, ``"node"`` or ``"module"``.
+        hooks: ``"call"`` or ``"module"``; ``"node"``, hooks that stay on the model, where the start
+            of a profiler cannot be noticed.
         markers: whether backward markers are written.
         lines: whether the source line of each node is recorded.
         compiled: whether the modules inside compiled code are recorded.
@@ -221,7 +223,7 @@ def instrument(
     depth: int | None = None,
     match: str | Sequence[str] | None = None,
     name: str = "",
-    hooks: Literal["call", "node", "module"] = "call",
+    hooks: Literal["call", "module"] = "call",
     markers: bool = True,
     lines: bool = False,
     compiled: bool = True,
@@ -241,10 +243,7 @@ def instrument(
     their class. A profiler that starts without PyTorch's Python code, such as Kineto's daemon, is
     not noticed.
 
-    With ``hooks="node"`` each module has a forward pre-hook of PyTorch's public kind, which asks
-    whether a profiler records. Use it if nothing may replace a method of PyTorch.
-
-    In both modes the autograd graph stays as it is: a backward label is a marker at the moment when
+    The autograd graph stays as it is: a backward label is a marker at the moment when
     autograd begins with nodes of that module. A view of memory that was changed in place gets no
     marker, as reading its node is not safe; labels ``unmarked: …`` count these views. The report
     needs no markers, as it uses autograd's own sequence numbers: they are for trace viewers. With
@@ -284,7 +283,7 @@ def instrument(
             ``depth``, both must hold. ``None`` (default) labels every module.
         name: the first part of all paths, which distinguishes several instrumented modules.
             ``""`` (default) adds no part.
-        hooks: ``"call"`` (default), ``"node"`` or ``"module"``.
+        hooks: ``"call"`` (default) or ``"module"``.
         markers: whether to write backward labels. Default true.
         lines: whether to record the source line of each node. Default false.
         compiled: whether to record for which modules compiled code works. Default true.
@@ -306,13 +305,16 @@ def instrument(
         >>> report["1"].row.class_name
         'Linear'
     """
-    check_arguments(model, depth, name, hooks, lines, compiled)
-    if not isinstance(markers, bool):
-        raise UsageError(f"markers must be True or False, not {markers!r}")
+    check_arguments(model, depth, name)
+    if hooks not in _MODES:
+        raise UsageError(f"hooks must be 'call' or 'module', not {hooks!r}")
+    for word, value in (("markers", markers), ("lines", lines), ("compiled", compiled)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{word} must be True or False, not {value!r}")
     return put_labels(
         model,
         depth=depth,
-        patterns=checked_patterns(match, {name: model}),
+        patterns=_checked_patterns(match, model, name),
         name=name,
         hooks=hooks,
         markers=markers,
@@ -321,16 +323,11 @@ def instrument(
     )
 
 
-def checked_patterns(match: object, models: Mapping[str, torch.nn.Module]) -> Patterns | None:
+def _checked_patterns(match: object, model: torch.nn.Module, name: str) -> Patterns | None:
     """Return the patterns of a ``match=`` argument.
 
-    Args:
-        match: the argument.
-        models: the models to label, by name.
-
     Raises:
-        UsageError: If the argument is invalid, or a pattern matches no module with a forward in any
-            of the models.
+        UsageError: If the argument is invalid, or a pattern matches no module with a forward.
     """
     if match is None:
         return None
@@ -338,7 +335,6 @@ def checked_patterns(match: object, models: Mapping[str, torch.nn.Module]) -> Pa
     patterns.check(
         [
             _path(name, inner_path)
-            for name, model in models.items()
             for inner_path, module, _ in find_modules(model)
             if is_called(module)
         ]
@@ -350,12 +346,12 @@ def put_labels(
     model: torch.nn.Module,
     *,
     depth: int | None,
-    patterns: Patterns | None,
     name: str,
-    hooks: Literal["call", "node", "module"],
     markers: bool,
     lines: bool,
-    compiled: bool,
+    patterns: Patterns | None = None,
+    hooks: Literal["call", "node", "module"] = "call",
+    compiled: bool = True,
 ) -> Instrumentation:
     """Label a model, as ``instrument`` does with arguments that were checked."""
     if hooks == "call" and not sessions.watches_starts:
@@ -448,10 +444,8 @@ def _path(name: str, inner_path: str) -> str:
     return ".".join(part for part in (name, inner_path) if part)
 
 
-def check_arguments(
-    model: object, depth: object, name: object, hooks: object, lines: object, compiled: object
-) -> None:
-    """Check the arguments of ``instrument`` but ``match``.
+def check_arguments(model: object, depth: object, name: object) -> None:
+    """Check the arguments that ``instrument`` and ``profile`` share.
 
     Raises:
         UsageError: If one is invalid.
@@ -467,11 +461,6 @@ def check_arguments(
         raise UsageError(f"name must be a str, not {type(name).__name__}")
     if name and not all(name.split(".")):
         raise UsageError(f"name must be a module path such as 'loss' or 'heads.a', not {name!r}")
-    if hooks not in _MODES:
-        raise UsageError(f"hooks must be 'call', 'node' or 'module', not {hooks!r}")
-    for word, value in (("lines", lines), ("compiled", compiled)):
-        if not isinstance(value, bool):
-            raise UsageError(f"{word} must be True or False, not {value!r}")
 
 
 def _check_plain(model: torch.nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from backspot.live.instrumentation import (
     NO_FUNCTION,
     Instrumentation,
     check_arguments,
-    checked_patterns,
     put_labels,
 )
 from backspot.live.modules import class_name, unwrap
@@ -31,7 +30,6 @@ from backspot.live.recording import (
 )
 from backspot.live.step_clock import step_times
 from backspot.live.torch_internals import transforms
-from backspot.live.torch_internals.inductor import without_cuda_graphs
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
@@ -55,11 +53,6 @@ def profile(
     warmup: int = 3,
     unprofiled: int = 10,
     depth: int | None = None,
-    match: str | Sequence[str] | None = None,
-    hooks: Literal["call", "node", "module"] = "call",
-    lines: bool = True,
-    compiled: bool = True,
-    cudagraphs: bool = True,
     memory: bool = False,
     shapes: bool = False,
     trace: str | os.PathLike[str] | None = None,
@@ -96,20 +89,8 @@ def profile(
             recording, the others after it. Default 10. Their median is the report's
             ``unprofiled_step_ns``.
         depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default) labels
-            every module.
-        match: pattern of the paths to label, or a list of patterns, as in ``instrument``. ``None``
-            (default) labels every module.
-        hooks: ``"call"`` (default), ``"node"`` or ``"module"``, as in ``instrument``. The first two
-            write no backward labels, as the report and the spans in ``trace`` need none.
-        lines: whether to record which line of source made each node, as in ``instrument``. Default
-            true.
-        compiled: whether to record for which modules compiled code works, as in ``instrument``.
-            Default true.
-        cudagraphs: whether compiled code may record and replay CUDA graphs, as
-            ``mode="reduce-overhead"`` has it do. Default true. A replay shows the kernels of
-            modules, but not what the host does for each. With false, the same code runs without
-            graphs in all steps of the profile, and nothing is compiled again. Graphs that you
-            capture yourself are replayed in any case.
+            every module. To choose labels by pattern, or to keep out of compilation, record with
+            ``instrument``.
         memory: whether to record what is in memory, for ``Report.memory`` and ``Row.memory``: in
             three steps of their own, so that the times are not affected. Default false.
         shapes: whether to record the inputs of operators, for ``Row.work``: floating point
@@ -151,7 +132,7 @@ def profile(
         >>> report["0"].row.calls
         1.0
     """
-    _check_arguments(step, model, data, steps, warmup, unprofiled, cudagraphs)
+    _check_arguments(step, model, data, steps, warmup, unprofiled)
     for word, value in (("memory", memory), ("shapes", shapes)):
         if not isinstance(value, bool):
             raise UsageError(f"{word}={quoted(value)}: give True or False")
@@ -160,27 +141,21 @@ def profile(
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     for name, part in models.items():
-        check_arguments(part, depth, name, hooks, lines, compiled)
-    patterns = checked_patterns(match, models)
+        check_arguments(part, depth, name)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
     parts = list(models.values())
     with ExitStack() as stack:
         if gathering:
             stack.enter_context(gathering)
-        if not cudagraphs:
-            stack.enter_context(without_cuda_graphs())
         instrumented = [
             stack.enter_context(
                 put_labels(
                     part,
                     depth=depth,
-                    patterns=patterns,
                     name=name,
-                    hooks=hooks,
-                    markers=hooks == "module",  # the report needs none
-                    lines=lines,
-                    compiled=compiled,
+                    markers=False,  # the report needs none
+                    lines=True,
                 )
             )
             for name, part in models.items()
@@ -249,7 +224,6 @@ def _check_arguments(
     steps: object,
     warmup: object,
     unprofiled: object,
-    cudagraphs: object,
 ) -> None:
     if isinstance(step, torch.nn.Module):
         raise UsageError(
@@ -278,8 +252,6 @@ def _check_arguments(
     ):
         if type(value) is not int or value < least:
             raise UsageError(f"{word}={value!r}: give a whole number of at least {least}")
-    if not isinstance(cudagraphs, bool):
-        raise UsageError(f"cudagraphs must be True or False, not {cudagraphs!r}")
     if data is not None and not isinstance(data, Iterable):
         raise UsageError(f"data must be iterable, as a DataLoader is, not {type(data).__name__}")
     if is_recording():

@@ -526,9 +526,7 @@ class Recorder:
                     put_labels(
                         module,
                         depth=self.plan.depth,
-                        patterns=None,
                         name=name,
-                        hooks="call",
                         markers=False,
                         lines=True,
                         compiled=self.plan.compiled,

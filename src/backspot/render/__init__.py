@@ -16,8 +16,8 @@ In the order in which they build on each other:
 - ``text.py``: a report as text; ``text_parts.py``: a finding, source lines, a module with those
   inside it, and a comparison
 - ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
-  ``json.py`` (with ``_consistency.py``, which checks what is read back), ``notebook.py`` and
-  ``plot.py`` (with ``plot_limits.py``): one output each
+  ``json.py`` (with ``_consistency.py``, which checks what is read back) and ``notebook.py``: one
+  output each
 - ``job.py``: many ranks as text; ``html/_job.py`` is their page
 - ``labelled_trace.py``: a copy of a trace with added tracks
 - ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
@@ -36,12 +36,8 @@ from __future__ import annotations
 import os
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from backspot.errors import UsageError
-from backspot.formatting import visible
-from backspot.paths import path_text
-from backspot.presented import LABELLED
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of
 from backspot.results.comparison import Comparison
@@ -51,7 +47,6 @@ from backspot.results.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 Saved = TypeVar("Saved", Report, JobReport)
 
@@ -59,7 +54,6 @@ __all__ = [
     "as_frame",
     "as_html",
     "as_text",
-    "draw",
     "read",
     "renderer_for",
     "show",
@@ -79,12 +73,6 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
     Raises:
         UsageError: If the suffix is not that of a format for reports.
     """
-    name = path_text(path, "save")
-    if name.lower().endswith(LABELLED):
-        raise UsageError(
-            f"{visible(name)}: this suffix is for labelled traces, which `backspot annotate` "
-            "writes (in Python, report.save)"
-        )
     return format_for(path, Report).renderer(Report)
 
 
@@ -167,10 +155,3 @@ def as_frame(report: Report) -> pd.DataFrame:
     from backspot.render.tables import to_frame
 
     return to_frame(report)
-
-
-def draw(report: Report, /, **options: Any) -> Axes:
-    """Draw a report's plot; the options are those of ``Report.plot``."""
-    from backspot.render.plot import plot
-
-    return plot(report, **options)

@@ -20,17 +20,13 @@ from backspot.results.costs import LineCost, NodeCost, Row
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report
 
-__all__ = ["FORMATS", "Frame", "Stack", "stacks", "to_folded", "to_speedscope"]
+__all__ = ["FORMATS", "Frame", "Stack", "stacks", "to_speedscope"]
 
 
 class Frame(NamedTuple):
-    """A module or an autograd node, and the source line of the forward that made it, if known.
-
-    The inner name of a module lacks the path of the module around it.
-    """
+    """A module or an autograd node, and the source line of the forward that made it, if known."""
 
     name: str
-    inner_name: str
     file: str = ""
     line: int = 0
 
@@ -66,7 +62,7 @@ def stacks(report: Report) -> list[Stack]:
         for node in row.nodes:
             # No more than the row has: a report written by hand may not add up.
             costs = list(map(min, (node.wall_ns, node.gpu_ns, node.cpu_ns), rest))
-            add((*frames, _frame(node.name, line=_line_of(row, node))), *costs)
+            add((*frames, _frame(node.name, _line_of(row, node))), *costs)
             rest = [left - cost for left, cost in zip(rest, costs, strict=True)]
         add(frames, *rest)
     return [Stack(frames, *costs) for frames, costs in sums.items()]
@@ -80,7 +76,7 @@ def _frames_by_path(rows: Sequence[Row]) -> dict[str, tuple[Frame, ...]]:
         row = by_path[path]
         around = () if outer is None else frames[outer]
         line = heaviest_line(row, "wall")
-        frames[path] = (*around, _frame(row.label, f"{outer}." if outer else "", line))
+        frames[path] = (*around, _frame(row.label, line))
     return frames
 
 
@@ -90,9 +86,9 @@ def _line_of(row: Row, node: NodeCost) -> LineCost | None:
     return max(made, key=lambda line: line.wall_ns, default=None)
 
 
-def _frame(name: str, around: str = "", line: LineCost | None = None) -> Frame:
-    names = visible(name), visible(name.removeprefix(around))
-    return Frame(*names) if line is None else Frame(*names, visible(line.file), line.line)
+def _frame(name: str, line: LineCost | None = None) -> Frame:
+    shown = visible(name)
+    return Frame(shown) if line is None else Frame(shown, visible(line.file), line.line)
 
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -182,28 +178,4 @@ def _left_heavy(stacks: Sequence[tuple[Sequence[int], int]]) -> Iterator[int]:
         left += sorted(inside.values(), key=totals.__getitem__, reverse=True)[::-1]
 
 
-def to_folded(report: Report) -> bytes:
-    r"""Wall time in nanoseconds of a typical step, in UTF-8.
-
-    The first 32 frames of a stack have the whole path of their module, so that viewers, which join
-    frames by name, keep equal layers apart. Whole paths in each line of a model of thousands of
-    levels would take gigabytes, so deeper frames lack the path of the frame around them. A
-    semicolon in a name is written ``\x3b``, because it separates frames.
-    """
-    return "".join(
-        f"{';'.join(_names(stack.frames))} {stack.wall}\n" for stack in stacks(report) if stack.wall
-    ).encode()
-
-
-def _names(frames: Sequence[Frame]) -> Iterator[str]:
-    for level, frame in enumerate(frames):
-        name = frame.name if level < _WHOLE_PATHS else frame.inner_name
-        yield name.replace(";", "\\x3b")
-
-
-_WHOLE_PATHS = 32
-
-FORMATS = (
-    Format(".folded", {Report: to_folded}),
-    Format(".speedscope.json", {Report: to_speedscope}),
-)
+FORMATS = (Format(".speedscope.json", {Report: to_speedscope}),)

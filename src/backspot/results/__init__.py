@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from backspot.results.comparison import Change, Comparison, Move, Side
 from backspot.results.costs import (
-    CountersOfModule,
     Coverage,
     DeviceCost,
     FusedKernel,
@@ -63,7 +62,6 @@ from backspot.results.report import Report
 __all__ = [
     "Change",
     "Comparison",
-    "CountersOfModule",
     "Coverage",
     "DeviceCost",
     "Finding",

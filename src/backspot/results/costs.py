@@ -17,7 +17,6 @@ from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule
 
 __all__ = [
-    "CountersOfModule",
     "Coverage",
     "DeviceCost",
     "FusedKernel",
@@ -37,8 +36,6 @@ __all__ = [
     "WorkOfModule",
     "half_spread",
     "line_of",
-    "measured_gbps",
-    "summed_counters",
     "summed_work",
     "time_of",
 ]
@@ -118,65 +115,6 @@ def _merged(parts: Sequence[dict[str, int]]) -> dict[str, int]:
 def _added(values: Sequence[int | None]) -> int | None:
     some = [value for value in values if value is not None]
     return sum(some) if some else None
-
-
-_BYTES = (("dram__bytes.sum",), ("dram__bytes_read.sum", "dram__bytes_write.sum"))
-_SHARES = (
-    "HBM BW (%)",
-    "DRAM BW (%)",
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-)
-
-
-@public
-@dataclass(frozen=True, slots=True)
-class CountersOfModule:
-    """Hardware counters while the device worked for the backward of one module.
-
-    Attributes:
-        mean: The mean of each counter, by the name that the trace has for it. Of a counter that
-            adds up (``dram__bytes_read.sum``) it is the amount per second.
-        sampled_ns: Device time of the module in the samples that count, in nanoseconds over all
-            steps: those that are filled by this module to at least nine tenths.
-    """
-
-    mean: dict[str, float]
-    sampled_ns: int
-
-
-def measured_gbps(counters: CountersOfModule | None, peak: float | None) -> float | None:
-    """Return the measured bandwidth of the memory in 10⁹ bytes per second.
-
-    Args:
-        counters: what was sampled.
-        peak: the device's peak, which some counters are shares of; ``None`` if it is not known.
-    """
-    found = counters.mean if counters is not None else {}
-    for names in _BYTES:
-        if all(name in found for name in names):
-            return sum(found[name] for name in names) / 1e9
-    for name in _SHARES:
-        if name in found and peak is not None:
-            return found[name] / 100 * peak
-    return None
-
-
-def summed_counters(parts: Iterable[CountersOfModule | None]) -> CountersOfModule | None:
-    """Return the counters of several modules together, weighted by their sampled time."""
-    known = [one for one in parts if one is not None]
-    if not known:
-        return None
-    names = dict.fromkeys(name for one in known for name in one.mean)
-    return CountersOfModule(
-        {name: _mean(name, known) for name in names}, sum(one.sampled_ns for one in known)
-    )
-
-
-def _mean(name: str, parts: Iterable[CountersOfModule]) -> float:
-    having = [one for one in parts if name in one.mean]
-    whole = sum(one.sampled_ns for one in having)
-    return sum(one.mean[name] * one.sampled_ns for one in having) / whole
 
 
 @public
@@ -419,8 +357,6 @@ class Row:
             ``profile_memory=True``.
         work: How much work the module does, ``None`` unless the trace was recorded with
             ``record_shapes=True``.
-        counters: Hardware counters, ``None`` unless the profiler sampled some while the device
-            worked for this module alone.
 
     Example:
         >>> row = report.modules[0]
@@ -459,7 +395,6 @@ class Row:
     total_saves: Saving | None = None
     memory: MemoryOfModule | None = None
     work: WorkOfModule | None = None
-    counters: CountersOfModule | None = None
 
     @property
     def is_exchange(self) -> bool:

@@ -20,7 +20,6 @@ from backspot.results.costs import (
     NodeCost,
     Row,
     WallKinds,
-    summed_counters,
     summed_work,
 )
 from backspot.results.findings import Saving
@@ -220,7 +219,6 @@ def _merge(
             [row.memory for row in rows], [row.memory for row in outer], memory, has_all=has_all
         ),
         work=summed_work((row.work, row.gpu_ns or row.cpu_ns) for row in rows),
-        counters=summed_counters(row.counters for row in rows),
     )
 
 

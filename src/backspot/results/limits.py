@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backspot.presented import public
-from backspot.results.costs import Row, measured_gbps
+from backspot.results.costs import Row
 
 __all__ = [
     "REACHABLE_COMPUTE",
@@ -70,8 +70,6 @@ class LimitOfModule:
         headroom_ns: Device time in nanoseconds that would be saved at the reachable part of the
             peak: 70% of the operations, 85% of the bandwidth. Work of unknown size counts as it is.
             ``None`` as ``of_peak``.
-        measured_gbps: Traffic of the device's memory in 10⁹ bytes per second, by its hardware
-            counters; ``None`` unless the profiler sampled them.
     """
 
     tflops: float | None
@@ -80,7 +78,6 @@ class LimitOfModule:
     of_peak: float | None
     bound: Literal["compute", "memory", "launch"] | None
     headroom_ns: int | None
-    measured_gbps: float | None = None
 
 
 def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
@@ -100,7 +97,6 @@ def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
     known_ns = row.gpu_ns * (1 - work.unknown_share)
     tflops = None if operations is None else operations / row.gpu_ns / 1e3
     gbps = None if moved is None else moved / row.gpu_ns
-    measured = measured_gbps(row.counters, peaks.gbps if peaks is not None else None)
     intensity = operations / moved if operations is not None and moved else None
     computing = None if peaks is None else _computing_ns(work.flops_by_type, peaks)
     if (
@@ -110,7 +106,7 @@ def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
         or not known_ns
         or work.unknown_share > _MOST_UNKNOWN
     ):
-        return LimitOfModule(tflops, gbps, intensity, None, None, None, measured)
+        return LimitOfModule(tflops, gbps, intensity, None, None, None)
     moving = moved / peaks.gbps if peaks.gbps else 0.0
     reachable = max(computing / REACHABLE_COMPUTE, moving / REACHABLE_MEMORY)
     return LimitOfModule(
@@ -120,7 +116,6 @@ def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
         of_peak=max(computing, moving) / known_ns,
         bound=_bound(row, computing, moving),
         headroom_ns=min(max(0, round(known_ns - reachable)), row.gpu_ns),
-        measured_gbps=measured,
     )
 
 

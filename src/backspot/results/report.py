@@ -48,9 +48,8 @@ from backspot.results.memory import MemoryOfDevice
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
-__all__ = ["SCHEMA", "By", "LabelSource", "PlotKind", "Report", "StepUnit", "changed"]
+__all__ = ["SCHEMA", "By", "LabelSource", "Report", "StepUnit", "changed"]
 
 SCHEMA = "backspot.report/2"
 """Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
@@ -59,8 +58,6 @@ _NOISY = 0.1
 """``Report.noise`` from which the module in the first row is often another one in truth."""
 
 By = Literal["path", "class", "pattern"]
-PlotKind = Literal["modules", "memory", "roofline"]
-"""What ``Report.plot`` draws."""
 LabelSource = Literal["backspot", "lightning", "python", "none"]
 StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 
@@ -487,10 +484,10 @@ class Report(Presented, _Predicted):
         """Write the report in the format that the suffix of ``path`` names.
 
         ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.csv`` and ``.md``
-        are tables; ``.speedscope.json`` and ``.folded`` are flame graphs. ``.trace.json`` and
-        ``.trace.json.gz`` copy the trace file that the report was made from and add tracks of
-        ``backward: …`` spans. A report of a live profile has no trace file: pass ``trace=`` to
-        ``profile`` or ``locate`` to write the copy.
+        are tables; ``.speedscope.json`` is a flame graph. ``.trace.json`` and ``.json.gz`` copy
+        the trace file that the report was made from and add tracks of ``backward: …`` spans.
+        A report of a live profile has no trace file: pass ``trace=`` to ``profile`` or ``locate``
+        to write the copy.
 
         The file is written completely or not at all.
 
@@ -565,52 +562,9 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (77, 44))
+            ('patch_drop', (77, 43))
         """
         return presented.forms().as_frame(self)
-
-    def plot(
-        self,
-        kind: PlotKind = "modules",
-        *,
-        top: int = 15,
-        depth: int | None = None,
-        sort: Sort = "wall",
-        by: By = "path",
-        ax: Axes | None = None,
-    ) -> Axes:
-        """Draw the most expensive modules, memory over time, or the roofline.
-
-        Args:
-            kind: ``"modules"`` (default) draws the most expensive modules as bars, in milliseconds
-                of a typical step. Bars of wall time are divided by what the time is spent on.
-                Without module labels, the bars are autograd nodes. ``"memory"`` draws what is
-                allocated on the first device of ``memory`` over the recorded steps, by module.
-                ``"roofline"`` draws the achieved TFLOP/s of modules over their operations per
-                byte, below what the device can do. Repeated layers are one there.
-            top: Maximum number of bars. Default: 15.
-            depth: As in ``top()``. Default: ``None``.
-            sort: Time to draw and to rank by, as in ``top()``. Default: ``"wall"``.
-            by: As in ``top()``. Default: ``"path"``. ``top``, ``depth``, ``sort`` and ``by`` are
-                for ``"modules"``.
-            ax: Matplotlib axes to draw into. ``None`` (default) makes a figure.
-
-        Returns:
-            The axes.
-
-        Raises:
-            MissingDependencyError: If matplotlib is not installed.
-            UsageError: If ``top()`` refuses the arguments, ``ax`` is not axes, or what ``kind``
-                needs was not recorded.
-
-        Example:
-            >>> ax = report.plot(top=5, depth=2)
-            >>> ax.get_xlabel()
-            'wall time in the backward, ms per step'
-        """
-        return presented.forms().draw(
-            self, kind=kind, top=top, depth=depth, sort=sort, by=by, ax=ax
-        )
 
 
 def changed(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backspot.trace.compiled import CompiledTable
-from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Samples, Signature
+from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
@@ -78,7 +78,6 @@ class Columns:
     )
     FLOWS = ("identity", "forward", "thread", "time")
     MEMORY = ("time", "thread", "address", "size", "allocated", "reserved", "device")
-    SAMPLES = ("time", "device", "counter", "value")
 
     def __init__(self) -> None:
         self.names = Index()
@@ -94,8 +93,6 @@ class Columns:
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
         self._memory: dict[str, list[Ints]] = {field: [] for field in self.MEMORY}
-        self._samples: dict[str, list[Any]] = {field: [] for field in self.SAMPLES}
-        self._counters = Index()
         self._chunks, self._loose_rows = 0, 0  # pieces that are chunks, rows in those that are not
         # Apart from ``threads``: the order of threads must not depend on where pieces end.
         self._other_threads = Index()
@@ -148,22 +145,6 @@ class Columns:
         for gathered, column in zip(self._memory.values(), added, strict=True):
             gathered.append(column)
 
-    def add_samples(
-        self, counters: Sequence[str], times: Ints, devices: Ints, values: np.ndarray
-    ) -> None:
-        """Add samples of hardware counters.
-
-        Args:
-            counters: the name of the counter of each.
-            times: nanoseconds, on the clock of the pieces' ``start``.
-            devices: the index of the device of each.
-            values: what was read.
-        """
-        counter = np.array(list(map(self._counters.__getitem__, counters)), np.int64)
-        added = (times, devices, counter, values)
-        for gathered, column in zip(self._samples.values(), added, strict=True):
-            gathered.append(column)
-
     def _threads_apart(self, threads: Sequence[tuple[object, object]]) -> list[int]:
         return list(map(self._other_threads.__getitem__, threads))
 
@@ -190,14 +171,12 @@ class Columns:
             (other._flows, "identity", _numbers(self._identities, other._identities)),
             (other._flows, "thread", _numbers(self._other_threads, other._other_threads)),
             (other._memory, "thread", _numbers(self._other_threads, other._other_threads)),
-            (other._samples, "counter", _numbers(self._counters, other._counters)),
         ):
             columns[field] = [numbers[piece] for piece in columns[field]]
         for mine, theirs in (
             (self._pieces, other._pieces),
             (self._flows, other._flows),
             (self._memory, other._memory),
-            (self._samples, other._samples),
         ):
             for field, gathered in mine.items():
                 gathered += theirs[field]
@@ -205,7 +184,7 @@ class Columns:
 
     def compact(self) -> None:
         """Join all pieces into one."""
-        every = (self._pieces, self._flows, self._memory, self._samples)
+        every = (self._pieces, self._flows, self._memory)
         for gathered in chain.from_iterable(columns.values() for columns in every):
             gathered[:] = [_joined(gathered)]
         self._chunks, self._loose_rows = 1, 0
@@ -274,10 +253,6 @@ class Columns:
         arrays["start"] -= origin
         flows = self._arrows(origin)
         allocations = self._allocations(origin)
-        samples: dict[str, Any] = {
-            field: _joined(gathered) for field, gathered in self._samples.items()
-        }
-        samples["time"] = samples["time"] - origin
         return Events(
             **arrays,
             names=tuple(self.names),
@@ -297,7 +272,6 @@ class Columns:
             lines=self.lines,
             signatures=self._signatures(),
             allocations=allocations,
-            samples=Samples(**samples, counters=tuple(self._counters)),
             device_names=self.device_names,
             clock_ns=self.base_ns + origin,
             compiled=self.compiled,

@@ -24,7 +24,6 @@ __all__ = [
     "Flows",
     "Ints",
     "Mask",
-    "Samples",
     "Signature",
 ]
 
@@ -111,30 +110,6 @@ def _no_allocations() -> Allocations:
     return Allocations(*(np.empty(0, np.int64) for _ in fields(Allocations)))
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Hardware counters that were read at regular times: arrays with one entry for each sample.
-
-    Attributes:
-        time: when the sample begins, nanoseconds on the clock of ``Events.start``.
-        device: index of the device.
-        counter: index into ``counters``.
-        value: what was read, floating point.
-        counters: the names of the counters.
-    """
-
-    time: Ints
-    device: Ints
-    counter: Ints
-    value: NDArray[np.float64]
-    counters: tuple[str, ...] = ()
-
-
-def _no_samples() -> Samples:
-    none = np.empty(0, np.int64)
-    return Samples(none, none, none, np.empty(0))
-
-
 class Signature(NamedTuple):
     """The inputs of an operator, with ``record_shapes=True``, as JSON lists with an entry an input.
 
@@ -187,7 +162,6 @@ class Events:
         unread: whether events of unknown categories were left out, which may be a device's work.
         lines: the lines of source that made the nodes, as far as they were recorded.
         allocations: the blocks of memory; none without ``profile_memory=True``.
-        samples: hardware counters; none unless the profiler was told to read some.
         device_names: the names of the devices by index, as far as the trace has them.
         clock_ns: the time of the clock at which ``start`` is 0: nanoseconds since 1970, if the
             trace has that; any number otherwise.
@@ -219,7 +193,6 @@ class Events:
     lines: LineTable = field(default_factory=LineTable)
     signatures: Sequence[Signature] = ()
     allocations: Allocations = field(default_factory=_no_allocations)
-    samples: Samples = field(default_factory=_no_samples)
     device_names: dict[int, str] = field(default_factory=dict)
     clock_ns: int = 0
     compiled: CompiledTable = field(default_factory=CompiledTable)
@@ -261,7 +234,7 @@ class Events:
     def where(self, keep: Mask) -> Events:
         """Return the trace with only those events for which ``keep`` is true.
 
-        Flows, allocations and samples are no events; they stay.
+        Flows and allocations are no events; they stay.
         """
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         columns: dict[str, Any] = {

@@ -24,7 +24,6 @@ from backspot.trace.names import (
     COLLECTIVE_CALL,
     COMPLETE,
     CONCRETE_INPUTS,
-    COUNTER,
     DEVICE_ID,
     DEVICE_TYPE,
     ELEMENT_TYPE,
@@ -44,7 +43,6 @@ from backspot.trace.names import (
     SEQUENCE_NUMBER,
     TOTAL_ALLOCATED,
     TOTAL_RESERVED,
-    counter_device,
     item_size,
     process_group,
 )
@@ -72,7 +70,6 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     group_number: str | None = msgspec.field(name=PROCESS_GROUP_NUMBER, default=None)
     elements: int | None = msgspec.field(name=MESSAGE_ELEMENTS, default=None)
     dtype: str | None = msgspec.field(name=ELEMENT_TYPE, default=None)
-    sample: float | None = msgspec.field(name="", default=_NAN)
 
 
 _NO_ARGS = _Args()
@@ -184,8 +181,6 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
         events = list(compress(events, is_complete))
         if in_detail:
             _gather_memory([e for e in others if e.ph == INSTANT and e.name == MEMORY], columns)
-        if samples := [event for event in others if event.ph == COUNTER]:
-            _gather_samples(samples, columns)
         _gather_flows([e for e in others if e.cat == FORWARD_BACKWARD and e.ph in _ENDS], columns)
     category = np.fromiter(map(_CODES.__getitem__, map(_CAT, events)), np.int64, len(events))
     is_known = category >= 0
@@ -254,15 +249,6 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
             [(flow.pid, flow.tid) for flow in flows],
             _nanoseconds(start),
         )
-
-
-def _gather_samples(events: list[Event], columns: Columns) -> None:
-    start = _floats(_TS, events)
-    value = _floats(_OF_ARGS["sample"], [event.args or _NO_ARGS for event in events])
-    device = np.array([counter_device(event.pid) for event in events], np.int64)
-    known = _possible(start, np.zeros(len(start))) & np.isfinite(value) & (device >= 0)
-    events, (start, value, device) = _chosen(known, events, start, value, device)
-    columns.add_samples([event.name or "" for event in events], _nanoseconds(start), device, value)
 
 
 def _gather_memory(events: list[Event], columns: Columns) -> None:

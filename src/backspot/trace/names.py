@@ -19,9 +19,8 @@ BASE_TIME = b'"baseTimeNanoseconds"'
 """The key of the time that the times of all events are relative to."""
 DEVICE_PROPERTIES = b'"deviceProperties"'
 """The key of the list of devices: for each its index, its name and more."""
-COMPLETE, FLOW_START, FLOW_FINISH, INSTANT, COUNTER = "X", "s", "f", "i", "C"
-"""The phases (``ph``) of an event with a duration, of the two ends of an arrow, of a moment, and of
-a counter's sample."""
+COMPLETE, FLOW_START, FLOW_FINISH, INSTANT = "X", "s", "f", "i"
+"""The phases (``ph``) of an event with a duration, of the two ends of an arrow, and of a moment."""
 OWN_HEAD, HAS_MEMORY, HAS_SHAPES = b'"schemaVersion"', b'"profile_memory"', b'"record_shapes"'
 """Keys before the events: Kineto writes the first always, the others where it recorded them."""
 SEQUENCE_NUMBER = "Sequence number"
@@ -189,17 +188,6 @@ def gathered_module(name: str) -> str | None:
 def is_optimizer_mark(name: str) -> bool:
     """Whether PyTorch or Lightning marks the work of an optimizer with this."""
     return _OPTIMIZER_MARK.match(name) is not None
-
-
-# Hardware counters: CuptiPMSamplingProfiler.cpp in libkineto, torch/profiler/_cuspy ---------------
-
-_COUNTERS = re.compile(r"GPU (\d{1,3}) Counters")
-
-
-def counter_device(process: object) -> int:
-    """Return the device whose counters a process stands for; -1 for other processes."""
-    match = _COUNTERS.fullmatch(process) if isinstance(process, str) else None
-    return int(match[1]) if match else -1
 
 
 # Generated code: torch/_inductor -----------------------------------------------------------------

@@ -18,6 +18,5 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 ``memory`` counts bytes in place of time: what is live at the peak, and what each module keeps.
 ``checkpointing`` has what stays of that if a module is checkpointed. ``work`` counts floating point
 operations and the bytes that they move, with the formulas of the operators in ``formulas/``;
-``peaks`` has what devices can do at best. ``counters`` has what sampled hardware counters say of
-each module.
+``peaks`` has what devices can do at best.
 """

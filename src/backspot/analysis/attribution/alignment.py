@@ -18,7 +18,7 @@ __all__ = ["align", "align_kernels", "embed", "follow_directly"]
 
 _REPLAYED = (
     "a CUDA graph was replayed, whose kernels are not those of the code, one by one; "
-    "backspot.profile(..., cudagraphs=False) records the same code without graphs"
+    'compile without mode="reduce-overhead" to see the same work without graphs'
 )
 _MOST_NAMED = 3  # launches in a warning
 

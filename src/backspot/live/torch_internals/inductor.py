@@ -1,4 +1,4 @@
-"""Inductor: its settings, the code that it has compiled, and CUDA graphs.
+"""Inductor: its settings, and the code that it has compiled.
 
 Importing any of it takes seconds, so all of it is looked up once a program has loaded it.
 """
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import torch
 
 from backspot.live.torch_internals.loading import when_loaded
 
@@ -21,7 +18,6 @@ __all__ = [
     "compiled_code",
     "inductor_settings",
     "when_inductor_loads",
-    "without_cuda_graphs",
 ]
 
 _INDUCTOR_CONFIG = "torch._inductor.config"
@@ -111,32 +107,3 @@ def compiled_code() -> list[CompiledCode]:
         for graph in gc.get_referrers(graph_class)
         if type(graph) is graph_class
     ]
-
-
-@contextmanager
-def without_cuda_graphs() -> Iterator[None]:
-    """Run compiled code without recording or replaying CUDA graphs, as PyTorch itself falls back.
-
-    The code is the same, and nothing is compiled again. Without the place where PyTorch decides,
-    graphs are replayed.
-    """
-    manager: Any = None
-    if torch.cuda.is_available():
-        with suppress(ImportError):
-            from torch._inductor import cudagraph_trees
-
-            manager = getattr(cudagraph_trees, "CUDAGraphTreeManager", None)
-    original = getattr(manager, "_run", None)
-    if original is None:
-        yield
-        return
-
-    def run(self: Any, new_inputs: Any, function_id: Any) -> Any:
-        return self.ids_to_funcs[function_id].model(new_inputs)
-
-    manager._run = run
-    try:
-        yield
-    finally:
-        if manager._run is run:  # else other code has replaced it, too
-            manager._run = original

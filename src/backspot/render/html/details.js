@@ -49,7 +49,7 @@ function makeDetails(model, box, change, say) {
     const code = make("code", { class: "to-search" }, row.label);
     return make("div", { class: "search-for" },
       make("p", { class: "small muted" }, model.labelled
-        ? "Search a trace viewer for" : "After backspot annotate, search a trace viewer for"),
+        ? "Search a trace viewer for" : "After backspot show -o labelled.json.gz, search a trace viewer for"),
       make("div", { class: "copy" }, code, button));
   }
 
@@ -73,8 +73,6 @@ function makeDetails(model, box, change, say) {
       row.held && row.held.checkpoint_frees_bytes ? line(["MB that checkpointing frees", megabytes(row.held.checkpoint_frees_bytes), whole ? "" : null]) : null,
       row.limit && row.limit.of_peak !== null ? line([`of the peak, bound by ${row.limit.bound}`, percent(row.limit.of_peak), whole ? "" : null]) : null,
       row.limit && row.limit.headroom_ns !== null ? line(["headroom", per(row.limit.headroom_ns, decimals), whole ? "" : null]) : null,
-      row.limit && row.limit.measured_gbps !== null ? line([row.limit.gbps === null ? "GB/s measured"
-        : `GB/s measured, ${Math.round(row.limit.gbps)} needed at least`, `${Math.round(row.limit.measured_gbps)}`, whole ? "" : null]) : null,
       row.split ? line(["known without splitting kernels", percent(1 - row.split / row.own.wall), whole ? "" : null]) : null));
   }
 
