@@ -27,7 +27,7 @@ __all__ = [
     "scaled_owners",
 ]
 
-_CELLS = 16_000_000  # numbers in the table of a simulation: 128 MB
+_CELLS = 16_000_000  # numbers in the tables of a simulation: 128 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +215,17 @@ def replays(
     steps = np.empty((0, len(costs)))
     found = np.empty((len(recording.steps.start), len(costs), len(changes)))
     shorter = np.empty((len(costs), len(changes)))
-    size = max(1, _CELLS // max(1, work.size))
+    size = max(1, _CELLS // max(1, 3 * work.size + 2 * host.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
         of_host = by_part.less([(one.host, one.host_factors) for one in some])
         of_work = _less([(one.work, one.work_factors) for one in some], work)
+        count = len(some) + 1  # the first is without any change
         variants = Variants(
-            count=len(some) + 1,  # the first is without any change
-            host=of_host.by_index(),
-            work=of_work.by_index(),
-            skipped=_skipped(some),
+            count=count,
+            host=of_host.by_index(count),
+            work=of_work.by_index(count),
+            skipped=_skipped(some, len(costs)),
         )
         taken = simulate(recording, host, work, variants).step_lengths(recording)
         steps = taken[:, :, 0]
@@ -251,18 +252,12 @@ class _Less:
     column: Ints
     amount: Floats
 
-    def by_index(self) -> dict[int, tuple[Ints, Floats]]:
-        """Return the variants of each index, and what they take less, as ``Variants`` has it."""
-        begins = np.flatnonzero(np.append(True, self.index[1:] != self.index[:-1]))
-        begins = begins[: len(self.index)]
-        ends = np.append(begins[1:], len(self.index))[: len(begins)]
-        amount = np.ascontiguousarray(self.amount.T)
-        return {
-            at: (self.column[first:last], amount[:, first:last])
-            for at, first, last in zip(
-                self.index[begins].tolist(), begins.tolist(), ends.tolist(), strict=True
-            )
-        }
+    def by_index(self, count: int) -> dict[int, Floats]:
+        """Return what each of ``count`` variants takes less, as ``Variants`` has it."""
+        first = np.append(True, self.index[1:] != self.index[:-1])[: len(self.index)]
+        rows = np.zeros((int(first.sum()), self.amount.shape[1], count))
+        rows[np.cumsum(first) - 1, :, self.column] = self.amount
+        return dict(zip(self.index[first].tolist(), map(np.ravel, rows), strict=True))
 
     def by_column(self, count: int) -> Floats:
         """Return what each change takes less in all (columns), at each cost (rows)."""
@@ -294,13 +289,13 @@ def _less(
     return _Less(at[order][begins], column[order][begins], summed)
 
 
-def _skipped(changes: Sequence[Change]) -> dict[int, Mask]:
-    """Return the waits that some changes skip, and the variants that do; the first one is none."""
+def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:
+    """Return the waits that some changes skip, and the variants that do, as ``Variants`` has it."""
     found: dict[int, Mask] = {}
     for column, change in enumerate(changes, 1):
         for event in change.waits.tolist():
             found.setdefault(event, np.zeros(len(changes) + 1, bool))[column] = True
-    return found
+    return {event: np.tile(skips, costs) for event, skips in found.items()}
 
 
 class _ByPart:
