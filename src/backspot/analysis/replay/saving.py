@@ -255,9 +255,10 @@ class _Less:
     def by_index(self, count: int) -> dict[int, Floats]:
         """Return what each of ``count`` variants takes less, as ``Variants`` has it."""
         first = np.append(True, self.index[1:] != self.index[:-1])[: len(self.index)]
-        rows = np.zeros((int(first.sum()), self.amount.shape[1], count))
+        number, costs = int(first.sum()), self.amount.shape[1]
+        rows = np.zeros((number, costs, count))
         rows[np.cumsum(first) - 1, :, self.column] = self.amount
-        return dict(zip(self.index[first].tolist(), map(np.ravel, rows), strict=True))
+        return dict(zip(self.index[first].tolist(), rows.reshape(number, costs * count), strict=True))
 
     def by_column(self, count: int) -> Floats:
         """Return what each change takes less in all (columns), at each cost (rows)."""
