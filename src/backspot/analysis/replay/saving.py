@@ -219,7 +219,7 @@ def replays(
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
         of_host = by_part.less([(one.host, one.host_factors) for one in some])
-        of_work = _less([(one.work, one.work_factors) for one in some], work)
+        of_work = _less(*_joined([(one.work, one.work_factors) for one in some]), work)
         count = len(some) + 1  # the first is without any change
         variants = Variants(
             count=count,
@@ -267,22 +267,28 @@ class _Less:
         return found
 
 
+def _joined(changes: Sequence[tuple[Ints, Floats]]) -> tuple[Ints, Floats, Ints]:
+    """Return all indices of some changes, with their factors and the variant of each."""
+    empty = np.empty(0, np.int64)
+    column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
+    index = np.concatenate([empty, *(one for one, _ in changes)])
+    return index, np.concatenate([empty, *(factor for _, factor in changes)]), column
+
+
 def _less(
-    changes: Sequence[tuple[Ints, Floats]], amount: Floats, index: Ints | None = None
+    rows: Ints, factors: Floats, column: Ints, amount: Floats, index: Ints | None = None
 ) -> _Less:
     """Return what changes make shorter.
 
     Args:
-        changes: for each change the rows of ``amount``, and what they are multiplied by.
+        rows: rows of ``amount`` that changes make shorter.
+        factors: what each is multiplied by.
+        column: the variant of each.
         amount: nanoseconds, with one column for each cost.
         index: the index of each row of ``amount``; by default its own.
     """
-    empty = np.empty(0, np.int64)
-    rows = np.concatenate([empty, *(one for one, _ in changes)])
-    factors = np.concatenate([empty, *(factor for _, factor in changes)])
-    column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
     at = rows if index is None else index[rows]
-    key = at * (len(changes) + 1) + column
+    key = at * (int(column.max(initial=0)) + 1) + column
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))[: len(key)]
     less = amount[rows[order]] * (1.0 - factors[order])[:, None]
@@ -316,10 +322,10 @@ class _ByPart:
         Args:
             changes: for each change what the host does, and what its time is multiplied by.
         """
-        return _less([self._intervals(*change) for change in changes], self._lengths, self._station)
-
-    def _intervals(self, parts: Ints, factors: Floats) -> tuple[Ints, Floats]:
-        first, last = self._begins[parts], self._begins[parts + 1]
-        number = last - first
-        offsets = np.repeat(first - np.append(0, np.cumsum(number)[:-1])[: len(number)], number)
-        return np.arange(int(number.sum())) + offsets, np.repeat(factors, number)
+        parts, factors, column = _joined(changes)
+        first = self._begins[parts]
+        number = self._begins[parts + 1] - first
+        rows = np.repeat(first - (np.cumsum(number) - number), number)
+        rows += np.arange(len(rows))
+        of_rows = np.repeat(factors, number), np.repeat(column, number)
+        return _less(rows, *of_rows, self._lengths, self._station)
