@@ -290,10 +290,13 @@ def _less(
     at = rows if index is None else index[rows]
     key = at * (int(column.max(initial=0)) + 1) + column
     order = np.argsort(key, kind="stable")
-    begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))[: len(key)]
-    less = amount[rows[order]] * (1.0 - factors[order])[:, None]
+    key = key[order]
+    begins = np.flatnonzero(np.append(True, key[1:] != key[:-1]))[: len(key)]
+    less = amount.take(rows[order], axis=0)
+    less *= (1.0 - factors[order])[:, None]
     summed: Floats = np.add.reduceat(less, begins, axis=0) if len(begins) else less
-    return _Less(at[order][begins], column[order][begins], summed)
+    first = order[begins]
+    return _Less(at[first], column[first], summed)
 
 
 def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:
