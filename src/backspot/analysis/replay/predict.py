@@ -156,9 +156,7 @@ def _holds(recording: Recording) -> bool:
     return same and float(longer[:, 1].max()) <= _LONGER
 
 
-def _among(
-    part: Events | Spans, index: Ints | slice, whole: Events | Spans, chosen: Ints
-) -> Mask:
+def _among(part: Events | Spans, index: Ints | slice, whole: Events | Spans, chosen: Ints) -> Mask:
     """Return which spans or events of a part of a trace are among those chosen of the whole.
 
     The start, the end and the thread say whether they are the same.

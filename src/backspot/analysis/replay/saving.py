@@ -258,7 +258,8 @@ class _Less:
         number, costs = int(first.sum()), self.amount.shape[1]
         rows = np.zeros((number, costs, count))
         rows[np.cumsum(first) - 1, :, self.column] = self.amount
-        return dict(zip(self.index[first].tolist(), rows.reshape(number, costs * count), strict=True))
+        found = rows.reshape(number, costs * count)
+        return dict(zip(self.index[first].tolist(), found, strict=True))
 
     def by_column(self, count: int) -> Floats:
         """Return what each change takes less in all (columns), at each cost (rows)."""

@@ -13,7 +13,7 @@ import backspot
 from backspot.render.formats import format_for
 from backspot.results.report import Report
 
-_TESTS = Path(__file__).parents[1] / "tests" / "data"
+_TESTS = Path(__file__).parents[2] / "tests" / "data"
 _FORMATS = (".json", ".txt", ".csv")
 
 
