@@ -107,9 +107,9 @@ QUESTIONS = {
         "planted_transfers_{device}.json",
     ),
     "same_outputs": Question(
-        "Are all outputs on recorded traces, to the byte, what they were before a change? "
-        "(`--write` keeps them before it)",
-        "accuracy.same_outputs", "CPU", "1", options="FOLDER",
+        "Are the outputs on recorded traces, to the byte, what they were before a change? (`-o "
+        "FILE` before it)",
+        "accuracy.same_outputs", "CPU", "1", options="--before FILE",
     ),
     # Causes
     "causes": Question(
