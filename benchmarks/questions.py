@@ -106,6 +106,11 @@ QUESTIONS = {
         "accuracy.planted_ranks:transfers", "two GPUs, or CPU for pipelines", "1",
         "planted_transfers_{device}.json",
     ),
+    "same_outputs": Question(
+        "Are the outputs on recorded traces, to the byte, what they were before a change? (`-o "
+        "FILE` before it)",
+        "accuracy.same_outputs", "CPU", "1", options="--before FILE",
+    ),
     # Causes
     "causes": Question(
         "Does it name the cause? 101 planted causes, 30 controls: `record -o recorded` on a GPU "

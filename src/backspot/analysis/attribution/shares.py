@@ -105,16 +105,29 @@ class Shares:
 
     def mean(self, factor: _Floats) -> _Floats:
         """Return the mean of a value of the owners of each thing, by their shares."""
+        if self._are_whole:
+            return factor[self.owner]
         weight = self.weight / _WHOLE
         found: _Floats = np.add.reduceat(factor[self.owner] * weight, self.first[:-1])
         return found
 
     def parts(self, share: Ints) -> tuple[Ints, _Floats]:
-        """Return the things that have these shares, and how much of each thing these are."""
+        """Return the things that have these shares, and how much of each thing these are.
+
+        Args:
+            share: indices of shares, ascending.
+        """
+        if self._are_whole:
+            return share, np.ones(len(share))
         thing = np.searchsorted(self.first, share, side="right") - 1
         things, which = numbered(thing)
         parts = np.bincount(which, self.weight[share] / _WHOLE, minlength=len(things))
         return things, parts.astype(np.float64)
+
+    @property
+    def _are_whole(self) -> bool:
+        """Whether each thing has one share, as in nearly all traces."""
+        return len(self.owner) == len(self.first) - 1
 
     def split(self, things: Ints, amount: Ints) -> tuple[Ints, Ints, Ints]:
         """Split an amount of each of some things; the parts sum to the amount exactly.
@@ -126,7 +139,7 @@ class Shares:
         Returns:
             For each part: its place in ``things``, its share, and its amount.
         """
-        if len(self.owner) == len(self.first) - 1:  # one share each, in nearly all traces
+        if self._are_whole:
             return np.arange(len(things)), things, amount
         count = self.count[things]
         place = np.repeat(np.arange(len(things)), count)

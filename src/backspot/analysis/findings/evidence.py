@@ -224,8 +224,15 @@ class Evidence:
         Returns:
             Indices into the events, of the outermost one; ``NOTHING`` for none.
         """
-        found = self.around(self.work.thread, self.work.launch, *operators, category=category)
-        return np.where(self.recorded, found, NOTHING)
+        if (operators, category) not in self._launched:
+            found = self.around(self.work.thread, self.work.launch, *operators, category=category)
+            self._launched[operators, category] = np.where(self.recorded, found, NOTHING)
+        return self._launched[operators, category]
+
+    @cached_property
+    def _launched(self) -> dict[tuple[tuple[str, ...], Category], Ints]:
+        """What ``launched_in`` has found; rules ask for the same."""
+        return {}
 
     # Events ----------------------------------------------------------------------------------
 

@@ -72,11 +72,10 @@ class Prediction:
         mine = self.recording
         if mine.ownership is not ownership:
             here = mine.ownership
-            spans = np.isin(_of_spans(here.spans), _of_spans(ownership.spans)[spans])
-            done, all_done = here.work.event, ownership.work.event
-            work = np.isin(_of_events(mine.events, done), _of_events(events, all_done)[work])
-            calls = here.waits.event
-            waits = calls[np.isin(_of_events(mine.events, calls), _of_events(events, waits))]
+            every, done, calls = ownership.spans, here.work.event, here.waits.event
+            spans = _among(here.spans, slice(None), every, np.flatnonzero(spans))
+            work = _among(mine.events, done, events, ownership.work.event[work])
+            waits = calls[_among(mine.events, calls, events, waits)]
         return free_spans(mine.ownership, spans, work, waits=waits)
 
     @property
@@ -157,18 +156,22 @@ def _holds(recording: Recording) -> bool:
     return same and float(longer[:, 1].max()) <= _LONGER
 
 
-def _identity(start: Ints, end: Ints, thread: Ints) -> np.ndarray:
-    """Return what identifies spans or events in a trace and in a part of the trace."""
-    table = np.stack([start, end, thread], axis=1).astype(np.int64)
-    return table.view([("", np.int64)] * 3)[:, 0]
+def _among(part: Events | Spans, index: Ints | slice, whole: Events | Spans, chosen: Ints) -> Mask:
+    """Return which spans or events of a part of a trace are among those chosen of the whole.
 
+    The start, the end and the thread say whether they are the same.
 
-def _of_spans(spans: Spans) -> np.ndarray:
-    return _identity(spans.start, spans.end, spans.thread)
-
-
-def _of_events(events: Events, index: Ints) -> np.ndarray:
-    return _identity(events.start[index], events.end[index], events.thread[index])
+    Args:
+        index: which ones of the part are asked for.
+        chosen: as indices into ``whole``.
+    """
+    mine = part.start[index], part.end[index], part.thread[index]
+    theirs = whole.start[chosen], whole.end[chosen], whole.thread[chosen]
+    found: Mask = np.isin(mine[0], theirs[0])
+    wanted = set(zip(*(column.tolist() for column in theirs), strict=True))
+    maybe = zip(*(column[found].tolist() for column in mine), strict=True)
+    found[found] = [one in wanted for one in maybe]
+    return found
 
 
 def _time_shared(work: DeviceWork) -> Floats:

@@ -27,7 +27,7 @@ __all__ = [
     "scaled_owners",
 ]
 
-_CELLS = 16_000_000  # numbers in the table of a simulation: 128 MB
+_CELLS = 16_000_000  # numbers in the tables of a simulation: 128 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +215,17 @@ def replays(
     steps = np.empty((0, len(costs)))
     found = np.empty((len(recording.steps.start), len(costs), len(changes)))
     shorter = np.empty((len(costs), len(changes)))
-    size = max(1, _CELLS // max(1, work.size))
+    size = max(1, _CELLS // max(1, 3 * work.size + 2 * host.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
         of_host = by_part.less([(one.host, one.host_factors) for one in some])
-        of_work = _less([(one.work, one.work_factors) for one in some], work)
+        of_work = _less(*_joined([(one.work, one.work_factors) for one in some]), work)
+        count = len(some) + 1  # the first is without any change
         variants = Variants(
-            count=len(some) + 1,  # the first is without any change
-            host=of_host.by_index(),
-            work=of_work.by_index(),
-            skipped=_skipped(some),
+            count=count,
+            host=of_host.by_index(count),
+            work=of_work.by_index(count),
+            skipped=_skipped(some, len(costs)),
         )
         taken = simulate(recording, host, work, variants).step_lengths(recording)
         steps = taken[:, :, 0]
@@ -251,18 +252,14 @@ class _Less:
     column: Ints
     amount: Floats
 
-    def by_index(self) -> dict[int, tuple[Ints, Floats]]:
-        """Return the variants of each index, and what they take less, as ``Variants`` has it."""
-        begins = np.flatnonzero(np.append(True, self.index[1:] != self.index[:-1]))
-        begins = begins[: len(self.index)]
-        ends = np.append(begins[1:], len(self.index))[: len(begins)]
-        amount = np.ascontiguousarray(self.amount.T)
-        return {
-            at: (self.column[first:last], amount[:, first:last])
-            for at, first, last in zip(
-                self.index[begins].tolist(), begins.tolist(), ends.tolist(), strict=True
-            )
-        }
+    def by_index(self, count: int) -> dict[int, Floats]:
+        """Return what each of ``count`` variants takes less, as ``Variants`` has it."""
+        first = np.append(True, self.index[1:] != self.index[:-1])[: len(self.index)]
+        number, costs = int(first.sum()), self.amount.shape[1]
+        rows = np.zeros((number, costs, count))
+        rows[np.cumsum(first) - 1, :, self.column] = self.amount
+        found = rows.reshape(number, costs * count)
+        return dict(zip(self.index[first].tolist(), found, strict=True))
 
     def by_column(self, count: int) -> Floats:
         """Return what each change takes less in all (columns), at each cost (rows)."""
@@ -271,36 +268,45 @@ class _Less:
         return found
 
 
+def _joined(changes: Sequence[tuple[Ints, Floats]]) -> tuple[Ints, Floats, Ints]:
+    """Return all indices of some changes, with their factors and the variant of each."""
+    empty = np.empty(0, np.int64)
+    column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
+    index = np.concatenate([empty, *(one for one, _ in changes)])
+    return index, np.concatenate([empty, *(factor for _, factor in changes)]), column
+
+
 def _less(
-    changes: Sequence[tuple[Ints, Floats]], amount: Floats, index: Ints | None = None
+    rows: Ints, factors: Floats, column: Ints, amount: Floats, index: Ints | None = None
 ) -> _Less:
     """Return what changes make shorter.
 
     Args:
-        changes: for each change the rows of ``amount``, and what they are multiplied by.
+        rows: rows of ``amount`` that changes make shorter.
+        factors: what each is multiplied by.
+        column: the variant of each.
         amount: nanoseconds, with one column for each cost.
         index: the index of each row of ``amount``; by default its own.
     """
-    empty = np.empty(0, np.int64)
-    rows = np.concatenate([empty, *(one for one, _ in changes)])
-    factors = np.concatenate([empty, *(factor for _, factor in changes)])
-    column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
     at = rows if index is None else index[rows]
-    key = at * (len(changes) + 1) + column
+    key = at * (int(column.max(initial=0)) + 1) + column
     order = np.argsort(key, kind="stable")
-    begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))[: len(key)]
-    less = amount[rows[order]] * (1.0 - factors[order])[:, None]
+    key = key[order]
+    begins = np.flatnonzero(np.append(True, key[1:] != key[:-1]))[: len(key)]
+    less = amount.take(rows[order], axis=0)
+    less *= (1.0 - factors[order])[:, None]
     summed: Floats = np.add.reduceat(less, begins, axis=0) if len(begins) else less
-    return _Less(at[order][begins], column[order][begins], summed)
+    first = order[begins]
+    return _Less(at[first], column[first], summed)
 
 
-def _skipped(changes: Sequence[Change]) -> dict[int, Mask]:
-    """Return the waits that some changes skip, and the variants that do; the first one is none."""
+def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:
+    """Return the waits that some changes skip, and the variants that do, as ``Variants`` has it."""
     found: dict[int, Mask] = {}
     for column, change in enumerate(changes, 1):
         for event in change.waits.tolist():
             found.setdefault(event, np.zeros(len(changes) + 1, bool))[column] = True
-    return found
+    return {event: np.tile(skips, costs) for event, skips in found.items()}
 
 
 class _ByPart:
@@ -320,10 +326,10 @@ class _ByPart:
         Args:
             changes: for each change what the host does, and what its time is multiplied by.
         """
-        return _less([self._intervals(*change) for change in changes], self._lengths, self._station)
-
-    def _intervals(self, parts: Ints, factors: Floats) -> tuple[Ints, Floats]:
-        first, last = self._begins[parts], self._begins[parts + 1]
-        number = last - first
-        offsets = np.repeat(first - np.append(0, np.cumsum(number)[:-1])[: len(number)], number)
-        return np.arange(int(number.sum())) + offsets, np.repeat(factors, number)
+        parts, factors, column = _joined(changes)
+        first = self._begins[parts]
+        number = self._begins[parts + 1] - first
+        rows = np.repeat(first - (np.cumsum(number) - number), number)
+        rows += np.arange(len(rows))
+        of_rows = np.repeat(factors, number), np.repeat(column, number)
+        return _less(rows, *of_rows, self._lengths, self._station)

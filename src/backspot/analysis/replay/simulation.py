@@ -2,8 +2,8 @@
 
 The time of each station and of each piece of work is a table with one row for each set of
 durations, such as one cost of the profiler, and one column for each variant of it, so that all of
-them share the cost of the loop. Most durations are the same in nearly all variants: those are added
-to whole rows, and the few others are put right one by one.
+them share the cost of the loop. Most durations are the same in all variants: only the stations and
+the work that some variant makes shorter have a row of differences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.recording import Recording
-from backspot.analysis.timeline import grouped
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["Simulated", "Variants", "simulate"]
@@ -27,15 +26,16 @@ class Variants:
 
     Attributes:
         count: how many variants there are.
-        host: for each station, some variants and how much less the host takes to that station in
-            each (columns) for each set of durations (rows), in nanoseconds.
-        work: for each piece of work, the same for the time that the work takes.
-        skipped: for each call that some variants do not wait in, by its event: in which.
+        host: for each station that the host comes to earlier in some variant how much less it takes
+            to that station: for each set of durations all variants, in one row of nanoseconds.
+        work: for each piece of work that takes less, the same.
+        skipped: for each call that some variants do not wait in, by its event: in which; a row as
+            in ``host``.
     """
 
     count: int = 1
-    host: Mapping[int, tuple[Ints, Floats]] = field(default_factory=dict)
-    work: Mapping[int, tuple[Ints, Floats]] = field(default_factory=dict)
+    host: Mapping[int, Floats] = field(default_factory=dict)
+    work: Mapping[int, Floats] = field(default_factory=dict)
     skipped: Mapping[int, Mask] = field(default_factory=dict)
 
 
@@ -109,48 +109,56 @@ def simulate(
     """
     variants = variants or Variants()
     graph, steps = recording.graph, recording.steps
-    launches = _launches(recording)
+    order, begins = _launches(recording)
     waits = _waits(recording, variants)
     wanted = recording.stations if every_station else np.append(steps.start, steps.host_end)
     follows = _follows(recording)
     kept = set(np.searchsorted(recording.stations, wanted).tolist())
     kept.update(earlier for earlier, _ in follows.values())
     before, room, other = graph.before.tolist(), graph.after_end_of.tolist(), graph.other
-    latency, gap = graph.latency.tolist(), graph.gap.tolist()
-    takes = list(work[:, :, None])
-    table = np.empty((len(work), work.shape[1], variants.count))
+    # With arrays this small, a call of NumPy costs more than its sums. It is cheapest with one axis
+    # and arrays of equal shape, or of none.
+    latency, gap = (list(map(np.array, lags.tolist())) for lags in (graph.latency, graph.gap))
+    lengths = list(np.repeat(host, variants.count, axis=1))
+    takes = list(np.repeat(work, variants.count, axis=1))
+    table = np.empty((len(work), work.shape[1] * variants.count))
     end = list(table)
     station: dict[int, Floats] = {}
-    now = np.zeros((host.shape[1], variants.count))
-    maximum, add = np.maximum, np.add
+    now, later = np.zeros((2, table.shape[1]))
+    maximum, add, subtract = np.maximum, np.add, np.subtract
     less_host, less_work = variants.host, variants.work
-    for at, length in enumerate(host[:, :, None]):
-        now += length
+    for at, length in enumerate(lengths):
+        add(now, length, out=now)
         if at in less_host:
-            columns, less = less_host[at]
-            now[:, columns] -= less
-        for cause, after in waits.get(at, ()):
-            maximum(now, end[cause] + after, out=now)
+            subtract(now, less_host[at], out=now)
+        if at in waits:
+            for cause, after in waits[at]:
+                maximum(now, end[cause] + after, out=now)
         if at in follows:
             earlier, interval = follows[at]
             maximum(now, station[earlier] + interval, out=now)
-        for item in launches.get(at, ()):
+        for item in order[begins[at] : begins[at + 1]]:
             if room[item] >= 0:
                 maximum(now, end[room[item]], out=now)
             mine = end[item]
             add(now, latency[item], out=mine)
             if before[item] >= 0:
-                maximum(mine, end[before[item]] + gap[item], out=mine)
+                add(end[before[item]], gap[item], out=later)
+                maximum(mine, later, out=mine)
             if item in other:
                 for cause, lag in other[item].items():
                     maximum(mine, end[cause] + lag, out=mine)
-            mine += takes[item]
+            add(mine, takes[item], out=mine)
             if item in less_work:
-                columns, less = less_work[item]
-                mine[:, columns] -= less
+                subtract(mine, less_work[item], out=mine)
         if at in kept:
             station[at] = now.copy()
-    return Simulated(station, table, work[:, :, None])
+    shape = (work.shape[1], variants.count)
+    return Simulated(
+        {at: times.reshape(shape) for at, times in station.items()},
+        table.reshape(-1, *shape),
+        work[:, :, None],
+    )
 
 
 def _waits(recording: Recording, variants: Variants) -> dict[int, list[tuple[int, float | Floats]]]:
@@ -176,7 +184,12 @@ def _follows(recording: Recording) -> dict[int, tuple[int, float]]:
     }
 
 
-def _launches(recording: Recording) -> dict[int, list[int]]:
-    """Return the works that are launched at each station; work is sorted by its start."""
+def _launches(recording: Recording) -> tuple[list[int], list[int]]:
+    """Return the works by the station at which they are launched, and where each station begins.
+
+    Works of one station stay in the order of their starts.
+    """
     at: Ints = np.searchsorted(recording.stations, recording.graph.launch)
-    return {station: mine.tolist() for station, mine in grouped(at)}
+    order = np.argsort(at, kind="stable")
+    begins = np.searchsorted(at[order], np.arange(len(recording.stations) + 1))
+    return order.tolist(), begins.tolist()
