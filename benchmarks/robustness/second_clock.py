@@ -40,7 +40,7 @@ Hook = Callable[..., None]
 
 def finish(path: str, found: Any) -> None:
     """Write what was measured, and end the process with all that it started."""
-    Path(path).write_text(json.dumps(found))
+    Path(path).write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)
 

@@ -104,7 +104,7 @@ def corpus(path: Path, words: int, distinct: int) -> None:
 @kind
 def text(path: Path, words: int) -> None:
     """One file of text."""
-    path.write_text("O God, O God!\n" + " ".join(_words(words, 500)) + "\n")
+    path.write_text("O God, O God!\n" + " ".join(_words(words, 500)) + "\n", encoding="utf-8")
 
 
 @kind
@@ -268,7 +268,7 @@ def load_dataset(folder, task=None):
 @kind
 def datasets(path: Path) -> None:
     """A small stand-in for the package ``datasets``, for machines that lack it."""
-    path.write_text(_DATASETS)
+    path.write_text(_DATASETS, encoding="utf-8")
 
 
 _METRIC = '''"""A stand-in for the hub's metric of the same name: accuracy."""
