@@ -35,14 +35,10 @@ def plain(name: str, tmp_path: Path) -> Path:
 
 
 def columns(events: Events) -> dict[str, object]:
-    arrays = {
-        **{f.name: getattr(events, f.name) for f in fields(events)},
-        **{f"flows.{f.name}": getattr(events.flows, f.name) for f in fields(events.flows)},
-    }
-    for name in ("allocations", "samples"):
-        part = getattr(events, name)
+    arrays = {f.name: getattr(events, f.name) for f in fields(events)}
+    for name in ("flows", "allocations"):
+        part = arrays.pop(name)
         arrays |= {f"{name}.{f.name}": getattr(part, f.name) for f in fields(part)}
-    del arrays["flows"], arrays["allocations"], arrays["samples"]
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in arrays.items()

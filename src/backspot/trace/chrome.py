@@ -52,6 +52,8 @@ _FOLLOWING = re.compile(_BEFORE)
 _SURELY_FOLLOWING = re.compile(rb',\s*(?=\{\s*"ph"\s*:)')
 """The comma before an event, whatever is left out before it."""
 _BLANKS = re.compile(r"[\s,]*")
+_NEXT = re.compile(r"\s*(?:[,\]]|\Z)")
+"""What follows an event."""
 # What follows the list of events: nothing, the end of the object, or its next key.
 _END = re.compile(r'\](?=\s*(?:\Z|\}\s*\Z|,\s*(?:\Z|")))')
 # Where a value is cut: in a string, or in a word or number, which are short.
@@ -246,7 +248,7 @@ class ChromeDecoder:
                 if tries:
                     item, size, is_cut = _value(shown[at:])
                     tries -= not size
-            if size:
+            if size and _NEXT.match(shown, at + size):
                 items.append(item)
                 texts.append(shown[at : at + size])
                 at += size
