@@ -59,12 +59,14 @@ _END = re.compile(r'\](?=\s*(?:\Z|\}\s*\Z|,\s*(?:\Z|")))')
 # Where a value is cut: in a string, or in a word or number, which are short.
 _CUT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*\\?\Z|.{0,8}\Z', re.DOTALL)
 _MOST_EVENTS = 1 << 12  # bytes: most events are shorter
-_LONG = 1 << 20
+_LONG = 1 << 19
 """Bytes without a visible boundary between two events, after which events are read one by one."""
-_MOST_EVENT = 1 << 24
+_MOST_EVENT = 1 << 20
 """Bytes of one event: a longer one is skipped and counted as malformed."""
 _MOST_HEAD = 1 << 20
 """Bytes before the events that are searched for what is recorded."""
+_TOGETHER = 1 << 13
+"""Events that are read one by one before they are put into columns."""
 _MOST_TRIES = 8
 """For how many broken events of a piece all of the piece may be read in vain."""
 # Errors of the decoders: of JSON, of text (half a surrogate pair), of numbers, of nesting.
@@ -236,18 +238,23 @@ class ChromeDecoder:
         items: list[object] = []
         texts: list[str] = []
         at, tries = 0, _MOST_TRIES
+        following = _FOLLOWING.search(shown)
         still_open, after = begun, None
         while (at := _skipped(shown, at)) < len(shown):
             if end := _END.match(shown, at):
                 after = shown[end.end() :].encode() + begun
                 break
-            following = _FOLLOWING.search(shown, at + 1)
-            item, size, is_cut = _value(shown[at : following.start() if following else None])
+            if following is not None and following.start() <= at:
+                following = _FOLLOWING.search(shown, at + 1)
+            item, size, is_cut = _value(shown, at, following.start() if following else len(shown))
             if is_cut and following is not None:  # is it within the event?
                 is_cut = tries > 0
                 if tries:
-                    item, size, is_cut = _value(shown[at:])
+                    item, size, is_cut = _value(shown, at, len(shown))
                     tries -= not size
+            if len(items) >= _TOGETHER:
+                self._take_either(texts, items)
+                texts, items = [], []
             if size and _NEXT.match(shown, at + size):
                 items.append(item)
                 texts.append(shown[at : at + size])
@@ -264,9 +271,13 @@ class ChromeDecoder:
             else:  # cut short
                 break
             self.malformed += 1
+        self._take_either(texts, items)
+        return still_open, after
+
+    def _take_either(self, texts: list[str], items: list[object]) -> None:
+        """Take events as their texts are decoded strictly, else as Python has decoded them."""
         if not self._fast(",".join(texts).encode()):
             self._take(self._converted(items))
-        return still_open, after
 
     # Events ------------------------------------------------------------------------------------
 
@@ -316,17 +327,23 @@ class ChromeDecoder:
             self.columns.compiled = compiled.find_compiled(graphs)
 
 
-def _value(text: str) -> tuple[object, int, bool]:
-    """Return the JSON value at the beginning of a text.
+def _value(text: str, begin: int, end: int) -> tuple[object, int, bool]:
+    """Return the JSON value that begins somewhere in a text.
 
     Returns:
-        The value, its length, and whether the text ends within it. The length is 0 if there is no
-        value.
+        The value, its length, and whether the text to ``end`` ends within it. The length is 0 if
+        there is no value.
     """
-    try:
-        return *_TOLERANT.raw_decode(text), False
-    except _BAD as error:
-        return None, 0, _CUT.match(text, getattr(error, "pos", 0)) is not None
+    size = _MOST_EVENTS
+    while True:
+        part = text[begin : min(begin + size, end)]
+        try:
+            return *_TOLERANT.raw_decode(part), False
+        except _BAD as error:
+            is_cut = _CUT.match(part, getattr(error, "pos", 0)) is not None
+        if not is_cut or begin + size >= end:
+            return None, 0, is_cut
+        size *= 8
 
 
 def _skipped(text: str, at: int) -> int:
