@@ -218,8 +218,11 @@ Clocked = list[tuple[str, str, str, float]]
 
 
 def true_share(report: Report, clocked: Clocked) -> float:
-    """Return the time of the report's first row by the second clock, as a share of the longest."""
-    row = report.modules[0]
+    """Return the time of the report's first place by the second clock, as a share of the longest.
+
+    The second clock has no row for the engine's own time, which is no place in a model.
+    """
+    row = next(row for row in report.modules if row.is_module or row.path == OUTSIDE)
     longest = clocked[0][3]
     if not row.is_module:
         return sum(s for path, *_, s in clocked if path == row.path == OUTSIDE) / longest
@@ -236,6 +239,12 @@ def true_share(report: Report, clocked: Clocked) -> float:
 
 
 # Advice ------------------------------------------------------------------------------------------
+
+
+def is_advised(remedy: str, text: str) -> bool:
+    """Whether a finding's text names a remedy, and not as what does not help."""
+    option = remedy.partition("=")[0] + "="
+    return "=" not in remedy or (option in text and f"{remedy} does not help" not in text)
 
 
 def compared(place: Place, remedy: str, rounds: int) -> tuple[str, str]:
@@ -323,9 +332,10 @@ def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) 
     for rule, finding in {finding.rule: finding for finding in every}.items():
         times = sum(finding.rule == rule for finding in every)
         found.findings.append(f"{rule} ({times}×): {finding.seen} {finding.remedy}")
-        for remedy in REMEDIES.get(rule, ()) if rounds else ():
+        remedies = [one for one in REMEDIES.get(rule, ()) if is_advised(one, finding.remedy)]
+        for remedy in remedies if rounds else ():
             found.advice[f"{rule}: {remedy}"] = compared(place, remedy, rounds)
-        if rule not in REMEDIES or not rounds:
+        if not remedies or not rounds:
             found.advice[rule] = ("not judged", finding.remedy)
 
 
