@@ -182,7 +182,7 @@ SCRIPTS = {
     "imagenet-ctrl-c": example(
         "imagenet",
         "-a mobilenet_v3_small --epochs 1 -b 2 -j 1 --no-accel -p 5 --dummy",
-        interrupt="[ 40/",
+        interrupt=" 41/",
         needs=("torchvision",),
     ),
     # GPTs
@@ -409,7 +409,7 @@ SCRIPTS = {
     "imagenet-cuda-ctrl-c": example(
         "imagenet",
         "-a resnet50 --epochs 1 -b 64 -j 8 -p 5 --dummy",
-        interrupt="[ 40/",
+        interrupt=" 41/",
         needs=("torchvision",),
         devices=CUDA,
     ),

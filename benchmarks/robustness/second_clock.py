@@ -149,7 +149,8 @@ class ModuleClock:
         if id(module) not in self.names:
             inside: dict[int, tuple[nn.Module, str]] = {}
             for parent in gc.get_objects():
-                if isinstance(parent, nn.Module) and "_modules" in vars(parent):
+                # isinstance would look through weak proxies, and raise for dead ones.
+                if issubclass(type(parent), nn.Module) and "_modules" in vars(parent):
                     for name, child in parent._modules.items():
                         if child is not None:
                             inside[id(child)] = (parent, name)
@@ -280,7 +281,10 @@ REMEDIES: dict[str, Callable[[], Any]] = {
     "fused=True": lambda: optimizer_option("fused"),
     "set_to_none=True": set_to_none,
     "num_workers=2": lambda: default(torch.utils.data.DataLoader, "num_workers", 2, when=0),
-    "channels_last": lambda: at_first_call(lambda m: m.to(memory_format=torch.channels_last)),
+    # Some models have a `to` of their own.
+    "channels_last": lambda: at_first_call(
+        lambda m: nn.Module.to(m, memory_format=torch.channels_last)
+    ),
     "torch.compile": lambda: at_first_call(lambda m: m.compile()),
     "matmul precision": lambda: torch.set_float32_matmul_precision("high"),
     "fused attention": fused_attention,
