@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from backspot import MissingDependencyError
 from benchmarks import common
 from benchmarks.__main__ import main as answer
 from benchmarks.common import busy
@@ -58,6 +59,8 @@ def ask(*argv: str) -> int:
     """Answer a question, or skip where it needs a package that is missing."""
     try:
         return answer(list(argv))
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "timm"):
             raise

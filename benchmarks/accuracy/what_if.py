@@ -43,8 +43,7 @@ from benchmarks.workers import Job, Record, Stage
 if TYPE_CHECKING:
     from backspot.analysis.replay.host import ProfilerCost
     from backspot.analysis.replay.recording import Recording
-    from backspot.analysis.typical import every_step
-from backspot.analysis.replay.saving import Change
+    from backspot.analysis.replay.saving import Change
 
 _REMEDY = "remedy_"
 _MISS = 0.05
@@ -127,6 +126,7 @@ def _judge(
     after: list[float],
 ) -> Record:
     from backspot.analysis.replay.predict import Prediction
+    from backspot.analysis.typical import every_step
 
     step = statistics.median(before)
     real = spread([a - b for a, b in zip(before, after, strict=True)])
