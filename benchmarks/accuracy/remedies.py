@@ -141,7 +141,7 @@ def _tower(
     change: Callable[[int, Block, bool], nn.Module],
     always: bool = False,
 ) -> Side:
-    """Six blocks, changed before the remedy, or ``always`` if what changes is told so."""
+    """Six blocks, changed before the remedy, or ``always`` if a switch makes the change."""
     width = context.pick(768, 64)
     blocks: list[nn.Module] = [Block(width) for _ in range(6)]
     if always or not after:

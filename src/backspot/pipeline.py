@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from backspot.analysis.accounting.activity import find_activity
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.memory import Memory, find_memory
 from backspot.analysis.accounting.payers import find_fused
@@ -266,7 +267,10 @@ def _report(
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
-    phases = phase_times(events, ownership, clock, windows) if windows else None
+    phases = None
+    if windows:
+        activity = find_activity(events, ownership)
+        phases = phase_times(events, ownership, clock, windows, activity)
     costs = account(events, ownership, clock, steps, phases)
     typical, real = costs.typical, np.array(real_steps, np.int64)
     memory, work = find_memory(detailed, of_detailed), find_work(detailed, of_detailed)

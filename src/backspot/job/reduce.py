@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backspot.analysis.accounting.activity import DATA, NAMES, find_activity
+from backspot.analysis.accounting.activity import DATA, NAMES, Activity, find_activity
 from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.payers import Payers
 from backspot.analysis.accounting.phases import phase_times
@@ -56,12 +56,13 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
         if windows
         else (ownership.windows.start, ownership.windows.end)
     )
-    phases = phase_times(events, ownership, clock, windows).wall if windows else ()
+    activity = find_activity(events, ownership)
+    phases = phase_times(events, ownership, clock, windows, activity).wall if windows else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
     collectives = find_collectives(events, ownership)
     work = _work_of_host(ownership, clock, collectives.waits)
     launches = _launches(events)
-    outside, data = Outside(events, ownership), _data(events, ownership)
+    outside, data = Outside(events, ownership), _data(activity)
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
     edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden]
     edges += [outside.edges, data.edges]
@@ -199,9 +200,9 @@ def _work_of_host(ownership: Ownership, clock: Clock, waits: Timeline) -> Timeli
     return Timeline(edges, np.where(works, held, _WAITS))
 
 
-def _data(events: Events, ownership: Ownership) -> Timeline:
+def _data(activity: Activity) -> Timeline:
     """Return when the host waits for its batch."""
-    host = find_activity(events, ownership).host
+    host = activity.host
     waits = np.where(host.values == DATA, DATA, NOTHING)
     changes = np.flatnonzero(np.diff(waits, prepend=NOTHING))
     return Timeline(host.edges[changes], waits[changes])

@@ -18,7 +18,6 @@ from backspot.analysis.accounting.activity import (
     NAMES,
     OTHER,
     Activity,
-    find_activity,
     to_device,
 )
 from backspot.analysis.accounting.clock import Clock
@@ -70,7 +69,11 @@ class PhaseTimes:
 
 
 def phase_times(
-    events: Events, ownership: Ownership, clock: Clock, windows: StepWindows
+    events: Events,
+    ownership: Ownership,
+    clock: Clock,
+    windows: StepWindows,
+    activity: Activity,
 ) -> PhaseTimes:
     """Deal out the clock time of the steps to the phases, which sum to each step exactly.
 
@@ -78,7 +81,6 @@ def phase_times(
     as long as the report's ``wall_ns``.
     """
     work, passes = ownership.work, ownership.windows
-    activity = find_activity(events, ownership)
     of_work = _of_work(events, ownership, activity)
     held = _held(ownership, clock)
     steps = first_started(windows.start, windows.end, np.arange(len(windows.start)))
