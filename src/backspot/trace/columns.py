@@ -10,6 +10,7 @@ import numpy as np
 
 from backspot.trace.compiled import CompiledTable
 from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
+from backspot.trace.frames import Frames
 from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
@@ -55,6 +56,7 @@ class Columns:
         threads: the number of each (process, thread).
         groups: the number of each process group.
         signatures: the number of each operator's inputs, by the texts of ``Signature`` as bytes.
+        frame_texts: the number of each function and line of the user's code.
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
         device_names: as in ``Events``.
@@ -77,6 +79,7 @@ class Columns:
         "signature",
     )
     FLOWS = ("identity", "forward", "thread", "time")
+    FRAMES = ("start", "thread", "duration", "function", "line", "of_torch")
     MEMORY = ("time", "thread", "address", "size", "allocated", "reserved", "device")
 
     def __init__(self) -> None:
@@ -84,6 +87,7 @@ class Columns:
         self.threads = Index()
         self.groups = Index()
         self.signatures = Index()
+        self.frame_texts = Index()
         self.logical_threads: dict[int, int] = {}
         self.lines = LineTable()
         self.device_names: dict[int, str] = {}
@@ -93,6 +97,8 @@ class Columns:
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
         self._memory: dict[str, list[Ints]] = {field: [] for field in self.MEMORY}
+        self._calls: list[Ints] = []
+        self._frames: dict[str, list[Ints]] = {field: [] for field in self.FRAMES}
         self._chunks, self._loose_rows = 0, 0  # pieces that are chunks, rows in those that are not
         # Apart from ``threads``: the order of threads must not depend on where pieces end.
         self._other_threads = Index()
@@ -140,9 +146,25 @@ class Columns:
             threads: (process, thread) of each, as the trace names them.
             columns: the other columns of ``MEMORY``, in this order.
         """
+        self._add_apart(self._memory, threads, columns)
+
+    def add_frames(self, threads: Sequence[tuple[object, object]], *columns: Ints) -> None:
+        """Add calls of Python functions; arguments as for ``add_memory``, with ``FRAMES``."""
+        self._add_apart(self._frames, threads, columns)
+
+    def add_calls(self, times: Ints) -> None:
+        """Add when calls of Python functions start, in nanoseconds."""
+        self._calls.append(times)
+
+    def _add_apart(
+        self,
+        into: dict[str, list[Ints]],
+        threads: Sequence[tuple[object, object]],
+        columns: tuple[Ints, ...],
+    ) -> None:
         time, *others = columns
         added = (time, np.array(self._threads_apart(threads), np.int64), *others)
-        for gathered, column in zip(self._memory.values(), added, strict=True):
+        for gathered, column in zip(into.values(), added, strict=True):
             gathered.append(column)
 
     def _threads_apart(self, threads: Sequence[tuple[object, object]]) -> list[int]:
@@ -171,20 +193,31 @@ class Columns:
             (other._flows, "identity", _numbers(self._identities, other._identities)),
             (other._flows, "thread", _numbers(self._other_threads, other._other_threads)),
             (other._memory, "thread", _numbers(self._other_threads, other._other_threads)),
+            (other._frames, "thread", _numbers(self._other_threads, other._other_threads)),
+            *(
+                (
+                    other._frames,
+                    text,
+                    np.append(_numbers(self.frame_texts, other.frame_texts), -1),
+                )
+                for text in ("function", "line", "of_torch")
+            ),
         ):
             columns[field] = [numbers[piece] for piece in columns[field]]
         for mine, theirs in (
             (self._pieces, other._pieces),
             (self._flows, other._flows),
             (self._memory, other._memory),
+            (self._frames, other._frames),
         ):
             for field, gathered in mine.items():
                 gathered += theirs[field]
+        self._calls += other._calls
         self._chunks, self._loose_rows = len(self._pieces["start"]), 0
 
     def compact(self) -> None:
         """Join all pieces into one."""
-        every = (self._pieces, self._flows, self._memory)
+        every = (self._pieces, self._flows, self._memory, self._frames)
         for gathered in chain.from_iterable(columns.values() for columns in every):
             gathered[:] = [_joined(gathered)]
         self._chunks, self._loose_rows = 1, 0
@@ -272,6 +305,7 @@ class Columns:
             lines=self.lines,
             signatures=self._signatures(),
             allocations=allocations,
+            frames=self._kept_frames(origin),
             device_names=self.device_names,
             clock_ns=self.base_ns + origin,
             compiled=self.compiled,
@@ -304,6 +338,18 @@ class Columns:
             order = np.argsort(columns["time"], kind="stable")
             columns = {field: column[order] for field, column in columns.items()}
         return Allocations(**columns)
+
+
+    def _kept_frames(self, origin: int) -> Frames:
+        columns = {field: _joined(gathered) for field, gathered in self._frames.items()}
+        if len(columns["start"]):
+            columns["start"] -= origin
+            columns["thread"] = _numbers(self.threads, self._other_threads)[columns["thread"]]
+        of_torch = columns.pop("of_torch").astype(bool)
+        calls = np.sort(_joined(self._calls)) - origin
+        return Frames(
+            **columns, of_torch=of_torch, texts=tuple(self.frame_texts), calls=calls
+        )  # type: ignore[arg-type]
 
 
 def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:

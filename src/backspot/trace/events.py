@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from backspot.trace import names
 from backspot.trace.compiled import CompiledTable
+from backspot.trace.frames import Frames
 from backspot.trace.labels import Label, parse_label
 from backspot.trace.source_lines import LineTable
 
@@ -162,6 +163,7 @@ class Events:
         unread: whether events of unknown categories were left out, which may be a device's work.
         lines: the lines of source that made the nodes, as far as they were recorded.
         allocations: the blocks of memory; none without ``profile_memory=True``.
+        frames: the calls of Python functions; none without ``with_stack=True``.
         device_names: the names of the devices by index, as far as the trace has them.
         clock_ns: the time of the clock at which ``start`` is 0: nanoseconds since 1970, if the
             trace has that; any number otherwise.
@@ -193,6 +195,7 @@ class Events:
     lines: LineTable = field(default_factory=LineTable)
     signatures: Sequence[Signature] = ()
     allocations: Allocations = field(default_factory=_no_allocations)
+    frames: Frames = field(default_factory=Frames)
     device_names: dict[int, str] = field(default_factory=dict)
     clock_ns: int = 0
     compiled: CompiledTable = field(default_factory=CompiledTable)

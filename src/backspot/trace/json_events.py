@@ -17,10 +17,12 @@ import numpy as np
 
 from backspot.trace.columns import LONGEST_NS, NO_INPUTS, Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Ints, Mask, Signature
+from backspot.trace.frames import is_of_torch, is_of_user
 from backspot.trace.names import (
     ADDRESS,
     BLOCK_BYTES,
     BLOCKS_PER_MULTIPROCESSOR,
+    CALLED_FROM,
     COLLECTIVE_CALL,
     COMPLETE,
     CONCRETE_INPUTS,
@@ -70,6 +72,7 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     group_number: str | None = msgspec.field(name=PROCESS_GROUP_NUMBER, default=None)
     elements: int | None = msgspec.field(name=MESSAGE_ELEMENTS, default=None)
     dtype: str | None = msgspec.field(name=ELEMENT_TYPE, default=None)
+    called_from: str | None = msgspec.field(name=CALLED_FROM, default=None)
 
 
 _NO_ARGS = _Args()
@@ -190,6 +193,7 @@ def gather(events: Sequence[Event], columns: Columns) -> int:
         events, (category,) = _chosen(is_known, events, category)
     calls = category == Category.MODULE_CALL
     if calls.any():  # other Python frames have the same category
+        _gather_frames(list(compress(events, calls.tolist())), columns)
         named = [(event.name or "").startswith(MODULE_CALL) for event in events]
         events, (category,) = _chosen(~calls | np.array(named, bool), events, category)
     start, duration = _floats(_TS, events), _floats(_DUR, events, 0.0)
@@ -249,6 +253,36 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
             [(flow.pid, flow.tid) for flow in flows],
             _nanoseconds(start),
         )
+
+
+def _gather_frames(events: list[Event], columns: Columns) -> None:
+    """Keep the calls of the user's functions, and those from them."""
+    args = [event.args or _NO_ARGS for event in events]
+    mine = [is_of_user(event.name) for event in events]
+    by_user = [is_of_user(arg.called_from) for arg in args]
+    start, duration = _floats(_TS, events), _floats(_DUR, events, 0.0)
+    possible = _possible(start, duration)
+    columns.add_calls(_nanoseconds(start[possible]))
+    kept = possible & (np.array(mine, bool) | np.array(by_user, bool))
+    if not kept.any():
+        return
+    texts = columns.frame_texts
+    found = [
+        (
+            texts[event.name] if of_user else -1,
+            texts[arg.called_from] if called else -1,
+            is_of_torch(event.name or ""),
+        )
+        for event, arg, of_user, called, keep in zip(
+            events, args, mine, by_user, kept.tolist(), strict=True
+        )
+        if keep
+    ]
+    function, line, of_torch = np.array(found, np.int64).T
+    threads = [(e.pid, e.tid) for e in compress(events, kept.tolist())]
+    columns.add_frames(
+        threads, _nanoseconds(start[kept]), _nanoseconds(duration[kept]), function, line, of_torch
+    )
 
 
 def _gather_memory(events: list[Event], columns: Columns) -> None:

@@ -44,6 +44,8 @@ TOTAL_ALLOCATED, TOTAL_RESERVED = "Total Allocated", "Total Reserved"
 """Arguments: the bytes that the allocator has given out then, and those it has from the device."""
 DEVICE_TYPE, DEVICE_ID = "Device Type", "Device Id"
 """Arguments: ``c10::DeviceType``, which is 0 for the CPU, and the index of the device."""
+CALLED_FROM = "CallFrom"
+"""Argument: the file and the line that a Python function is called from: ``train.py:31``."""
 INPUT_DIMS, INPUT_TYPES = "Input Dims", "Input type"
 INPUT_STRIDES, CONCRETE_INPUTS = "Input Strides", "Concrete Inputs"
 """Arguments of operators with ``record_shapes=True``: a list each, with an entry an input."""
@@ -312,6 +314,11 @@ def short_node_name(name: str) -> str:
     return name.removeprefix(AUTOGRAD_NAMESPACE)
 
 
+def is_operator(name: str) -> bool:
+    """Whether a program calls this: ``aten::nonzero``, and no node of autograd."""
+    return "::" in name and not name.startswith(NODE_NAMESPACES)
+
+
 # Collectives: torch/csrc/distributed/c10d ---------------------------------------------------------
 
 LAUNCHES_OF_COLLECTIVES = ("c10d::", "_c10d_functional::", "nccl:")
@@ -444,6 +451,11 @@ def is_of_apples_gpu(name: str) -> bool:
 def is_synchronization(name: str) -> bool:
     """Whether this call returns only when the device has done its work."""
     return _SYNCHRONIZATION.match(name) is not None
+
+
+def is_device_synchronization(name: str) -> bool:
+    """Whether this call waits for all of a device's queues: ``cudaDeviceSynchronize``."""
+    return "DeviceSync" in name
 
 
 def is_event_synchronization(name: str) -> bool:

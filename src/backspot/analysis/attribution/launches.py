@@ -25,6 +25,7 @@ __all__ = [
     "find_device_work",
     "find_loading",
     "find_waits",
+    "waiting_calls",
     "find_windows",
     "in_optimizer",
     "pass_at",
@@ -251,18 +252,23 @@ def _host_exchanges(events: Events) -> tuple[Ints, Ints]:
 
 
 def find_waits(events: Events, spans: Spans) -> Waits:
-    """Find the calls in which the host waits for a device."""
+    """Find the calls in spans in which the host waits for a device."""
+    calls = waiting_calls(events)
+    span = spans.of(events, calls)
+    calls, span = calls[span >= 0], span[span >= 0]
+    return Waits(events.start[calls], events.end[calls], span, calls)
+
+
+def waiting_calls(events: Events) -> Ints:
+    """Return the calls in which the host waits for a device, by start: indices into the events."""
     calls = events.of(Category.RUNTIME)
     waiting = events.names_where(names.is_synchronization)
     pageable = events.names_where(lambda name: names.PAGEABLE in name)
     copies = events.of(Category.MEMCPY)
     blocking = events.correlation[copies[pageable[events.name[copies]]]]
     kept = waiting[events.name[calls]] | np.isin(events.correlation[calls], blocking[blocking > 0])
-    calls = calls[kept]
-    calls = calls[np.argsort(events.start[calls], kind="stable")]
-    span = spans.of(events, calls)
-    calls, span = calls[span >= 0], span[span >= 0]
-    return Waits(events.start[calls], events.end[calls], span, calls)
+    found: Ints = calls[kept]
+    return found[np.argsort(events.start[found], kind="stable")]
 
 
 def _calls(events: Events, work: Ints) -> Ints:

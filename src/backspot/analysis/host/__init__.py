@@ -1,0 +1,6 @@
+"""The host's side of the whole step: where it waits for a device, and which lines it runs.
+
+``waits`` finds the calls in which the host waits, with the phase, the module and the operator of
+each. ``lines`` deals out the host's time to lines of Python, of steps that were recorded with
+stacks.
+"""

@@ -1,0 +1,213 @@
+"""What the host does at each line of the user's Python, in steps recorded with stacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from backspot.analysis.accounting.activity import IDLE, NAMES, OTHER, Activity
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.timeline import (
+    NOTHING,
+    Nesting,
+    Timeline,
+    first_started,
+    grouped,
+    innermost,
+    layered,
+    merged,
+    numbered,
+    take,
+)
+from backspot.analysis.typical import TypicalStep
+from backspot.results.host import HostLine
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints, Mask
+from backspot.trace.frames import function_of, line_of_call
+
+__all__ = ["find_host_lines"]
+
+_LEFT = 0.1  # of each piece is the program's own, whatever recording it costs
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A place of the user's code: a line with a call, or what runs between two calls."""
+
+    file: str
+    line: int
+    last_line: int
+    function: str
+
+
+def find_host_lines(
+    events: Events,
+    ownership: Ownership,
+    clock: Clock,
+    steps: Timeline,
+    typical: TypicalStep,
+    activity: Activity | None,
+    step_ns: int,
+) -> tuple[HostLine, ...]:
+    """Deal out the host's time of the steps to lines, those first that hold up the step longest.
+
+    Args:
+        steps: the step at each moment.
+        typical: the steps that count.
+        activity: the phases; without it, all is other work.
+        step_ns: how long a typical step takes without stacks.
+    """
+    line, sites = _sites(events, ownership)
+    if not sites:
+        return ()
+    working = _working(events)
+    idle = _idle(ownership, clock)
+    host = activity.host if activity else Timeline(line.edges[:0], line.values[:0])
+    edges = merged(line.edges, working.edges, idle.edges, host.edges, steps.edges)
+    at, length = edges[:-1], np.diff(edges)
+    site, step = line.over(edges)[:-1], steps.over(edges)[:-1]
+    inside = (site >= 0) & (step >= 0)
+    shorter = _without_recording(events, edges, steps, typical, step_ns)
+    phase = host.over(edges)[:-1]
+    phase[phase < 0] = IDLE if activity else OTHER
+    number, frame = np.divmod(site, 2)  # the second of two is a call into PyTorch
+    of_python = (frame == 0) & (working.over(edges)[:-1] < 0)
+    free = idle.over(edges)[:-1] >= 0 if ownership.work.start.size else np.ones(len(at), bool)
+    key = number * len(NAMES) + phase
+    known, group = numbered(key[inside])
+    times = np.zeros((3, len(known), len(typical.weight)), np.int64)
+    ns = np.round(length * shorter).astype(np.int64)[inside]
+    for into, chosen in zip(times, (True, of_python[inside], free[inside]), strict=True):
+        np.add.at(into, (group, step[inside]), ns * chosen)
+    begins = np.append(True, (site[1:] != site[:-1]))[inside]
+    counts = np.zeros(times.shape[1:], np.int64)
+    np.add.at(counts, (group, step[inside]), begins)
+    wall, python, idling = typical.mean(times)
+    count = typical.count(counts)
+    found = []
+    for one, code in enumerate(known.tolist()):
+        where, which = divmod(code, len(NAMES))
+        of_site = sites[where]
+        found.append(
+            HostLine(
+                of_site.file,
+                of_site.line,
+                of_site.last_line,
+                of_site.function,
+                NAMES[which],
+                int(count[one]),
+                int(wall[one]),
+                int(python[one]),
+                int(idling[one]),
+            )
+        )
+    found.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line))
+    return tuple(one for one in found if one.wall_ns)
+
+
+def _sites(events: Events, ownership: Ownership) -> tuple[Timeline, list[_Site]]:
+    """Return which site the host is at, and the sites; twice the number, plus 1 within PyTorch.
+
+    A hook runs on a thread of autograd, while the thread that called the backward waits.
+    """
+    frames, lines = events.frames, []
+    sites: dict[_Site, int] = {}
+    passes = set(ownership.passes.threads)
+    by_thread = dict(grouped(frames.thread))
+    spans = ownership.spans
+    of_program = [thread for thread in by_thread if thread in passes or thread in spans.nesting]
+    # The fewer calls a thread makes, the more it is only for a part of the pass.
+    for thread in sorted(of_program, key=lambda one: len(by_thread[one])):
+        mine = by_thread[thread]
+        nesting = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine])
+        lines.append(_of_thread(events, mine, nesting, sites))
+    return layered(*lines), list(sites)
+
+
+def _of_thread(
+    events: Events, mine: Ints, nesting: Nesting, sites: dict[_Site, int]
+) -> Timeline:
+    """Return the sites of one thread, as ``_sites`` does."""
+    frames, line = events.frames, nesting.timeline
+    functions = [function_of(text) for text in frames.texts]
+    calls = [line_of_call(text) for text in frames.texts]
+    function, called = frames.function[mine].tolist(), frames.line[mine].tolist()
+    of_torch, parent = frames.of_torch[mine].tolist(), nesting.parent.tolist()
+    values = line.values.tolist()
+    found = np.full(len(values), NOTHING)
+
+    def enclosing_function(frame: int) -> int:
+        while frame >= 0 and function[frame] < 0:
+            frame = parent[frame]
+        return frame
+
+    def line_within(frame: int, outer: int) -> int | None:
+        """The line of ``outer`` from which ``frame`` was called, directly or not."""
+        while frame >= 0 and frame != outer:
+            above = parent[frame]
+            if enclosing_function(above) == outer and called[frame] >= 0:
+                place = calls[called[frame]]
+                return place[1] if place else None
+            frame = above
+        return None
+
+    for at, frame in enumerate(values):
+        if frame < 0:
+            continue
+        outer = enclosing_function(frame)
+        if outer < 0:
+            continue
+        text = functions[function[outer]]
+        if text is None:
+            continue
+        file, first, name = text
+        if frame != outer:  # a call from the function
+            begin = end = line_within(frame, outer) or first
+        else:
+            before = line_within(values[at - 1], outer) if at else None
+            after = line_within(values[at + 1], outer) if at + 1 < len(values) else None
+            begin = before or first
+            end = max(begin, after or begin)
+        site = _Site(file, begin, end, name)
+        found[at] = 2 * sites.setdefault(site, len(sites)) + (frame != outer and of_torch[frame])
+    return Timeline(line.edges, found)
+
+
+def _working(events: Events) -> Timeline:
+    """Return when an operator or a call of a device's runtime runs on any thread."""
+    index = events.of(Category.OPERATOR, Category.RUNTIME)
+    index = index[~events.is_label[events.name[index]]]
+    start, end = events.start[index], events.end[index]
+    return first_started(start, end, np.zeros(len(index), np.int64))
+
+
+def _idle(ownership: Ownership, clock: Clock) -> Timeline:
+    """Return when no device has work, running or queued."""
+    line = clock.whole
+    free: Mask = line.values < len(ownership.spans.start)
+    return Timeline(line.edges, np.where(free, 0, NOTHING))
+
+
+def _without_recording(
+    events: Events, edges: Ints, steps: Timeline, typical: TypicalStep, step_ns: int
+) -> np.ndarray:
+    """Return which share of each piece is left without what recording its events adds.
+
+    Each event is taken to cost the same: as much as makes the typical step as long as it is without
+    stacks. Where a device decides how long a step takes, that is nothing.
+    """
+    host = events.of(Category.OPERATOR, Category.RUNTIME, Category.ANNOTATION)
+    starts = np.sort(np.concatenate([events.frames.calls, events.start[host]]))
+    length = np.diff(edges).astype(np.float64)
+    count = np.diff(np.searchsorted(starts, edges))
+    step = steps.over(edges)[:-1]
+    inside = step >= 0
+    whole = np.bincount(step[inside], length[inside], minlength=len(typical.weight))
+    number = np.bincount(step[inside], count[inside], minlength=len(typical.weight))
+    more = typical.value(whole.astype(np.int64)) - step_ns
+    cost = max(0.0, more / max(1, typical.value(number.astype(np.int64))))
+    taken = np.minimum(count * cost, length * (1 - _LEFT))
+    left: np.ndarray = 1 - taken / np.maximum(length, 1)
+    return left

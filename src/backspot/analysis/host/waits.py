@@ -1,0 +1,191 @@
+"""Where the host waits for a device: the phase, the module, the operator and the line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, Activity
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.attribution.launches import waiting_calls
+from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.timeline import FAR, NOTHING, Timeline, enclosing, first_started, take
+from backspot.analysis.typical import TypicalStep
+from backspot.results.host import Wait
+from backspot.trace import Category, Events, names
+from backspot.trace.columns import Index
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["HostWaits", "find_host_waits", "places_of_waits"]
+
+_AHEAD = 50_000
+"""Nanoseconds from launch to start with which the host is ahead of the device again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaits:
+    """The calls of the steps in which the host waits for a device, by start.
+
+    All are arrays with one entry a call.
+
+    Attributes:
+        event: index into ``Events``.
+        start: nanoseconds.
+        end: nanoseconds.
+        step: the step.
+        phase: index into ``activity.NAMES``.
+        owner: as in ``Ownership.owner``; outside of all modules where no module's call waits.
+        caller: the outermost operator around it, as an index into ``Events``; ``NOTHING`` for none.
+        first: whether it is a wait of its own, and not the synchronization behind a copy that
+            blocks: both are one wait.
+        idle: nanoseconds in which no device has work, during and after it, until the host is ahead
+            again. Without the wait, a device idles less by at most the wait's own length.
+    """
+
+    event: Ints
+    start: Ints
+    end: Ints
+    step: Ints
+    phase: Ints
+    owner: Ints
+    caller: Ints
+    first: Mask
+    idle: Ints
+
+    def where(self, keep: Mask) -> HostWaits:
+        """Return those for which ``keep`` is true."""
+        return HostWaits(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+
+def find_host_waits(
+    events: Events, ownership: Ownership, clock: Clock, steps: Timeline, activity: Activity | None
+) -> HostWaits:
+    """Find the waits of the steps, in any phase and on any thread of the program.
+
+    Args:
+        steps: the step at each moment.
+        activity: the phases; without it, all is backward or other work.
+    """
+    calls = _of_program(events, waiting_calls(events))
+    calls = calls[steps.at(events.start[calls]) >= 0]
+    start, end, thread = events.start[calls], events.end[calls], events.thread[calls]
+    span = ownership.spans.of(events, calls)
+    operators = events.chosen(events.names_where(names.is_operator), Category.OPERATOR)
+    caller = enclosing(events, operators, thread, start)
+    phase = activity.of_launches(thread, start) if activity else np.full(len(calls), OTHER)
+    phase[phase < 0] = IDLE
+    phase[take(ownership.passes.of_span, span) >= 0] = BACKWARD
+    return HostWaits(
+        event=calls,
+        start=start,
+        end=end,
+        step=steps.at(start),
+        phase=phase,
+        owner=np.maximum(take(ownership.owner, span), Special.OUTSIDE),
+        caller=caller,
+        first=_own_waits(events, calls, thread, caller),
+        idle=_idle(ownership, clock, steps, start, end),
+    )
+
+
+def _of_program(events: Events, calls: Ints) -> Ints:
+    """Leave out the synchronization with which the profiler stops: nothing comes after it."""
+    runtime = events.of(Category.RUNTIME)
+    if not len(calls) or events.start[calls[-1]] < events.start[runtime].max():
+        return calls
+    is_whole = names.is_device_synchronization(events.names[events.name[calls[-1]]])
+    return calls[:-1] if is_whole else calls
+
+
+def _own_waits(events: Events, calls: Ints, thread: Ints, caller: Ints) -> Mask:
+    """Whether each call is not the synchronization directly behind a copy that blocks."""
+    runtime = events.of(Category.RUNTIME)
+    runtime = runtime[np.lexsort((events.start[runtime], events.thread[runtime]))]
+    place = np.empty(len(events.start), np.int64)
+    place[runtime] = np.arange(len(runtime))
+    before = runtime[place[calls] - 1] if len(calls) else calls
+    of_copy = np.isin(before, calls) & (events.correlation[before] > 0)
+    of_copy &= ~events.names_where(names.is_synchronization)[events.name[before]]
+    around = np.full(len(events.start), NOTHING)
+    around[calls] = caller
+    same = (events.thread[before] == thread) & (around[before] == caller)
+    own: Mask = ~(of_copy & same & (events.start[before] < events.start[calls]))
+    return own
+
+
+def _idle(ownership: Ownership, clock: Clock, steps: Timeline, begin: Ints, end: Ints) -> Ints:
+    """Return how long no device has work because of each wait.
+
+    After a wait the host has nothing queued. Until it is ahead again, the next wait begins or the
+    step ends, devices idle between kernels.
+    """
+    line, count = clock.whole, len(ownership.spans.start)
+    if not len(line.edges) or not len(begin):
+        return np.zeros(len(begin), np.int64)
+    free = (line.values < count).astype(np.int64)
+    until = np.append(0, np.cumsum(free[:-1] * np.diff(line.edges)))
+
+    def before(times: Ints) -> Ints:
+        at = np.maximum(np.searchsorted(line.edges, times, side="right") - 1, 0)
+        inside = np.clip(times - line.edges[at], 0, None)
+        result: Ints = until[at] + free[at] * inside * (at < len(free) - 1)
+        return result
+
+    work = ownership.work
+    launched = np.flatnonzero(work.launch >= 0)
+    launched = launched[np.argsort(work.launch[launched], kind="stable")]
+    ahead = launched[work.start[launched] - work.launch[launched] > _AHEAD]
+    after = np.searchsorted(work.launch[ahead], end, side="left")
+    stop = np.append(work.start[ahead], FAR)[after]
+    stop = np.minimum(stop, np.append(begin[1:], FAR))
+    ends = np.append(steps.edges, FAR)[np.searchsorted(steps.edges, begin, side="right")]
+    stop = np.maximum(np.minimum(stop, ends), end)
+    waited = end - begin
+    found: Ints = np.minimum(before(stop) - before(begin), waited + before(end) - before(begin))
+    return found
+
+
+def places_of_waits(
+    events: Events,
+    ownership: Ownership,
+    waits: HostWaits,
+    typical: TypicalStep,
+    lines: Sequence[str] = (),
+) -> tuple[list[Wait], list[Ints]]:
+    """Return the places of waits, the longest wait first, and for each the calls that wait.
+
+    Args:
+        lines: for each call its line of Python, ``""`` where it is not known; empty if none is.
+
+    Returns:
+        The places, and for each of them the calls as indices into ``Events``.
+    """
+    operator = np.where(waits.caller >= 0, waits.caller, waits.event)
+    line_of = Index()
+    line = np.array([line_of[one] for one in lines or [""] * len(operator)], np.int64)
+    keys = np.stack([waits.phase, waits.owner, events.name[operator], line])
+    found, place = np.unique(keys, axis=1, return_inverse=True)
+    place = place.reshape(-1)  # numpy 2.0 keeps the axis
+    known = list(line_of)
+    count, steps = found.shape[1], len(typical.weight)
+    times = np.zeros((3, count, steps), np.int64)
+    for into, ns in zip(times, (waits.first, waits.end - waits.start, waits.idle), strict=True):
+        np.add.at(into, (place, waits.step), ns)
+    number = typical.count(times[0])
+    wall, idle = typical.mean(times[1]), typical.mean(times[2])
+    order = sorted(range(count), key=lambda one: (-int(wall[one]), found[:, one].tolist()))
+    places = [
+        Wait(
+            NAMES[found[0, one]],
+            *ownership.owners.named(int(found[1, one])),
+            operator=events.names[found[2, one]],
+            line=known[found[3, one]],
+            count=int(number[one]),
+            wall_ns=int(wall[one]),
+            idle_ns=int(idle[one]),
+        )
+        for one in order
+    ]
+    return places, [waits.event[place == one] for one in order]

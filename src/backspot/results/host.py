@@ -1,0 +1,96 @@
+"""What the host does in a step beside the model: where it waits for a device, by place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backspot.formatting import labelled
+from backspot.presented import public
+from backspot.results.costs import PhaseName
+from backspot.results.findings import Saving
+
+__all__ = ["HostLine", "Wait"]
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A place of the step where the host waits until a device has done its work.
+
+    All times are integer nanoseconds of a typical step.
+
+    Attributes:
+        phase: Phase of the step in which the host is.
+        path: Path of the innermost module whose forward or backward waits, or a name in
+            parentheses.
+        class_name: Class of the module, ``""`` if no module waits.
+        operator: The outermost operator around the wait (``aten::item``), or the call of the
+            device's runtime where there is none.
+        line: Line of Python that waits, ``file:line``, or ``""`` if it is not known.
+        count: Number of waits in a typical step.
+        wall_ns: Clock time that the host spends in them.
+        idle_ns: Clock time in which no device has work, during and after the waits, until the host
+            is ahead of the devices again; at most twice ``wall_ns``.
+        saves: How much less time a step would take if the host did not wait here. ``None`` where
+            the recording cannot be replayed.
+    """
+
+    phase: PhaseName
+    path: str
+    class_name: str
+    operator: str
+    line: str
+    count: int
+    wall_ns: int
+    idle_ns: int
+    saves: Saving | None = None
+
+    def __repr__(self) -> str:
+        place = self.line or labelled(self.path, self.class_name)
+        return f"<Wait {self.operator} in {place}: {self.count} per step, {self.wall_ns / 1e6:.3f} ms>"
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """What the host does in a step at one place of the user's Python code.
+
+    A place is the innermost line that is neither PyTorch's nor Python's own: what PyTorch does for
+    it counts there. All times are integer nanoseconds of a typical step without stacks: recording
+    stacks slows the host, and what it is known to add is taken off.
+
+    Attributes:
+        file: File name, relative to its package or to the working folder.
+        line: Line number, from 1: the line of a call; the first line that may run, where the
+            function itself runs between two calls; or the line on which the function begins, where
+            the trace does not say more.
+        last_line: The last line that may run; ``line`` for a call.
+        function: Function that contains the lines.
+        phase: Phase of the step in which it runs.
+        count: How often it runs in a typical step.
+        wall_ns: Clock time of the host.
+        python_ns: Part of ``wall_ns`` in which the function, or another that is not PyTorch's, runs
+            Python: no operator, and no call of the device's runtime.
+        idle_ns: Part of ``wall_ns`` in which no device has work, running or queued; all of it if
+            the trace has no device work.
+    """
+
+    file: str
+    line: int
+    last_line: int
+    function: str
+    phase: PhaseName
+    count: int
+    wall_ns: int
+    python_ns: int
+    idle_ns: int
+
+    @property
+    def place(self) -> str:
+        """``file:line``, or ``file:line-last_line``."""
+        return f"{self.file}:{self.line}" + (
+            f"-{self.last_line}" if self.last_line > self.line else ""
+        )
+
+    def __repr__(self) -> str:
+        return f"<HostLine {self.place} {self.function}(): {self.wall_ns / 1e6:.3f} ms per step>"

@@ -1,0 +1,100 @@
+"""The Python calls of a trace that was recorded ``with_stack=True``, as far as they say where the
+user's own code is.
+
+Kineto writes each call of a function as ``train.py(9): step``, with the line that the function
+begins at, and from PyTorch 2.15 on with the line of the call (``CallFrom``: ``train.py:31``). Kept
+are the calls of the user's functions and the calls from them; what PyTorch and Python's own library
+do within these is not.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backspot.trace.names import MODULE_CALL
+
+__all__ = ["Frames", "function_of", "is_of_torch", "is_of_user", "line_of_call"]
+
+_Ints = NDArray[np.int64]
+_FUNCTION = re.compile(r"(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+_CALL = re.compile(r"(?P<file>.+):(?P<line>\d+)\Z", re.DOTALL)
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+_LIBRARY = re.compile(r".*/lib(?:64)?/python3\.\d+/")
+_OTHERS = frozenset({"torch", "torchgen", "numpy", "backspot", *sys.stdlib_module_names})
+"""Packages whose lines nobody changes to make a step faster."""
+
+
+def _none() -> _Ints:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Calls of the user's functions, and calls from them; arrays of equal length.
+
+    Attributes:
+        start: nanoseconds, on the clock of ``Events.start``.
+        duration: nanoseconds.
+        thread: index into ``Events.threads``.
+        function: for a function of the user, index into ``texts``; -1 for others.
+        line: for a call from a function of the user, index into ``texts``; -1 where the line of
+            the call is not known.
+        of_torch: whether PyTorch's own Python runs in it.
+        texts: functions as ``train.py(9): step`` and lines as ``train.py:31``.
+        calls: when each call of any Python function starts, in nanoseconds, sorted: recording each
+            takes time.
+    """
+
+    start: _Ints = field(default_factory=_none)
+    duration: _Ints = field(default_factory=_none)
+    thread: _Ints = field(default_factory=_none)
+    function: _Ints = field(default_factory=_none)
+    line: _Ints = field(default_factory=_none)
+    of_torch: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    texts: tuple[str, ...] = ()
+    calls: _Ints = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.start)
+
+
+def function_of(text: str) -> tuple[str, int, str] | None:
+    """Return the file, the first line and the name of a function: ``train.py(9): step``."""
+    found = _FUNCTION.fullmatch(text)
+    return (found["file"], int(found["line"]), found["function"]) if found else None
+
+
+def line_of_call(text: str) -> tuple[str, int] | None:
+    """Return the file and the line of a call: ``train.py:31``."""
+    found = _CALL.fullmatch(text)
+    return (found["file"], int(found["line"])) if found else None
+
+
+@lru_cache(1 << 14)
+def is_of_user(text: str | None) -> bool:
+    """Whether a function or a line is neither PyTorch's nor Python's own."""
+    found = None if text is None else function_of(text) or line_of_call(text)
+    return found is not None and _is_users_file(found[0])
+
+
+def is_of_torch(name: str) -> bool:
+    """Whether this is a function of PyTorch's own Python code, or the call of a module."""
+    return name.startswith(("torch/", MODULE_CALL)) or "-packages/torch/" in name
+
+
+@lru_cache(1 << 12)
+def _is_users_file(file: str) -> bool:
+    if file.startswith(("<frozen ", "<string>", "<built-in", "<eval_with_key>")):
+        return False
+    inside = _INSTALLED.sub("", file)
+    if inside == file and _LIBRARY.match(file):
+        return False
+    first = inside.split("/", 1)[0]
+    return first.removesuffix(".py") not in _OTHERS
