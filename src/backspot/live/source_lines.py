@@ -33,7 +33,7 @@ from backspot.trace.source_lines import (
     live_tables,
 )
 
-__all__ = ["Book", "ExactRecorder", "Inside", "Recorder", "Store", "book", "lines_are_exact"]
+__all__ = ["Book", "ExactRecorder", "Inside", "Recorder", "Store", "book", "lines_are_exact", "user_frame"]
 
 _Key = tuple[int, int, type | None]
 
@@ -70,7 +70,7 @@ class Inside(dict[str, bool]):
 _inside = Inside()
 
 
-def _user_frame(frame: FrameType | None) -> FrameType | None:
+def user_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame outside of PyTorch, from this frame outwards."""
     while frame is not None and _inside[frame.f_code.co_filename]:
         frame = frame.f_back
@@ -163,7 +163,7 @@ class Recorder:
         return first, place
 
     def _call_site(self) -> int:
-        frame = _user_frame(sys._getframe(1))
+        frame = user_frame(sys._getframe(1))
         return -1 if frame is None else self._place((id(frame.f_code), frame.f_lasti, None), frame)
 
     def _place(self, key: _Key, frame: FrameType) -> int:
@@ -198,7 +198,7 @@ class ExactRecorder(Recorder):
                     return
                 if self.store is None:
                     return
-                frame = _user_frame(frame_at(1))
+                frame = user_frame(frame_at(1))
                 if frame is None:
                     return
                 key = (id(frame.f_code), frame.f_lasti, type(node))

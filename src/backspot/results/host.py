@@ -67,7 +67,12 @@ class HostLine:
         last_line: The last line that may run; ``line`` for a call.
         function: Function that contains the lines.
         phase: Phase of the step in which it runs.
+        path: Path of the module in whose forward or backward the function runs Python,
+            ``(outside model)`` if there is none, or if mostly operators run.
+        class_name: Class of the module, ``""`` if there is none.
         count: How often it runs in a typical step.
+        operators: Number of operators that it calls in a typical step, without those that these
+            call.
         wall_ns: Clock time of the host.
         python_ns: Part of ``wall_ns`` in which the function, or another that is not PyTorch's, runs
             Python: no operator, and no call of the device's runtime.
@@ -80,7 +85,10 @@ class HostLine:
     last_line: int
     function: str
     phase: PhaseName
+    path: str
+    class_name: str
     count: int
+    operators: int
     wall_ns: int
     python_ns: int
     idle_ns: int

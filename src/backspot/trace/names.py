@@ -118,6 +118,13 @@ def is_python_frame(name: str) -> bool:
     return _PYTHON_FRAME.match(name) is not None
 
 
+# Marks of Backspot's live half beside its labels --------------------------------------------------
+
+COLLECTION = "garbage collection"
+"""A full collection of Python's garbage collector."""
+WAITED_AT = "waited for the device at "
+"""Behind a wait of the host: the line that waits, ``train.py:31``."""
+
 # Annotations: what calls ``record_function`` -----------------------------------------------------
 
 PROFILER_STEP = "ProfilerStep#"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backspot.analysis.accounting.activity import IDLE, NAMES, OTHER, Activity
+from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, Activity
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import (
     NOTHING,
     Nesting,
@@ -62,49 +62,72 @@ def find_host_lines(
     line, sites = _sites(events, ownership)
     if not sites:
         return ()
-    working = _working(events)
-    idle = _idle(ownership, clock)
-    host = activity.host if activity else Timeline(line.edges[:0], line.values[:0])
-    edges = merged(line.edges, working.edges, idle.edges, host.edges, steps.edges)
+    working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership)
+    phases = _phases(ownership, activity)
+    lines = (line, working, idle, owner, phases, steps)
+    edges = merged(*(one.edges for one in lines))
     at, length = edges[:-1], np.diff(edges)
-    site, step = line.over(edges)[:-1], steps.over(edges)[:-1]
+    site, busy, free, held, phase, step = (one.over(edges)[:-1] for one in lines)
     inside = (site >= 0) & (step >= 0)
-    shorter = _without_recording(events, edges, steps, typical, step_ns)
-    phase = host.over(edges)[:-1]
+    left = _without_recording(events, edges, step, typical, step_ns)
     phase[phase < 0] = IDLE if activity else OTHER
-    number, frame = np.divmod(site, 2)  # the second of two is a call into PyTorch
-    of_python = (frame == 0) & (working.over(edges)[:-1] < 0)
-    free = idle.over(edges)[:-1] >= 0 if ownership.work.start.size else np.ones(len(at), bool)
+    number, of_torch = np.divmod(site, 2)  # odd within PyTorch
+    on_device = len(ownership.work.start) > 0
+    operator = events.of(Category.OPERATOR)
+    operator = operator[~events.is_label[events.name[operator]]]
+    begins = np.bincount(
+        np.searchsorted(at, _outermost(events, operator), side="right") - 1, minlength=len(at)
+    )
+    amounts = (
+        np.append(True, number[1:] != number[:-1]),
+        begins[: len(at)],
+        length * left,
+        length * left * ((of_torch == 0) & (busy < 0)),
+        length * left * ((free >= 0) | (not on_device)),
+    )
     key = number * len(NAMES) + phase
     known, group = numbered(key[inside])
-    times = np.zeros((3, len(known), len(typical.weight)), np.int64)
-    ns = np.round(length * shorter).astype(np.int64)[inside]
-    for into, chosen in zip(times, (True, of_python[inside], free[inside]), strict=True):
-        np.add.at(into, (group, step[inside]), ns * chosen)
-    begins = np.append(True, (site[1:] != site[:-1]))[inside]
-    counts = np.zeros(times.shape[1:], np.int64)
-    np.add.at(counts, (group, step[inside]), begins)
-    wall, python, idling = typical.mean(times)
-    count = typical.count(counts)
+    sums = np.zeros((len(amounts), len(known), len(typical.weight)), np.int64)
+    for into, amount in zip(sums, amounts, strict=True):
+        np.add.at(into, (group, step[inside]), np.round(amount[inside]).astype(np.int64))
+    counts, times = typical.count(sums[:2]), typical.mean(sums[2:])
+    of_owner = np.zeros((len(known), len(ownership.owners)))
+    np.add.at(of_owner, (group, np.maximum(held, Special.OUTSIDE)[inside]), amounts[3][inside])
     found = []
-    for one, code in enumerate(known.tolist()):
-        where, which = divmod(code, len(NAMES))
-        of_site = sites[where]
-        found.append(
-            HostLine(
-                of_site.file,
-                of_site.line,
-                of_site.last_line,
-                of_site.function,
-                NAMES[which],
-                int(count[one]),
-                int(wall[one]),
-                int(python[one]),
-                int(idling[one]),
-            )
-        )
-    found.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line))
-    return tuple(one for one in found if one.wall_ns)
+    for which, code in enumerate(known.tolist()):
+        place, of_phase = sites[code // len(NAMES)], code % len(NAMES)
+        wall, python, idling = times[:, which].tolist()
+        if wall:
+            mostly = int(of_owner[which].argmax()) if 2 * python >= wall else Special.OUTSIDE
+            module = ownership.owners.named(mostly)
+            where = (place.file, place.line, place.last_line, place.function, NAMES[of_phase])
+            of_site = (*module, *counts[:, which].tolist(), wall, python, idling)
+            found.append(HostLine(*where, *of_site))
+    found.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line, one.path))
+    return tuple(found)
+
+
+def _outermost(events: Events, operators: Ints) -> Ints:
+    """Return when each of these operators starts that no other of them contains."""
+    starts = [events.start[operators[:0]]]
+    for _, mine in grouped(events.thread, operators):
+        line = first_started(events.start[mine], events.end[mine], np.arange(len(mine)))
+        starts.append(line.edges[line.values >= 0])
+    return np.concatenate(starts)
+
+
+def _owners(ownership: Ownership) -> Timeline:
+    """Return whose node or call the host executes."""
+    line = Clock(ownership).host
+    inside = np.where(line.values < len(ownership.spans.start), line.values, NOTHING)
+    return Timeline(line.edges, take(ownership.owner, inside))
+
+
+def _phases(ownership: Ownership, activity: Activity | None) -> Timeline:
+    """Return the phase that the host is in."""
+    passes = ownership.passes
+    backward = first_started(passes.start, passes.end, np.full(len(passes.start), BACKWARD))
+    return layered(backward, *([activity.host] if activity else []))
 
 
 def _sites(events: Events, ownership: Ownership) -> tuple[Timeline, list[_Site]]:
@@ -191,7 +214,7 @@ def _idle(ownership: Ownership, clock: Clock) -> Timeline:
 
 
 def _without_recording(
-    events: Events, edges: Ints, steps: Timeline, typical: TypicalStep, step_ns: int
+    events: Events, edges: Ints, step: Ints, typical: TypicalStep, step_ns: int
 ) -> np.ndarray:
     """Return which share of each piece is left without what recording its events adds.
 
@@ -202,7 +225,6 @@ def _without_recording(
     starts = np.sort(np.concatenate([events.frames.calls, events.start[host]]))
     length = np.diff(edges).astype(np.float64)
     count = np.diff(np.searchsorted(starts, edges))
-    step = steps.over(edges)[:-1]
     inside = step >= 0
     whole = np.bincount(step[inside], length[inside], minlength=len(typical.weight))
     number = np.bincount(step[inside], count[inside], minlength=len(typical.weight))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,14 +12,14 @@ from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.launches import waiting_calls
 from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import FAR, NOTHING, Timeline, enclosing, first_started, take
+from backspot.analysis.timeline import FAR, NOTHING, Timeline, enclosing, grouped, take
 from backspot.analysis.typical import TypicalStep
 from backspot.results.host import Wait
 from backspot.trace import Category, Events, names
 from backspot.trace.columns import Index
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["HostWaits", "find_host_waits", "places_of_waits"]
+__all__ = ["HostWaits", "find_host_waits", "lines_of_waits", "places_of_waits"]
 
 _AHEAD = 50_000
 """Nanoseconds from launch to start with which the host is ahead of the device again."""
@@ -144,6 +145,37 @@ def _idle(ownership: Ownership, clock: Clock, steps: Timeline, begin: Ints, end:
     stop = np.maximum(np.minimum(stop, ends), end)
     waited = end - begin
     found: Ints = np.minimum(before(stop) - before(begin), waited + before(end) - before(begin))
+    return found
+
+
+def lines_of_waits(events: Events, waits: HostWaits, at_line: Timeline, lines: Sequence[str]) -> list[str]:
+    """Return the line of each wait, ``""`` where it is not known.
+
+    Where the live half has marked it, the mark follows the wait on its thread. Elsewhere it is the
+    line of Python that runs.
+
+    Args:
+        at_line: index into ``lines`` at each moment, as stacks say.
+    """
+    running = at_line.at(waits.start).tolist()
+    found = [lines[one] if one >= 0 else "" for one in running]
+    marks = events.named(Category.OPERATOR, names.WAITED_AT)
+    marks = marks[np.argsort(events.start[marks], kind="stable")]
+    for thread, mine in grouped(events.thread[waits.event]):
+        here = marks[events.thread[marks] == thread]
+        # PyTorch does not warn of calls that only wait, such as torch.cuda.synchronize().
+        warned = mine[waits.first[mine] & (waits.caller[mine] >= 0)]
+        behind = np.searchsorted(waits.start[warned], events.start[here], side="right")
+        before = 0
+        for count, some in ((one, here[at]) for one, at in grouped(behind)):
+            # Marks beyond the waits since the mark before are of waits on autograd's threads.
+            number = min(len(some), count - before)
+            for wait, mark in zip(warned[count - number : count], some, strict=False):
+                found[wait] = events.names[events.name[mark]].removeprefix(names.WAITED_AT)
+            before = count
+        for wait, one in pairwise(mine.tolist()):
+            if not waits.first[one]:
+                found[one] = found[wait]
     return found
 
 

@@ -1,0 +1,118 @@
+"""Rules about the user's Python: lines that hold up the step, in a recording with stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from backspot.analysis.findings.costs import Placed
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
+from backspot.formatting import counted
+from backspot.results.findings import Finding, Place
+from backspot.results.host import HostLine
+
+_LEAST = 0.05
+"""Share of the step from which a function is worth a look."""
+_AROUND = ("other", "idle", "loss", "clipping")
+_MANY = 50
+"""Operators in a step: with fewer, calling them one by one costs little."""
+
+
+@rule("python-code")
+def python_code(evidence: Evidence) -> Finding | None:
+    """Find functions whose own Python runs while no operator does and every device is idle."""
+    found = _functions(
+        evidence, ((one, min(one.python_ns, one.idle_ns)) for one in evidence.report.host)
+    )
+    if not found:
+        return None
+    (first, _), *others = found
+    also = f" Also {', '.join(_named(one) for one, _ in others[:2])}." if others else ""
+    return finding(
+        _placed(evidence, found),
+        title="Python code holds up the step",
+        seen=(
+            f"{_named(first)} runs Python for {evidence.wording.ms(found[0][1])} of each step, "
+            f"in which {_nothing_else(evidence)}.{also}"
+        ),
+        remedy=(
+            "Do it once before the training, in the loader's worker processes, or for whole "
+            "tensors in place of a loop over their elements."
+        ),
+        link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    )
+
+
+@rule("code-around-model")
+def code_around_model(evidence: Evidence) -> Finding | None:
+    """Find functions that run operators between model, backward and optimizer."""
+    around = (
+        (one, one.idle_ns - min(one.python_ns, one.idle_ns))
+        for one in evidence.report.host
+        if one.phase in _AROUND and (one.phase != "loss" or one.operators >= _MANY)
+    )
+    found = _functions(evidence, around)
+    if not found:
+        return None
+    (first, cost), *_ = found
+    return finding(
+        _placed(evidence, found),
+        title="Code around the model takes long",
+        seen=(
+            f"{_named(first)} takes {evidence.wording.ms(cost)} of each step, outside of the "
+            f"model, its backward and the optimizer: {counted(first.operators, 'operator')}."
+        ),
+        remedy=(
+            "Call one operator for all tensors (torch._foreach_…, clip_grad_norm_, "
+            "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn) in place of some for "
+            "each, or do it in fewer steps."
+            if first.operators >= _MANY
+            else "Do it in fewer steps, or in a compiled function."
+        ),
+        link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    )
+
+
+def _functions(
+    evidence: Evidence, costs: Iterable[tuple[HostLine, int]]
+) -> list[tuple[HostLine, int]]:
+    """Return the functions that cost enough, the most expensive first, each with its cost.
+
+    A function is named by its most expensive line.
+    """
+    by_function: dict[tuple[str, str], list[tuple[HostLine, int]]] = {}
+    for line, cost in costs:
+        by_function.setdefault((line.file, line.function), []).append((line, cost))
+    found = []
+    for lines in by_function.values():
+        whole = sum(cost for _, cost in lines)
+        first = max(lines, key=lambda one: one[1])[0]
+        operators = sum(line.operators for line, cost in lines if cost)
+        if whole >= _LEAST * evidence.real_step_ns:
+            found.append((replace(first, operators=operators), whole))
+    return sorted(found, key=lambda one: -one[1])
+
+
+def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
+    """Return the places of functions: a module, or a phase of the step."""
+    places = tuple(
+        Place(
+            line.path if line.class_name else f"({line.phase})",
+            line.class_name,
+            max(1, line.count),
+            cost,
+            line.place,
+        )
+        for line, cost in found
+    )
+    cost = min(sum(place.wall_ns for place in places), evidence.step_ns)
+    return Placed(places, cost, evidence.report.steps)
+
+
+def _named(line: HostLine) -> str:
+    return f"{line.function}() ({line.place})"
+
+
+def _nothing_else(evidence: Evidence) -> str:
+    return "the GPU is idle" if evidence.report.has_gpu else "no operator runs"

@@ -1,0 +1,76 @@
+"""Marks of what holds up the host: Python's garbage collector, and the lines that wait for a GPU.
+
+PyTorch can warn at each operator that waits for a GPU (``torch.cuda.set_sync_debug_mode``). The
+warning comes when the operator returns, on the thread and at the line that called it. Waits inside
+a backward are told when the backward returns, so these have no mark.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from backspot.live.line_names import file_name
+from backspot.live.source_lines import user_frame
+from backspot.live.torch_internals import profiler
+from backspot.trace.names import COLLECTION, WAITED_AT
+
+__all__ = ["collections_marked", "waits_marked"]
+
+_OLDEST = 2
+"""The generation whose collection looks at all objects; the others take microseconds."""
+_WARNING = "called a synchronizing"
+
+
+@contextmanager
+def collections_marked() -> Iterator[None]:
+    """Mark each full collection inside the block, on the thread in which it runs."""
+    begun: list[Any] = []
+
+    def mark(moment: str, about: dict[str, int]) -> None:
+        if moment == "stop" and begun:
+            begun.pop().__exit__(None, None, None)
+        elif moment == "start" and about["generation"] >= _OLDEST and profiler.recording():
+            begun.append(profiler.new_range(COLLECTION))
+            begun[-1].__enter__()
+
+    gc.callbacks.append(mark)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(mark)
+
+
+@contextmanager
+def waits_marked() -> Iterator[None]:
+    """Mark the line of each wait for a GPU inside the block, unless the program does that itself."""
+    if not torch.cuda.is_initialized() or torch.cuda.get_sync_debug_mode():
+        yield
+        return
+    with warnings.catch_warnings():
+        # In front of the program's filters, which may turn warnings into errors.
+        warnings.filterwarnings("always", message=_WARNING)
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        show = warnings.showwarning
+
+        def mark(message: Warning | str, *others: Any, **more: Any) -> None:
+            if not str(message).startswith(_WARNING):
+                return show(message, *others, **more)
+            frame = user_frame(sys._getframe(1))
+            while frame is not None and frame.f_globals.get("__name__") == "warnings":
+                frame = user_frame(frame.f_back)
+            if frame is not None:
+                profiler.emit(f"{WAITED_AT}{file_name(frame.f_code.co_filename)}:{frame.f_lineno}")
+
+        warnings.showwarning = mark
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
