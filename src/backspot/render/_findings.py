@@ -42,6 +42,10 @@ _PLURAL = {"step": "steps", "pass": "passes"}
 _PHASE_PLACES = {
     "(data)": "the loading of data",
     "(optimizer)": "the optimizer",
+    "(clipping)": "gradient clipping",
+    "(loss)": "the loss",
+    "(other)": "work outside the model",
+    "(idle)": "Python between operators",
     "(allocator)": "the allocator",
 }
 """Places of findings that have no row, in words."""

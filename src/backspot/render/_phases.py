@@ -29,6 +29,7 @@ PHASES: dict[PhaseName, str] = {
     "forward": "forward",
     "loss": "loss",
     "backward": "backward",
+    "clipping": "gradient clipping",
     "optimizer": "optimizer",
     "other": "other work",
     "idle": "idle",
@@ -41,6 +42,7 @@ _TAKES: dict[PhaseName, str] = {
     "data": "Waiting for data takes",
     "copy": "Copying the batch takes",
     "loss": "The loss takes",
+    "clipping": "Clipping the gradients takes",
     "optimizer": "The optimizer takes",
     "other": "Work outside the model takes",
     "idle": "Idle time takes",
@@ -60,8 +62,13 @@ _MEANINGS: dict[PhaseName, tuple[str, str]] = {
         "work after the model's forward and before the backward",
         "the loss function and at what else runs there, such as metrics",
     ),
+    "clipping": (
+        "what is done with the gradients between the backward and the optimizer's step",
+        "whether torch.nn.utils.clip_grad_norm_ does it for all gradients at once, and nothing "
+        "reads their norms one by one",
+    ),
     "optimizer": (
-        "updates of the parameters, with zero_grad and gradient clipping",
+        "updates of the parameters, with zero_grad",
         "whether the optimizer runs with fused=True or foreach=True",
     ),
     "other": (

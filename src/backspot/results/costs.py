@@ -593,7 +593,9 @@ class Coverage:
     cpu: float
 
 
-PhaseName = Literal["data", "copy", "forward", "loss", "backward", "optimizer", "other", "idle"]
+PhaseName = Literal[
+    "data", "copy", "forward", "loss", "backward", "clipping", "optimizer", "other", "idle"
+]
 
 
 @public
@@ -605,8 +607,9 @@ class Phase:
 
     Attributes:
         name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies outside
-            the backward that no kernel hides), ``forward``, ``loss``, ``backward``, ``optimizer``
-            (with ``zero_grad`` and gradient clipping), ``other`` (recorded work that is none of
+            the backward that no kernel hides), ``forward``, ``loss``, ``backward``,
+            ``clipping`` (all that is done with the gradients before the optimizer's step: clipping,
+            unscaling, norms), ``optimizer`` (with ``zero_grad``), ``other`` (recorded work that is none of
             these) or ``idle`` (nothing recorded, neither on the host nor on a device).
         wall_ns: Clock time. Each moment counts for one phase, by the same rule as the rows'
             ``wall_ns``.

@@ -162,7 +162,8 @@ _FORWARD_MARK = re.compile(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}t
 # FullyShardedDataParallel.forward is around the wrapped module's forward, too.
 _SHARDING_MARK = re.compile(r"FSDP::|FullyShardedDataParallel\._")
 _GATHER_MARK = re.compile(r"FSDP::all_gather(?: \((.+)\))?$")
-_OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}(zero_grad|configure_gradient_clipping)$")
+_CLIPPING_MARK = re.compile(rf"{_ACTION}configure_gradient_clipping$")
+_OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}zero_grad$")
 
 
 def is_fetch_mark(name: str) -> bool:
@@ -192,6 +193,11 @@ def gathered_module(name: str) -> str | None:
     """
     found = _GATHER_MARK.match(name)
     return None if found is None else found[1] or ""
+
+
+def is_clipping_mark(name: str) -> bool:
+    """Whether Lightning marks with this that gradients are clipped."""
+    return _CLIPPING_MARK.match(name) is not None
 
 
 def is_optimizer_mark(name: str) -> bool:
@@ -399,6 +405,8 @@ ATTENTION = (
     "flash_attn::",
 )
 """Operators of attention, and their backward."""
+FOREACH = "aten::_foreach_"
+"""Operators on all tensors of a list."""
 SYNC_BATCH_NORM = "SyncBatchNorm"
 """The class of the module that exchanges the statistics of its batches: ``torch.nn``."""
 _GRADIENT_OPERATOR = re.compile(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")

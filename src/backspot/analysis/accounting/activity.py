@@ -1,4 +1,4 @@
-"""Classify the host's time into data loading, copies, forward, loss and optimizer.
+"""Classify the host's time into data loading, copies, forward, loss, clipping and optimizer.
 
 Marks decide where there are any: module labels, and the annotations of PyTorch's optimizers and
 DataLoader and of Lightning's actions. Without a mark, the position decides: between the model's
@@ -33,6 +33,7 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = [
     "BACKWARD",
+    "CLIPPING",
     "COPY",
     "DATA",
     "FORWARD",
@@ -48,12 +49,13 @@ __all__ = [
 
 NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
 """The phases in the order of a step. The timelines of an activity have their indices as values."""
-DATA, COPY, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER, IDLE = range(len(NAMES))
+DATA, COPY, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, OTHER, IDLE = range(len(NAMES))
 
 _PYTHON = 1_000_000  # nanoseconds: any loop spends less than this in Python between two steps
 _MARKS: dict[int, Callable[[str], bool]] = {
     DATA: names.is_fetch_mark,
     COPY: names.is_copy_mark,
+    CLIPPING: names.is_clipping_mark,
     OPTIMIZER: names.is_optimizer_mark,
     FORWARD: names.is_forward_mark,
 }
@@ -283,7 +285,7 @@ class _Context:
             for top, _ in self.tops.values()
         ]
         index = np.concatenate([_NO_EVENTS, *made])
-        for phase in (DATA, COPY, OPTIMIZER):
+        for phase in (DATA, COPY, CLIPPING, OPTIMIZER):
             thread, start = events.thread[index], events.start[index]
             index = index[enclosing(events, self.marks[phase], thread, start) < 0]
         # The last of them ends with the start of the pass, because the engine is called first.
@@ -343,7 +345,7 @@ class _Context:
         return {
             FORWARD: _constant(sections.forward[several], sections.done[several], FORWARD),
             LOSS: _constant(*loss, LOSS),
-            OPTIMIZER: _constant(*self._clipping(), OPTIMIZER),
+            CLIPPING: _constant(*self._clipping(), CLIPPING),
         }
 
     def _clipping(self) -> tuple[Ints, Ints]:
@@ -415,7 +417,10 @@ def _operators(context: _Context, thread: int) -> Timeline:
     events, (top, line) = context.events, context.tops[thread]
     start, name = events.start[top], events.name[top]
     phase = np.full(len(top), OTHER)
-    phase[context.on_gradients[name]] = OPTIMIZER
+    applied = context.on_gradients
+    if len(context.updates):  # then what the optimizer does is marked, and this may be an average
+        applied = applied & ~events.name_mask(names.FOREACH)
+    phase[applied[name]] = OPTIMIZER
     for number, times in context.between.items():
         phase[times.at(start) >= 0] = number
     launching = line.at(context.copies_of.get(thread, _NO_EVENTS))
@@ -424,7 +429,14 @@ def _operators(context: _Context, thread: int) -> Timeline:
     return Timeline(line.edges, context.phase_of[line.values])
 
 
-_LAYERS: tuple[_Layer, ...] = (_marked(DATA), _called, _marked(COPY), _optimizing, _operators)
+_LAYERS: tuple[_Layer, ...] = (
+    _marked(DATA),
+    _called,
+    _marked(COPY),
+    _marked(CLIPPING),
+    _optimizing,
+    _operators,
+)
 """What decides the phase on a thread, the surest first."""
 
 
