@@ -9,22 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.parts import PARTS, ranking
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.checks import check_whole, is_number
-from backspot.errors import BackspotError, SourceNotFoundError, UsageError
+from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
 from backspot.render.labelled_trace import check_labelled, write_labelled
 from backspot.results.report import Report
 from backspot.trace import Progress, read_events
 from backspot.trace.profiler import LIVE, Export, exported, is_profiler
-from backspot.trace.read import newest
+from backspot.trace.read import trace_file
 from backspot.trace.source import Source
 
-__all__ = ["locate", "locate_export", "report_of", "save_labelled", "trace_file"]
+__all__ = ["locate", "locate_export", "report_of", "save_labelled"]
 
 
 def locate(
@@ -102,25 +100,19 @@ def locate(
     check_labelled(trace, force=force, source=path)
     recording = Recording.of(read_events(path, progress=progress, jobs=jobs))
     report = report_of(recording, options)
-    _write_labelled(path, recording, report, trace, force=force)
+    write_labelled(path, recording.events, recording.tracks, report, trace, force=force)
     return report
 
 
-def trace_file(source: str | os.PathLike[str]) -> Path:
-    """Return the file that a path names: the path itself, or the newest trace in a folder.
-
-    Raises:
-        SourceNotFoundError: If the folder has no trace, or cannot be read.
-        UsageError: If ``source`` is not a path.
-    """
-    shown = visible(path_text(source, "locate"))
-    path = Path(source)
-    try:
-        return newest(path) if path.is_dir() else path
-    except OSError as error:
-        if isinstance(error, BackspotError):
-            raise
-        raise SourceNotFoundError(f"{shown} cannot be read: {error.strerror or error}") from error
+def report_of(
+    recording: Recording, options: Options | None = None, parts: Sequence[Part] = ()
+) -> Report:
+    """Return the report of a recording: its ranking, completed by ``PARTS`` and then by others."""
+    recording, options = recording.whole, options or Options()
+    report = ranking(recording, options)
+    for part in (*PARTS, *parts):
+        report = part(report, recording, options)
+    return report
 
 
 def locate_export(
@@ -163,7 +155,7 @@ def locate_export(
             use(path, recording.whole)
         report = report_of(recording, options, parts)
         if trace is not None:
-            _write_labelled(path, recording, report, trace, force=force)
+            write_labelled(path, recording.events, recording.tracks, report, trace, force=force)
         return report
 
 
@@ -192,41 +184,10 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
         )
     check_labelled(path, force=force, source=source)
     recording = Recording.of(read_events(source))
-    if not _are_passes_of(report, recording.whole.ownership):
+    if not recording.whole.made(report):
         raise UsageError(
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
         )
-    _write_labelled(source, recording, report, path, force=force)
+    write_labelled(source, recording.events, recording.tracks, report, path, force=force)
     return Path(path)
-
-
-def report_of(
-    recording: Recording, options: Options | None = None, parts: Sequence[Part] = ()
-) -> Report:
-    """Return the report of a recording: its ranking, completed by ``PARTS`` and then by others."""
-    recording, options = recording.whole, options or Options()
-    report = ranking(recording, options)
-    for part in (*PARTS, *parts):
-        report = part(report, recording, options)
-    return report
-
-
-def _write_labelled(
-    path: Path,
-    recording: Recording,
-    report: Report,
-    to: str | os.PathLike[str],
-    *,
-    force: bool,
-) -> None:
-    events, ownership = recording.events, recording.ownership
-    write_labelled(path, events, find_tracks(events, ownership), report, to, force=force)
-
-
-def _are_passes_of(report: Report, ownership: Ownership) -> bool:
-    """Whether a report has these passes, at the same times and in the same steps."""
-    windows, steps = ownership.windows, ownership.steps
-    columns = (windows.start, windows.end - windows.start, steps.of_pass)
-    found = list(zip(*(column.tolist() for column in columns), strict=True))
-    return found == [(one.start_ns, one.duration_ns, one.step) for one in report.passes]

@@ -16,10 +16,12 @@ from backspot.analysis.accounting.steps import StepWindows, step_windows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps, without_partial
+from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import why_no_backward
 from backspot.analysis.typical import TypicalStep
 from backspot.errors import NoBackwardError
 from backspot.results.report import Report
+from backspot.results.tracks import Tracks
 from backspot.trace import Events, read_events
 
 __all__ = ["Options", "Part", "Recording"]
@@ -105,6 +107,18 @@ class Recording:
         """Return the recording as if only these steps had been recorded."""
         events = only_steps(self.events, self.ownership, first, last)
         return Recording(events, attribute(events))
+
+    @cached_property
+    def tracks(self) -> Tracks:
+        """The nested spans that a labelled copy of the trace has in addition."""
+        return find_tracks(self.events, self.ownership)
+
+    def made(self, report: Report) -> bool:
+        """Whether a report has these passes, at the same times and in the same steps."""
+        windows, steps = self.ownership.windows, self.ownership.steps
+        columns = (windows.start, windows.end - windows.start, steps.of_pass)
+        found = list(zip(*(column.tolist() for column in columns), strict=True))
+        return found == [(one.start_ns, one.duration_ns, one.step) for one in report.passes]
 
     @cached_property
     def clock(self) -> Clock:
