@@ -42,7 +42,7 @@ from benchmarks.workers import Job, Record, Stage
 
 if TYPE_CHECKING:
     from backspot.analysis.replay.host import ProfilerCost
-    from backspot.analysis.replay.recording import Recording
+    from backspot.analysis.replay.replayable import Replayable
     from backspot.analysis.replay.saving import Change
 
 _REMEDY = "remedy_"
@@ -52,7 +52,7 @@ _MISS = 0.05
 # Recordings for replays --------------------------------------------------------------------------
 
 
-def read_recording(path: Path) -> Recording:
+def read_recording(path: Path) -> Replayable:
     """Compile a trace for replays.
 
     Raises:
@@ -62,7 +62,7 @@ def read_recording(path: Path) -> Recording:
     from backspot.analysis.accounting.steps import step_windows
     from backspot.analysis.attribution.ownership import attribute
     from backspot.analysis.attribution.partial import without_partial
-    from backspot.analysis.replay.recording import Refusal, prepare
+    from backspot.analysis.replay.replayable import Refusal, prepare
     from backspot.trace import read_events
 
     events = read_events(path)
@@ -75,11 +75,11 @@ def read_recording(path: Path) -> Recording:
     return recording
 
 
-def cost_of(recording: Recording, real_step_ns: float) -> tuple[ProfilerCost, str]:
+def cost_of(recording: Replayable, real_step_ns: float) -> tuple[ProfilerCost, str]:
     """Return the costs fitted to a real step, or the usual ones and why they do not fit."""
     from backspot.analysis.replay.host import MEASURED
-    from backspot.analysis.replay.recording import Refusal
     from backspot.analysis.replay.replay import fit
+    from backspot.analysis.replay.replayable import Refusal
 
     cost = fit(recording, real_step_ns)
     return (MEASURED, cost.reason) if isinstance(cost, Refusal) else (cost, "")
@@ -118,7 +118,7 @@ def _rows_ms(report: Any, paths: Sequence[str], *, forward: bool) -> float:
 
 def _judge(
     about: str,
-    recording: Recording,
+    recording: Replayable,
     report: Any,
     change: Change,
     wall_ms: float,
@@ -213,7 +213,7 @@ def _remedy(name: str, context: Any, folder: Path) -> list[Record]:
     return [found]
 
 
-def _as_after(before: Recording, after: Recording, reach: Sequence[str]) -> Change:
+def _as_after(before: Replayable, after: Replayable, reach: Sequence[str]) -> Change:
     """Scale each part by what it takes after the remedy: host and device, forward and backward."""
     import numpy as np
 
@@ -230,7 +230,7 @@ def _as_after(before: Recording, after: Recording, reach: Sequence[str]) -> Chan
     return Change(mine, spans[mine], done, work[done])
 
 
-def _spent(recording: Recording, path: str) -> dict[tuple[str, bool], tuple[Any, float]]:
+def _spent(recording: Replayable, path: str) -> dict[tuple[str, bool], tuple[Any, float]]:
     """What a part takes, by host or device and whether in backward: its items, and ns a step."""
     import numpy as np
 

@@ -15,8 +15,9 @@ from backspot.analysis.attribution.alignment import align, embed
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
+from backspot.analysis.recording import Recording
 from backspot.analysis.replay.saving import free_owners
-from backspot.pipeline import _report
+from backspot.pipeline import report_of
 from backspot.render.text import render_text
 from backspot.trace import Category, names, read_events
 from backspot.trace.compiled import (
@@ -138,7 +139,7 @@ def test_a_replayed_graph_of_other_code_has_one_owner_and_says_so():
     assert (ownership.compiled.of_work < 0).all()
     (warning,) = (w for w in warnings_of(events, ownership) if "compiled code" in w)
     assert "CUDA graph" in warning
-    assert_adds_up(_report(events, ownership, None))
+    assert_adds_up(report_of(Recording(events, ownership)))
 
 
 # Disagreement -------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ def test_a_site_that_was_not_launched_leaves_the_launches_around_it_with_their_m
     assert 0 < differs.sum() <= 4  # two graphs, two steps
     region = some.owner[some.compiled.span]
     assert (some.launch_shares.largest[differs] == region[differs]).all()
-    assert_adds_up(_report(events, some, None))
+    assert_adds_up(report_of(Recording(events, some)))
     warnings = [w for w in warnings_of(events, some) if "of some launches inside 2 calls" in w]
     assert len(warnings) == 2
 
@@ -186,7 +187,7 @@ def test_launches_without_a_site_leave_the_others_with_their_modules():
     region = some.owner[some.compiled.span]
     assert (some.launch_shares.largest[differs] == region[differs]).all()
     assert np.isin(np.flatnonzero(differs), alone).all()
-    assert_adds_up(_report(events, some, None))
+    assert_adds_up(report_of(Recording(events, some)))
 
 
 @pytest.mark.parametrize(
@@ -479,7 +480,7 @@ def test_a_launch_bound_backward_names_the_lines_at_which_its_graphs_break():
             Compilation("7/0", resumed, "elsewhere.py", 8, ""),
         ),
     )
-    (finding,) = _report(events, attribute(events), None).findings
+    (finding,) = report_of(Recording.of(events)).findings
     assert finding.remedy.endswith(" The graphs break at model.py:8.")
 
 
@@ -494,7 +495,7 @@ def test_costly_kernels_in_a_region_are_found_at_the_modules(kernel, rule):
     events = events_of("llama")
     named = [kernel if name.startswith("nvjet_") else name for name in events.names]
     events = dataclasses.replace(events, names=named)
-    report = _report(events, attribute(events), None)
+    report = report_of(Recording.of(events))
     (finding,) = (found for found in report.findings if found.rule == rule)
     assert {"lm_head", "model.layers.3.mlp.up_proj"} <= {place.path for place in finding.places}
     assert "compile" not in finding.remedy

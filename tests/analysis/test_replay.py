@@ -9,8 +9,8 @@ import pytest
 
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.replay.host import MEASURED, ZERO
-from backspot.analysis.replay.recording import Refusal
 from backspot.analysis.replay.replay import fit, replay
+from backspot.analysis.replay.replayable import Refusal
 from backspot.analysis.replay.saving import free_owners, scaled_owners
 from support.choice import slow_except
 from support.replays import PATHS, recorded, saved_by_step, unfitted, windows_of

@@ -9,13 +9,13 @@ import pytest
 
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.replay.host import ZERO, ProfilerCost
-from backspot.analysis.replay.recording import Recording, Refusal, prepare
 from backspot.analysis.replay.replay import replay
+from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import change_of_paths, free_spans
 from support.replays import BACKWARD, MS, STEPS, US, Program, read, saved_by_step, windows_of
 
 
-def saves(recording: Recording, **factors: float) -> float:
+def saves(recording: Replayable, **factors: float) -> float:
     """Milliseconds of the second step, which has one before and one after."""
     change = change_of_paths(recording.ownership, factors)
     return saved_by_step(recording, ZERO, [change])[1, 0] / MS

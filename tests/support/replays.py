@@ -13,7 +13,7 @@ from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import without_partial
 from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.predict import Prediction
-from backspot.analysis.replay.recording import Recording, Refusal, prepare
+from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import Change, replays
 from backspot.analysis.typical import every_step
 from backspot.trace import Events, read_events
@@ -41,30 +41,30 @@ def windows_of(events: Events, ownership: Ownership) -> StepWindows | Windows:
     return step_windows(events, ownership, Clock(ownership)) or ownership.windows
 
 
-def prepared(path: Path) -> Recording | Refusal:
+def prepared(path: Path) -> Replayable | Refusal:
     events = read(path)
     ownership = attribute(events)
     return prepare(events, ownership, windows_of(events, ownership))
 
 
-def recording(path: Path) -> Recording:
+def recording(path: Path) -> Replayable:
     found = prepared(path)
-    assert isinstance(found, Recording), found
+    assert isinstance(found, Replayable), found
     return found
 
 
 @cache
-def recorded(name: str) -> Recording:
+def recorded(name: str) -> Replayable:
     """The recording of this name in ``tests/data``."""
     return recording(PATHS[name])
 
 
-def unfitted(recording: Recording, cost: ProfilerCost) -> Prediction:
+def unfitted(recording: Replayable, cost: ProfilerCost) -> Prediction:
     """A prediction at this cost of the profiler, over all steps of a recording."""
     return Prediction(recording, every_step(len(recording.steps.start)), cost, fitted=False)
 
 
-def saved_by_step(recording: Recording, cost: ProfilerCost, changes: Sequence[Change]) -> Floats:
+def saved_by_step(recording: Replayable, cost: ProfilerCost, changes: Sequence[Change]) -> Floats:
     """Nanoseconds that each step (rows) saves with each change (columns)."""
     return replays(recording, cost, changes)[0].saved
 
@@ -97,5 +97,5 @@ class Program:
     def save(self, folder: Path) -> Path:
         return self.trace.save(folder / "trace.json")
 
-    def recording(self, folder: Path) -> Recording:
+    def recording(self, folder: Path) -> Replayable:
         return recording(self.save(folder))

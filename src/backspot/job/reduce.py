@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from backspot.analysis.accounting.activity import DATA, NAMES, Activity, find_activity
+from backspot.analysis.accounting.activity import DATA, NAMES, Activity
 from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.payers import Payers
-from backspot.analysis.accounting.phases import phase_times
 from backspot.analysis.accounting.pieces import summed_by_step
-from backspot.analysis.accounting.steps import host_steps, step_windows
+from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.recorded import read_whole
+from backspot.analysis.recording import Recording
 from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, merged, take
 from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
@@ -38,26 +37,21 @@ def summarize(path: Path) -> Summary:
     """Return what the job needs to know of the rank that a trace file is of.
 
     Raises:
-        BackspotError: As ``read_whole``.
+        BackspotError: As ``Recording.read``.
     """
-    return reduce_trace(*read_whole(path), identify(path))
+    return reduce_trace(Recording.read(path), identify(path))
 
 
-def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Summary:
+def reduce_trace(recording: Recording, identity: Identity) -> Summary:
     """Return what the job needs to know of one rank.
 
     Args:
         identity: which rank it is of.
     """
-    clock = Clock(ownership)
-    windows = step_windows(events, ownership, clock)
-    begin, end = (
-        (windows.start, windows.end)
-        if windows
-        else (ownership.windows.start, ownership.windows.end)
-    )
-    activity = find_activity(events, ownership)
-    phases = phase_times(events, ownership, clock, windows, activity).wall if windows else ()
+    events, ownership, clock = recording.events, recording.ownership, recording.clock
+    begin, end = recording.windows.start, recording.windows.end
+    activity = recording.activity
+    phases = recording.phases.wall if recording.phases else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
     collectives = find_collectives(events, ownership)
     work = _work_of_host(ownership, clock, collectives.waits)

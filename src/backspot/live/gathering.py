@@ -17,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from backspot.analysis.attribution.ownership import Ownership
+import msgspec
+
+from backspot.analysis.recording import Recording
 from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.interrupts import pass_on
 from backspot.job.answer import answer
@@ -27,7 +29,6 @@ from backspot.job.summary import Summary, from_bytes, to_bytes
 from backspot.live.recorder import rank_and_ranks
 from backspot.live.torch_internals.ranks import default_store
 from backspot.results.job import JobReport, LostRank
-from backspot.trace import Events
 
 __all__ = ["Gathering"]
 
@@ -62,19 +63,18 @@ class Gathering:
         self.rank, self._ranks = rank_and_ranks()
         self._has_left = False
 
-    def leave(self, path: Path, events: Events, ownership: Ownership) -> None:
+    def leave(self, path: Path, recording: Recording) -> None:
         """Leave the summary of this rank's recording for rank 0.
 
         Args:
-            path: the exported recording.
-            events: its events.
-            ownership: their owners.
+            path: the file that was exported.
         """
         identity = replace(
             identify(path), rank=self.rank, world_size=self._ranks, host=socket.gethostname()
         )
-        named = replace(events, source=f"rank {self.rank}")
-        self._leave(_SUMMARY + to_bytes(reduce_trace(named, ownership, identity)))
+        summary = reduce_trace(recording, identity)
+        named = msgspec.structs.replace(summary, source=f"rank {self.rank}")
+        self._leave(_SUMMARY + to_bytes(named))
 
     def __enter__(self) -> Gathering:
         return self

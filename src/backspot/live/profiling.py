@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from backspot.analysis.caveats import NO_CALLS, NO_LABELS, TRANSFORMED
+from backspot.analysis.recording import Options, Recording
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.live.gathering import Gathering
@@ -200,20 +201,23 @@ def profile(
             with prepared(in_detail):
                 synchronize(parts)
             record(in_detail, STEPS_IN_DETAIL)
+
+    def with_unused(report: Report, _: Recording, __: Options) -> Report:
+        return _with_unused(report, models, instrumented, transformed=transformed)
+
     with ExitStack() as stack:
         if gathering:
             stack.enter_context(gathering)
         report = locate_export(
             recorded,
             named,
+            Options(live=True, warmed_up=warmup > 0, real_steps=real),
             in_detail=in_detail,
-            warmed_up=warmup > 0,
-            real_steps=real,
+            parts=(with_unused,),
             trace=trace,
             force=force,
             use=gathering.leave if gathering else None,
         )
-    report = _with_unused(report, models, instrumented, transformed=transformed)
     return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
 
 

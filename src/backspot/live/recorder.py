@@ -34,7 +34,7 @@ from weakref import WeakMethod
 import torch
 from torch.profiler import ProfilerAction
 
-from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.recording import Options, Recording
 from backspot.errors import UsageError
 from backspot.formatting import counted
 from backspot.interrupts import contained, heard, pass_on
@@ -52,8 +52,7 @@ from backspot.live.recording import (
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
-from backspot.results.report import Report
-from backspot.trace import Events
+from backspot.results.report import Report, changed
 from backspot.trace.names import PROFILER_STEP
 from backspot.trace.profiler import Export
 
@@ -158,7 +157,7 @@ class Recorded:
         self,
         training: str,
         trace: Path | None = None,
-        use: Callable[[Path, Events, Ownership], None] | None = None,
+        use: Callable[[Path, Recording], None] | None = None,
     ) -> Report:
         """Return the report.
 
@@ -178,13 +177,12 @@ class Recorded:
         return locate_export(
             self.profiler,
             f"{training}, {steps}",
+            Options(live=True, warmed_up=True, real_steps=self.times_ns),
             in_detail=self.in_detail,
-            warmed_up=True,
-            real_steps=self.times_ns,
+            parts=(_with_note,) if self.is_early else (),
             trace=trace,
             force=True,
             use=use,
-            note=_OF_WARM_UP if self.is_early else "",
         )
 
     def file_name(self, stem: str, *parts: str) -> str:
@@ -249,6 +247,12 @@ _OF_WARM_UP = (
     "The training ended early, so these are steps of its warm-up: the first steps are slower than "
     "later ones."
 )
+
+
+def _with_note(report: Report, _: Recording, __: Options) -> Report:
+    """Say first that the steps are those of the warm-up."""
+    return changed(report, warnings=(_OF_WARM_UP, *report.warnings))
+
 
 _OTHER_PROFILER = (
     "the script uses torch.profiler itself: nothing is recorded until it is done "

@@ -14,9 +14,8 @@ from backspot.trace.profiler import Export
 if TYPE_CHECKING:
     import torch
 
-    from backspot.analysis.attribution.ownership import Ownership
+    from backspot.analysis.recording import Recording
     from backspot.results.report import Report
-    from backspot.trace.events import Events
 
 __all__ = ["Saved", "save"]
 
@@ -40,7 +39,7 @@ def save(
     recorded: Recorded,
     training: str,
     folder: Path,
-    use: Callable[[Path, Events, Ownership], None] | None = None,
+    use: Callable[[Path, Recording], None] | None = None,
 ) -> Saved:
     """Write the labelled trace and the report into a folder.
 
@@ -60,10 +59,10 @@ def save(
     kept = replace(recorded, **changed)
     used = False
 
-    def use_once(path: Path, events: Events, ownership: Ownership) -> None:
+    def use_once(path: Path, recording: Recording) -> None:
         nonlocal used
         if use is not None and not used:
-            use(path, events, ownership)
+            use(path, recording)
             used = True
 
     try:
@@ -76,7 +75,7 @@ def save(
 
 
 def _written(
-    recorded: Recorded, training: str, folder: Path, use: Callable[[Path, Events, Ownership], None]
+    recorded: Recorded, training: str, folder: Path, use: Callable[[Path, Recording], None]
 ) -> Saved:
     rank, ranks = rank_and_ranks()
     of_rank = [f"rank{rank}"] if ranks > 1 else []

@@ -63,7 +63,10 @@ StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 
 
 class _Predicted:
-    """What a report knows besides its data: it is not saved, compared or printed."""
+    """What a report knows besides its data: it is not saved, compared, printed or copied.
+
+    These are no fields, because every field is written as JSON. ``changed`` keeps them.
+    """
 
     __slots__ = ("_job", "_predictor")
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from backspot.errors import NotATraceError, SourceNotFoundError, UsageError
+from backspot.errors import BackspotError, NotATraceError, SourceNotFoundError, UsageError
+from backspot.formatting import visible
 from backspot.trace.chrome import ChromeDecoder
 from backspot.trace.events import Events
 from backspot.trace.metadata import find_events
@@ -21,7 +22,7 @@ from backspot.trace.parallel import decode_in_parts, paying_jobs
 from backspot.trace.profiler import is_profiler, read_profiler
 from backspot.trace.stream import GZIP, Progress, Read, plain
 
-__all__ = ["Progress", "newest", "read_events", "trace_bytes", "traces_in"]
+__all__ = ["Progress", "newest", "read_events", "trace_bytes", "trace_file", "traces_in"]
 
 _SUFFIXES = (".json", ".json.gz")
 _SMALL = 1 << 20
@@ -102,6 +103,23 @@ def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Event
     except OSError as error:
         reason = error.strerror or str(error)
         raise SourceNotFoundError(f"{path} cannot be read: {reason}") from None
+
+
+def trace_file(source: str | os.PathLike[str]) -> Path:
+    """Return the file that a path names: the path itself, or the newest trace in a folder.
+
+    Raises:
+        SourceNotFoundError: If the folder has no trace, or cannot be read.
+    """
+    path = Path(source)
+    try:
+        return newest(path) if path.is_dir() else path
+    except OSError as error:
+        if isinstance(error, BackspotError):
+            raise
+        raise SourceNotFoundError(
+            f"{visible(os.fspath(path))} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def newest(folder: Path) -> Path:

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.steps import step_windows
 from backspot.analysis.attribution.launches import DeviceWork, Tier
-from backspot.analysis.attribution.ownership import Ownership, attribute
-from backspot.analysis.attribution.partial import only_steps
+from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.attribution.spans import Spans
+from backspot.analysis.findings import Found
+from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
-from backspot.analysis.replay.recording import Recording, Refusal, Windows, prepare
 from backspot.analysis.replay.replay import fit, steps_at
+from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import (
     Change,
     Replays,
     change_of_paths,
+    free_owners,
     free_spans,
     replays,
 )
 from backspot.analysis.timeline import grouped
 from backspot.analysis.typical import TypicalStep
-from backspot.results.findings import ReplayedStep, Saving, WhatIf
+from backspot.results.costs import Row
+from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
+from backspot.results.grouping import parents_of
+from backspot.results.report import Report, changed
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Prediction", "predict", "with_savings"]
 
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
@@ -43,6 +46,10 @@ _ERRORS = {True: 0.02, False: 0.04}
 """
 
 
+_NOTHING = Saving(0, 0, 0)
+"""What a module saves that has no part in the backward."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """A recording without the profiler's cost, ready to be asked what a change would save.
@@ -54,27 +61,26 @@ class Prediction:
         fitted: whether the cost was fitted to measured steps.
     """
 
-    recording: Recording
+    recording: Replayable
     typical: TypicalStep
     cost: ProfilerCost
     fitted: bool
 
-    def change_of(
-        self, events: Events, ownership: Ownership, spans: Mask, work: Mask, waits: Ints
-    ) -> Change:
+    def change_of(self, trace: Recording, spans: Mask, work: Mask, waits: Ints) -> Change:
         """Return the change in which some work of the trace is free, as far as it is replayed.
 
         Args:
+            trace: the recording that ``predict`` was given.
             spans: for each span of the trace whether it is free.
             work: for each piece of device work whether it is free.
             waits: calls in which the host no longer waits for a device, as indices into ``events``.
         """
         mine = self.recording
-        if mine.ownership is not ownership:
-            here = mine.ownership
-            every, done, calls = ownership.spans, here.work.event, here.waits.event
-            spans = _among(here.spans, slice(None), every, np.flatnonzero(spans))
-            work = _among(mine.events, done, events, ownership.work.event[work])
+        if mine.ownership is not trace.ownership:
+            events, here, every = trace.events, mine.ownership, trace.ownership
+            done, calls = here.work.event, here.waits.event
+            spans = _among(here.spans, slice(None), every.spans, np.flatnonzero(spans))
+            work = _among(mine.events, done, events, every.work.event[work])
             waits = calls[_among(mine.events, calls, events, waits)]
         return free_spans(mine.ownership, spans, work, waits=waits)
 
@@ -108,44 +114,89 @@ class Prediction:
         return ReplayedStep(times[0], min(times), max(times), self.fitted)
 
 
-def predict(
-    events: Events,
-    ownership: Ownership,
-    windows: Windows,
-    typical: TypicalStep,
-    real_step_ns: int | None,
-) -> Prediction | Refusal:
+def with_savings(report: Report, recording: Recording, _: Options) -> Report:
+    """Add what the step would save without each row, each subtree and the work of each finding."""
+    prediction = predict(recording, report.unprofiled_step_ns)
+    if isinstance(prediction, Refusal):
+        findings = tuple(_with_saving(finding, None) for finding in report.findings)
+        return changed(report, findings=findings, not_replayed=prediction.reason)
+    replayed = prediction.recording.ownership
+    free = {replayed.owners.named(owner): one for owner, one in free_owners(replayed).items()}
+    parents = parents_of(row for row in report.modules if row.is_module)
+    outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
+    subtrees = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
+    causes = [_change_of(finding, recording, prediction) for finding in report.findings]
+    changes = [*free.values(), *subtrees.values(), *(one for one in causes if one is not None)]
+    step, savings = prediction.savings(changes)
+    each = iter(savings)
+    of_rows = {key: next(each) for key in free}
+    of_subtrees = {path: next(each) for path in subtrees}
+    of_findings = [None if one is None else next(each) for one in causes]
+
+    def saves(row: Row) -> Row:
+        if not row.is_module and row.path == Special.ENGINE.path:
+            return row  # replays give the engine's time to the nodes before
+        own = of_rows.get((row.path, row.class_name), _NOTHING)
+        total = of_subtrees.get(row.path, own) if row.is_module else own
+        return replace(row, saves=own, total_saves=total)
+
+    return changed(
+        report,
+        prediction,
+        modules=tuple(map(saves, report.modules)),
+        findings=tuple(map(_with_saving, report.findings, of_findings)),
+        replayed_step=step,
+    )
+
+
+def _change_of(finding: Finding, recording: Recording, prediction: Prediction) -> Change | None:
+    """Return the change in which a finding's work is free, ``None`` where that is not known."""
+    work = finding.removable if isinstance(finding, Found) else None
+    # Where the step waits for the host, device work alone does not say what a cause costs.
+    if work is None or not (work.with_host or prediction.is_device_bound):
+        return None
+    return prediction.change_of(recording, work.spans, work.work, work.waits)
+
+
+def _with_saving(finding: Finding, saves: Saving | None) -> Finding:
+    """Return the finding with its saving, which is at most the clock time that the cause takes."""
+    if not isinstance(finding, Found):
+        return finding
+    if saves is not None:
+        most = finding.wall_ns
+        saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
+    return finding.with_saves(saves)
+
+
+def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refusal:
     """Compile a recording for predictions: its middle steps, as many as a typical step needs.
 
     Args:
-        windows: the clock time of each step.
-        typical: the steps that count.
         real_step_ns: the typical step without profiler and labels, ``None`` where it is not known.
             Then the cost of the profiler is the one that was measured on another machine.
 
     Returns:
         The prediction, or why the recording cannot be replayed.
     """
+    ownership, typical = recording.ownership, recording.typical
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
     kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
-    if kept < steps and not events.truncated:
+    if kept < steps and not recording.events.truncated:
         first = (steps - kept) // 2
-        events = only_steps(events, ownership, first, first + kept - 1)
-        ownership = attribute(events)
-        windows = step_windows(events, ownership, Clock(ownership)) or ownership.windows
+        recording = recording.steps(first, first + kept - 1)
         typical = typical.within(first, kept)
-    recording = prepare(events, ownership, windows)
-    if isinstance(recording, Refusal):
-        return recording
-    if not _holds(recording):
+    replayable = prepare(recording.events, recording.ownership, recording.windows)
+    if isinstance(replayable, Refusal):
+        return replayable
+    if not _holds(replayable):
         return Refusal("The times of the trace contradict one another.")
     if real_step_ns is None:
-        return Prediction(recording, typical, MEASURED, fitted=False)
-    cost = fit(recording, real_step_ns, typical=typical)
-    return cost if isinstance(cost, Refusal) else Prediction(recording, typical, cost, fitted=True)
+        return Prediction(replayable, typical, MEASURED, fitted=False)
+    cost = fit(replayable, real_step_ns, typical=typical)
+    return cost if isinstance(cost, Refusal) else Prediction(replayable, typical, cost, fitted=True)
 
 
-def _holds(recording: Recording) -> bool:
+def _holds(recording: Replayable) -> bool:
     """Return whether the recorded steps come out, and whether none is longer without the costs.
 
     They do not where events are damaged, so that one comes before another that it waits for.

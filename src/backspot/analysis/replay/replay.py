@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
-from backspot.analysis.replay.recording import Recording, Refusal
+from backspot.analysis.replay.replayable import Refusal, Replayable
 from backspot.analysis.replay.simulation import Simulated, simulate
 from backspot.analysis.typical import TypicalStep, every_step
 from backspot.formatting import duration
@@ -39,7 +39,7 @@ class Replayed:
     cost: ProfilerCost
 
 
-def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
+def replay(recording: Replayable, cost: ProfilerCost) -> Replayed:
     """Replay a recording without what the profiler cost.
 
     Args:
@@ -57,7 +57,7 @@ def replay(recording: Recording, cost: ProfilerCost) -> Replayed:
 
 
 def fit(
-    recording: Recording,
+    recording: Replayable,
     real_step_ns: float,
     cost: ProfilerCost = MEASURED,
     typical: TypicalStep | None = None,
@@ -108,13 +108,15 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
     )
 
 
-def _typical_steps(recording: Recording, typical: TypicalStep, costs: list[ProfilerCost]) -> Floats:
+def _typical_steps(
+    recording: Replayable, typical: TypicalStep, costs: list[ProfilerCost]
+) -> Floats:
     """Return the typical replayed step at each of these costs, in nanoseconds."""
     steps: Floats = steps_at(recording, costs)[typical.chosen].mean(axis=0)
     return steps
 
 
-def steps_at(recording: Recording, costs: Sequence[ProfilerCost]) -> Floats:
+def steps_at(recording: Replayable, costs: Sequence[ProfilerCost]) -> Floats:
     """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds."""
     hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
     works = [recording.work(one)[:, None] for one in costs]
@@ -123,7 +125,7 @@ def steps_at(recording: Recording, costs: Sequence[ProfilerCost]) -> Floats:
     return steps
 
 
-def host_times(recording: Recording, lengths: Floats) -> Floats:
+def host_times(recording: Replayable, lengths: Floats) -> Floats:
     """Return how long the host takes to each station (rows) in each variant (columns).
 
     Args:
@@ -135,7 +137,7 @@ def host_times(recording: Recording, lengths: Floats) -> Floats:
     return summed
 
 
-def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Events:
+def _moved(recording: Replayable, lengths: Floats, simulated: Simulated) -> Events:
     events, work = recording.events, recording.ownership.work
     edges, moved = _moments(recording, lengths, simulated)
     origin = int(recording.line.edges[0])
@@ -153,7 +155,7 @@ def _moved(recording: Recording, lengths: Floats, simulated: Simulated) -> Event
     return replace(events, start=start, duration=np.maximum(end - start, 0), flows=flows)
 
 
-def _moments(recording: Recording, lengths: Floats, simulated: Simulated) -> tuple[Ints, Floats]:
+def _moments(recording: Replayable, lengths: Floats, simulated: Simulated) -> tuple[Ints, Floats]:
     """Return the edges of the host's line, and when each comes in the replay.
 
     Without those within waits: what another thread does meanwhile is spread over the wait.

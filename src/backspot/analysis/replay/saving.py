@@ -10,8 +10,8 @@ import numpy as np
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.replay.host import Floats, ProfilerCost
-from backspot.analysis.replay.recording import Recording
 from backspot.analysis.replay.replay import host_times
+from backspot.analysis.replay.replayable import Replayable
 from backspot.analysis.replay.simulation import Variants, simulate
 from backspot.analysis.timeline import grouped, take
 from backspot.trace.events import Ints, Mask
@@ -35,7 +35,7 @@ class Change:
     """Work that takes another time than it did.
 
     Attributes:
-        host: indices of what the host does, as in ``Recording.part``: its time for them is scaled,
+        host: indices of what the host does, as in ``Replayable.part``: its time for them is scaled,
             and that of the engine directly after spans.
         host_factors: for each what its time is multiplied by, 0 for free.
         work: indices of device work.
@@ -197,7 +197,7 @@ class Replays:
 
 
 def replays(
-    recording: Recording, cost: ProfilerCost, changes: Sequence[Change]
+    recording: Replayable, cost: ProfilerCost, changes: Sequence[Change]
 ) -> tuple[Replays, ...]:
     """Replay a recording with each of these changes alone.
 
@@ -312,7 +312,7 @@ def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:
 class _ByPart:
     """The host's intervals by what they are done for."""
 
-    def __init__(self, recording: Recording, lengths: Floats) -> None:
+    def __init__(self, recording: Replayable, lengths: Floats) -> None:
         part = recording.part
         order = np.argsort(part, kind="stable")
         self._lengths, self._station = lengths[order], recording.station[order]

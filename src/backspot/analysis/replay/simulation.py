@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backspot.analysis.replay.host import Floats
-from backspot.analysis.replay.recording import Recording
+from backspot.analysis.replay.replayable import Replayable
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["Simulated", "Variants", "simulate"]
@@ -55,13 +55,13 @@ class Simulated:
     end: Floats
     work: Floats
 
-    def at(self, recording: Recording, times: Ints) -> Floats:
+    def at(self, recording: Replayable, times: Ints) -> Floats:
         """Return when stations come."""
         return np.stack(
             [self.station[at] for at in np.searchsorted(recording.stations, times).tolist()]
         )
 
-    def step_ends(self, recording: Recording) -> Floats:
+    def step_ends(self, recording: Replayable) -> Floats:
         """Return when each step ends."""
         steps = recording.steps
         ends = self.at(recording, steps.host_end)
@@ -72,7 +72,7 @@ class Simulated:
         latest: Floats = np.maximum.accumulate(ends, axis=0)
         return latest
 
-    def step_lengths(self, recording: Recording) -> Floats:
+    def step_lengths(self, recording: Replayable) -> Floats:
         """Return how long each step takes, in nanoseconds."""
         steps = recording.steps
         ends = self.step_ends(recording)
@@ -91,7 +91,7 @@ class Simulated:
 
 
 def simulate(
-    recording: Recording,
+    recording: Replayable,
     host: Floats,
     work: Floats,
     variants: Variants | None = None,
@@ -161,7 +161,9 @@ def simulate(
     )
 
 
-def _waits(recording: Recording, variants: Variants) -> dict[int, list[tuple[int, float | Floats]]]:
+def _waits(
+    recording: Replayable, variants: Variants
+) -> dict[int, list[tuple[int, float | Floats]]]:
     """Return the works that are waited for at each station, each with the lag after its end."""
     found: dict[int, list[tuple[int, float | Floats]]] = {}
     ends = np.searchsorted(recording.stations, [wait.end for wait in recording.waits])
@@ -173,7 +175,7 @@ def _waits(recording: Recording, variants: Variants) -> dict[int, list[tuple[int
     return found
 
 
-def _follows(recording: Recording) -> dict[int, tuple[int, float]]:
+def _follows(recording: Replayable) -> dict[int, tuple[int, float]]:
     """Return the stations that come at least some nanoseconds after an earlier station."""
     waits = [wait for wait in recording.waits if wait.follows >= 0]
     earlier = np.searchsorted(recording.stations, [wait.follows for wait in waits]).tolist()
@@ -184,7 +186,7 @@ def _follows(recording: Recording) -> dict[int, tuple[int, float]]:
     }
 
 
-def _launches(recording: Recording) -> tuple[list[int], list[int]]:
+def _launches(recording: Replayable) -> tuple[list[int], list[int]]:
     """Return the works by the station at which they are launched, and where each station begins.
 
     Works of one station stay in the order of their starts.

@@ -28,7 +28,7 @@ from backspot.formatting import percent
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["Recording", "Refusal", "Steps", "Windows", "prepare"]
+__all__ = ["Refusal", "Replayable", "Steps", "Windows", "prepare"]
 
 _PARALLEL = 0.02  # of the recording: threads that run at the same time
 _LOST = 0.1  # of the time of device work: without a launch record
@@ -83,8 +83,8 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """A recording as a graph of constraints.
+class Replayable:
+    """A recording, or some steps of one, as a graph of constraints.
 
     Attributes:
         events: the trace.
@@ -124,7 +124,7 @@ class Recording:
         return shorter
 
 
-def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording | Refusal:
+def prepare(events: Events, ownership: Ownership, windows: Windows) -> Replayable | Refusal:
     """Compile a recording for replays.
 
     Args:
@@ -154,7 +154,7 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
     stations = merged(
         graph.launch, ends, steps.start, steps.end, steps.host_end, line.edges[[0, -1]]
     )
-    return Recording(
+    return Replayable(
         events=events,
         ownership=ownership,
         line=line,
@@ -169,7 +169,7 @@ def prepare(events: Events, ownership: Ownership, windows: Windows) -> Recording
 
 
 def _parts(ownership: Ownership, line: HostLine) -> Ints:
-    """Return what each interval of the line is done for, as ``Recording`` has it."""
+    """Return what each interval of the line is done for, as ``Replayable`` has it."""
     spans = ownership.spans
     launch = ownership.compiled.at(spans, line.span, line.edges[:-1])
     return np.where(launch >= 0, launch + len(spans.start), line.span)

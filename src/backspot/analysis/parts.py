@@ -1,0 +1,140 @@
+"""The parts of a report, in the order in which each adds its own to it.
+
+A part is a function of the report so far, the recording and the options; ``CONTRIBUTING.md`` says
+how to add one. The first makes the report from the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from backspot.analysis.accounting.memory import find_memory
+from backspot.analysis.accounting.payers import find_fused
+from backspot.analysis.accounting.peaks import peaks_of
+from backspot.analysis.accounting.work import find_work
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.caveats import warnings_of
+from backspot.analysis.findings import (
+    Evidence,
+    MemoryEvidence,
+    find_all,
+    find_in_memory,
+    rules_about_memory,
+)
+from backspot.analysis.recorded import find_recorded
+from backspot.analysis.recording import Options, Part, Recording
+from backspot.analysis.replay.predict import with_savings
+from backspot.analysis.typical import typical_step
+from backspot.results.grouping import fold, ranked_rows
+from backspot.results.limits import share_of_peak
+from backspot.results.report import Report, changed
+
+__all__ = ["PARTS", "ranking"]
+
+Value = TypeVar("Value")
+
+
+def ranking(recording: Recording, options: Options) -> Report:
+    """Return the report that all parts complete: what the backward costs, and the steps."""
+    events, ownership = recording.events, recording.ownership
+    costs, typical, phases = recording.costs, recording.typical, recording.phases
+    step_ns = recording.windows.end - recording.windows.start
+    real = np.array(options.real_steps, np.int64)
+    return Report(
+        modules=costs.modules,
+        operators=costs.operators,
+        passes=costs.passes,
+        devices=costs.devices,
+        step_unit=ownership.steps.unit,
+        step_ns=typical.value(step_ns),
+        wall_ns=costs.wall_ns,
+        gpu_ns=costs.gpu_ns,
+        cpu_ns=costs.cpu_ns,
+        step_ns_by_step=tuple(step_ns.tolist()),
+        wall_ns_by_step=costs.wall_ns_by_step,
+        gpu_ns_by_step=costs.gpu_ns_by_step,
+        cpu_ns_by_step=costs.cpu_ns_by_step,
+        unprofiled_step_ns=typical_step(real).value(real) if options.real_steps else None,
+        unprofiled_step_ns_by_step=options.real_steps,
+        coverage=costs.coverage,
+        source=ownership.spans.source,
+        has_gpu=bool(recording.clock.devices),
+        warnings=warnings_of(events, ownership, warmed_up=options.warmed_up),
+        trace=events.source,
+        phases=phases.typical(typical) if phases else (),
+        fused=find_fused(events, ownership, typical),
+        hiccups=typical.hiccups,
+        noise=costs.noise,
+        recorded=find_recorded(events, ownership, live=options.live),
+    )
+
+
+def with_findings(report: Report, recording: Recording, _: Options) -> Report:
+    """Add what makes the step slower than necessary."""
+    events, ownership = recording.events, recording.ownership
+    if events.truncated:
+        # Kineto writes device work last. Without it, every rule would find the host at fault.
+        return report
+    windows, typical = recording.windows, recording.typical
+    judged = find_all(Evidence(events, ownership, recording.clock, report, windows, typical))
+    return changed(
+        report,
+        findings=judged.findings,
+        rules_looked=judged.looked,
+        rules_unable=judged.unable,
+    )
+
+
+def with_memory(report: Report, recording: Recording, _: Options) -> Report:
+    """Add what is in memory, of each row and each device, and what holds too much of it."""
+    detailed = recording.detailed
+    memory = find_memory(detailed.events, detailed.ownership)
+    if memory is None:
+        return report
+    of = _by_name(detailed.ownership, memory.of_owner)
+    rows = tuple(replace(row, memory=of.get((row.path, row.class_name))) for row in report.modules)
+    report = changed(report, modules=rows, memory=memory.devices)
+    if detailed.events.truncated:
+        return report
+    held = find_in_memory(MemoryEvidence(detailed.events, detailed.ownership, memory))
+    looked = report.rules_looked + len(rules_about_memory())
+    return changed(report, findings=(*report.findings, *held), rules_looked=looked)
+
+
+def with_limits(report: Report, recording: Recording, options: Options) -> Report:
+    """Add the work of each row, and what the device can do, if all devices have one name."""
+    events, ownership = recording.detailed.events, recording.detailed.ownership
+    work = find_work(events, ownership)
+    if work is None:
+        return report
+    of = _by_name(ownership, work)
+    rows = tuple(replace(row, work=of.get((row.path, row.class_name))) for row in report.modules)
+    devices = set(ownership.work.device.tolist())
+    used = {events.device_names.get(device, "") for device in devices}
+    given = options.peak_tflops, options.peak_gbps
+    peaks = peaks_of(next(iter(used)), *given) if len(used) == 1 else None
+    replayed = report.replayed_step.ns if report.replayed_step else 0
+    step_ns = report.unprofiled_step_ns or replayed or report.step_ns
+    mfu = share_of_peak(rows, peaks, step_ns, len(devices))
+    return changed(report, modules=rows, peaks=peaks, mfu=mfu)
+
+
+def _by_name(ownership: Ownership, values: Sequence[Value]) -> dict[tuple[str, str], Value]:
+    """Return the values of all owners, by the path and the class name of their rows."""
+    return {ownership.owners.named(owner): value for owner, value in enumerate(values)}
+
+
+def folded(report: Report, _: Recording, options: Options) -> Report:
+    """Add every row that is deeper than the asked depth to the one above it."""
+    if options.depth is None:
+        return report
+    return changed(report, modules=ranked_rows(fold(report.modules, options.depth)))
+
+
+PARTS: tuple[Part, ...] = (with_findings, with_savings, with_memory, with_limits, folded)
+"""What each report gets. Limits are those of the step that savings replay; what is asked of the
+rows as a whole comes last."""

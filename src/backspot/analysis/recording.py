@@ -1,0 +1,165 @@
+"""One recording for all parts of a report: a trace with its owners, and what follows from both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+from backspot.analysis.accounting.activity import Activity, find_activity
+from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.phases import PhaseTimes, phase_times
+from backspot.analysis.accounting.rows import BackwardCosts, account
+from backspot.analysis.accounting.steps import StepWindows, step_windows
+from backspot.analysis.attribution.launches import Windows
+from backspot.analysis.attribution.ownership import Ownership, attribute
+from backspot.analysis.attribution.partial import only_steps, without_partial
+from backspot.analysis.attribution.tracks import find_tracks
+from backspot.analysis.caveats import why_no_backward
+from backspot.analysis.typical import TypicalStep
+from backspot.errors import NoBackwardError
+from backspot.results.report import Report
+from backspot.results.tracks import Tracks
+from backspot.trace import Events, read_events
+
+__all__ = ["Options", "Part", "Recording"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked of a report, and what is known beside the trace.
+
+    Attributes:
+        depth: as in ``locate``.
+        peak_tflops: as in ``locate``.
+        peak_gbps: as in ``locate``.
+        live: whether this process recorded the trace.
+        warmed_up: whether steps are known to have run before the recording.
+        real_steps: how long steps take without the profiler, in nanoseconds.
+    """
+
+    depth: int | None = None
+    peak_tflops: float | None = None
+    peak_gbps: float | None = None
+    live: bool = False
+    warmed_up: bool = False
+    real_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A trace with its owners. What follows from these is computed once, when it is asked for.
+
+    Attributes:
+        events: the trace.
+        ownership: its owners.
+        detail: the trace of other steps of the same training, recorded with memory or shapes;
+            ``None`` for none.
+    """
+
+    events: Events
+    ownership: Ownership
+    detail: Events | None = None
+
+    @classmethod
+    def of(cls, events: Events, detail: Events | None = None) -> Recording:
+        """Attribute a trace.
+
+        Raises:
+            NoBackwardError: If the trace has no backward pass.
+        """
+        ownership = attribute(events)
+        if not len(ownership.passes.start):
+            raise NoBackwardError(why_no_backward(events))
+        return cls(events, ownership, detail)
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        """Read a trace file in this process alone, and leave out what was recorded in part.
+
+        Raises:
+            SourceNotFoundError: If the file is missing or cannot be read.
+            NotATraceError: If the file is not a trace, or is too broken to use.
+            NoBackwardError: If the trace has no backward pass.
+        """
+        return cls.of(read_events(path, jobs=1)).whole
+
+    @cached_property
+    def whole(self) -> Recording:
+        """The recording without the passes and steps that were recorded in part, if one is left.
+
+        What is left is attributed again, because passes and modules are found by what is around.
+        """
+        complete = without_partial(self.events, self.ownership)
+        if complete is self.events:
+            return self
+        found = attribute(complete)
+        return Recording(complete, found, self.detail) if len(found.passes.start) else self
+
+    @cached_property
+    def detailed(self) -> Recording:
+        """The recording that has memory or shapes, if any has: that of ``detail``, or this one."""
+        return self if self.detail is None else Recording.of(self.detail).whole
+
+    def steps(self, first: int, last: int) -> Recording:
+        """Return the recording as if only these steps had been recorded."""
+        events = only_steps(self.events, self.ownership, first, last)
+        return Recording(events, attribute(events))
+
+    @cached_property
+    def tracks(self) -> Tracks:
+        """The nested spans that a labelled copy of the trace has in addition."""
+        return find_tracks(self.events, self.ownership)
+
+    def made(self, report: Report) -> bool:
+        """Whether a report has these passes, at the same times and in the same steps."""
+        windows, steps = self.ownership.windows, self.ownership.steps
+        columns = (windows.start, windows.end - windows.start, steps.of_pass)
+        found = list(zip(*(column.tolist() for column in columns), strict=True))
+        return found == [(one.start_ns, one.duration_ns, one.step) for one in report.passes]
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Who holds each moment."""
+        return Clock(self.ownership)
+
+    @cached_property
+    def step_windows(self) -> StepWindows | None:
+        """The clock time of each step; ``None`` where the trace has backward passes only."""
+        return step_windows(self.events, self.ownership, self.clock)
+
+    @property
+    def windows(self) -> StepWindows | Windows:
+        """The clock time of each step, or of each pass where the trace has nothing else."""
+        return self.step_windows or self.ownership.windows
+
+    @cached_property
+    def activity(self) -> Activity:
+        """What the host does at each moment: data, forward, optimizer and so on."""
+        return find_activity(self.events, self.ownership)
+
+    @cached_property
+    def phases(self) -> PhaseTimes | None:
+        """The clock time of the phases; ``None`` where the trace has backward passes only."""
+        if self.step_windows is None:
+            return None
+        return phase_times(
+            self.events, self.ownership, self.clock, self.step_windows, self.activity
+        )
+
+    @cached_property
+    def costs(self) -> BackwardCosts:
+        """What the backward costs."""
+        return account(self.events, self.ownership, self.clock, self.windows, self.phases)
+
+    @property
+    def typical(self) -> TypicalStep:
+        """The steps that count."""
+        return self.costs.typical
+
+
+Part: TypeAlias = Callable[[Report, Recording, Options], Report]
+"""Adds one thing to a report. It returns the report with new values by ``results.report.changed``,
+or as it is if the recording has nothing for it."""

@@ -1,0 +1,71 @@
+"""The parts of a report, and how one more is added."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import backspot
+from backspot import Report
+from backspot.analysis.parts import PARTS, ranking
+from backspot.analysis.recording import Options, Recording
+from backspot.pipeline import report_of
+from backspot.results.report import changed
+from backspot.trace import read_events
+
+DATA = Path(__file__).parents[1] / "data"
+VIT = DATA / "h200" / "vit_patch_drop.trace.json.gz"
+
+
+def with_dropouts(report: Report, recording: Recording, _: Options) -> Report:
+    """Say how many dropout layers the step calls, as CONTRIBUTING.md tells to."""
+    modules = recording.ownership.spans.modules
+    found = sum(one.class_name == "Dropout" for one in modules)
+    return (
+        changed(report, warnings=(*report.warnings, f"{found} dropout layers."))
+        if found
+        else report
+    )
+
+
+def test_a_new_part_is_a_function_and_an_entry_in_the_list(monkeypatch, tmp_path):
+    plain = backspot.locate(VIT)
+    monkeypatch.setattr("backspot.pipeline.PARTS", (*PARTS, with_dropouts))
+    report = backspot.locate(VIT)
+    assert report == replace(plain, warnings=(*plain.warnings, "11 dropout layers."))
+    assert "11 dropout layers." in str(report)
+    assert Report.load(report.save(tmp_path / "report.json")) == report
+
+
+@pytest.mark.parametrize("at", range(len(PARTS) + 1))
+def test_a_part_at_any_place_in_the_list_leaves_the_others_their_own(monkeypatch, at):
+    plain = backspot.locate(VIT)
+    monkeypatch.setattr("backspot.pipeline.PARTS", (*PARTS[:at], with_dropouts, *PARTS[at:]))
+    report = backspot.locate(VIT)
+    assert replace(report, warnings=plain.warnings) == plain
+    factors = {"patch_drop": 0.5}
+    assert report.what_if(factors) == plain.what_if(factors)
+
+
+def test_a_recording_can_have_parts_of_its_own():
+    recording = Recording.of(read_events(VIT))
+    assert "11 dropout layers." in report_of(recording, parts=[with_dropouts]).warnings
+
+
+def test_a_part_that_has_nothing_to_say_returns_the_report_as_it_is():
+    recording, options = Recording.of(read_events(VIT)), Options()
+    report = ranking(recording, options)
+    silent = [part.__name__ for part in PARTS if part(report, recording, options) is report]
+    assert silent == ["with_memory", "folded"]  # no memory was recorded, and no depth asked for
+
+
+def test_memory_and_shapes_can_come_from_another_recording():
+    events, detail = read_events(VIT), read_events(DATA / "memory" / "vit.trace.json.gz")
+    plain, alone = report_of(Recording.of(events)), report_of(Recording.of(detail))
+    report = report_of(Recording.of(events, detail))
+    assert report.memory == alone.memory
+    assert report.wall_ns_by_step == plain.wall_ns_by_step
+    held = {row.path: row.memory for row in alone.modules}
+    known = [row for row in report.modules if row.memory is not None]
+    assert known
+    assert all(row.memory == held[row.path] for row in known if row.path in held)
