@@ -25,6 +25,7 @@ from backspot.analysis.findings import (
     find_in_memory,
     rules_about_memory,
 )
+from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
@@ -73,6 +74,24 @@ def ranking(recording: Recording, options: Options) -> Report:
     )
 
 
+def with_host(report: Report, recording: Recording, _: Options) -> Report:
+    """Add where the host waits, and what it does at each line in the steps that have stacks."""
+    if recording.events.truncated:
+        return report
+    stacked = recording.detailed
+    lines = find_host_lines(
+        stacked.events,
+        stacked.ownership,
+        stacked.host_sites,
+        stacked.clock,
+        stacked.step_line,
+        stacked.typical,
+        stacked.activity if stacked.step_windows else None,
+        report.unprofiled_step_ns or report.step_ns,
+    )
+    return changed(report, waits=tuple(recording.places_of_waits[0]), host=lines)
+
+
 def with_findings(report: Report, recording: Recording, _: Options) -> Report:
     """Add what makes the step slower than necessary."""
     events, ownership = recording.events, recording.ownership
@@ -80,7 +99,9 @@ def with_findings(report: Report, recording: Recording, _: Options) -> Report:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return report
     windows, typical = recording.windows, recording.typical
-    judged = find_all(Evidence(events, ownership, recording.clock, report, windows, typical))
+    judged = find_all(
+        Evidence(events, ownership, recording.clock, report, windows, typical, recording.waits)
+    )
     return changed(
         report,
         findings=judged.findings,
@@ -135,6 +156,6 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
     return changed(report, modules=ranked_rows(fold(report.modules, options.depth)))
 
 
-PARTS: tuple[Part, ...] = (with_findings, with_savings, with_memory, with_limits, folded)
+PARTS: tuple[Part, ...] = (with_host, with_findings, with_savings, with_memory, with_limits, folded)
 """What each report gets. Limits are those of the step that savings replay; what is asked of the
 rows as a whole comes last."""

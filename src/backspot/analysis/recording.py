@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from backspot.analysis.accounting.activity import Activity, find_activity
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.phases import PhaseTimes, phase_times
@@ -18,11 +20,23 @@ from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps, without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import why_no_backward
+from backspot.analysis.host.lines import HostSites, find_sites
+from backspot.analysis.host.waits import (
+    HostWaits,
+    find_host_waits,
+    lines_as_in,
+    lines_by_turn,
+    lines_of_waits,
+    places_of_waits,
+)
+from backspot.analysis.timeline import Timeline, first_started
 from backspot.analysis.typical import TypicalStep
 from backspot.errors import NoBackwardError
+from backspot.results.host import Wait
 from backspot.results.report import Report
 from backspot.results.tracks import Tracks
 from backspot.trace import Events, read_events
+from backspot.trace.events import Ints
 
 __all__ = ["Options", "Part", "Recording"]
 
@@ -148,6 +162,38 @@ class Recording:
         return phase_times(
             self.events, self.ownership, self.clock, self.step_windows, self.activity
         )
+
+    @cached_property
+    def step_line(self) -> Timeline:
+        """The step at each moment; ``NOTHING`` between steps."""
+        start, end = self.windows.start, self.windows.end
+        return first_started(start, end, np.arange(len(start)))
+
+    @cached_property
+    def waits(self) -> HostWaits:
+        """The calls of the steps in which the host waits for a device."""
+        activity = self.activity if self.step_windows else None
+        return find_host_waits(self.events, self.ownership, self.clock, self.step_line, activity)
+
+    @cached_property
+    def places_of_waits(self) -> tuple[list[Wait], list[Ints]]:
+        """Where the host waits, and for each place its calls as indices into the events."""
+        lines = self._lines_of_waits
+        return places_of_waits(self.events, self.ownership, self.waits, self.typical, lines)
+
+    @cached_property
+    def _lines_of_waits(self) -> list[str]:
+        stacked = self.detailed
+        lines = lines_of_waits(stacked.events, stacked.waits, *stacked.host_sites.texts)
+        if stacked is self:
+            return lines
+        known = lines_by_turn(stacked.events, stacked.ownership, stacked.waits, lines)
+        return lines_as_in(known, self.events, self.ownership, self.waits)
+
+    @cached_property
+    def host_sites(self) -> HostSites:
+        """Which line of the user's Python the host runs at each moment; of a trace with stacks."""
+        return find_sites(self.events, self.ownership)
 
     @cached_property
     def costs(self) -> BackwardCosts:

@@ -49,7 +49,7 @@ def collections_marked() -> Iterator[None]:
 
 @contextmanager
 def waits_marked() -> Iterator[None]:
-    """Mark the line of each wait for a GPU inside the block, unless the program does that itself."""
+    """Mark the line of each wait for a GPU inside the block; not if the program warns itself."""
     if not torch.cuda.is_initialized() or torch.cuda.get_sync_debug_mode():
         yield
         return
@@ -61,12 +61,14 @@ def waits_marked() -> Iterator[None]:
 
         def mark(message: Warning | str, *others: Any, **more: Any) -> None:
             if not str(message).startswith(_WARNING):
-                return show(message, *others, **more)
+                show(message, *others, **more)
+                return
             frame = user_frame(sys._getframe(1))
             while frame is not None and frame.f_globals.get("__name__") == "warnings":
                 frame = user_frame(frame.f_back)
             if frame is not None:
-                profiler.emit(f"{WAITED_AT}{file_name(frame.f_code.co_filename)}:{frame.f_lineno}")
+                file = file_name(frame.f_code.co_filename)
+                profiler.emit(f"{WAITED_AT}{file}:{frame.f_lineno}")
 
         warnings.showwarning = mark
         torch.cuda.set_sync_debug_mode("warn")

@@ -33,7 +33,16 @@ from backspot.trace.source_lines import (
     live_tables,
 )
 
-__all__ = ["Book", "ExactRecorder", "Inside", "Recorder", "Store", "book", "lines_are_exact", "user_frame"]
+__all__ = [
+    "Book",
+    "ExactRecorder",
+    "Inside",
+    "Recorder",
+    "Store",
+    "book",
+    "lines_are_exact",
+    "user_frame",
+]
 
 _Key = tuple[int, int, type | None]
 

@@ -10,6 +10,7 @@ typical step: the mean over the recorded steps but those that something held up.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
   lines and work; passes, devices and phases; steps that something held up.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
+- ``host.py``: where the host waits for a device, and which lines of Python it runs.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
 - ``limits.py``: how far modules are from what the device can do.
 - ``job.py``: ``JobReport``, many ranks of one job.
@@ -45,6 +46,7 @@ from backspot.results.costs import (
 )
 from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
+from backspot.results.host import HostLine, Wait
 from backspot.results.job import (
     GroupCost,
     JobFinding,
@@ -69,6 +71,7 @@ __all__ = [
     "FusedPart",
     "GroupCost",
     "Hiccup",
+    "HostLine",
     "JobFinding",
     "JobReport",
     "KernelCost",
@@ -96,6 +99,7 @@ __all__ = [
     "Side",
     "SlowestRank",
     "Subtree",
+    "Wait",
     "WallKinds",
     "WhatIf",
     "WorkOfModule",

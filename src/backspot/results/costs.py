@@ -609,8 +609,8 @@ class Phase:
         name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies outside
             the backward that no kernel hides), ``forward``, ``loss``, ``backward``,
             ``clipping`` (all that is done with the gradients before the optimizer's step: clipping,
-            unscaling, norms), ``optimizer`` (with ``zero_grad``), ``other`` (recorded work that is none of
-            these) or ``idle`` (nothing recorded, neither on the host nor on a device).
+            unscaling, norms), ``optimizer`` (with ``zero_grad``), ``other`` (recorded work that is
+            none of these) or ``idle`` (nothing recorded, neither on the host nor on a device).
         wall_ns: Clock time. Each moment counts for one phase, by the same rule as the rows'
             ``wall_ns``.
         busy_ns: Part of ``wall_ns`` in which any device was running something.

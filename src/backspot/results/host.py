@@ -47,7 +47,8 @@ class Wait:
 
     def __repr__(self) -> str:
         place = self.line or labelled(self.path, self.class_name)
-        return f"<Wait {self.operator} in {place}: {self.count} per step, {self.wall_ns / 1e6:.3f} ms>"
+        times = f"{self.count} per step, {self.wall_ns / 1e6:.3f} ms"
+        return f"<Wait {self.operator} in {place}: {times}>"
 
 
 @public
@@ -70,12 +71,13 @@ class HostLine:
         path: Path of the module in whose forward or backward the function runs Python,
             ``(outside model)`` if there is none, or if mostly operators run.
         class_name: Class of the module, ``""`` if there is none.
-        count: How often it runs in a typical step.
+        calls: Number of functions that it calls in a typical step.
         operators: Number of operators that it calls in a typical step, without those that these
             call.
         wall_ns: Clock time of the host.
         python_ns: Part of ``wall_ns`` in which the function, or another that is not PyTorch's, runs
             Python: no operator, and no call of the device's runtime.
+        torch_ns: Part of ``wall_ns`` in which PyTorch's own Python runs, and no operator.
         idle_ns: Part of ``wall_ns`` in which no device has work, running or queued; all of it if
             the trace has no device work.
     """
@@ -87,11 +89,17 @@ class HostLine:
     phase: PhaseName
     path: str
     class_name: str
-    count: int
+    calls: int
     operators: int
     wall_ns: int
     python_ns: int
+    torch_ns: int
     idle_ns: int
+
+    @property
+    def operators_ns(self) -> int:
+        """Part of ``wall_ns`` in which operators run, or calls of the device's runtime."""
+        return self.wall_ns - self.python_ns - self.torch_ns
 
     @property
     def place(self) -> str:

@@ -31,7 +31,7 @@ from backspot.results.costs import (
     Sort,
     time_of,
 )
-from backspot.results.findings import Finding, Predictor, ReplayedStep, WhatIf
+from backspot.results.findings import Finding, Predictor, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import (
     Subtree,
     fold,
@@ -42,6 +42,7 @@ from backspot.results.grouping import (
     patterns_of,
     subtree_of,
 )
+from backspot.results.host import HostLine, Wait
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.memory import MemoryOfDevice
@@ -136,6 +137,13 @@ class Report(Presented, _Predicted):
             ``time`` (UTC), and of a live profile ``torch`` (its version), ``command``, and how busy
             the ``host`` was. Two
             reports can be equal in spite of it.
+        waits: Places where the host waits for a device, in any phase, the longest waits first.
+            Empty if the trace has no device work.
+        without_waits: How much less time a step would take if the host waited in none of them,
+            ``None`` where that is not known.
+        host: Lines of the user's Python, by phase, with what the host does there in a step; those
+            in which devices have nothing to do for longest come first. Empty unless steps were
+            recorded with stacks.
         schema: Version of the JSON form.
 
     Example:
@@ -183,6 +191,9 @@ class Report(Presented, _Predicted):
     hiccups: tuple[Hiccup, ...] = ()
     noise: float = 0.0
     recorded: dict[str, str] = field(default_factory=dict, compare=False)
+    waits: tuple[Wait, ...] = ()
+    without_waits: Saving | None = None
+    host: tuple[HostLine, ...] = ()
     schema: str = SCHEMA
 
     def __repr__(self) -> str:

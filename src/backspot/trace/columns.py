@@ -10,8 +10,8 @@ import numpy as np
 
 from backspot.trace.compiled import CompiledTable
 from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
-from backspot.trace.frames import Frames
-from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
+from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames
+from backspot.trace.names import COLLECTION, NEXT_BATCH, PROFILER_STEP, WAITED_AT
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
 
@@ -25,7 +25,7 @@ counts an event a few times fits 64 bits."""
 _MOST_NUMBER = 1 << 62
 NO_INPUTS = (b"",) * 4
 """The texts of an event without recorded inputs."""
-_MARKS = (PROFILER_STEP, NEXT_BATCH)
+_MARKS = (PROFILER_STEP, NEXT_BATCH, COLLECTION, WAITED_AT)
 _TOGETHER = 1 << 17
 """Rows per chunk: keeping many small arrays would fragment the heap."""
 # Columns with few distinct values take fewer bytes.
@@ -79,7 +79,7 @@ class Columns:
         "signature",
     )
     FLOWS = ("identity", "forward", "thread", "time")
-    FRAMES = ("start", "thread", "duration", "function", "line", "of_torch")
+    FRAMES = ("start", "thread", "duration", "function", "line")
     MEMORY = ("time", "thread", "address", "size", "allocated", "reserved", "device")
 
     def __init__(self) -> None:
@@ -97,7 +97,6 @@ class Columns:
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
         self._memory: dict[str, list[Ints]] = {field: [] for field in self.MEMORY}
-        self._calls: list[Ints] = []
         self._frames: dict[str, list[Ints]] = {field: [] for field in self.FRAMES}
         self._chunks, self._loose_rows = 0, 0  # pieces that are chunks, rows in those that are not
         # Apart from ``threads``: the order of threads must not depend on where pieces end.
@@ -152,10 +151,6 @@ class Columns:
         """Add calls of Python functions; arguments as for ``add_memory``, with ``FRAMES``."""
         self._add_apart(self._frames, threads, columns)
 
-    def add_calls(self, times: Ints) -> None:
-        """Add when calls of Python functions start, in nanoseconds."""
-        self._calls.append(times)
-
     def _add_apart(
         self,
         into: dict[str, list[Ints]],
@@ -198,9 +193,9 @@ class Columns:
                 (
                     other._frames,
                     text,
-                    np.append(_numbers(self.frame_texts, other.frame_texts), -1),
+                    np.append(_numbers(self.frame_texts, other.frame_texts), [OF_TORCH, OF_OTHERS]),
                 )
-                for text in ("function", "line", "of_torch")
+                for text in ("function", "line")
             ),
         ):
             columns[field] = [numbers[piece] for piece in columns[field]]
@@ -212,7 +207,6 @@ class Columns:
         ):
             for field, gathered in mine.items():
                 gathered += theirs[field]
-        self._calls += other._calls
         self._chunks, self._loose_rows = len(self._pieces["start"]), 0
 
     def compact(self) -> None:
@@ -339,17 +333,14 @@ class Columns:
             columns = {field: column[order] for field, column in columns.items()}
         return Allocations(**columns)
 
-
     def _kept_frames(self, origin: int) -> Frames:
         columns = {field: _joined(gathered) for field, gathered in self._frames.items()}
-        if len(columns["start"]):
-            columns["start"] -= origin
-            columns["thread"] = _numbers(self.threads, self._other_threads)[columns["thread"]]
-        of_torch = columns.pop("of_torch").astype(bool)
-        calls = np.sort(_joined(self._calls)) - origin
-        return Frames(
-            **columns, of_torch=of_torch, texts=tuple(self.frame_texts), calls=calls
-        )  # type: ignore[arg-type]
+        if not len(columns["start"]):
+            return Frames()
+        columns["start"] -= origin
+        columns["thread"] = _numbers(self.threads, self._other_threads)[columns["thread"]]
+        calls = np.sort(columns["start"])
+        return Frames(**columns, texts=tuple(self.frame_texts), calls=calls)
 
 
 def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:

@@ -1,10 +1,9 @@
-"""The Python calls of a trace that was recorded ``with_stack=True``, as far as they say where the
-user's own code is.
+"""The Python calls of a trace with stacks that say where the user's own code is.
 
-Kineto writes each call of a function as ``train.py(9): step``, with the line that the function
-begins at, and from PyTorch 2.15 on with the line of the call (``CallFrom``: ``train.py:31``). Kept
-are the calls of the user's functions and the calls from them; what PyTorch and Python's own library
-do within these is not.
+With ``with_stack=True`` Kineto writes each call of a function as ``train.py(9): step``, with the
+line that the function begins at, and from PyTorch 2.15 on with the line of the call (``CallFrom``:
+``train.py:31``). Kept are the calls of the user's functions and the calls from them; what PyTorch
+and Python's own library do within these is not.
 """
 
 from __future__ import annotations
@@ -19,9 +18,19 @@ from numpy.typing import NDArray
 
 from backspot.trace.names import MODULE_CALL
 
-__all__ = ["Frames", "function_of", "is_of_torch", "is_of_user", "line_of_call"]
+__all__ = [
+    "OF_OTHERS",
+    "OF_TORCH",
+    "Frames",
+    "function_of",
+    "is_of_torch",
+    "is_of_user",
+    "line_of_call",
+]
 
 _Ints = NDArray[np.int64]
+OF_OTHERS, OF_TORCH = -1, -2
+"""``Frames.function`` of what is not the user's."""
 _FUNCTION = re.compile(r"(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 _CALL = re.compile(r"(?P<file>.+):(?P<line>\d+)\Z", re.DOTALL)
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
@@ -36,16 +45,16 @@ def _none() -> _Ints:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Calls of the user's functions, and calls from them; arrays of equal length.
+    """Calls of Python functions; arrays of equal length.
 
     Attributes:
         start: nanoseconds, on the clock of ``Events.start``.
         duration: nanoseconds.
         thread: index into ``Events.threads``.
-        function: for a function of the user, index into ``texts``; -1 for others.
+        function: for a function of the user, index into ``texts``; ``OF_TORCH`` for PyTorch's own
+            Python, ``OF_OTHERS`` for other calls.
         line: for a call from a function of the user, index into ``texts``; -1 where the line of
             the call is not known.
-        of_torch: whether PyTorch's own Python runs in it.
         texts: functions as ``train.py(9): step`` and lines as ``train.py:31``.
         calls: when each call of any Python function starts, in nanoseconds, sorted: recording each
             takes time.
@@ -56,13 +65,18 @@ class Frames:
     thread: _Ints = field(default_factory=_none)
     function: _Ints = field(default_factory=_none)
     line: _Ints = field(default_factory=_none)
-    of_torch: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
     texts: tuple[str, ...] = ()
     calls: _Ints = field(default_factory=_none)
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self.start)
+
+    def where(self, keep: NDArray[np.bool_]) -> Frames:
+        """Return those calls for which ``keep`` is true."""
+        columns = ("start", "duration", "thread", "function", "line")
+        kept = {name: getattr(self, name)[keep] for name in columns}
+        return Frames(**kept, texts=self.texts, calls=self.calls)
 
 
 def function_of(text: str) -> tuple[str, int, str] | None:
@@ -80,7 +94,9 @@ def line_of_call(text: str) -> tuple[str, int] | None:
 @lru_cache(1 << 14)
 def is_of_user(text: str | None) -> bool:
     """Whether a function or a line is neither PyTorch's nor Python's own."""
-    found = None if text is None else function_of(text) or line_of_call(text)
+    if text is None or text.startswith("<built-in "):
+        return False
+    found = function_of(text) or line_of_call(text)
     return found is not None and _is_users_file(found[0])
 
 

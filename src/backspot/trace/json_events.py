@@ -17,7 +17,7 @@ import numpy as np
 
 from backspot.trace.columns import LONGEST_NS, NO_INPUTS, Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Ints, Mask, Signature
-from backspot.trace.frames import is_of_torch, is_of_user
+from backspot.trace.frames import OF_OTHERS, OF_TORCH, is_of_torch, is_of_user
 from backspot.trace.names import (
     ADDRESS,
     BLOCK_BYTES,
@@ -256,32 +256,25 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
 
 
 def _gather_frames(events: list[Event], columns: Columns) -> None:
-    """Keep the calls of the user's functions, and those from them."""
-    args = [event.args or _NO_ARGS for event in events]
-    mine = [is_of_user(event.name) for event in events]
-    by_user = [is_of_user(arg.called_from) for arg in args]
+    """Keep the calls of Python functions, each with whose it is and which line calls it."""
     start, duration = _floats(_TS, events), _floats(_DUR, events, 0.0)
     possible = _possible(start, duration)
-    columns.add_calls(_nanoseconds(start[possible]))
-    kept = possible & (np.array(mine, bool) | np.array(by_user, bool))
-    if not kept.any():
-        return
+    events, (start, duration) = _chosen(possible, events, start, duration)
     texts = columns.frame_texts
-    found = [
-        (
-            texts[event.name] if of_user else -1,
-            texts[arg.called_from] if called else -1,
-            is_of_torch(event.name or ""),
-        )
-        for event, arg, of_user, called, keep in zip(
-            events, args, mine, by_user, kept.tolist(), strict=True
-        )
-        if keep
+    function = [
+        texts[name] if is_of_user(name) else OF_TORCH if is_of_torch(name) else OF_OTHERS
+        for name in (event.name or "" for event in events)
     ]
-    function, line, of_torch = np.array(found, np.int64).T
-    threads = [(e.pid, e.tid) for e in compress(events, kept.tolist())]
+    line = [
+        texts[caller] if is_of_user(caller) else -1
+        for caller in ((event.args or _NO_ARGS).called_from for event in events)
+    ]
     columns.add_frames(
-        threads, _nanoseconds(start[kept]), _nanoseconds(duration[kept]), function, line, of_torch
+        [(event.pid, event.tid) for event in events],
+        _nanoseconds(start),
+        _nanoseconds(duration),
+        np.array(function, np.int64),
+        np.array(line, np.int64),
     )
 
 

@@ -25,10 +25,10 @@ __all__ = [
     "find_device_work",
     "find_loading",
     "find_waits",
-    "waiting_calls",
     "find_windows",
     "in_optimizer",
     "pass_at",
+    "waiting_calls",
 ]
 
 _LONG = 1_000_000  # nanoseconds: a launch takes a few thousand

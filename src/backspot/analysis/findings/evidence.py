@@ -14,6 +14,7 @@ from backspot.analysis.attribution.launches import DeviceWork, Windows
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs
+from backspot.analysis.host.waits import HostWaits
 from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
 from backspot.analysis.typical import TypicalStep
 from backspot.formatting import counted, duration, percent
@@ -92,6 +93,7 @@ class Evidence:
         report: its costs at all depths, without findings.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
         typical: the steps that count.
+        waits: where the host waits for a device.
     """
 
     events: Events
@@ -100,6 +102,7 @@ class Evidence:
     report: Report
     windows: StepWindows | Windows
     typical: TypicalStep
+    waits: HostWaits
 
     @property
     def spans(self) -> Spans:

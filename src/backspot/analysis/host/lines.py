@@ -10,6 +10,7 @@ from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import (
+    EMPTY,
     NOTHING,
     Nesting,
     Timeline,
@@ -25,15 +26,15 @@ from backspot.analysis.typical import TypicalStep
 from backspot.results.host import HostLine
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
-from backspot.trace.frames import function_of, line_of_call
+from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
 
-__all__ = ["find_host_lines"]
+__all__ = ["HostSite", "HostSites", "find_host_lines", "find_sites"]
 
 _LEFT = 0.1  # of each piece is the program's own, whatever recording it costs
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
+class HostSite:
     """A place of the user's code: a line with a call, or what runs between two calls."""
 
     file: str
@@ -41,10 +42,39 @@ class _Site:
     last_line: int
     function: str
 
+    @property
+    def text(self) -> str:
+        """``file:line``, or ``file:line-last_line``."""
+        return f"{self.file}:{self.line}" + (
+            f"-{self.last_line}" if self.last_line > self.line else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostSites:
+    """Which place of the user's code the host is at.
+
+    Attributes:
+        line: at each moment twice the index into ``sites``, plus 1 within PyTorch's own Python.
+        sites: the places.
+        calls: when the user's functions call others, in nanoseconds, in any order.
+    """
+
+    line: Timeline
+    sites: tuple[HostSite, ...]
+    calls: Ints
+
+    @property
+    def texts(self) -> tuple[Timeline, list[str]]:
+        """The places as texts, and which of them the host is at."""
+        values = np.where(self.line.values >= 0, self.line.values // 2, NOTHING)
+        return Timeline(self.line.edges, values), [site.text for site in self.sites]
+
 
 def find_host_lines(
     events: Events,
     ownership: Ownership,
+    found: HostSites,
     clock: Clock,
     steps: Timeline,
     typical: TypicalStep,
@@ -54,12 +84,14 @@ def find_host_lines(
     """Deal out the host's time of the steps to lines, those first that hold up the step longest.
 
     Args:
+        found: the places of the user's code.
+        clock: who holds each moment.
         steps: the step at each moment.
         typical: the steps that count.
         activity: the phases; without it, all is other work.
         step_ns: how long a typical step takes without stacks.
     """
-    line, sites = _sites(events, ownership)
+    line, sites = found.line, found.sites
     if not sites:
         return ()
     working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership)
@@ -75,14 +107,12 @@ def find_host_lines(
     on_device = len(ownership.work.start) > 0
     operator = events.of(Category.OPERATOR)
     operator = operator[~events.is_label[events.name[operator]]]
-    begins = np.bincount(
-        np.searchsorted(at, _outermost(events, operator), side="right") - 1, minlength=len(at)
-    )
     amounts = (
-        np.append(True, number[1:] != number[:-1]),
-        begins[: len(at)],
+        _in_pieces(at, found.calls),
+        _in_pieces(at, _outermost(events, operator)),
         length * left,
         length * left * ((of_torch == 0) & (busy < 0)),
+        length * left * ((of_torch == 1) & (busy < 0)),
         length * left * ((free >= 0) | (not on_device)),
     )
     key = number * len(NAMES) + phase
@@ -93,18 +123,24 @@ def find_host_lines(
     counts, times = typical.count(sums[:2]), typical.mean(sums[2:])
     of_owner = np.zeros((len(known), len(ownership.owners)))
     np.add.at(of_owner, (group, np.maximum(held, Special.OUTSIDE)[inside]), amounts[3][inside])
-    found = []
+    host = []
     for which, code in enumerate(known.tolist()):
         place, of_phase = sites[code // len(NAMES)], code % len(NAMES)
-        wall, python, idling = times[:, which].tolist()
+        wall, python, *others = times[:, which].tolist()
         if wall:
             mostly = int(of_owner[which].argmax()) if 2 * python >= wall else Special.OUTSIDE
             module = ownership.owners.named(mostly)
             where = (place.file, place.line, place.last_line, place.function, NAMES[of_phase])
-            of_site = (*module, *counts[:, which].tolist(), wall, python, idling)
-            found.append(HostLine(*where, *of_site))
-    found.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line, one.path))
-    return tuple(found)
+            of_site = (*module, *counts[:, which].tolist(), wall, python, *others)
+            host.append(HostLine(*where, *of_site))
+    host.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line, one.path))
+    return tuple(host)
+
+
+def _in_pieces(at: Ints, times: Ints) -> Ints:
+    """Return how many of these times lie in each piece, which begin at sorted times."""
+    piece = np.searchsorted(at, times, side="right") - 1
+    return np.bincount(piece[piece >= 0], minlength=len(at))
 
 
 def _outermost(events: Events, operators: Ints) -> Ints:
@@ -130,34 +166,52 @@ def _phases(ownership: Ownership, activity: Activity | None) -> Timeline:
     return layered(backward, *([activity.host] if activity else []))
 
 
-def _sites(events: Events, ownership: Ownership) -> tuple[Timeline, list[_Site]]:
-    """Return which site the host is at, and the sites; twice the number, plus 1 within PyTorch.
+def find_sites(events: Events, ownership: Ownership) -> HostSites:
+    """Find which place of the user's code the host is at; nowhere without stacks.
 
     A hook runs on a thread of autograd, while the thread that called the backward waits.
     """
     frames, lines = events.frames, []
-    sites: dict[_Site, int] = {}
+    calls = [frames.start[:0]]
+    sites: dict[HostSite, int] = {}
     passes = set(ownership.passes.threads)
     by_thread = dict(grouped(frames.thread))
     spans = ownership.spans
     of_program = [thread for thread in by_thread if thread in passes or thread in spans.nesting]
     # The fewer calls a thread makes, the more it is only for a part of the pass.
     for thread in sorted(of_program, key=lambda one: len(by_thread[one])):
-        mine = by_thread[thread]
+        mine, called = _users(frames, by_thread[thread])
+        calls.append(frames.start[called])
         nesting = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine])
         lines.append(_of_thread(events, mine, nesting, sites))
-    return layered(*lines), list(sites)
+    line = layered(*lines) if lines else EMPTY
+    return HostSites(line, tuple(sites), np.concatenate(calls))
+
+
+def _users(frames: Frames, mine: Ints) -> tuple[Ints, Ints]:
+    """Return a thread's calls that are of the user's functions or from them, and the latter."""
+    parent = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine]).parent
+    of_user = frames.function[mine] >= 0
+    from_user = take(of_user, parent, False)
+    return mine[of_user | from_user], mine[from_user]
 
 
 def _of_thread(
-    events: Events, mine: Ints, nesting: Nesting, sites: dict[_Site, int]
+    events: Events, mine: Ints, nesting: Nesting, sites: dict[HostSite, int]
 ) -> Timeline:
     """Return the sites of one thread, as ``_sites`` does."""
     frames, line = events.frames, nesting.timeline
     functions = [function_of(text) for text in frames.texts]
     calls = [line_of_call(text) for text in frames.texts]
     function, called = frames.function[mine].tolist(), frames.line[mine].tolist()
-    of_torch, parent = frames.of_torch[mine].tolist(), nesting.parent.tolist()
+    # A function of C in which operators run is one of PyTorch's.
+    starts = np.sort(events.start[events.of(Category.OPERATOR)])
+    entered = frames.start[mine]
+    left = entered + frames.duration[mine]
+    calls_torch = np.searchsorted(starts, left) > np.searchsorted(starts, entered)
+    kind = frames.function[mine]
+    of_torch = ((kind == OF_TORCH) | (calls_torch & (kind == OF_OTHERS))).tolist()
+    parent = nesting.parent.tolist()
     values = line.values.tolist()
     found = np.full(len(values), NOTHING)
 
@@ -193,8 +247,8 @@ def _of_thread(
             after = line_within(values[at + 1], outer) if at + 1 < len(values) else None
             begin = before or first
             end = max(begin, after or begin)
-        site = _Site(file, begin, end, name)
-        found[at] = 2 * sites.setdefault(site, len(sites)) + (frame != outer and of_torch[frame])
+        site = HostSite(file, begin, end, name)
+        found[at] = 2 * sites.setdefault(site, len(sites)) + of_torch[frame]
     return Timeline(line.edges, found)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,7 +21,14 @@ from backspot.trace import Category, Events, names
 from backspot.trace.columns import Index
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["HostWaits", "find_host_waits", "lines_of_waits", "places_of_waits"]
+__all__ = [
+    "HostWaits",
+    "find_host_waits",
+    "lines_as_in",
+    "lines_by_turn",
+    "lines_of_waits",
+    "places_of_waits",
+]
 
 _AHEAD = 50_000
 """Nanoseconds from launch to start with which the host is ahead of the device again."""
@@ -148,7 +157,9 @@ def _idle(ownership: Ownership, clock: Clock, steps: Timeline, begin: Ints, end:
     return found
 
 
-def lines_of_waits(events: Events, waits: HostWaits, at_line: Timeline, lines: Sequence[str]) -> list[str]:
+def lines_of_waits(
+    events: Events, waits: HostWaits, at_line: Timeline, lines: Sequence[str]
+) -> list[str]:
     """Return the line of each wait, ``""`` where it is not known.
 
     Where the live half has marked it, the mark follows the wait on its thread. Elsewhere it is the
@@ -159,7 +170,7 @@ def lines_of_waits(events: Events, waits: HostWaits, at_line: Timeline, lines: S
     """
     running = at_line.at(waits.start).tolist()
     found = [lines[one] if one >= 0 else "" for one in running]
-    marks = events.named(Category.OPERATOR, names.WAITED_AT)
+    marks = events.named(Category.ANNOTATION, names.WAITED_AT)
     marks = marks[np.argsort(events.start[marks], kind="stable")]
     for thread, mine in grouped(events.thread[waits.event]):
         here = marks[events.thread[marks] == thread]
@@ -177,6 +188,59 @@ def lines_of_waits(events: Events, waits: HostWaits, at_line: Timeline, lines: S
             if not waits.first[one]:
                 found[one] = found[wait]
     return found
+
+
+_Key: TypeAlias = tuple[int, tuple[str, str], str]
+"""What says which wait of a step it is: the phase, the module, the operator."""
+
+
+def lines_by_turn(
+    events: Events, ownership: Ownership, waits: HostWaits, lines: Sequence[str]
+) -> dict[_Key, list[str]]:
+    """Return the lines of one step's waits by what they do, in their order; of the longest step."""
+    found: dict[_Key, list[str]] = {}
+    for _, mine in grouped(waits.step):
+        of_step: dict[_Key, list[str]] = {}
+        for one, key in zip(mine.tolist(), _keys(events, ownership, waits, mine), strict=True):
+            of_step.setdefault(key, []).append(lines[one])
+        for key, some in of_step.items():
+            if len(some) > len(found.get(key, ())):
+                found[key] = some
+    return found
+
+
+def lines_as_in(
+    known: Mapping[_Key, Sequence[str]], events: Events, ownership: Ownership, waits: HostWaits
+) -> list[str]:
+    """Return the line of each wait, as the same wait of a step with stacks has it; ``""`` for none.
+
+    Args:
+        known: what ``lines_by_turn`` says of the steps with stacks.
+    """
+    found = [""] * len(waits.event)
+    for _, mine in grouped(waits.step):
+        turns: Counter[_Key] = Counter()
+        for one, key in zip(mine.tolist(), _keys(events, ownership, waits, mine), strict=True):
+            some = known.get(key, ())
+            if turns[key] < len(some):
+                found[one] = some[turns[key]]
+            elif len(set(some)) == 1:
+                found[one] = some[0]
+            turns[key] += 1
+    return found
+
+
+def _keys(events: Events, ownership: Ownership, waits: HostWaits, mine: Ints) -> list[_Key]:
+    caller = np.where(waits.caller >= 0, waits.caller, waits.event)[mine]
+    return [
+        (phase, ownership.owners.named(owner), events.names[name])
+        for phase, owner, name in zip(
+            waits.phase[mine].tolist(),
+            waits.owner[mine].tolist(),
+            events.name[caller].tolist(),
+            strict=True,
+        )
+    ]
 
 
 def places_of_waits(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = ["Prediction", "predict", "with_savings"]
 
+_PLACES = 20  # where the host waits, that are replayed without the wait
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
@@ -78,7 +80,7 @@ class Prediction:
         mine = self.recording
         if mine.ownership is not trace.ownership:
             events, here, every = trace.events, mine.ownership, trace.ownership
-            done, calls = here.work.event, here.waits.event
+            done, calls = here.work.event, np.array([one.event for one in mine.waits], np.int64)
             spans = _among(here.spans, slice(None), every.spans, np.flatnonzero(spans))
             work = _among(mine.events, done, events, every.work.event[work])
             waits = calls[_among(mine.events, calls, events, waits)]
@@ -126,12 +128,15 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
     subtrees = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
     causes = [_change_of(finding, recording, prediction) for finding in report.findings]
+    waits = _without_waits(recording, prediction) if report.waits else []
     changes = [*free.values(), *subtrees.values(), *(one for one in causes if one is not None)]
-    step, savings = prediction.savings(changes)
+    step, savings = prediction.savings([*changes, *waits])
     each = iter(savings)
     of_rows = {key: next(each) for key in free}
     of_subtrees = {path: next(each) for path in subtrees}
     of_findings = [None if one is None else next(each) for one in causes]
+
+    of_waits = list(each)
 
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
@@ -146,7 +151,22 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         modules=tuple(map(saves, report.modules)),
         findings=tuple(map(_with_saving, report.findings, of_findings)),
         replayed_step=step,
+        waits=tuple(
+            replace(wait, saves=saving) for wait, saving in zip_longest(report.waits, of_waits[1:])
+        ),
+        without_waits=of_waits[0] if of_waits else None,
     )
+
+
+def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]:
+    """Return the change without any wait of the host, and those without the first places' waits."""
+    places, ownership = recording.places_of_waits[1], recording.ownership
+    no_span = np.zeros(len(ownership.spans.start), bool)
+    no_work = np.zeros(len(ownership.work.start), bool)
+    return [
+        prediction.change_of(recording, no_span, no_work, calls)
+        for calls in (np.concatenate(places), *places[:_PLACES])
+    ]
 
 
 def _change_of(finding: Finding, recording: Recording, prediction: Prediction) -> Change | None:

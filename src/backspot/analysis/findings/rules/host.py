@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
@@ -16,7 +17,7 @@ from backspot.analysis.findings.observations import (
     launching,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import FAR, NOTHING, first_started, numbered, pieces
+from backspot.analysis.timeline import NOTHING, first_started, numbered, pieces
 from backspot.formatting import percent
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -311,9 +312,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
 def _without_waits(operators: tuple[str, ...]) -> str:
     """Return what helps against waits in these operators."""
     said = [
-        remedy
-        for kind, remedy in _KEEP.items()
-        if any(name.startswith(kind) for name in operators)
+        remedy for kind, remedy in _KEEP.items() if any(name.startswith(kind) for name in operators)
     ]
     return " ".join(said) or _NO_SYNCHRONIZE
 

@@ -14,9 +14,11 @@ from backspot.results.host import HostLine
 
 _LEAST = 0.05
 """Share of the step from which a function is worth a look."""
+_MUCH = 0.1
+"""The same, for a function that calls few others: what it does may be needed."""
 _AROUND = ("other", "idle", "loss", "clipping")
-_MANY = 50
-"""Operators in a step: with fewer, calling them one by one costs little."""
+_MANY = 20
+"""Calls in a step from which a function is a loop."""
 
 
 @rule("python-code")
@@ -47,12 +49,17 @@ def python_code(evidence: Evidence) -> Finding | None:
 @rule("code-around-model")
 def code_around_model(evidence: Evidence) -> Finding | None:
     """Find functions that run operators between model, backward and optimizer."""
-    around = (
-        (one, one.idle_ns - min(one.python_ns, one.idle_ns))
+    around = [
+        (one, min(one.operators_ns, one.idle_ns))
         for one in evidence.report.host
-        if one.phase in _AROUND and (one.phase != "loss" or one.operators >= _MANY)
-    )
-    found = _functions(evidence, around)
+        if one.phase in _AROUND
+    ]
+    found = [
+        (one, cost)
+        for one, cost in _functions(evidence, around)
+        if one.calls >= _MANY
+        or (one.phase in ("other", "idle") and cost >= _MUCH * evidence.real_step_ns)
+    ]
     if not found:
         return None
     (first, cost), *_ = found
@@ -67,7 +74,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
             "Call one operator for all tensors (torch._foreach_…, clip_grad_norm_, "
             "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn) in place of some for "
             "each, or do it in fewer steps."
-            if first.operators >= _MANY
+            if first.calls >= _MANY
             else "Do it in fewer steps, or in a compiled function."
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
@@ -88,9 +95,12 @@ def _functions(
     for lines in by_function.values():
         whole = sum(cost for _, cost in lines)
         first = max(lines, key=lambda one: one[1])[0]
-        operators = sum(line.operators for line, cost in lines if cost)
+        calls, operators = (
+            sum(getattr(line, name) for line, cost in lines if cost)
+            for name in ("calls", "operators")
+        )
         if whole >= _LEAST * evidence.real_step_ns:
-            found.append((replace(first, operators=operators), whole))
+            found.append((replace(first, calls=calls, operators=operators), whole))
     return sorted(found, key=lambda one: -one[1])
 
 
@@ -100,7 +110,7 @@ def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
         Place(
             line.path if line.class_name else f"({line.phase})",
             line.class_name,
-            max(1, line.count),
+            max(1, line.calls),
             cost,
             line.place,
         )
