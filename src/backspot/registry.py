@@ -32,12 +32,14 @@ class Rule(Generic[Evidence, Finding, Result]):
         name: the name of its section in the documentation.
         find: return what the rule finds, from the evidence and the findings of earlier rules.
         devices: the kinds of device that the rule's advice is for.
+        seldom: whether the cause may be in less than half of the steps.
         fallback: whether the rule needs the findings of the others, and so runs after them.
     """
 
     name: str
     find: Callable[[Evidence, Sequence[Finding]], Result]
     devices: Sequence[Device] = DEVICES
+    seldom: bool = False
     fallback: bool = False
 
 
@@ -53,20 +55,21 @@ class Registry(Generic[Evidence, Finding, Result]):
         self._rules: dict[str, Rule[Evidence, Finding, Result]] = {}
 
     def rule(
-        self, name: str, *, devices: Sequence[Device] = DEVICES
+        self, name: str, *, devices: Sequence[Device] = DEVICES, seldom: bool = False
     ) -> Callable[[Callable[[Evidence], Result]], Callable[[Evidence], Result]]:
         """Register the decorated function as a rule.
 
         Args:
             name: the rule's name.
             devices: the kinds of device that the rule's advice is for.
+            seldom: whether the cause may be in less than half of the steps.
 
         Raises:
             ValueError: If a rule of this name exists already.
         """
 
         def register(find: Callable[[Evidence], Result]) -> Callable[[Evidence], Result]:
-            self._add(Rule(name, lambda evidence, _: find(evidence), devices))
+            self._add(Rule(name, lambda evidence, _: find(evidence), devices, seldom))
             return find
 
         return register

@@ -48,6 +48,8 @@ _PARTS = 1000
 _LEAST = 0.003
 """Share of the step from which a place says what a step has in common with the others."""
 _MOSTLY = 0.5
+_NEARLY = 0.8
+"""Share of the longest part's excess from which another one is as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,5 +220,7 @@ def _hiccup(step: int, excess: np.ndarray, names: Sequence[str]) -> Hiccup:
     where = ""
     if len(excess) > 1:
         most = int(excess[1:].argmax())
-        where = names[most] if excess[1 + most] >= _MOSTLY * longest else ""
+        # Of parts that lie inside each other the last is the innermost.
+        inner = np.flatnonzero(excess[1:] >= _NEARLY * excess[1 + most])[-1]
+        where = names[inner] if excess[1 + most] >= _MOSTLY * longest else ""
     return Hiccup(step, max(0, round(longest)), where)

@@ -37,6 +37,7 @@ from backspot.analysis.timeline import (
 from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.results.costs import Phase
 from backspot.trace import Category, Events
+from backspot.trace import names as trace_names
 from backspot.trace.events import Ints
 
 __all__ = ["PhaseTimes", "choose_steps", "phase_times"]
@@ -161,8 +162,20 @@ def choose_steps(
         outside = np.flatnonzero(phases.wall.any(axis=1) & (np.arange(len(NAMES)) != BACKWARD))
         places.append(phases.wall[outside])
         names += [f"({NAMES[one]})" for one in outside.tolist()]
+    places.append(_collections(events, windows)[None])
+    names.append("(garbage collector)")
     length = windows.end - windows.start
     return typical_step(length, _work(events, ownership), np.concatenate(places), names)
+
+
+def _collections(events: Events, windows: StepWindows | Windows) -> Ints:
+    """Return how long the garbage collector runs in each step, whatever phase it interrupts."""
+    marks = events.named(Category.ANNOTATION, trace_names.COLLECTION)
+    line = first_started(windows.start, windows.end, np.arange(len(windows.start)))
+    step = line.at(events.start[marks])
+    found = np.zeros(len(windows.start), np.int64)
+    np.add.at(found, step[step >= 0], events.duration[marks][step >= 0])
+    return found
 
 
 def _work(events: Events, ownership: Ownership) -> Ints:

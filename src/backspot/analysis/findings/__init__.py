@@ -62,7 +62,7 @@ def find_all(evidence: Evidence) -> Judged:
     """Ask every rule that can judge the trace.
 
     A finding is kept if its typical cost is at least ``LEAST_SHARE`` of the typical step, and if
-    most steps have it.
+    most steps have it, unless the rule is about what is seldom.
     """
     found: list[Finding] = []
     able = [rule for rule in all_rules() if evidence.device in rule.devices]
@@ -71,7 +71,7 @@ def find_all(evidence: Evidence) -> Judged:
         if (
             finding is not None
             and finding.wall_ns >= LEAST_SHARE * evidence.step_ns
-            and 2 * finding.steps > evidence.report.steps
+            and (rule.seldom or 2 * finding.steps > evidence.report.steps)
         ):
             found.append(replace(finding, rule=rule.name))
     rows = {row.path: row for row in evidence.report.modules}

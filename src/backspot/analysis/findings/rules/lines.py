@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import counted
 from backspot.results.findings import Finding, Place
 from backspot.results.host import HostLine
+from backspot.trace import Category, names
 
 _LEAST = 0.05
 """Share of the step from which a function is worth a look."""
@@ -43,6 +46,33 @@ def python_code(evidence: Evidence) -> Finding | None:
             "tensors in place of a loop over their elements."
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    )
+
+
+@rule("collector-pauses", seldom=True)
+def collector_pauses(evidence: Evidence) -> Finding | None:
+    """Find full collections of Python's garbage collector, on average over all recorded steps."""
+    events, costs, steps = evidence.events, evidence.costs, evidence.report.steps
+    marks = events.named(Category.ANNOTATION, names.COLLECTION)
+    pauses = costs.times_by_step(events.start[marks], events.duration[marks])
+    held_up = int(np.count_nonzero(pauses))
+    if not held_up:
+        return None
+    cost = int(pauses.sum()) // steps
+    say = evidence.wording
+    return finding(
+        Placed((Place("(garbage collector)", "", 1, cost),), cost, held_up),
+        title="Python's garbage collector stops the training",
+        seen=(
+            f"It looks at all objects {say.in_steps(held_up)}, for {say.ms(int(pauses.max()))} "
+            f"at most: {say.ms(cost)} a step on average, while nothing is launched."
+        ),
+        remedy=(
+            "Call gc.collect() and then gc.freeze() once before the first step, and keep fewer "
+            "Python objects (arrays in place of lists); or gc.disable() with a gc.collect() every "
+            "so many steps, on all ranks in the same step."
+        ),
+        link="https://docs.python.org/3/library/gc.html#gc.freeze",
     )
 
 
