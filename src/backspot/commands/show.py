@@ -41,6 +41,7 @@ from backspot.commands._console import (
     complain,
     count,
     flush_output,
+    use_color,
     write_text,
 )
 from backspot.commands._output import add_format, print_result
@@ -67,9 +68,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_rows(parser)
     parser.add_argument(
         "--by",
-        choices=("path", "class", "pattern"),
-        help="one row per module, class or repeated layer, like blocks.*.attn (default: path; a "
-        "screen without --full has repeated layers as one where they are the answer)",
+        choices=("path", "class", "pattern", "line"),
+        help="one row per module, class or repeated layer, like blocks.*.attn, or per line of the "
+        "whole step's Python, if stacks were recorded (default: path; a screen without --full has "
+        "repeated layers as one where they are the answer)",
     )
     parser.add_argument(
         "--sort",
@@ -121,6 +123,9 @@ def _show(source: str, args: argparse.Namespace) -> None:
     if args.output is not None:
         _write(source, args)
         return
+    if args.by == "line":
+        _show_lines(source, args)
+        return
     peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
     report = read(source, jobs=args.jobs, **peaks)
     view = View() if args.sort or args.format != "table" else first_view(report)
@@ -142,6 +147,17 @@ def _show(source: str, args: argparse.Namespace) -> None:
     if source != "-" and not is_report(source):
         flush_output()
         mention_ranks(report.trace, args.traces)
+
+
+def _show_lines(source: str, args: argparse.Namespace) -> None:
+    from backspot.commands._source import read
+    from backspot.render.text import render_lines
+
+    if args.format != "table":
+        raise UsageError(f"--by line goes with a table, not with --format {args.format}")
+    report = read(source, jobs=args.jobs)
+    color = use_color(sys.stdout)
+    write_text(render_lines(report, args.top or None, width=args.width, color=color))
 
 
 def _write(source: str, args: argparse.Namespace) -> None:

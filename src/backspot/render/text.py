@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
+from backspot.errors import UsageError
 from backspot.formatting import counted, percent, visible
 from backspot.render._answer import answer, answered
 from backspot.render._columns import Column, module_columns, operator_columns
@@ -22,6 +23,7 @@ from backspot.render._facts import (
     unknown_savings,
 )
 from backspot.render._findings import HEADING, listed, searched
+from backspot.render._host import HostTable, host_tables, lines_of_step, waits_told
 from backspot.render._memory import (
     checkpointing,
     layers_hold_most,
@@ -56,7 +58,7 @@ from backspot.results.costs import Row
 from backspot.results.report import Report
 from backspot.styled import Text
 
-__all__ = ["FORMATS", "render_text"]
+__all__ = ["FORMATS", "render_lines", "render_text"]
 
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
 _WARNINGS = 2
@@ -125,6 +127,29 @@ def render_text(
     return written(page.full() if full else page.screen(more), width, color=color)
 
 
+def render_lines(
+    report: Report, most: int | None = None, *, width: int | None = None, color: bool = False
+) -> str:
+    """The lines of the user's Python that hold up the whole step.
+
+    Args:
+        most: how many; ``None`` for all.
+
+    Raises:
+        UsageError: If the report has none.
+    """
+    table = lines_of_step(report, most)
+    if table is None:
+        raise UsageError(
+            "no lines: the steps were recorded without stacks; backspot run and backspot.profile "
+            "record them, and torch.profiler.profile(with_stack=True)"
+        )
+    width, whole = space_for(width)
+    lines = [*lay_out(table.columns, width, whole=whole)]
+    lines += paragraph(Text(table.note, "dim"), width)
+    return written(lines, width, color=color)
+
+
 class _Page:
     """The sections of a report, each as its lines.
 
@@ -164,6 +189,8 @@ class _Page:
                 lines += fact_lines(facts, width)
         for text in explained(report):
             lines += self._paragraph(Text(text))
+        if told := waits_told(report):
+            lines += fact_lines([told], width)
         for text in remedies(report):
             lines += self._paragraph(Text("! " + visible(text), "yellow"))
         lines += [Text(), *self._table(self._chosen, "owned by no module:")]
@@ -176,6 +203,8 @@ class _Page:
         elif hidden := len(self._nodes[self._view.top :] if self._view.top is not None else ()):
             more = f"{counted(hidden, 'more node name')}; see --top {len(self._nodes)}."
             lines.append(Text(more, "dim"))
+        for table in host_tables(report):
+            lines += self._host(table)
         if self._found:
             lines += [Text(), Text(HEADING, "bold")]
         for number, found in enumerate(self._found, 1):
@@ -183,6 +212,12 @@ class _Page:
         if told := searched(report):
             lines += [Text(), *self._paragraph(Text(told, "dim"))]
         return lines
+
+    def _host(self, table: HostTable) -> list[Text]:
+        """A table of the host, with its heading and its note."""
+        lines = [Text(), Text(table.heading, "bold")]
+        lines += lay_out(table.columns, self._width, whole=self._whole)
+        return [*lines, *self._paragraph(Text(table.note, "dim"))]
 
     def screen(self, more: str) -> list[Text]:
         """What matters most, on one screen unless ``view`` wants many rows; then what to ask for.
@@ -261,6 +296,8 @@ class _Page:
         lines = [*self._answer(look), *fact_lines(_packed(facts), width)]
         lines += self._phases(_LEAST_PHASE)
         lines += self._models()
+        if told := waits_told(report):
+            lines += fact_lines([told], width)
         for facts in memory_facts(report):
             lines += [*fact_lines(facts[:1], width)]
         if self._view.order == "headroom" and (limits := limit_facts(report)):

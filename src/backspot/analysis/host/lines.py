@@ -24,7 +24,7 @@ from backspot.analysis.timeline import (
 )
 from backspot.analysis.typical import TypicalStep
 from backspot.results.host import HostLine
-from backspot.trace import Category, Events, names
+from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
 
@@ -253,10 +253,13 @@ def _of_thread(
 
 
 def _working(events: Events) -> Timeline:
-    """Return when an operator, a runtime call or the garbage collector runs on any thread."""
+    """Return when an operator or a call of a device's runtime runs on any thread."""
     index = events.of(Category.OPERATOR, Category.RUNTIME)
-    index = index[~events.is_label[events.name[index]]]
-    index = np.append(index, events.named(Category.ANNOTATION, names.COLLECTION))
+    return _during(events, index[~events.is_label[events.name[index]]])
+
+
+def _during(events: Events, index: Ints) -> Timeline:
+    """Return when any of these events runs."""
     start, end = events.start[index], events.end[index]
     return first_started(start, end, np.zeros(len(index), np.int64))
 

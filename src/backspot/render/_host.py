@@ -1,0 +1,112 @@
+"""Where the host waits for a device, and the lines of Python that it runs: sentence and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from backspot.formatting import counted, duration, labelled
+from backspot.render._columns import UNKNOWN, Column, milliseconds_of, numbers
+from backspot.render._phases import PHASES
+from backspot.render._words import Part
+from backspot.results.host import HostLine, Wait
+from backspot.results.report import Report
+
+__all__ = ["HostTable", "host_tables", "lines_of_step", "waits_told"]
+
+_ROWS = 10
+"""How many places and lines a table has."""
+_GAIN = 0.005
+"""Share of the step that waits must cost for their removal to be worth a number."""
+_NOTABLE = 10
+"""Waits in a step from which these are told although nothing is gained without them."""
+
+
+class HostTable(NamedTuple):
+    """A table with its heading, and what to know to read it."""
+
+    heading: str
+    note: str
+    columns: list[Column]
+
+
+def waits_told(report: Report) -> str:
+    """How often the host waits for devices, and what a step would gain; ``""`` if that is rare."""
+    number = sum(wait.count for wait in report.waits)
+    saves, whole = report.without_waits, report.unprofiled_step_ns or report.step_ns
+    worthwhile = saves is not None and saves.ns >= _GAIN * whole
+    if not number or not (worthwhile or number >= _NOTABLE):
+        return ""
+    spent = duration(sum(wait.wall_ns for wait in report.waits))
+    said = f"the host waits for the GPU {counted(number, 'time')} per {report.per}, {spent} in all"
+    if saves is None:
+        return said
+    if not worthwhile:
+        return f"{said}; without these waits a {report.per} would gain nothing"
+    return f"{said}; without these waits, a {report.per} would take {duration(saves.ns)} less"
+
+
+def host_tables(report: Report) -> list[HostTable]:
+    """The tables of waits and of lines, as far as there are any."""
+    return [table for table in (_waits(report), lines_of_step(report, _ROWS)) if table is not None]
+
+
+def _waits(report: Report) -> HostTable | None:
+    waits = report.waits[:_ROWS]
+    if not waits:
+        return None
+    ms = milliseconds_of(waits[0].wall_ns)
+    saves = numbers(UNKNOWN if one.saves is None else ms(one.saves.ns) for one in waits)
+    return HostTable(
+        "Where the host waits for the GPU",
+        f"saves: how much less time a {report.per} would take without this wait alone, by replay.",
+        [
+            Column("class", "phase", _words(PHASES[one.phase] for one in waits), left=True),
+            Column(
+                "line", "place", _words(map(_place, waits)), least=20, left=True, cut_start=True
+            ),
+            Column("node", "operator", _words(one.operator for one in waits), need=2, left=True),
+            Column("count", "waits", numbers(f"{one.count:,}" for one in waits)),
+            Column("time", "wait ms", numbers(ms(one.wall_ns) for one in waits)),
+            Column("saves", "saves ms", saves),
+        ],
+    )
+
+
+def lines_of_step(report: Report, most: int | None) -> HostTable | None:
+    """The lines of the user's Python that hold up the step, the longest first; at most so many."""
+    lines = report.host[:most]
+    if not lines:
+        return None
+    ms = milliseconds_of(lines[0].idle_ns)
+    free = "GPU idle" if report.has_gpu else "host ms"
+    return HostTable(
+        "Lines of the step",
+        f"Innermost lines outside of PyTorch, in ms per {report.per} without stacks. "
+        + ("GPU idle: no work runs or is queued. " if report.has_gpu else "")
+        + "Python: neither an operator nor PyTorch's own Python runs.",
+        [
+            Column("line", "line", _words(map(_line, lines)), least=24, left=True, cut_start=True),
+            Column("class", "phase", _words(PHASES[one.phase] for one in lines), left=True),
+            Column("time", free, numbers(ms(one.idle_ns) for one in lines)),
+            Column("other time", "Python", numbers(ms(one.python_ns) for one in lines), need=1),
+            *(
+                [Column("other time", "host", numbers(ms(one.wall_ns) for one in lines), need=2)]
+                if report.has_gpu
+                else []
+            ),
+            Column("calls", "calls", numbers(f"{one.calls:,}" for one in lines), need=3),
+        ],
+    )
+
+
+def _place(wait: Wait) -> str:
+    return wait.line or labelled(wait.path, wait.class_name)
+
+
+def _line(line: HostLine) -> str:
+    return f"{line.place} {line.function}()"
+
+
+def _words(texts: Iterable[str]) -> list[Part]:
+    return [("name", text) for text in texts]
