@@ -13,6 +13,7 @@ from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.phases import PhaseTimes, phase_times
 from backspot.analysis.accounting.rows import BackwardCosts, account
 from backspot.analysis.accounting.steps import StepWindows, step_windows
+from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps, without_partial
@@ -57,11 +58,13 @@ class Recording:
         ownership: its owners.
         detail: the trace of other steps of the same training, recorded with memory or shapes;
             ``None`` for none.
+        cut: what this is of another recording, ``None`` if it is no part of one.
     """
 
     events: Events
     ownership: Ownership
     detail: Events | None = None
+    cut: Cut | None = None
 
     @classmethod
     def of(cls, events: Events, detail: Events | None = None) -> Recording:
@@ -105,8 +108,8 @@ class Recording:
 
     def steps(self, first: int, last: int) -> Recording:
         """Return the recording as if only these steps had been recorded."""
-        events = only_steps(self.events, self.ownership, first, last)
-        return Recording(events, attribute(events))
+        found = only_steps(self.events, self.ownership, first, last)
+        return Recording(found.events, found.ownership, cut=found)
 
     @cached_property
     def tracks(self) -> Tracks:

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from backspot.analysis.attribution.cutting import Cut, cut
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import top_nodes
 from backspot.analysis.timeline import FAR, grouped, take
 from backspot.formatting import counted
 from backspot.trace import Category, Events
-from backspot.trace.events import Ints, Mask
+from backspot.trace.events import Ints
 from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
 
 __all__ = ["is_between_forwards", "only_steps", "without_partial"]
@@ -63,11 +64,11 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
     begin = between.begin(first) if first else -1
     end = between.end(last) if last < count - 1 or lone else FAR
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
-    shorter = _cut_to(events, ownership, begin, end)
+    shorter = cut(events, ownership, begin, end).events
     return replace(shorter, warnings=(*events.warnings, sentence))
 
 
-def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> Events:
+def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> Cut:
     """Return the trace as if only these steps had been recorded.
 
     Args:
@@ -78,7 +79,7 @@ def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> E
     between = _Between(events, ownership)
     begin = between.begin(int(runs[0])) if first else -1
     end = between.end(int(runs[-1])) if last < ownership.steps.count - 1 else FAR
-    return _cut_to(events, ownership, begin, end)
+    return cut(events, ownership, begin, end)
 
 
 def is_between_forwards(events: Events, ownership: Ownership) -> bool:
@@ -269,23 +270,6 @@ def _next(times: Ints, after: int) -> int:
     """Return the first of these sorted times that is not before another."""
     at = np.searchsorted(times, after, side="left")
     return int(times[at]) if at < len(times) else FAR
-
-
-def _cut_to(events: Events, ownership: Ownership, begin: int, end: int) -> Events:
-    """Return a trace as if it had been recorded between two times of the host.
-
-    Work that was launched before and still runs stays, with its launch.
-    """
-    work = ownership.work
-    kept: Mask = (events.start >= begin) & (events.start < end)
-    kept[work.event] = (work.end > begin) & (np.where(work.launch >= 0, work.launch, 0) < end)
-    running = work.event[(work.end > begin) & (work.launch < begin)]
-    calls = events.of(Category.RUNTIME)
-    launched = np.isin(events.correlation[calls], events.correlation[running])
-    kept[calls[launched & (events.correlation[calls] > 0)]] = True
-    time = events.allocations.time
-    allocations = events.allocations.where((time >= begin) & (time < end))
-    return replace(events.where(kept), allocations=allocations)
 
 
 def _sentence(count: int, head: int, tail: int, out: int, lone: bool) -> str:
