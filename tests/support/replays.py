@@ -10,7 +10,7 @@ from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.steps import StepWindows, step_windows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
-from backspot.analysis.attribution.partial import without_partial
+from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.predict import Prediction
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
@@ -33,8 +33,7 @@ PATHS = {
 
 def read(path: Path) -> Events:
     """The events of whole steps."""
-    events = read_events(path)
-    return without_partial(events, attribute(events))
+    return Recording.of(read_events(path)).whole.events
 
 
 def windows_of(events: Events, ownership: Ownership) -> StepWindows | Windows:

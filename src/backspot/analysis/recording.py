@@ -91,15 +91,9 @@ class Recording:
 
     @cached_property
     def whole(self) -> Recording:
-        """The recording without the passes and steps that were recorded in part, if one is left.
-
-        What is left is attributed again, because passes and modules are found by what is around.
-        """
-        complete = without_partial(self.events, self.ownership)
-        if complete is self.events:
-            return self
-        found = attribute(complete)
-        return Recording(complete, found, self.detail) if len(found.passes.start) else self
+        """The recording without the passes and steps that were recorded in part, if one is left."""
+        found = without_partial(self.events, self.ownership)
+        return self if found is None else self._part(found)
 
     @cached_property
     def detailed(self) -> Recording:
@@ -108,8 +102,10 @@ class Recording:
 
     def steps(self, first: int, last: int) -> Recording:
         """Return the recording as if only these steps had been recorded."""
-        found = only_steps(self.events, self.ownership, first, last)
-        return Recording(found.events, found.ownership, cut=found)
+        return self._part(only_steps(self.events, self.ownership, first, last))
+
+    def _part(self, found: Cut) -> Recording:
+        return Recording(found.events, found.ownership, self.detail, found)
 
     @cached_property
     def tracks(self) -> Tracks:

@@ -24,7 +24,7 @@ from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
 __all__ = ["is_between_forwards", "only_steps", "without_partial"]
 
 
-def without_partial(events: Events, ownership: Ownership) -> Events:
+def without_partial(events: Events, ownership: Ownership) -> Cut | None:
     """Return the trace without the passes and steps that were recorded in part.
 
     - A pass was recorded without its forward if it is among the first of the trace and has more
@@ -41,31 +41,31 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
     - The last forward was recorded without its backward if it follows the last pass and runs in a
       profiler's mark without a pass, or if the profiler's marks begin between forward and backward.
 
-    A trace that would keep no pass, and a file that is cut short, are returned as they are.
-
     Returns:
-        The trace, with a warning that says what is left out; ``events`` where all was recorded.
+        The trace, with a warning that says what is left out. ``None`` where all was recorded, where
+        no pass would be left, and where the file is cut short.
     """
     count = len(ownership.passes.start)
     if events.truncated:
-        return events
+        return None
     head = _without_forward(events, ownership)
     tail = int(_is_cut_off(events, ownership))
     if head + tail >= count:
-        return events
+        return None
     between = _Between(events, ownership)
     kept = _in_whole_steps(ownership, between, head, count - tail)
     if kept is None:
-        return events
+        return None
     first, last = kept
     lone = last == count - 1 and between.forward_follows()
     if not (first or last < count - 1 or lone):
-        return events
+        return None
     begin = between.begin(first) if first else -1
     end = between.end(last) if last < count - 1 or lone else FAR
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
-    shorter = cut(events, ownership, begin, end).events
-    return replace(shorter, warnings=(*events.warnings, sentence))
+    found = cut(events, ownership, begin, end)
+    said = replace(found.events, warnings=(*events.warnings, sentence))
+    return replace(found, events=said)
 
 
 def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> Cut:
