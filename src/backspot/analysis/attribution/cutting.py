@@ -24,7 +24,7 @@ from backspot.trace.events import Ints, Mask
 
 __all__ = ["Cut", "cut"]
 
-Columns = TypeVar("Columns", Communication, DeviceWork, Join, Spans, Waits)
+Table = TypeVar("Table", Communication, DeviceWork, Join, Spans, Waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,51 +51,48 @@ def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
 
     Work that was launched before and still runs stays, with its launch.
     """
+    spans, passes, steps = ownership.spans, ownership.passes, ownership.steps
     kept = _kept(events, ownership, begin, end)
-    time = events.allocations.time
-    allocations = events.allocations.where((time >= begin) & (time < end))
-    spans, passes, work = ownership.spans, ownership.passes, ownership.work
     of_span = (spans.start >= begin) & (spans.start < end)
     of_pass = (passes.start >= begin) & (passes.start < end)
-    of_work = kept[work.event]
+    of_work = kept[ownership.work.event]
+    of_wait = kept[ownership.waits.event] & of_span[ownership.waits.span]
+    of_launch = kept[ownership.compiled.event]
     event, span, run = (_places(one) for one in (kept, of_span, of_pass))
-    parent, nesting = nest(spans.start[of_span], spans.end[of_span], spans.thread[of_span])
-    join, done = _where(ownership.join, of_span), _where(work, of_work)
-    done = replace(
-        done, span=_moved(span, done.span), run=_moved(run, done.run), event=event[done.event]
-    )
-    begun = Passes(
+    _, nesting = nest(spans.start[of_span], spans.end[of_span], spans.thread[of_span])
+    work = _where(ownership.work, of_work, span=span, run=run, event=event)
+    found = Passes(
         of_span=_moved(run, passes.of_span[of_span]),
         start=passes.start[of_pass],
         end=passes.end[of_pass],
         threads=passes.threads,
     )
-    waits = _where(ownership.waits, kept[ownership.waits.event] & of_span[ownership.waits.span])
-    launched = kept[ownership.compiled.event]
+    number = steps.of_pass[of_pass]
+    first, last = int(number.min()), int(number.max())
+    marks = slice(first, last + 1)
     part = Ownership(
-        spans=replace(
-            _where(spans, of_span),
-            caller=_moved(span, spans.caller[of_span]),
-            parent=parent,
-            nesting=nesting,
-        ),
-        join=replace(join, operator=_moved(event, join.operator), feeder=_moved(span, join.feeder)),
+        spans=replace(_where(spans, of_span, caller=span, parent=span), nesting=nesting),
+        join=_where(ownership.join, of_span, operator=event, feeder=span),
         owners=ownership.owners,
         owner=ownership.owner[of_span],
         work_owner=ownership.work_owner[of_work],
         work_shares=ownership.work_shares.where(of_work),
-        launch_shares=ownership.launch_shares.where(launched),
-        compiled=_compiled(ownership.compiled, launched, of_work, event, span),
-        passes=begun,
-        windows=find_windows(begun, done),
-        steps=_steps(ownership.steps, of_pass),
-        work=done,
+        launch_shares=ownership.launch_shares.where(of_launch),
+        compiled=_compiled(ownership.compiled, of_launch, of_work, event, span),
+        passes=found,
+        windows=find_windows(found, work),
+        steps=Steps(
+            steps.unit, number - first, last + 1 - first, steps.start[marks], steps.end[marks]
+        ),
+        work=work,
         communication=_where(ownership.communication, of_work),
-        waits=replace(waits, span=span[waits.span], event=event[waits.event]),
+        waits=_where(ownership.waits, of_wait, span=span, event=event),
         line=ownership.line[of_span],
         lines=ownership.lines,
         exact_lines=ownership.exact_lines,
     )
+    time = events.allocations.time
+    allocations = events.allocations.where((time >= begin) & (time < end))
     return Cut(replace(events.where(kept), allocations=allocations), part, of_span, of_work, event)
 
 
@@ -112,29 +109,29 @@ def _kept(events: Events, ownership: Ownership, begin: int, end: int) -> Mask:
 
 
 def _compiled(
-    compiled: Compiled, launched: Mask, of_work: Mask, event: Ints, span: Ints
+    compiled: Compiled, of_launch: Mask, of_work: Mask, event: Ints, span: Ints
 ) -> Compiled:
     """Return what is known inside the compiled regions of the part.
 
     Args:
-        launched: which launches are in the part.
+        of_launch: which launches are in the part.
         of_work: which device work is.
-        event: the place of each event in the part.
-        span: the place of each span.
+        event: where each event of the whole trace is in the part.
+        span: where each span is.
     """
     asked = compiled.of_work[of_work]
     shared = np.zeros(len(compiled.shares.first) - 1, bool)
     shared[asked[asked >= 0]] = True
-    shared[: len(launched)] = launched
+    shared[: len(of_launch)] = of_launch
     called = (compiled.caller < 0) | (take(span, compiled.caller) >= 0)
     return Compiled(
         modules=compiled.modules,
-        event=event[compiled.event[launched]],
-        start=compiled.start[launched],
-        end=compiled.end[launched],
-        span=_moved(span, compiled.span[launched]),
+        event=event[compiled.event[of_launch]],
+        start=compiled.start[of_launch],
+        end=compiled.end[of_launch],
+        span=_moved(span, compiled.span[of_launch]),
         shares=compiled.shares.where(shared),
-        moved=compiled.moved[launched],
+        moved=compiled.moved[of_launch],
         of_work=_moved(_places(shared), asked),
         called=compiled.called[called],
         caller=_moved(span, compiled.caller[called]),
@@ -142,25 +139,19 @@ def _compiled(
     )
 
 
-def _steps(steps: Steps, of_pass: Mask) -> Steps:
-    numbers = steps.of_pass[of_pass]
-    first, last = int(numbers.min()), int(numbers.max())
-    return Steps(
-        unit=steps.unit,
-        of_pass=numbers - first,
-        count=last - first + 1,
-        start=steps.start[first : last + 1],
-        end=steps.end[first : last + 1],
-    )
+def _where(table: Table, kept: Mask, **places: Ints) -> Table:
+    """Return some rows of a table of arrays; what is no array stays.
 
-
-def _where(columns: Columns, kept: Mask) -> Columns:
-    """Return some rows of a table of arrays; what is no array stays."""
-    arrays = {one.name: getattr(columns, one.name) for one in fields(columns)}
-    chosen: dict[str, Any] = {
-        name: of[kept] for name, of in arrays.items() if isinstance(of, np.ndarray)
-    }
-    return replace(columns, **chosen)
+    Args:
+        places: for a column of indices where each of what it points to is in the part.
+    """
+    found: dict[str, Any] = {}
+    for one in fields(table):
+        column = getattr(table, one.name)
+        if isinstance(column, np.ndarray):
+            column = column[kept]
+            found[one.name] = _moved(places[one.name], column) if one.name in places else column
+    return replace(table, **found)
 
 
 def _places(kept: Mask) -> Ints:
@@ -169,5 +160,5 @@ def _places(kept: Mask) -> Ints:
 
 
 def _moved(places: Ints, index: Ints) -> Ints:
-    """Return where indices are now; negative ones stay."""
+    """Return where indices point to now; negative ones stay."""
     return np.where(index >= 0, take(places, index), index)

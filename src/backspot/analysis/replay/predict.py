@@ -176,7 +176,7 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
         first = (steps - kept) // 2
         recording = recording.steps(first, first + kept - 1)
         typical = typical.within(first, kept)
-    replayable = prepare(recording.events, recording.ownership, recording.windows)
+    replayable = prepare(recording)
     if isinstance(replayable, Refusal):
         return replayable
     if not _holds(replayable):
