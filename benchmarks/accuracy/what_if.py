@@ -58,18 +58,10 @@ def read_recording(path: Path) -> Replayable:
     Raises:
         RuntimeError: If it cannot be replayed.
     """
-    from backspot.analysis.accounting.clock import Clock
-    from backspot.analysis.accounting.steps import step_windows
-    from backspot.analysis.attribution.ownership import attribute
-    from backspot.analysis.attribution.partial import without_partial
+    from backspot.analysis.recording import Recording
     from backspot.analysis.replay.replayable import Refusal, prepare
-    from backspot.trace import read_events
 
-    events = read_events(path)
-    events = without_partial(events, attribute(events))
-    ownership = attribute(events)
-    windows = step_windows(events, ownership, Clock(ownership)) or ownership.windows
-    recording = prepare(events, ownership, windows)
+    recording = prepare(Recording.read(path))
     if isinstance(recording, Refusal):
         raise RuntimeError(recording.reason)  # noqa: TRY004 - what the trace is, not a type
     return recording

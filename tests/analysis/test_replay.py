@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import MEASURED, ZERO
 from backspot.analysis.replay.replay import fit, replay
 from backspot.analysis.replay.replayable import Refusal
 from backspot.analysis.replay.saving import free_owners, scaled_owners
 from support.choice import slow_except
-from support.replays import PATHS, recorded, saved_by_step, unfitted, windows_of
+from support.replays import PATHS, recorded, saved_by_step, unfitted
 
 SOME = ("two_streams", "sync_in_backward", "fsdp2.rank0", "vit_patch_drop", "plain_recommender")
 
@@ -37,9 +37,9 @@ def test_without_the_profiler_a_step_takes_no_longer_and_all_owners_stay(name):
     replayed = replay(recording, MEASURED)
     assert (np.array(replayed.step_ns).sum()) <= lengths(recording).sum()
     assert (replayed.events.duration >= 0).all()
-    ownership = attribute(replayed.events)
-    np.testing.assert_array_equal(ownership.owner, recording.ownership.owner)
-    windows = windows_of(replayed.events, ownership)
+    again = Recording.of(replayed.events)
+    np.testing.assert_array_equal(again.ownership.owner, recording.ownership.owner)
+    windows = again.windows
     # Some windows begin with other work when launches move: the sum of all steps stays.
     between = recording.steps.start[1:] - recording.steps.end[:-1]
     total = windows.end[-1] - windows.start[0] - between.sum()

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import ZERO, ProfilerCost
 from backspot.analysis.replay.replay import replay
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import change_of_paths, free_spans
-from support.replays import BACKWARD, MS, STEPS, US, Program, read, saved_by_step, windows_of
+from support.replays import BACKWARD, MS, STEPS, US, Program, saved_by_step
 
 
 def saves(recording: Replayable, **factors: float) -> float:
@@ -162,9 +163,7 @@ def test_threads_that_work_at_once_are_refused(tmp_path):
     for step, at in program.steps():
         program.node(step, "b", at, at + 8 * MS)
         program.trace.operator("aten::sort", at, at + 8 * MS, thread=9)
-    events = read(program.trace.save(tmp_path / "trace.json"))
-    ownership = attribute(events)
-    refused = prepare(events, ownership, windows_of(events, ownership))
+    refused = prepare(Recording.read(program.save(tmp_path)))
     assert isinstance(refused, Refusal)
     assert "Several threads run operators at once" in refused.reason
 
@@ -173,9 +172,8 @@ def test_a_trace_that_is_cut_short_is_refused(tmp_path):
     program = Program()
     for step, at in program.steps():
         program.node(step, "b", at, at + 8 * MS)
-    events = replace(read(program.trace.save(tmp_path / "trace.json")), truncated=True)
-    ownership = attribute(events)
-    refused = prepare(events, ownership, windows_of(events, ownership))
+    recording = Recording.read(program.save(tmp_path))
+    refused = prepare(replace(recording, events=replace(recording.events, truncated=True)))
     assert refused == Refusal("The trace is cut short, and the work of the devices comes last.")
 
 
@@ -185,8 +183,6 @@ def test_work_without_launches_is_refused(tmp_path):
         program.node(step, "b", at, at + 8 * MS)
         program.trace.kernel(at + 20 * US, at + 2 * MS, launch=at + 10 * US)
         program.trace.kernel(at + 2 * MS, at + 9 * MS, launch=None)
-    events = read(program.trace.save(tmp_path / "trace.json"))
-    ownership = attribute(events)
-    refused = prepare(events, ownership, windows_of(events, ownership))
+    refused = prepare(Recording.read(program.save(tmp_path)))
     assert isinstance(refused, Refusal)
     assert refused.reason.endswith("of the device time has no launch record.")

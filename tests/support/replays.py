@@ -6,17 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.steps import StepWindows, step_windows
-from backspot.analysis.attribution.launches import Windows
-from backspot.analysis.attribution.ownership import Ownership, attribute
-from backspot.analysis.attribution.partial import without_partial
+from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.predict import Prediction
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import Change, replays
 from backspot.analysis.typical import every_step
-from backspot.trace import Events, read_events
 from support.synthetic import Trace
 
 US, MS = 1_000, 1_000_000
@@ -31,20 +26,8 @@ PATHS = {
 }
 
 
-def read(path: Path) -> Events:
-    """The events of whole steps."""
-    events = read_events(path)
-    return without_partial(events, attribute(events))
-
-
-def windows_of(events: Events, ownership: Ownership) -> StepWindows | Windows:
-    return step_windows(events, ownership, Clock(ownership)) or ownership.windows
-
-
 def prepared(path: Path) -> Replayable | Refusal:
-    events = read(path)
-    ownership = attribute(events)
-    return prepare(events, ownership, windows_of(events, ownership))
+    return prepare(Recording.read(path))
 
 
 def recording(path: Path) -> Replayable:

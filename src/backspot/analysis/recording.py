@@ -15,6 +15,7 @@ from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.phases import PhaseTimes, phase_times
 from backspot.analysis.accounting.rows import BackwardCosts, account
 from backspot.analysis.accounting.steps import StepWindows, step_windows
+from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps, without_partial
@@ -71,11 +72,13 @@ class Recording:
         ownership: its owners.
         detail: the trace of other steps of the same training, recorded with memory or shapes;
             ``None`` for none.
+        cut: what this is of another recording, ``None`` if it is no part of one.
     """
 
     events: Events
     ownership: Ownership
     detail: Events | None = None
+    cut: Cut | None = None
 
     @classmethod
     def of(cls, events: Events, detail: Events | None = None) -> Recording:
@@ -102,15 +105,9 @@ class Recording:
 
     @cached_property
     def whole(self) -> Recording:
-        """The recording without the passes and steps that were recorded in part, if one is left.
-
-        What is left is attributed again, because passes and modules are found by what is around.
-        """
-        complete = without_partial(self.events, self.ownership)
-        if complete is self.events:
-            return self
-        found = attribute(complete)
-        return Recording(complete, found, self.detail) if len(found.passes.start) else self
+        """The recording without the passes and steps that were recorded in part, if one is left."""
+        found = without_partial(self.events, self.ownership)
+        return self if found is None else self._part(found)
 
     @cached_property
     def detailed(self) -> Recording:
@@ -119,8 +116,10 @@ class Recording:
 
     def steps(self, first: int, last: int) -> Recording:
         """Return the recording as if only these steps had been recorded."""
-        events = only_steps(self.events, self.ownership, first, last)
-        return Recording(events, attribute(events))
+        return self._part(only_steps(self.events, self.ownership, first, last))
+
+    def _part(self, found: Cut) -> Recording:
+        return Recording(found.events, found.ownership, self.detail, found)
 
     @cached_property
     def tracks(self) -> Tracks:

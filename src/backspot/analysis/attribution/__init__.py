@@ -16,8 +16,8 @@ this order:
    ``wrapping`` corrects the nodes of full backward hooks, which run outside of their module's call.
    ``compiled`` matches the launches of compiled regions with the modules inside (``alignment``:
    their names, in order); a fused kernel has several owners, whose ``shares`` sum to the whole.
-7. ``partial`` finds the passes and steps that were recorded in part, and returns the events without
-   them. The pipeline attributes these again.
+7. ``partial`` finds the passes and steps that were recorded in part. ``cutting`` returns a part of
+   the trace with the owners that were found.
 
 ``allocations`` matches blocks of memory with their ends, and finds who allocated them.
 ``tracks`` turns ownership into nested spans for the labelled copy of a trace.

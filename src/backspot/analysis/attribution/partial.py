@@ -12,18 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from backspot.analysis.attribution.cutting import Cut, cut
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import top_nodes
 from backspot.analysis.timeline import FAR, grouped, take
 from backspot.formatting import counted
 from backspot.trace import Category, Events
-from backspot.trace.events import Ints, Mask
+from backspot.trace.events import Ints
 from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
 
 __all__ = ["is_between_forwards", "only_steps", "without_partial"]
 
 
-def without_partial(events: Events, ownership: Ownership) -> Events:
+def without_partial(events: Events, ownership: Ownership) -> Cut | None:
     """Return the trace without the passes and steps that were recorded in part.
 
     - A pass was recorded without its forward if it is among the first of the trace and has more
@@ -40,34 +41,34 @@ def without_partial(events: Events, ownership: Ownership) -> Events:
     - The last forward was recorded without its backward if it follows the last pass and runs in a
       profiler's mark without a pass, or if the profiler's marks begin between forward and backward.
 
-    A trace that would keep no pass, and a file that is cut short, are returned as they are.
-
     Returns:
-        The trace, with a warning that says what is left out; ``events`` where all was recorded.
+        The trace, with a warning that says what is left out. ``None`` where all was recorded, where
+        no pass would be left, and where the file is cut short.
     """
     count = len(ownership.passes.start)
     if events.truncated:
-        return events
+        return None
     head = _without_forward(events, ownership)
     tail = int(_is_cut_off(events, ownership))
     if head + tail >= count:
-        return events
+        return None
     between = _Between(events, ownership)
     kept = _in_whole_steps(ownership, between, head, count - tail)
     if kept is None:
-        return events
+        return None
     first, last = kept
     lone = last == count - 1 and between.forward_follows()
     if not (first or last < count - 1 or lone):
-        return events
+        return None
     begin = between.begin(first) if first else -1
     end = between.end(last) if last < count - 1 or lone else FAR
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
-    shorter = _cut_to(events, ownership, begin, end)
-    return replace(shorter, warnings=(*events.warnings, sentence))
+    found = cut(events, ownership, begin, end)
+    said = replace(found.events, warnings=(*events.warnings, sentence))
+    return replace(found, events=said)
 
 
-def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> Events:
+def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> Cut:
     """Return the trace as if only these steps had been recorded.
 
     Args:
@@ -78,7 +79,7 @@ def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> E
     between = _Between(events, ownership)
     begin = between.begin(int(runs[0])) if first else -1
     end = between.end(int(runs[-1])) if last < ownership.steps.count - 1 else FAR
-    return _cut_to(events, ownership, begin, end)
+    return cut(events, ownership, begin, end)
 
 
 def is_between_forwards(events: Events, ownership: Ownership) -> bool:
@@ -269,23 +270,6 @@ def _next(times: Ints, after: int) -> int:
     """Return the first of these sorted times that is not before another."""
     at = np.searchsorted(times, after, side="left")
     return int(times[at]) if at < len(times) else FAR
-
-
-def _cut_to(events: Events, ownership: Ownership, begin: int, end: int) -> Events:
-    """Return a trace as if it had been recorded between two times of the host.
-
-    Work that was launched before and still runs stays, with its launch.
-    """
-    work = ownership.work
-    kept: Mask = (events.start >= begin) & (events.start < end)
-    kept[work.event] = (work.end > begin) & (np.where(work.launch >= 0, work.launch, 0) < end)
-    running = work.event[(work.end > begin) & (work.launch < begin)]
-    calls = events.of(Category.RUNTIME)
-    launched = np.isin(events.correlation[calls], events.correlation[running])
-    kept[calls[launched & (events.correlation[calls] > 0)]] = True
-    time = events.allocations.time
-    allocations = events.allocations.where((time >= begin) & (time < end))
-    return replace(events.where(kept), allocations=allocations)
 
 
 def _sentence(count: int, head: int, tail: int, out: int, lone: bool) -> str:

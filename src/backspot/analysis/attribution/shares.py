@@ -81,6 +81,12 @@ class Shares:
             ),
         )
 
+    def where(self, keep: Mask) -> Shares:
+        """Return the shares of those things for which ``keep`` is true."""
+        mine = np.repeat(keep, self.count)
+        first = np.append(0, np.cumsum(self.count[keep]))
+        return Shares(first, self.owner[mine], self.weight[mine], self.again[mine], self.line[mine])
+
     def over(self, which: Ints, owner: Ints, line: Ints, *, modules: int, lines: int) -> Shares:
         """Return the shares of other things, each of which is one of these things or none.
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from backspot.analysis.findings.costs import LEAST_SHARE
+from backspot.analysis.findings.costs import LEAST_SHARE, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.analysis.findings.registry import Found, all_rules, rules_about_memory
@@ -36,6 +36,7 @@ __all__ = [
     "Found",
     "Judged",
     "MemoryEvidence",
+    "Removable",
     "all_rules",
     "find_all",
     "find_in_memory",

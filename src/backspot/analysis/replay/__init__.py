@@ -1,6 +1,6 @@
 """Replay a recorded step without the profiler's cost, or with part of its work taking other time.
 
-In: ``Events``, ``Ownership`` and the windows of the steps. Out: a trace with moved times, on which
+In: a ``Recording``. Out: a trace with moved times, on which
 attribution and accounting run as on any other, and what a step saves if a module's backward takes
 less time.
 

@@ -8,10 +8,10 @@ from itertools import zip_longest
 
 import numpy as np
 
+from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
-from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.findings import Found
+from backspot.analysis.findings import Found, Removable
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.replay import fit, steps_at
@@ -30,8 +30,6 @@ from backspot.results.costs import Row
 from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report, changed
-from backspot.trace import Events
-from backspot.trace.events import Ints, Mask
 
 __all__ = ["Prediction", "predict", "with_savings"]
 
@@ -61,30 +59,23 @@ class Prediction:
         typical: the steps of the recording that count.
         cost: what the profiler cost.
         fitted: whether the cost was fitted to measured steps.
+        cut: what the recording is of the trace, ``None`` for all of it.
     """
 
     recording: Replayable
     typical: TypicalStep
     cost: ProfilerCost
     fitted: bool
+    cut: Cut | None = None
 
-    def change_of(self, trace: Recording, spans: Mask, work: Mask, waits: Ints) -> Change:
-        """Return the change in which some work of the trace is free, as far as it is replayed.
-
-        Args:
-            trace: the recording that ``predict`` was given.
-            spans: for each span of the trace whether it is free.
-            work: for each piece of device work whether it is free.
-            waits: calls in which the host no longer waits for a device, as indices into ``events``.
-        """
-        mine = self.recording
-        if mine.ownership is not trace.ownership:
-            events, here, every = trace.events, mine.ownership, trace.ownership
-            done, calls = here.work.event, np.array([one.event for one in mine.waits], np.int64)
-            spans = _among(here.spans, slice(None), every.spans, np.flatnonzero(spans))
-            work = _among(mine.events, done, events, every.work.event[work])
-            waits = calls[_among(mine.events, calls, events, waits)]
-        return free_spans(mine.ownership, spans, work, waits=waits)
+    def change_of(self, work: Removable) -> Change:
+        """Return the change in which some work of the trace is free, as far as it is replayed."""
+        spans, pieces, waits = work.spans, work.work, work.waits
+        if self.cut is not None:
+            spans, pieces = spans[self.cut.spans], pieces[self.cut.work]
+            waits = self.cut.place[waits]
+            waits = waits[waits >= 0]
+        return free_spans(self.recording.ownership, spans, pieces, waits=waits)
 
     @property
     def is_device_bound(self) -> bool:
@@ -127,7 +118,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
     subtrees = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
-    causes = [_change_of(finding, recording, prediction) for finding in report.findings]
+    causes = [_change_of(finding, prediction) for finding in report.findings]
     waits = _without_waits(recording, prediction) if report.waits else []
     changes = [*free.values(), *subtrees.values(), *(one for one in causes if one is not None)]
     step, savings = prediction.savings([*changes, *waits])
@@ -164,18 +155,18 @@ def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]
     no_span = np.zeros(len(ownership.spans.start), bool)
     no_work = np.zeros(len(ownership.work.start), bool)
     return [
-        prediction.change_of(recording, no_span, no_work, calls)
+        prediction.change_of(Removable(no_span, no_work, calls))
         for calls in (np.concatenate(places), *places[:_PLACES])
     ]
 
 
-def _change_of(finding: Finding, recording: Recording, prediction: Prediction) -> Change | None:
+def _change_of(finding: Finding, prediction: Prediction) -> Change | None:
     """Return the change in which a finding's work is free, ``None`` where that is not known."""
     work = finding.removable if isinstance(finding, Found) else None
     # Where the step waits for the host, device work alone does not say what a cause costs.
     if work is None or not (work.with_host or prediction.is_device_bound):
         return None
-    return prediction.change_of(recording, work.spans, work.work, work.waits)
+    return prediction.change_of(work)
 
 
 def _with_saving(finding: Finding, saves: Saving | None) -> Finding:
@@ -205,15 +196,17 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
         first = (steps - kept) // 2
         recording = recording.steps(first, first + kept - 1)
         typical = typical.within(first, kept)
-    replayable = prepare(recording.events, recording.ownership, recording.windows)
+    replayable = prepare(recording)
     if isinstance(replayable, Refusal):
         return replayable
     if not _holds(replayable):
         return Refusal("The times of the trace contradict one another.")
     if real_step_ns is None:
-        return Prediction(replayable, typical, MEASURED, fitted=False)
+        return Prediction(replayable, typical, MEASURED, fitted=False, cut=recording.cut)
     cost = fit(replayable, real_step_ns, typical=typical)
-    return cost if isinstance(cost, Refusal) else Prediction(replayable, typical, cost, fitted=True)
+    if isinstance(cost, Refusal):
+        return cost
+    return Prediction(replayable, typical, cost, fitted=True, cut=recording.cut)
 
 
 def _holds(recording: Replayable) -> bool:
@@ -225,24 +218,6 @@ def _holds(recording: Replayable) -> bool:
     longer = (steps_at(recording, [ZERO, MEASURED]) - recorded) / max(1, int(recorded.max()))
     same = float(np.abs(longer[:, 0]).max()) <= _SAME
     return same and float(longer[:, 1].max()) <= _LONGER
-
-
-def _among(part: Events | Spans, index: Ints | slice, whole: Events | Spans, chosen: Ints) -> Mask:
-    """Return which spans or events of a part of a trace are among those chosen of the whole.
-
-    The start, the end and the thread say whether they are the same.
-
-    Args:
-        index: which ones of the part are asked for.
-        chosen: as indices into ``whole``.
-    """
-    mine = part.start[index], part.end[index], part.thread[index]
-    theirs = whole.start[chosen], whole.end[chosen], whole.thread[chosen]
-    found: Mask = np.isin(mine[0], theirs[0])
-    wanted = set(zip(*(column.tolist() for column in theirs), strict=True))
-    maybe = zip(*(column[found].tolist() for column in mine), strict=True)
-    found[found] = [one in wanted for one in maybe]
-    return found
 
 
 def _time_shared(work: DeviceWork) -> Floats:

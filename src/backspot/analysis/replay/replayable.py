@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from backspot.analysis.accounting.steps import StepWindows
+from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.recording import Recording
 from backspot.analysis.replay.devices import (
     DeviceGraph,
     find_device_graph,
@@ -28,24 +30,12 @@ from backspot.formatting import percent
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["Refusal", "Replayable", "Steps", "Windows", "prepare"]
+__all__ = ["Refusal", "Replayable", "Steps", "prepare"]
 
 _PARALLEL = 0.02  # of the recording: threads that run at the same time
 _LOST = 0.1  # of the time of device work: without a launch record
 _EARLY = 0.05  # of the launches: later than the start of their work
 _CLOCKS = 100_000  # nanoseconds between the clocks of host and device
-
-
-class Windows(Protocol):
-    """The clock time of each step or pass: ``StepWindows``, or the passes' ``Windows``."""
-
-    @property
-    def start(self) -> Ints:
-        """Nanoseconds."""
-
-    @property
-    def end(self) -> Ints:
-        """Nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +114,14 @@ class Replayable:
         return shorter
 
 
-def prepare(events: Events, ownership: Ownership, windows: Windows) -> Replayable | Refusal:
-    """Compile a recording for replays.
-
-    Args:
-        windows: the clock time of each step.
-
-    Returns:
-        The recording, or why it cannot be replayed.
-    """
+def prepare(recording: Recording) -> Replayable | Refusal:
+    """Compile a recording for replays; return why it cannot be replayed where that is so."""
+    events, ownership = recording.events, recording.ownership
     threads = program_threads(events)
     for refuse in _REFUSALS:
         if reason := refuse(events, ownership, threads):
             return Refusal(reason)
-    steps = _steps(ownership, windows)
+    steps = _steps(ownership, recording.windows)
     line = find_host_line(events, ownership, threads)
     graph = find_device_graph(events, ownership, steps.of_work)
     waits = _one_by_one(find_host_waits(events, ownership, graph, threads))
@@ -207,7 +191,7 @@ def _cut(line: HostLine, own: Floats, times: Ints) -> tuple[HostLine, Floats]:
 # Steps -------------------------------------------------------------------------------------------
 
 
-def _steps(ownership: Ownership, windows: Windows) -> Steps:
+def _steps(ownership: Ownership, windows: StepWindows | Windows) -> Steps:
     work, marks = ownership.work, ownership.steps
     start, end = windows.start.astype(np.int64), windows.end.astype(np.int64)
     count = len(start)
