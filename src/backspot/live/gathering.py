@@ -25,7 +25,7 @@ from backspot.job.identity import identify
 from backspot.job.reduce import reduce_trace
 from backspot.job.summary import Summary, from_bytes, to_bytes
 from backspot.live.recorder import rank_and_ranks
-from backspot.live.torch_internals.ranks import default_store
+from backspot.live.torch_internals.profiler import default_store
 from backspot.results.job import JobReport, LostRank
 from backspot.trace import Events
 

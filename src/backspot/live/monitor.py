@@ -28,7 +28,7 @@ from backspot.errors import MissingDependencyError, UsageError
 from backspot.interrupts import pass_on
 from backspot.live.markers import tensors_in
 from backspot.live.modules import class_name, is_called, unwrap
-from backspot.live.torch_internals import autograd, dynamo, transforms
+from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.modules import children_of
 
 if TYPE_CHECKING:
@@ -489,7 +489,7 @@ class Monitor:
 
     def _mark(self, value: object, owner: int) -> None:
         """Record the moment when autograd reaches the nodes of these tensors."""
-        with transforms.ignore_torch_function():
+        with autograd.ignore_torch_function():
             for tensor in tensors_in(value):
                 if autograd.version_of(tensor) and autograd.is_view(tensor):
                     continue  # reading its node is not safe

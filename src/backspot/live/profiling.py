@@ -28,7 +28,7 @@ from backspot.live.recording import (
     Timed,
     in_detail,
 )
-from backspot.live.torch_internals import transforms
+from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
@@ -151,7 +151,7 @@ def profile(
         Timed(unprofiled - before),
         *in_detail(memory=memory, shapes=shapes, prepared=0),
     )
-    passed_over = transforms.PassedOver.calls
+    passed_over = autograd.PassedOver.calls
     with ExitStack() as stack:
         if gathering:
             stack.enter_context(gathering)
@@ -174,7 +174,7 @@ def profile(
             force=force,
             use=gathering.leave if gathering else None,
         )
-    transformed = transforms.PassedOver.calls > passed_over
+    transformed = autograd.PassedOver.calls > passed_over
     report = _with_unused(report, models, taken.labelled, transformed=transformed)
     return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
 

@@ -24,9 +24,8 @@ from backspot.errors import UsageError
 from backspot.interrupts import contained
 from backspot.live.instrumentation import Instrumentation, put_labels
 from backspot.live.sessions import Watch
-from backspot.live.torch_internals.devices import privateuse1_name
 from backspot.live.torch_internals.lookup import nothing
-from backspot.live.torch_internals.profiler import PROFILER_PREPARES, new_range
+from backspot.live.torch_internals.profiler import PROFILER_PREPARES, new_range, privateuse1_name
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.trace.names import PROFILER_STEP
 from backspot.trace.profiler import Export

@@ -20,7 +20,7 @@ from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
 from backspot.live.source_lines import book
 from backspot.live.torch_internals import profiler
-from backspot.live.torch_internals.lookup import Place
+from backspot.live.torch_internals.lookup import Location
 
 __all__ = ["Holder", "Sessions", "Watch", "sessions"]
 
@@ -194,7 +194,7 @@ class Watch:
         around: called in its place, with the call to make.
     """
 
-    def __init__(self, place: Place, around: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(self, place: Location, around: Callable[[Callable[[], Any]], Any]) -> None:
         self._place = place
         self._around = around
         self._original: Any = None

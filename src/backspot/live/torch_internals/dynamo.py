@@ -11,8 +11,7 @@ from weakref import ref
 import torch
 
 from backspot.interrupts import contained
-from backspot.live.torch_internals.loading import when_loaded
-from backspot.live.torch_internals.lookup import find
+from backspot.live.torch_internals.lookup import find, when_loaded
 from backspot.live.torch_internals.modules import WRAPPED_CHILD
 
 __all__ = [

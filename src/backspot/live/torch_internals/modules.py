@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backspot.live.torch_internals.lookup import Place
+from backspot.live.torch_internals.lookup import Location
 
 __all__ = [
     "KEY",
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 # What a call of any module runs, unless its class has a ``__call__`` of its own.
-MODULE_CALL = Place(torch.nn.Module, "__call__")
+MODULE_CALL = Location(torch.nn.Module, "__call__")
 
 # Makes the copies of a module that data parallelism calls. Without it they have no label.
-REPLICATE = Place(torch.nn.Module, "_replicate_for_data_parallel")
+REPLICATE = Location(torch.nn.Module, "_replicate_for_data_parallel")
 
 
 def only_chooses(call: Any) -> bool:
