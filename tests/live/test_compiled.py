@@ -647,7 +647,7 @@ def test_eager_code_has_no_table():
 
 
 def test_compiled_is_true_or_false():
-    with pytest.raises(UsageError, match="compiled must be True or False, not 1"):
+    with pytest.raises(UsageError, match="compiled=1: give True or False"):
         backspot.instrument(Net(), compiled=1)
 
 
