@@ -71,7 +71,6 @@ class Intervals(list[tuple[int, Owner | None]]):
         """Return the module that made a node; ``None`` if none did or if it is not known.
 
         Args:
-            number: the node's sequence number.
             following: the sequence number of the thread's next node.
         """
         last, owner = self[-1]
@@ -93,9 +92,6 @@ class Call(msgspec.Struct, eq=False, gc=False):
     A struct in C, as one is made for each call. It is the ``Holder`` of its range.
 
     Attributes:
-        owner: the owner of the call.
-        opened: the range of the forward label, one of two torch classes.
-        module_id: ``id`` of the module.
         kwargs_id: ``id`` of the call's keyword arguments, the one object that both hooks of a call
             share and that no other call on the stack has. 0 for a call through the wrapper, which
             begins and ends it in one frame.
@@ -120,8 +116,6 @@ class Thread:
             session ``session``.
         brief: the session in which the wrapper may open a label without listing the call. -1 where
             intervals or lines need each call.
-        counts: how often each module was called within the outermost call.
-        intervals: the owners of the thread's sequence numbers.
         seen_id: ``id`` of the last tensor that was checked for a node.
         seen_at: the sequence number of the next node at that time. Until a node is made, that
             tensor's node is the same, and no other tensor with that ``id`` can have a new one.
@@ -231,10 +225,6 @@ class Thread:
         """End a running call, and the calls after it that an interrupt left behind.
 
         A call stays listed until its range has ended.
-
-        Args:
-            call: a call in ``calls``.
-            number: the sequence number of the next node; -1 if no instrumentation needs it.
         """
         calls = self.calls
         while calls[-1] is not call:
@@ -262,12 +252,7 @@ class Thread:
             self.leave(call, number)
 
     def repair(self, entering: torch.nn.Module, beginning: Call) -> None:
-        """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
-
-        Args:
-            entering: the module of the call that begins.
-            beginning: that call, which is not in ``calls`` yet.
-        """
+        """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks."""
         hooked, wrapped = _running_modules(entering)
         (hooked if beginning.kwargs_id else wrapped)[id(entering)] -= 1
         kept: list[Call] = []
@@ -330,14 +315,7 @@ class Thread:
 
 
 def _running_modules(entering: torch.nn.Module) -> tuple[Counter[int], Counter[int]]:
-    """Return how often each module is being called on this thread's Python stack, by ``id``.
-
-    Args:
-        entering: a module that certainly is.
-
-    Returns:
-        The calls as hooks see them, and those through the wrapper.
-    """
+    """Return how often each module is being called on this thread's Python stack, by ``id``."""
     frame: FrameType | None = sys._getframe(1)
     running: Counter[int] = Counter()
     wrapped: Counter[int] = Counter()

@@ -83,10 +83,6 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
 
     A cached graph has its frames, too. So the key of the cache has the modules that they name: two
     models with equal code can have other names.
-
-    Args:
-        settings: Inductor's settings.
-        theirs: the user's setting: ``None``, a pass, or several.
     """
     forward: dict[int, list[tuple[str, type]]] = {}
     passes: list[Any] = (

@@ -142,7 +142,6 @@ def write_frames(graph: torch.fx.Graph, forward: dict[int, list[tuple[str, type]
     """Write into the stack trace of each node of a graph for which module it works.
 
     Args:
-        graph: the graph.
         forward: the modules of forward nodes by their sequence number: this graph's are added, and
             those of graphs before are used.
     """
@@ -191,7 +190,6 @@ def digest_of_modules(owner: torch.nn.Module, forward: dict[int, list[tuple[str,
     """Return a digest of the modules that frames in a graph, and in those inside of it, name.
 
     Args:
-        owner: the module with the graph.
         forward: as in ``write_frames``, but it stays as it is.
     """
     digest = hashlib.sha256()

@@ -43,9 +43,6 @@ class Gathering:
 
     Around what may raise before the summary is left, use it as a context manager.
 
-    Args:
-        name: tells the exchanges of a job apart.
-
     Raises:
         UsageError: If this process is not part of a job.
     """
@@ -63,13 +60,7 @@ class Gathering:
         self._has_left = False
 
     def leave(self, path: Path, events: Events, ownership: Ownership) -> None:
-        """Leave the summary of this rank's recording for rank 0.
-
-        Args:
-            path: the exported recording.
-            events: its events.
-            ownership: their owners.
-        """
+        """Leave the summary of this rank's recording for rank 0."""
         identity = replace(
             identify(path), rank=self.rank, world_size=self._ranks, host=socket.gethostname()
         )

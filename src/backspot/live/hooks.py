@@ -56,7 +56,6 @@ class Enter(Hook):
     """The forward pre-hook: opens the label of the call and marks the nodes of its inputs.
 
     Args:
-        owner: the owner of the calls.
         leave: the hook that ends them. The first call that a profiler records registers it, and it
             is removed when the profiler stops: a module with one hook is called at half the cost of
             one with two. Modules that Dynamo has compiled never run this hook, so what Dynamo knows

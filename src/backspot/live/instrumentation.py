@@ -439,11 +439,7 @@ def _path(name: str, inner_path: str) -> str:
 
 
 def check_arguments(model: object, depth: object, name: object) -> None:
-    """Check the arguments that ``instrument`` and ``profile`` share.
-
-    Raises:
-        UsageError: If one is invalid.
-    """
+    """Check the arguments that ``instrument`` and ``profile`` share."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"instrument() takes a torch.nn.Module, not {type(model).__name__}"

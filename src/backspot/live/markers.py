@@ -38,10 +38,7 @@ def mark_inputs(
     """Give the node of each tensor that enters a call the marker of the module that made the node.
 
     Args:
-        thread: the calling thread.
-        caller: the owner of the call.
         args: tensors, or containers of tensors; anything else is ignored.
-        kwargs: further ones.
         following: the sequence number of the thread's next node.
     """
     # Usually the input is the output of the call before, which was just looked at.

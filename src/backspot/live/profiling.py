@@ -207,12 +207,9 @@ def _check_arguments(
             )
     if not parts:
         raise UsageError("profile(step, model): the dict of models is empty")
-    for word, value, least in (
-        ("steps", steps, 1),
-        ("warmup", warmup, 0),
-        ("unprofiled", unprofiled, 0),
-    ):
-        check_whole(word, value, least)
+    check_whole("steps", steps, 1)
+    check_whole("warmup", warmup, 0)
+    check_whole("unprofiled", unprofiled, 0)
     if data is not None and not isinstance(data, Iterable):
         raise UsageError(f"data must be iterable, as a DataLoader is, not {type(data).__name__}")
     if is_recording():

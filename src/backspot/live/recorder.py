@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -47,7 +47,7 @@ from backspot.results.report import Report
 from backspot.trace import Events
 from backspot.trace.profiler import Export
 
-__all__ = ["GivenModels", "Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
+__all__ = ["Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
 
 
 _LONGEST_WAIT = 20
@@ -124,9 +124,7 @@ class Recorded:
     """A recording that is complete.
 
     Attributes:
-        profiler: the profiler that recorded, or its export.
         first: the number of the first recorded step; ``None`` if not all steps were counted.
-        count: how many steps were recorded.
         times_ns: the times of steps without the profiler, in nanoseconds.
         number: the number of this recording, from 1.
         requested: whether ``request`` asked for it, or it came late as the script's own profiler
@@ -155,7 +153,6 @@ class Recorded:
         Args:
             training: what was recorded, such as the name of a script.
             trace: where to write the labelled trace; ``None`` writes none.
-            use: as in ``locate_export``.
 
         Raises:
             NoBackwardError: If the steps had no backward.
@@ -194,45 +191,28 @@ def rank_and_ranks() -> tuple[int, int]:
         return 0, 1
 
 
-class Models(Protocol):
-    """The models that are trained, and how they become known."""
+class Models:
+    """The models that are trained, known from the beginning; or a search for them, in a subclass.
 
-    def are_known(self) -> bool:
-        """Return whether all models that are trained can be found by now."""
-
-    def begin(self) -> None:
-        """Begin to search: the steps until ``named`` or ``end`` show which modules are used."""
-
-    def named(self) -> Mapping[str, torch.nn.Module]:
-        """End the search, and return the models by name."""
-
-    def end(self) -> None:
-        """End the search."""
-
-
-class GivenModels:
-    """Models that are known from the beginning.
-
-    Args:
-        models: the models by name.
+    The steps from ``begin`` to ``named`` or ``end`` show a search which modules are used.
     """
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self._models = models
 
     def are_known(self) -> bool:
-        """Return true."""
+        """Return whether all models that are trained can be found by now."""
         return True
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Begin to search."""
 
     def named(self) -> Mapping[str, torch.nn.Module]:
-        """Return the models."""
+        """End the search, and return the models by name."""
         return self._models
 
     def end(self) -> None:
-        """Do nothing."""
+        """End the search."""
 
 
 _OF_WARM_UP = (
@@ -264,16 +244,12 @@ class Recorder:
     then, and begins again if the training goes on.
 
     Args:
-        plan: when to record.
-        models: the models that are trained.
         deliver: called with each recording, after everything was removed.
         say: called with a sentence if something does not work.
         retire: called when no more steps need to be counted.
 
     Attributes:
-        plan: when to record.
         steps: how many steps were counted in the thread that is recorded, or had the most steps.
-        reports: how many recordings were delivered.
     """
 
     def __init__(
@@ -547,11 +523,7 @@ class Recorder:
             self._cut_short = ""
 
     def _stop(self, *, again: bool = False) -> None:
-        """End what is under way and remove all of it.
-
-        Args:
-            again: whether to begin again at the end of a later step.
-        """
+        """Remove all that is under way, and with ``again`` begin again after a later step."""
         self._search.end()
         try:
             self._close()

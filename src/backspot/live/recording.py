@@ -52,12 +52,7 @@ STEPS_IN_DETAIL = 3
 
 @dataclass
 class Profile:
-    """What a profiler recorded.
-
-    Attributes:
-        profiler: the profiler; its export once another one records.
-        count: how many steps have ended.
-    """
+    """A profiler, its export once another one records, and how many steps it recorded."""
 
     profiler: torch.profiler.profile | Export
     count: int = 0
@@ -67,17 +62,13 @@ class Measurement:
     """Some steps of a training, and what was measured so far.
 
     Args:
-        stages: the stages, in their order.
         step_ended: called after each step, outside of what is measured.
         give_way: called before a profiler of the training prepares to record in a recorded step;
             it must not raise. ``None``: such a profiler takes the recording over.
 
     Attributes:
-        models: the labelled models by name.
         labelled: their instrumentations by name, without models that others have labelled.
-        labels: removes the labels.
         times_ns: the times of the timed steps, in nanoseconds.
-        profiles: what was recorded, by ``TIMES`` and the like.
         range: the range of the step that is recorded. No variable of a frame holds it, as an
             exception that is kept would keep it until a later session.
     """
@@ -200,9 +191,6 @@ class Labelled:
     """No step: the models are found and have labels from here on, until the recording ends.
 
     Attributes:
-        find: returns the models by name.
-        depth: the deepest level that is labelled, as in ``instrument``.
-        compiled: as in ``instrument``.
         lenient: pass over a model of which a part has labels already.
     """
 
@@ -235,11 +223,7 @@ class Profiled:
     """Steps that a profiler records.
 
     Attributes:
-        key: the profile's key in ``Measurement.profiles``.
-        recorded: how many steps are recorded.
         prepared: how many steps run before, to get used to the labels and a profiler that is ready.
-        memory: whether to record what is in memory.
-        shapes: whether to record the inputs of operators.
     """
 
     key: str

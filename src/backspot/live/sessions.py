@@ -190,7 +190,6 @@ class Watch:
     """A function of PyTorch's profiler, wrapped for a while.
 
     Args:
-        place: where the function is.
         around: called in its place, with the call to make.
     """
 

@@ -52,16 +52,7 @@ _CELL = re.compile(r"<ipython-input-(\d+)-|[/\\]ipykernel_\d+[/\\]\d+\.py\Z")
 
 
 def describe(code: CodeType, lasti: int, node: str) -> SourceLine:
-    """Return the line of an instruction.
-
-    Args:
-        code: the code of a function.
-        lasti: the position of the instruction in it.
-        node: the class of the nodes that the line makes; ``""`` if it is not known.
-
-    Returns:
-        The line, with its text if the source can be read.
-    """
+    """Return the line of an instruction."""
     line = _line_at(code, lasti)
     text = linecache.getline(code.co_filename, line).strip()
     function = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
@@ -162,7 +153,6 @@ class Recorder:
 
     Attributes:
         exact: whether the line of each node is known, and not only the line of the call.
-        tid: the operating system's number of the thread.
         store: where the recorder belongs; ``None`` once the session is over.
     """
 
@@ -415,12 +405,7 @@ class Book:
         return bool(self._stores)
 
     def recorder(self, session: int, own: Recorder | None) -> Recorder | None:
-        """Return the calling thread's recorder for a session; ``None`` if there is no more room.
-
-        Args:
-            session: the session's number.
-            own: the recorder that the thread used last.
-        """
+        """Return the calling thread's recorder for a session; ``None`` if there is no more room."""
         store = self._stores.get(session)
         if store is None:
             if self._stores:  # of a session that did not end in order

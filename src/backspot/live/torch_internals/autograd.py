@@ -149,11 +149,7 @@ def labelling() -> bool:
 
 
 class PassedOver:
-    """What was not labelled because of a transform.
-
-    Attributes:
-        calls: how many module calls, in this process so far.
-    """
+    """How many module calls were not labelled because of a transform, in this process so far."""
 
     calls = 0
 

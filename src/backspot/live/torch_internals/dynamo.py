@@ -110,11 +110,6 @@ def around_compiled_call(
 
     Its hooks are part of the code that is compiled. This is not, so nothing is compiled again.
 
-    Args:
-        module: the module, of which ``compiles_itself`` is true.
-        before: called as a forward pre-hook with keyword arguments.
-        after: called as a forward hook.
-
     Returns:
         A handle with ``remove``.
     """

@@ -91,8 +91,6 @@ class CompiledCode(NamedTuple):
     """A compiled graph in memory.
 
     Attributes:
-        key: the key in the names of its calls.
-        backward: whether it is a backward graph.
         sites: the stack traces of each launch site, as JSON; ``None`` if they were not kept.
     """
 

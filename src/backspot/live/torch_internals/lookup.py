@@ -32,12 +32,7 @@ def nothing() -> None:
 
 
 class Location:
-    """An attribute of a module or class of PyTorch that Backspot replaces for a while.
-
-    Args:
-        holder: the module or class; ``None`` if this PyTorch has none.
-        name: the attribute, which need not exist.
-    """
+    """An attribute of a module or class of PyTorch that Backspot replaces for a while."""
 
     def __init__(self, holder: Any, name: str) -> None:
         self._holder = holder

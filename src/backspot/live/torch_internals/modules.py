@@ -108,8 +108,6 @@ def take_away(
     """Remove Backspot's hooks from a module; without any, do nothing.
 
     Args:
-        module: any module.
-        only_after: remove only the forward hook.
         keep_after: keep the forward hook, as PyTorch may be iterating over its dictionary.
     """
     after = () if keep_after else _AFTER
