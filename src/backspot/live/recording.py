@@ -67,7 +67,7 @@ class Measurement:
             it must not raise. ``None``: such a profiler takes the recording over.
 
     Attributes:
-        labelled: their instrumentations by name, without models that others have labelled.
+        labelled: the instrumentations by name, without models that others have labelled.
         times_ns: the times of the timed steps, in nanoseconds.
         range: the range of the step that is recorded. No variable of a frame holds it, as an
             exception that is kept would keep it until a later session.
