@@ -157,12 +157,20 @@ def _part(name: str) -> str:
 def _integration(name: str) -> Iterator[str]:
     """Yield the section of a class whose package may not be installed, from its source."""
     file, class_name, method = INTEGRATIONS[name]
-    tree = ast.parse((Path(backspot.__file__).parent / "integrations" / file).read_text("utf-8"))
-    found = next(
-        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
-    )
+    home = Path(backspot.__file__).parent / "integrations"
+    classes = {
+        node.name: node
+        for source in ("_trainer.py", file)
+        for node in ast.parse((home / source).read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+    found = classes[class_name]
+    bases = (classes[name] for name in map(ast.unparse, found.bases) if name in classes)
     function = next(
-        node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == method
+        node
+        for cls in (found, *bases)
+        for node in cls.body
+        if isinstance(node, ast.FunctionDef) and node.name == method
     )
     text = ast.get_docstring(function) or ast.get_docstring(found)
     function.body = [ast.Pass()]

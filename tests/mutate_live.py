@@ -85,14 +85,14 @@ MUTATIONS = (
     ),
     Mutation(
         "labels in transforms of torch.func",
-        "live/torch_internals/transforms.py",
+        "live/torch_internals/autograd.py",
         "        and (innermost_transform() is None or pass_over())\n",
         "",
         f"{TRANSFORMS}::test_functional_transforms_are_left_alone",
     ),
     Mutation(
         "labels while a model is exported",
-        "live/torch_internals/transforms.py",
+        "live/torch_internals/autograd.py",
         "        and not _compiler._is_compiling_flag\n",
         "",
         f"{TRANSFORMS}::test_an_export_that_is_profiled_is_not_labelled",
@@ -242,7 +242,7 @@ MUTATIONS = (
     # Owners and markers.
     Mutation(
         "an owner off by one call",
-        "live/intervals.py",
+        "live/calls.py",
         "self[bisect_right(self, number, key=_first) - 1][1]",
         "self[bisect_right(self, number, key=_first) - 2][1]",
         MARKERS,
@@ -263,7 +263,7 @@ MUTATIONS = (
     ),
     Mutation(
         "another thread's node gets an owner of this one",
-        "live/intervals.py",
+        "live/calls.py",
         "return owner if number < following else None",
         "return owner",
         f"{MARKERS}::test_a_node_made_on_another_thread_bears_no_marker",
@@ -427,8 +427,8 @@ MUTATIONS = (
     Mutation(
         "profile() takes one step too few",
         "live/profiling.py",
-        "        for _ in range(warmup - 1):\n",
-        "        for _ in range(warmup - 2):\n",
+        "LeftAlone(max(warmup - 1, 0)),",
+        "LeftAlone(max(warmup - 2, 0)),",
         f"{PROFILING}::test_one_call_names_the_slow_module",
     ),
     Mutation(

@@ -131,7 +131,7 @@ WAYS = {
     "save": SAVES,
     "monitor": PROFILE
     + "with backspot.Monitor(model, every=2) as monitor:\n    train(9)\nprint(monitor)",
-    "instrument": PROFILE + "for kind in ('call', 'node', 'module'):\n"
+    "instrument": PROFILE + "for kind in ('call', 'module'):\n"
     "    backspot.instrument(model, hooks=kind).remove()",
     "lightning": LIGHTNING,
     "transformers": TRANSFORMERS,

@@ -392,11 +392,11 @@ class _Origins:
         self._patch.stop()
 
     def _compare(self, origin: Any, traces: dict[str, list[str]], name: str, number: int) -> None:
+        from backspot.live.frames import SiteTables, place_of
         from backspot.live.modules import written_class_name
-        from backspot.live.site_tables import SiteTables, place_of
-        from backspot.live.torch_internals import graphs, inductor
+        from backspot.live.torch_internals import inductor
 
-        stack, _ = graphs.module_stack_of(origin)
+        stack, _ = inductor.module_stack_of(origin)
         if not stack:
             return
         code = inductor.CompiledCode(

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = run(
         [
             {"name": hooks or "none", "hooks": hooks, "steps": steps, "every": every}
-            for hooks in (None, "call", "node")
+            for hooks in (None, "call")
         ],
         worker_command(arguments),
         lambda: _train,

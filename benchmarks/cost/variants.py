@@ -107,8 +107,16 @@ def _plain(model: torch.nn.Module) -> AbstractContextManager[Any]:
 def _instrumented(**options: Any) -> Put:
     def around(model: torch.nn.Module) -> AbstractContextManager[Any]:
         import backspot
+        from backspot.live.sessions import sessions
 
-        return backspot.instrument(model, **options)
+        if options.get("hooks") != "node":
+            return backspot.instrument(model, **options)
+        # As where no profiler's start is noticed.
+        before, sessions.watches_starts = sessions.watches_starts, False
+        try:
+            return backspot.instrument(model, **{**options, "hooks": "call"})
+        finally:
+            sessions.watches_starts = before
 
     return around
 

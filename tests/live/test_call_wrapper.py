@@ -17,7 +17,7 @@ import backspot
 from backspot.live import call_wrapper as wrapping
 from backspot.live.sessions import sessions
 from support.choice import slow_except
-from support.hooks import MODES
+from support.hooks import MODES, instrument
 from support.leftovers import hooks_on, left_in_torch
 
 WITHOUT_HOOKS = True
@@ -440,7 +440,7 @@ def test_what_was_imported_within_a_profile_keeps_nothing():
 def test_without_markers_no_node_has_a_hook(hooks, record):
     model = net()
     losses = []
-    with backspot.instrument(model, hooks=hooks, markers=False) as instrumentation:
+    with instrument(model, hooks=hooks, markers=False) as instrumentation:
         recording = record(lambda: losses.append(model(torch.randn(3, 4)).sum()))
         pending, seen = [losses[0].grad_fn], set()
         while pending:
@@ -454,13 +454,12 @@ def test_without_markers_no_node_has_a_hook(hooks, record):
     assert recording.names == ALL
 
 
-@pytest.mark.parametrize("hooks", ["call", "node"])
-def test_owners_are_the_same_without_markers(hooks):
+def test_owners_are_the_same_without_markers():
     model, x = net(), torch.randn(3, 4)
     found = []
     for markers in (True, False):
         with (
-            backspot.instrument(model, hooks=hooks, markers=markers),
+            backspot.instrument(model, markers=markers),
             profile(activities=[ProfilerActivity.CPU]) as profiler,
         ):
             model(x).sum().backward()

@@ -25,10 +25,9 @@ import backspot  # noqa: E402
 from backspot.analysis.attribution.ownership import attribute  # noqa: E402
 from backspot.analysis.caveats import warnings_of  # noqa: E402
 from backspot.errors import UsageError  # noqa: E402
-from backspot.live.graph_frames import bytes_of, write_frames  # noqa: E402
-from backspot.live.site_tables import SiteTables, place_of  # noqa: E402
+from backspot.live.frames import SiteTables, bytes_of, place_of, write_frames  # noqa: E402  # noqa: E402
 from backspot.live.torch_internals import inductor  # noqa: E402
-from backspot.live.torch_internals.graphs import hint_of  # noqa: E402
+from backspot.live.torch_internals.inductor import hint_of  # noqa: E402
 from backspot.trace import read_events  # noqa: E402
 from backspot.trace.names import COMPILED_GRAPH  # noqa: E402
 from support.sums import assert_adds_up  # noqa: E402
@@ -648,7 +647,7 @@ def test_eager_code_has_no_table():
 
 
 def test_compiled_is_true_or_false():
-    with pytest.raises(UsageError, match="compiled must be True or False, not 1"):
+    with pytest.raises(UsageError, match="compiled=1: give True or False"):
         backspot.instrument(Net(), compiled=1)
 
 

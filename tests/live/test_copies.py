@@ -13,7 +13,7 @@ from torch import nn
 
 import backspot
 from support import preloaded
-from support.hooks import MODES
+from support.hooks import MODES, instrument
 
 
 def net():
@@ -40,7 +40,7 @@ def through_torch(model):
 def test_a_copy_is_a_plain_model(duplicate, hooks, record):
     model = net()
     model[1].register_forward_hook(others)
-    with backspot.instrument(model, hooks=hooks):
+    with instrument(model, hooks=hooks):
         twin = duplicate(model)
         for module in twin.modules():
             assert not module._forward_pre_hooks
@@ -66,12 +66,12 @@ def test_copying_is_pythons_own_again_after_removal():
     model, other = net(), net()
     before = dict(copyreg.dispatch_table)
     with (
-        backspot.instrument(model, hooks="node"),
-        backspot.instrument(other, name="other", hooks="node"),
+        instrument(model, hooks="node"),
+        instrument(other, name="other", hooks="node"),
     ):
         assert copyreg.dispatch_table != before
     assert copyreg.dispatch_table == before
-    backspot.instrument(model, hooks="node")
+    instrument(model, hooks="node")
     del model
     gc.collect()
     assert copyreg.dispatch_table == before
@@ -91,7 +91,7 @@ def parametrized(model):
 def test_a_copy_is_plain_where_a_module_has_changed_its_class(change):
     model = net()
     happens = change(model)
-    with backspot.instrument(model, hooks="node"):
+    with instrument(model, hooks="node"):
         was = type(model[0])
         happens()
         assert type(model[0]) is not was

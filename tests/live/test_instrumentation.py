@@ -9,7 +9,7 @@ from torch import nn
 
 import backspot
 from backspot.errors import AlreadyInstrumentedError, UsageError
-from support.hooks import MODES
+from support.hooks import MODES, instrument
 from support.leftovers import hooks_on, labels_of, left_in_torch
 
 
@@ -33,7 +33,7 @@ def test_removal_leaves_the_model_as_it_was(hooks, record):
     model = net()
     model[0].register_forward_hook(print_nothing)
     before = state_of(model)
-    with backspot.instrument(model, hooks=hooks) as instrumentation:
+    with instrument(model, hooks=hooks) as instrumentation:
         record(step(model))
         model.zero_grad()
         assert (state_of(model) == before) == (hooks == "call")
@@ -48,7 +48,7 @@ def test_removal_leaves_the_model_as_it_was(hooks, record):
 def test_nothing_is_left_on_the_model_or_in_pytorch_after_removal(hooks, record):
     model = net()
     during = []
-    with backspot.instrument(model, hooks=hooks):
+    with instrument(model, hooks=hooks):
         record(lambda: (step(model)(), during.extend(hooks_on(model) + left_in_torch())))
     assert during
     assert hooks_on(model) == left_in_torch() == []
@@ -62,7 +62,7 @@ def test_with_node_hooks_a_module_has_one_while_no_profiler_records(record):
     def count():
         return [(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in model.modules()]
 
-    with backspot.instrument(model, hooks="node"):
+    with instrument(model, hooks="node"):
         step(model)()
         assert count() == [(1, 0)] * 5
         for _ in range(2):
@@ -80,7 +80,7 @@ def print_nothing(*_):
 @pytest.mark.parametrize("hooks", MODES)
 def test_hooks_that_a_graph_still_holds_do_nothing_after_removal(hooks, record):
     model = net()
-    instrumentation = backspot.instrument(model, hooks=hooks)
+    instrumentation = instrument(model, hooks=hooks)
     losses = []
     assert record(lambda: losses.append(model(torch.randn(3, 4)).sum())).names
     instrumentation.remove()
@@ -126,11 +126,12 @@ def test_the_handle_says_what_it_did():
     [
         ({"model": "resnet"}, "takes a torch.nn.Module, not str"),
         ({"model": nn.Linear}, "takes a torch.nn.Module, not type"),
-        ({"depth": -1}, "depth must be"),
-        ({"depth": True}, "depth must be"),
-        ({"depth": 1.0}, "depth must be"),
-        ({"hooks": "full"}, "hooks must be 'call' or 'module', not 'full'"),
-        ({"hooks": None}, "hooks must be"),
+        ({"depth": -1}, "depth=-1: give a whole number of at least 0, or None for all"),
+        ({"depth": True}, "depth=True"),
+        ({"depth": 1.0}, "depth=1.0"),
+        ({"hooks": "full"}, "hooks='full': choose one of call, module"),
+        ({"hooks": "node"}, "hooks='node': choose one of call, module"),
+        ({"hooks": None}, "hooks=None"),
         ({"name": 3}, "name must be a str"),
         ({"name": ".loss"}, "name must be a module path"),
         ({"name": "loss."}, "name must be a module path"),
@@ -148,7 +149,7 @@ def test_arguments_that_cannot_be_meant_are_refused(arguments, message):
 @pytest.mark.parametrize("hooks", MODES)
 def test_what_is_instrumented_is_not_instrumented_again(hooks):
     model = net()
-    with backspot.instrument(model[1][1], hooks=hooks, name="inner"):
+    with instrument(model[1][1], hooks=hooks, name="inner"):
         before = state_of(model)
         with pytest.raises(AlreadyInstrumentedError, match=r"its module '1.1' \(Linear\)"):
             backspot.instrument(model, depth=0)
@@ -192,7 +193,7 @@ class Probe:
 @pytest.mark.parametrize("hooks", MODES)
 def test_nothing_is_kept_alive(hooks, record):
     model = net()
-    backspot.instrument(model, hooks=hooks)
+    instrument(model, hooks=hooks)
     gone = [weakref.ref(model), weakref.ref(model[1][0])]
 
     def run(model=model):

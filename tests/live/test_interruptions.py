@@ -194,6 +194,7 @@ CRASH = """
     from torch import nn
     from torch.profiler import ProfilerActivity, profile
     import backspot
+    from backspot.live.sessions import sessions
 
     class Acting(nn.Module):
         action = None
@@ -232,11 +233,12 @@ CRASH = """
         except (ValueError, KeyboardInterrupt):
             pass
 
-    backspot.instrument(model, **OPTIONS)
+    sessions.watches_starts = HOOKS != "node"  # else there are node hooks
+    backspot.instrument(model, hooks="module" if HOOKS == "module" else "call", markers=MARKERS)
     with new() as profiler:
         step()
     expected = labels(profiler)
-    assert len(expected) > (6 if OPTIONS.get("markers", True) else 3)
+    assert len(expected) > (6 if MARKERS else 3)
 
     for _ in range(3):
         acting.action = lambda x: InBackward.apply(x, lambda: fail(ValueError()))
@@ -286,7 +288,7 @@ CRASH = """
 @pytest.mark.parametrize("markers", [True, False])
 @pytest.mark.parametrize("hooks", MODES)
 def test_the_process_survives_ranges_that_outlive_their_session(hooks, markers):
-    script = textwrap.dedent(CRASH).replace("OPTIONS", repr({"hooks": hooks, "markers": markers}))
+    script = f"HOOKS, MARKERS = {hooks!r}, {markers}\n{textwrap.dedent(CRASH)}"
     done = subprocess.run([*preloaded.python(), "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("alive")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import backspot
+from support.hooks import instrument
 from support.leftovers import hooks_on, left_in_torch
 
 WITHOUT_HOOKS = True
@@ -71,7 +72,7 @@ def test_hooks_of_others_are_not_ours():
 @pytest.mark.parametrize("hooks", ["node", "module"])
 def test_the_hooks_of_an_instrumented_model_are_found(hooks):
     model = nn.Sequential(nn.Linear(2, 2))
-    with backspot.instrument(model, hooks=hooks):
+    with instrument(model, hooks=hooks):
         found = hooks_on(model)
         assert {place.partition(".")[0] for place in found} == {"", "0"}
     assert hooks_on(model) == []

@@ -17,7 +17,7 @@ from backspot.errors import (
     UsageError,
 )
 from support import preloaded
-from support.hooks import MODES
+from support.hooks import MODES, instrument
 from support.leftovers import hooks_on, left_in_torch
 from support.tracks import added_of, assert_nested, text_of
 from support.training import cpu_profile
@@ -184,7 +184,7 @@ def test_names_in_any_script_are_found_and_can_be_read(hooks, tmp_path):
             return self.层(x)
 
     model, trace = nn.Sequential(Größe()), tmp_path / "t.json"
-    with backspot.instrument(model, hooks=hooks), cpu_profile() as prof:
+    with instrument(model, hooks=hooks), cpu_profile() as prof:
         model(torch.randn(2, 4)).sum().backward()
     modules = {("", "Sequential"), ("0", "Größe"), ("0.层", "Linear")}
     report = backspot.locate(prof, trace=trace)

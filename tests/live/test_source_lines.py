@@ -375,5 +375,5 @@ def test_a_profile_too_long_for_all_of_its_nodes_says_so(monkeypatch):
 
 @pytest.mark.parametrize("lines", ["yes", None, 1])
 def test_what_is_neither_true_nor_false_is_refused(lines):
-    with pytest.raises(UsageError, match="lines must be True or False"):
+    with pytest.raises(UsageError, match="give True or False"):
         backspot.instrument(Net(), lines=lines)

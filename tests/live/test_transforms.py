@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import backspot
-from support.hooks import KINDS
 
 pytestmark = pytest.mark.xdist_group("dynamo")  # one worker imports it
 
@@ -55,16 +54,15 @@ def step(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("hooks_on_wrapper", [False, True])
-@pytest.mark.parametrize("hooks", KINDS)
-def test_compiling_is_undisturbed(when, hooks_on_wrapper, hooks, compiled, record):
+def test_compiling_is_undisturbed(when, hooks_on_wrapper, compiled, record):
     model = net()
     if when == "before":
-        instrumentation = backspot.instrument(model, hooks=hooks)
+        instrumentation = backspot.instrument(model)
         fast, counted = compiled(model, fullgraph=True)
     else:
         fast, counted = compiled(model, fullgraph=True)
         step(fast)()
-        instrumentation = backspot.instrument(fast if hooks_on_wrapper else model, hooks=hooks)
+        instrumentation = backspot.instrument(fast if hooks_on_wrapper else model)
     with instrumentation, warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=PROFILERS_OWN)
@@ -218,10 +216,9 @@ def test_an_exported_program_holds_nothing_of_us():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hooks", KINDS)
-def test_an_export_that_is_profiled_is_not_labelled(hooks, record):
+def test_an_export_that_is_profiled_is_not_labelled(record):
     model = net()
-    with backspot.instrument(model, hooks=hooks):
+    with backspot.instrument(model):
         recording = record(lambda: torch.export.export(model, (torch.randn(3, 4),), strict=False))
         assert recording.names == []
         assert len(record(step(model)).forward()) == 7

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
+from support.hooks import instrument  # noqa: E402
 from support.training import cpu_profile  # noqa: E402
 
 
@@ -92,7 +93,7 @@ def test_instrumenting_again_and_again_leaves_the_model_as_it_was():
         if isinstance(value, dict)
     }
     for hooks in ("call", "node", "module") * 20:
-        with backspot.instrument(model, hooks=hooks):
+        with instrument(model, hooks=hooks):
             if hooks != "module":
                 model(torch.randn(2, 4))
     for name, module in model.named_modules():

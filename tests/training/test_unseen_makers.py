@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot.analysis.attribution.ownership import Special  # noqa: E402
-from support.hooks import MODES  # noqa: E402
+from support.hooks import MODES, instrument  # noqa: E402
 from support.random_networks import (  # noqa: E402
     Again,
     build_functions,
@@ -138,7 +138,7 @@ def owner_of(kind, network, **options):
         output.sum().backward()
         if seen > 3 and kind in str(output.grad_fn):
             break
-    with backspot.instrument(network, **options), cpu_profile() as profiler:
+    with instrument(network, **options), cpu_profile() as profiler:
         network(torch.randn(4, 6)).sum().backward()
     return [
         path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from backspot.checks import check_flag, check_whole
 from backspot.formatting import visible
 from backspot.interrupts import contained, pass_on
-from backspot.live.recorder import GivenModels, Plan, Recorded, Recorder, rank_and_ranks
+from backspot.live.recorder import Models, Plan, Recorded, Recorder, rank_and_ranks
 from backspot.live.saving import save
 from backspot.progress import is_terminal
 from backspot.render.markdown import to_markdown
@@ -21,7 +22,7 @@ from backspot.results.report import Report
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TrainerRecording", "Written", "hand_to_each", "plan_of", "say", "to_wandb"]
+__all__ = ["RecordsSteps", "Written", "hand_to_each", "plan_of", "say", "to_wandb"]
 
 _WIDE = 100_000
 
@@ -65,15 +66,10 @@ def plan_of(warmup: int, steps: int, every: int | None, depth: int | None, compi
     Raises:
         UsageError: If an argument is invalid.
     """
-    for name, value, least in (
-        ("warmup", warmup, 0),
-        ("steps", steps, 1),
-        ("every", every, 1),
-        ("depth", depth, 0),
-    ):
-        if value is None and name in ("every", "depth"):
-            continue
-        check_whole(name, value, least)
+    check_whole("warmup", warmup, 0)
+    check_whole("steps", steps, 1)
+    check_whole("every", every, 1, "None")
+    check_whole("depth", depth, 0, "None")
     check_flag("compiled", compiled)
     return Plan(warmup=warmup, steps=steps, every=every, depth=depth, compiled=compiled)
 
@@ -101,7 +97,7 @@ class TrainerRecording:
         self._folder = folder
         self._to_loggers = to_loggers
         self._ended = False
-        self._recorder = Recorder(plan, GivenModels({"": model}), self._deliver, self._say)
+        self._recorder = Recorder(plan, Models({"": model}), self._deliver, self._say)
         self._recorder.watch()
 
     def step_ended(self) -> None:
@@ -140,6 +136,42 @@ class TrainerRecording:
     def _say(self, sentence: str) -> None:
         if sentence and rank_and_ranks()[0] == 0:
             say(sentence)
+
+
+class RecordsSteps:
+    """The base of each trainer's callback: its arguments, and the recording of one training."""
+
+    def __init__(
+        self,
+        *,
+        warmup: int = 5,
+        steps: int = 10,
+        every: int | None = None,
+        depth: int | None = None,
+        compiled: bool = True,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._plan = plan_of(warmup, steps, every, depth, compiled)
+        self._folder = folder
+        self._recording: TrainerRecording | None = None
+
+    def _begin(
+        self, trainer: str, model: Any, parent: str, to_loggers: Callable[[Written], None]
+    ) -> None:
+        folder = Path(parent) / "backspot" if self._folder is None else Path(self._folder)
+        self._recording = TrainerRecording(
+            self._plan, f"training by {trainer}", model, folder.absolute(), to_loggers
+        )
+
+    def _step_ended(self) -> None:
+        if self._recording is not None:
+            self._recording.step_ended()
+
+    def _end(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.end()
 
 
 def say(sentence: str) -> None:

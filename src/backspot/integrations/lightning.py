@@ -7,10 +7,8 @@ trainer = lightning.Trainer(callbacks=[BackspotCallback()])
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from backspot.errors import MissingDependencyError
@@ -38,15 +36,14 @@ _Callback: Any = _package().Callback
 
 # After the line above, so that a missing Lightning is noticed before torch is imported.
 from backspot.integrations._trainer import (  # noqa: E402
-    TrainerRecording,
+    RecordsSteps,
     Written,
     hand_to_each,
-    plan_of,
     to_wandb,
 )
 
 
-class BackspotCallback(_Callback):  # type: ignore[misc]
+class BackspotCallback(RecordsSteps, _Callback):  # type: ignore[misc]
     """Records some steps of a training by Lightning, and reports what makes its backward slow.
 
     The report (``report.html``, ``report.json``, ``trace.json.gz``) is written into the folder
@@ -69,41 +66,24 @@ class BackspotCallback(_Callback):  # type: ignore[misc]
         UsageError: If an argument is invalid.
     """
 
-    def __init__(
-        self,
-        *,
-        warmup: int = 5,
-        steps: int = 10,
-        every: int | None = None,
-        depth: int | None = None,
-        compiled: bool = True,
-        folder: str | os.PathLike[str] | None = None,
-    ) -> None:
-        super().__init__()
-        self._plan = plan_of(warmup, steps, every, depth, compiled)
-        self._folder = folder
-        self._recording: TrainerRecording | None = None
-        self._steps = 0
+    _steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Prepare to count steps."""
         parent = trainer.log_dir or trainer.default_root_dir  # on all ranks: it is broadcast
-        folder = Path(parent) / "backspot" if self._folder is None else Path(self._folder)
         self._steps = trainer.global_step
 
         def to_loggers(written: Written) -> None:
             step = trainer.global_step
             hand_to_each(trainer.loggers, lambda logger: _hand_over(written, logger, step))
 
-        self._recording = TrainerRecording(
-            self._plan, "training by Lightning", pl_module, folder.absolute(), to_loggers
-        )
+        self._begin("Lightning", pl_module, parent, to_loggers)
 
     def on_train_batch_end(self, trainer: Any, *_: object, **__: object) -> None:
         """Count a step, if an optimizer has stepped since the last one."""
-        if self._recording is not None and trainer.global_step != self._steps:
+        if trainer.global_step != self._steps:
             self._steps = trainer.global_step
-            self._recording.step_ended()
+            self._step_ended()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Remove everything."""
@@ -112,11 +92,6 @@ class BackspotCallback(_Callback):  # type: ignore[misc]
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Remove everything."""
         self._end()
-
-    def _end(self) -> None:
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            recording.end()
 
 
 def _hand_over(written: Written, logger: Any, step: int) -> None:

@@ -8,10 +8,8 @@ trainer = Trainer(model, arguments, callbacks=[BackspotCallback()], ...)
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -30,10 +28,9 @@ except ModuleNotFoundError as missing:
 from transformers.trainer_callback import CallbackHandler
 
 from backspot.integrations._trainer import (
-    TrainerRecording,
+    RecordsSteps,
     Written,
     hand_to_each,
-    plan_of,
     to_wandb,
 )
 
@@ -42,7 +39,7 @@ __all__ = ["BackspotCallback"]
 _LOGGERS = "transformers.integrations."
 
 
-class BackspotCallback(TrainerCallback):  # type: ignore[misc]
+class BackspotCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]
     """Records some steps of a training by ``Trainer``, and reports what makes its backward slow.
 
     The report (``report.html``, ``report.json``, ``trace.json.gz``) is written into the folder
@@ -67,27 +64,11 @@ class BackspotCallback(TrainerCallback):  # type: ignore[misc]
         UsageError: If an argument is invalid.
     """
 
-    def __init__(
-        self,
-        *,
-        warmup: int = 5,
-        steps: int = 10,
-        every: int | None = None,
-        depth: int | None = None,
-        compiled: bool = True,
-        folder: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self._plan = plan_of(warmup, steps, every, depth, compiled)
-        self._folder = folder
-        self._recording: TrainerRecording | None = None
-
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: object
     ) -> None:
         """Prepare to count steps."""
         self._end()
-        parent = Path(args.output_dir) / "backspot"
-        folder = parent if self._folder is None else Path(self._folder)
 
         def to_loggers(written: Written) -> None:
             about = (args, state, control)
@@ -95,25 +76,20 @@ class BackspotCallback(TrainerCallback):  # type: ignore[misc]
                 _loggers(sys._getframe()), lambda logger: _hand_over(written, logger, about, model)
             )
 
-        self._recording = TrainerRecording(
-            self._plan, "training by transformers", model, folder.absolute(), to_loggers
-        )
+        self._begin("transformers", model, args.output_dir, to_loggers)
         atexit.register(self._end)
 
     def on_step_end(self, *_: object, **__: object) -> None:
         """Count a step."""
-        if self._recording is not None:
-            self._recording.step_ended()
+        self._step_ended()
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """Remove everything."""
         self._end()
 
     def _end(self) -> None:
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            atexit.unregister(self._end)
-            recording.end()
+        atexit.unregister(self._end)
+        super()._end()
 
 
 def _loggers(frame: FrameType | None) -> Iterator[Any]:

@@ -8,12 +8,13 @@ An instrumentation is set up and removed by:
 
 - ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
   paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
-- ``profiling.py``: ``profile`` runs the steps, shows ``progress.py`` and calls the pipeline.
-  ``recording.py`` has the devices and the profiler's states. ``step_clock.py`` times steps without
-  a profiler.
-- ``recorder.py``: records some steps of a training that somebody else runs, such as a script or a
-  trainer. ``running.py`` observes the steps of a script, and ``discovery.py`` finds its models.
-  ``saving.py`` writes the report.
+- ``recording.py``: the *stages* of a measurement: steps that are left alone, timed without a
+  profiler, or recorded by one.
+- ``profiling.py``: ``profile`` runs the steps of its stages, shows ``progress.py`` and calls the
+  pipeline.
+- ``recorder.py``: has a training that somebody else runs, such as a script or a trainer, go
+  through the same stages. ``running.py`` observes the steps of a script, and ``discovery.py`` finds
+  its models. ``saving.py`` writes the report.
 - ``gathering.py``: sends what each rank recorded to rank 0, which answers for all.
 - ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
 
@@ -24,16 +25,15 @@ A module call that a profiler records goes through:
    depends on that method. Or ``hooks.py``: the *hooks* on the module, which ask first whether a
    profiler records.
 2. ``calls.py``: the running *calls* of each thread. A call opens the *range* of its forward label
-   and ends the range when the call returns.
-3. ``intervals.py``: autograd numbers the nodes that a thread makes; the calls cut these sequence
-   numbers into *intervals*, so that a node's number gives its owner.
-4. ``markers.py``: the *boundary nodes*, which made the inputs and outputs of calls, get a *marker*:
+   and ends the range when the call returns. Autograd numbers the nodes that a thread makes; the
+   calls cut these sequence numbers into *intervals*, so that a node's number gives its owner.
+3. ``markers.py``: the *boundary nodes*, which made the inputs and outputs of calls, get a *marker*:
    a prehook that writes the backward label.
-5. ``source_lines.py``, with ``line_names.py``: the line of source that made each node.
+4. ``source_lines.py``: the line of source that made each node.
 
 Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch
-works, while the code is compiled: ``graph_frames.py`` writes into the graphs what
-``site_tables.py`` reads from the code, in the format of ``frames.py``.
+works, while the code is compiled: ``frames.py`` writes into the graphs what it later reads from the
+code.
 
 ``owner.py`` has what all of these share. An *owner* is a module by its names and labels, a *scope*
 is one instrumentation; both refer to modules weakly. ``sessions.py`` counts the profiler's

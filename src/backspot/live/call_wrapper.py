@@ -36,8 +36,8 @@ from backspot.live.copies import end_plain_copies, keep_copies_plain
 from backspot.live.markers import mark_inputs, mark_output
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
-from backspot.live.torch_internals import autograd, dynamo, profiler, transforms
-from backspot.live.torch_internals.lookup import Place
+from backspot.live.torch_internals import autograd, dynamo, profiler
+from backspot.live.torch_internals.lookup import Location
 from backspot.live.torch_internals.modules import (
     MODULE_CALL,
     REPLICATE,
@@ -50,7 +50,7 @@ __all__ = ["CallWrapper", "ModuleReference", "call_wrapper"]
 
 # A global is found faster than an attribute of a module.
 _is_dynamo_compiling, _new_range = dynamo.is_dynamo_compiling, profiler.new_range
-_innermost_transform = transforms.innermost_transform
+_innermost_transform = autograd.innermost_transform
 _next_number = autograd.sequence_number
 
 # From Python 3.13 on a class that was changed a thousand times is slow for good. Each session
@@ -226,7 +226,7 @@ class CallWrapper:
 class _Replaced:
     """An attribute that is replaced, unless other code has replaced it since."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self._place = place
         self._original: Any = None
         self._ours: Any = None
@@ -267,7 +267,7 @@ def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return _other_call(self, args, kwargs)
         return _original(self, *args, **kwargs)
     if _innermost_transform() is not None:
-        transforms.pass_over()
+        autograd.pass_over()
         return _original(self, *args, **kwargs)
     thread = _local.thread
     number = sessions.number
@@ -308,7 +308,7 @@ def _listed_call(
     marks = owner.scope.marks_nodes
     try:
         with contained():  # a label is never worth a failed forward
-            if not _is_passed_on(thread, call) and not transforms.exporting():
+            if not _is_passed_on(thread, call) and not autograd.exporting():
                 number = thread.enter(call, module)
                 if marks:
                     mark_inputs(thread, owner, args, kwargs, number)

@@ -1,10 +1,17 @@
-"""Which instrumented calls are running on each thread."""
+"""Which instrumented calls are running on each thread, and which module made an autograd node.
+
+A thread numbers its autograd nodes one by one. The calls of instrumented modules cut these numbers
+into *intervals*, and the owner of an interval is the module of the innermost call. So a node's own
+number tells which module made the node, wherever the node's tensor went afterwards.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
+from bisect import bisect_right
 from collections import Counter
+from operator import itemgetter
 from types import CodeType, FrameType
 from typing import Any
 
@@ -12,7 +19,6 @@ import msgspec
 import torch
 
 from backspot.interrupts import pass_on
-from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
 from backspot.live.source_lines import Recorder, book, lines_are_exact
@@ -21,6 +27,7 @@ from backspot.live.torch_internals.modules import is_call
 
 __all__ = [
     "Call",
+    "Intervals",
     "Local",
     "Thread",
     "calls_that_fail",
@@ -28,6 +35,50 @@ __all__ = [
     "local",
     "wrapper_codes",
 ]
+
+_MOST = 1 << 16  # some hundred steps of a large model; the oldest half goes first
+_first = itemgetter(0)
+
+
+class Intervals(list[tuple[int, Owner | None]]):
+    """The intervals of one thread: the first number of each, ascending, and its owner.
+
+    A list, as every recorded call appends to it twice, without a call of Python. Whoever appends a
+    number below the last one calls ``restart`` first: a user has set autograd's counter back.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__([(-1, None)])  # no owner before the first call of a session
+
+    def restart(self) -> None:
+        """Forget all intervals: the numbers begin again, or a new session began."""
+        self[:] = [(-1, None)]
+
+    def trim(self) -> None:
+        """Forget the oldest half if there are too many."""
+        if len(self) > _MOST:
+            del self[1 : _MOST // 2]
+
+    def cut(self, number: int, owner: Owner | None) -> None:
+        """Begin an interval after an interrupt: the nodes since the last call have no owner."""
+        last, _ = self[-1]
+        self[-1] = last, None
+        self.append((max(number, last), owner))
+
+    def owner_of(self, number: int, following: int) -> Owner | None:
+        """Return the module that made a node; ``None`` if none did or if it is not known.
+
+        Args:
+            following: the sequence number of the thread's next node.
+        """
+        last, owner = self[-1]
+        if number >= last:
+            # A number that is still to come on this thread is another thread's node.
+            return owner if number < following else None
+        return self[bisect_right(self, number, key=_first) - 1][1]
+
 
 wrapper_codes: set[CodeType] = set()
 """The code of the wrapper, of which each frame is a running call of its local ``self``."""
@@ -41,9 +92,6 @@ class Call(msgspec.Struct, eq=False, gc=False):
     A struct in C, as one is made for each call. It is the ``Holder`` of its range.
 
     Attributes:
-        owner: the owner of the call.
-        opened: the range of the forward label, one of two torch classes.
-        module_id: ``id`` of the module.
         kwargs_id: ``id`` of the call's keyword arguments, the one object that both hooks of a call
             share and that no other call on the stack has. 0 for a call through the wrapper, which
             begins and ends it in one frame.
@@ -68,8 +116,6 @@ class Thread:
             session ``session``.
         brief: the session in which the wrapper may open a label without listing the call. -1 where
             intervals or lines need each call.
-        counts: how often each module was called within the outermost call.
-        intervals: the owners of the thread's sequence numbers.
         seen_id: ``id`` of the last tensor that was checked for a node.
         seen_at: the sequence number of the next node at that time. Until a node is made, that
             tensor's node is the same, and no other tensor with that ``id`` can have a new one.
@@ -179,10 +225,6 @@ class Thread:
         """End a running call, and the calls after it that an interrupt left behind.
 
         A call stays listed until its range has ended.
-
-        Args:
-            call: a call in ``calls``.
-            number: the sequence number of the next node; -1 if no instrumentation needs it.
         """
         calls = self.calls
         while calls[-1] is not call:
@@ -210,12 +252,7 @@ class Thread:
             self.leave(call, number)
 
     def repair(self, entering: torch.nn.Module, beginning: Call) -> None:
-        """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks.
-
-        Args:
-            entering: the module of the call that begins.
-            beginning: that call, which is not in ``calls`` yet.
-        """
+        """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks."""
         hooked, wrapped = _running_modules(entering)
         (hooked if beginning.kwargs_id else wrapped)[id(entering)] -= 1
         kept: list[Call] = []
@@ -278,14 +315,7 @@ class Thread:
 
 
 def _running_modules(entering: torch.nn.Module) -> tuple[Counter[int], Counter[int]]:
-    """Return how often each module is being called on this thread's Python stack, by ``id``.
-
-    Args:
-        entering: a module that certainly is.
-
-    Returns:
-        The calls as hooks see them, and those through the wrapper.
-    """
+    """Return how often each module is being called on this thread's Python stack, by ``id``."""
     frame: FrameType | None = sys._getframe(1)
     running: Counter[int] = Counter()
     wrapped: Counter[int] = Counter()

@@ -44,7 +44,6 @@ class ClassCalls:
     """The classes that have the wrapper, from the start of a profiler until it stops.
 
     Args:
-        wrapper: the wrapper around calls of modules.
         compiled: called with an instance of ``torch.compile(module)``, the original call and the
             arguments.
     """
@@ -65,11 +64,7 @@ class ClassCalls:
         self._stop_watching = dynamo.watch_compilations(self._step_aside, self._step_back)
 
     def put(self, module: torch.nn.Module) -> bool:
-        """Have calls of a module go through the wrapper, with those of its class.
-
-        Returns:
-            Whether its class can have the wrapper.
-        """
+        """Have calls of a module and its class go through the wrapper; return whether they can."""
         is_graph = isinstance(module, torch.fx.GraphModule)
         cls = torch.fx.GraphModule if is_graph else type(module)
         if cls is torch.nn.Module or not passes_to_common(module):

@@ -16,21 +16,19 @@ from typing import Any
 import torch
 
 from backspot.interrupts import contained, pass_on
-from backspot.live.frames import IN_REDUCTION
-from backspot.live.graph_frames import digest_of_modules, write_frames
-from backspot.live.line_names import file_name
+from backspot.live.frames import IN_REDUCTION, SiteTables, digest_of_modules, write_frames
 from backspot.live.modules import class_name, is_called, unwrap
 from backspot.live.owner import Scope
-from backspot.live.site_tables import SiteTables
+from backspot.live.source_lines import file_name
 from backspot.live.torch_internals import dynamo, profiler
-from backspot.live.torch_internals.graphs import graph_for_key
 from backspot.live.torch_internals.inductor import (
     InductorSettings,
     compiled_code,
+    complete_sites,
+    graph_for_key,
     inductor_settings,
     when_inductor_loads,
 )
-from backspot.live.torch_internals.launch_sites import complete_sites
 from backspot.live.torch_internals.modules import children_of
 from backspot.trace.compiled import KEY, Compilation, KnownModule, format_compiled, live_compiled
 
@@ -85,10 +83,6 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
 
     A cached graph has its frames, too. So the key of the cache has the modules that they name: two
     models with equal code can have other names.
-
-    Args:
-        settings: Inductor's settings.
-        theirs: the user's setting: ``None``, a pass, or several.
     """
     forward: dict[int, list[tuple[str, type]]] = {}
     passes: list[Any] = (

@@ -25,12 +25,7 @@ _installed: dict[type, Callable[[Any], Any]] = {}
 
 
 def keep_copies_plain(scope: Scope, flagged: Iterable[type]) -> None:
-    """Leave Backspot's hooks out of copies until ``end_plain_copies(scope)``.
-
-    Args:
-        scope: the instrumentation that needs it.
-        flagged: the classes of modules with full backward hooks, which set a flag on the module.
-    """
+    """Leave Backspot's hooks out of copies until ``end_plain_copies(scope)``."""
     _classes[scope] = (OrderedDict, *flagged)
     _install()
 

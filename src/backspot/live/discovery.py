@@ -140,11 +140,7 @@ def profilers() -> list[torch.profiler.profile]:
 
 
 class CallWatch:
-    """Observes which of some modules this thread calls with a tensor that requires a gradient.
-
-    Args:
-        modules: the modules to observe, until ``end``.
-    """
+    """Observes which of some modules this thread calls with a tensor that requires a gradient."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._called: dict[int, torch.nn.Module] = {}
@@ -191,7 +187,6 @@ def named(
     Args:
         models: the models. A single one has the empty name, so that its paths are those of
             ``named_modules``.
-        others: the loss modules.
     """
     # The outermost variable counts: the script's name for a module, not that of a library.
     variables = {id(module): name for name, module in _variables(sys._getframe(1))}

@@ -27,7 +27,7 @@ from backspot.job.identity import identify
 from backspot.job.reduce import reduce_trace
 from backspot.job.summary import Summary, from_bytes, to_bytes
 from backspot.live.recorder import rank_and_ranks
-from backspot.live.torch_internals.ranks import default_store
+from backspot.live.torch_internals.profiler import default_store
 from backspot.results.job import JobReport, LostRank
 
 __all__ = ["Gathering"]
@@ -43,9 +43,6 @@ class Gathering:
     """One exchange of summaries. All ranks of the job create it with the same name.
 
     Around what may raise before the summary is left, use it as a context manager.
-
-    Args:
-        name: tells the exchanges of a job apart.
 
     Raises:
         UsageError: If this process is not part of a job.
@@ -64,11 +61,7 @@ class Gathering:
         self._has_left = False
 
     def leave(self, path: Path, recording: Recording) -> None:
-        """Leave the summary of this rank's recording for rank 0.
-
-        Args:
-            path: the file that was exported.
-        """
+        """Leave the summary of this rank's recording for rank 0."""
         identity = replace(
             identify(path), rank=self.rank, world_size=self._ranks, host=socket.gethostname()
         )

@@ -11,12 +11,11 @@ import torch
 
 from backspot.interrupts import contained, pass_on
 from backspot.live import calls, markers, source_lines
-from backspot.live.calls import Call, calls_that_fail
+from backspot.live.calls import Call, Intervals, calls_that_fail
 from backspot.live.calls import local as _local
-from backspot.live.intervals import Intervals
 from backspot.live.owner import Owner, Scope, marker
 from backspot.live.sessions import Sessions, sessions
-from backspot.live.torch_internals import autograd, dynamo, lookup, modules, profiler, transforms
+from backspot.live.torch_internals import autograd, dynamo, lookup, modules, profiler
 from backspot.live.torch_internals.modules import KEY, put_after, take_away
 from backspot.trace.labels import Kind
 from backspot.trace.names import BACKWARD_HOOK_FUNCTION
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 # A global is found faster than an attribute of a module.
-_is_dynamo_compiling, _labelling = dynamo.is_dynamo_compiling, transforms.labelling
+_is_dynamo_compiling, _labelling = dynamo.is_dynamo_compiling, autograd.labelling
 _next_number = autograd.sequence_number
 _forward_hooks_of = modules.forward_hooks_of
 _mark_inputs, _mark_output = markers.mark_inputs, markers.mark_output
@@ -57,7 +56,6 @@ class Enter(Hook):
     """The forward pre-hook: opens the label of the call and marks the nodes of its inputs.
 
     Args:
-        owner: the owner of the calls.
         leave: the hook that ends them. The first call that a profiler records registers it, and it
             is removed when the profiler stops: a module with one hook is called at half the cost of
             one with two. Modules that Dynamo has compiled never run this hook, so what Dynamo knows
@@ -250,7 +248,7 @@ def _functions_of(*holders: object) -> list[FunctionType]:
 
 # Every frame that a hook can open while a profiler records.
 dynamo.keep_from_dynamo(
-    *_functions_of(autograd, dynamo, lookup, modules, profiler, transforms),
+    *_functions_of(autograd, dynamo, lookup, modules, profiler),
     *_functions_of(
         markers,
         calls,

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from backspot.live.line_names import file_name
-from backspot.live.source_lines import user_frame
+from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
 from backspot.trace.names import COLLECTION, WAITED_AT
 

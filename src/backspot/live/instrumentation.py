@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from backspot.checks import check_choice, check_flag, check_whole
 from backspot.errors import AlreadyInstrumentedError, UsageError
 from backspot.live.call_wrapper import ModuleReference, call_wrapper
 from backspot.live.calls import calls_that_fail, current_thread
@@ -47,10 +48,6 @@ __all__ = [
 
 NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLoss() do"
 """The end of an error message when a function is given instead of a module."""
-
-_MODES = ("call", "node", "module")
-"""``"node"`` takes the place of ``"call"`` where no profiler's start can be noticed. It is no
-choice of users; tests and benchmarks ask for it by name."""
 
 
 class Instrumentation:
@@ -306,11 +303,9 @@ def instrument(
         'Linear'
     """
     check_arguments(model, depth, name)
-    if hooks not in _MODES:
-        raise UsageError(f"hooks must be 'call' or 'module', not {hooks!r}")
+    check_choice("hooks", hooks, ("call", "module"))
     for word, value in (("markers", markers), ("lines", lines), ("compiled", compiled)):
-        if not isinstance(value, bool):
-            raise UsageError(f"{word} must be True or False, not {value!r}")
+        check_flag(word, value)
     return put_labels(
         model,
         depth=depth,
@@ -350,12 +345,11 @@ def put_labels(
     markers: bool,
     lines: bool,
     patterns: Patterns | None = None,
-    hooks: Literal["call", "node", "module"] = "call",
+    hooks: Literal["call", "module"] = "call",
     compiled: bool = True,
 ) -> Instrumentation:
     """Label a model, as ``instrument`` does with arguments that were checked."""
-    if hooks == "call" and not sessions.watches_starts:
-        hooks = "node"
+    kind: str = "node" if hooks == "call" and not sessions.watches_starts else hooks
     instrumentation = None
     try:
         # At 50,000 modules the garbage collector would take half of the time.
@@ -365,7 +359,7 @@ def put_labels(
                 depth=depth,
                 patterns=patterns,
                 name=name,
-                hooks=hooks,
+                hooks=kind,
                 markers=markers,
                 lines=lines,
                 compiled=compiled,
@@ -384,7 +378,7 @@ def _instrumentation_of(
     depth: int | None,
     patterns: Patterns | None,
     name: str,
-    hooks: Literal["call", "node", "module"],
+    hooks: str,
     markers: bool,
     lines: bool,
     compiled: bool,
@@ -445,18 +439,13 @@ def _path(name: str, inner_path: str) -> str:
 
 
 def check_arguments(model: object, depth: object, name: object) -> None:
-    """Check the arguments that ``instrument`` and ``profile`` share.
-
-    Raises:
-        UsageError: If one is invalid.
-    """
+    """Check the arguments that ``instrument`` and ``profile`` share."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"instrument() takes a torch.nn.Module, not {type(model).__name__}"
             f"{NO_FUNCTION if callable(model) else ''}"
         )
-    if depth is not None and (type(depth) is not int or depth < 0):
-        raise UsageError(f"depth must be None, 0 or a positive int, not {depth!r}")
+    check_whole("depth", depth, 0, "None for all")
     if not isinstance(name, str):
         raise UsageError(f"name must be a str, not {type(name).__name__}")
     if name and not all(name.split(".")):

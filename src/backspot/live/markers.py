@@ -14,7 +14,7 @@ import torch
 from backspot.interrupts import pass_on
 from backspot.live.calls import Thread
 from backspot.live.owner import Owner
-from backspot.live.torch_internals import autograd, profiler, transforms
+from backspot.live.torch_internals import autograd, profiler
 
 __all__ = ["mark_inputs", "mark_output", "tensors_in"]
 
@@ -23,7 +23,7 @@ _DEPTH = 6  # levels of nested containers that are searched
 _VISITS = 256  # objects that are searched in one call's inputs or outputs
 
 _Tensor = torch.Tensor
-_mode_enabled = transforms.torch_function_mode_enabled
+_mode_enabled = autograd.torch_function_mode_enabled
 _version_of, _is_view = autograd.version_of, autograd.is_view
 _number_of, _JOINS = autograd.number_of, autograd.JOINS
 
@@ -38,10 +38,7 @@ def mark_inputs(
     """Give the node of each tensor that enters a call the marker of the module that made the node.
 
     Args:
-        thread: the calling thread.
-        caller: the owner of the call.
         args: tensors, or containers of tensors; anything else is ignored.
-        kwargs: further ones.
         following: the sequence number of the thread's next node.
     """
     # Usually the input is the output of the call before, which was just looked at.
@@ -63,7 +60,7 @@ def mark_output(thread: Thread, caller: Owner, output: Any, following: int) -> N
 
 def _mark_nodes(thread: Thread, caller: Owner, values: tuple[Any, ...], following: int) -> None:
     if _mode_enabled():
-        with transforms.ignore_torch_function():
+        with autograd.ignore_torch_function():
             _mark_all(thread, caller, values, following)
     else:
         _mark_all(thread, caller, values, following)
@@ -80,7 +77,7 @@ def _mark_all(thread: Thread, caller: Owner, values: tuple[Any, ...], following:
                     if type(tensor) is _Tensor:
                         _mark(thread, caller, tensor, following)
                     else:
-                        with transforms.ignore_torch_function():
+                        with autograd.ignore_torch_function():
                             _mark(thread, caller, tensor, following)
                 except Exception as error:  # a subclass may refuse anything
                     pass_on(error)

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from backspot.checks import check_whole, is_number
 from backspot.errors import MissingDependencyError, UsageError
 from backspot.interrupts import pass_on
 from backspot.live.markers import tensors_in
 from backspot.live.modules import class_name, is_called, unwrap
-from backspot.live.torch_internals import autograd, dynamo, transforms
+from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.modules import children_of
 
 if TYPE_CHECKING:
@@ -87,14 +88,12 @@ class _Sample:
     """What a sampled step records; moments are of the clock.
 
     Attributes:
-        step: the number of the step.
         thread: the thread that runs the forward; 0 if the first call of a block decides.
         forward: each call of a block, with the moments of its start and end.
         backward: the block of which the backward begins, and the moment; ``_END`` ends a pass.
         running: the calls that have not returned, each with the moment of its start.
         interrupted: for each block that checkpointing is running again, the block of which the
             backward is interrupted by that.
-        broken: whether something was not recorded.
     """
 
     step: int
@@ -146,11 +145,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Moments of a device's stream: events that the device passes some time later.
-
-    Args:
-        backend: the module of the device, such as ``torch.cuda``.
-    """
+    """Moments of a device's stream: events that the device passes some time later."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -489,7 +484,7 @@ class Monitor:
 
     def _mark(self, value: object, owner: int) -> None:
         """Record the moment when autograd reaches the nodes of these tensors."""
-        with transforms.ignore_torch_function():
+        with autograd.ignore_torch_function():
             for tensor in tensors_in(value):
                 if autograd.version_of(tensor) and autograd.is_view(tensor):
                     continue  # reading its node is not safe
@@ -583,7 +578,6 @@ def _shared_slowdown(times: Sequence[float], usual: Mapping[int, float]) -> floa
     """Return how many times slower most blocks are than they usually are, at least 1.
 
     Args:
-        times: the times of all blocks in a sample.
         usual: what blocks usually take, by index.
     """
     ratios = [times[index] / before for index, before in usual.items() if times[index]]
@@ -594,11 +588,8 @@ def _check(model: object, depth: object, every: object, keep: object, slower_by:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"Monitor() takes a torch.nn.Module, not {type(model).__name__}")
     for name, value, least in (("depth", depth, 0), ("every", every, 1), ("keep", keep, 1)):
-        if type(value) is not int or value < least:
-            raise UsageError(f"{name}={value!r}: give a whole number of at least {least}")
-    if slower_by is not None and (
-        isinstance(slower_by, bool) or not isinstance(slower_by, (int, float)) or slower_by <= 0
-    ):
+        check_whole(name, value, least)
+    if slower_by is not None and not (is_number(slower_by) and slower_by):
         raise UsageError(f"slower_by={slower_by!r}: give a share above 0, such as 0.2, or None")
 
 

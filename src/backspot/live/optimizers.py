@@ -23,11 +23,7 @@ __all__ = ["OptimizerWatch"]
 
 
 class OptimizerWatch:
-    """Observes the steps of every optimizer of the process.
-
-    Args:
-        scopes: returns the active instrumentations.
-    """
+    """Observes the steps of every optimizer of the process."""
 
     def __init__(self, scopes: Callable[[], list[Scope]]) -> None:
         self._scopes = scopes
@@ -84,7 +80,6 @@ def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:
     computed, which the offline half checks.
 
     Args:
-        module: the module.
         held: ids of the parameters of all known optimizers.
         mine: ids of the parameters of the optimizer that took a step.
     """

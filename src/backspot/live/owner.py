@@ -28,11 +28,7 @@ class Scope:
         active: false once it was removed: hooks that are still on the nodes of a graph then do
             nothing.
         hooks: ``"call"``, ``"node"`` or ``"module"``.
-        lines: whether to record the source line of each node.
         marks_nodes: whether backward markers are on boundary nodes.
-        paths: the module paths that it labels.
-        model: a weak reference to the model.
-        modules: each labelled module's owner, and a weak reference to it.
     """
 
     __slots__ = ("active", "hooks", "lines", "marks_nodes", "model", "modules", "paths")
@@ -83,8 +79,6 @@ class Owner:
     """One instrumented module: its names, and its labels, which are formatted once.
 
     Attributes:
-        ancestors: the owners of the modules around it.
-        on_node: the prehook of its boundary nodes.
         hook: registers ``on_node`` on a node.
     """
 

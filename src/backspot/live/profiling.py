@@ -5,40 +5,38 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, Literal
 
 import torch
 
 from backspot.analysis.caveats import NO_CALLS, NO_LABELS, TRANSFORMED
 from backspot.analysis.recording import Options, Recording
+from backspot.checks import check_flag, check_whole
 from backspot.errors import UsageError
-from backspot.formatting import quoted, visible
+from backspot.formatting import visible
 from backspot.live.gathering import Gathering
-from backspot.live.instrumentation import (
-    NO_FUNCTION,
-    Instrumentation,
-    check_arguments,
-    put_labels,
-)
+from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
 from backspot.live.modules import class_name, unwrap
 from backspot.live.recording import (
-    STEPS_IN_DETAIL,
-    activities,
-    prepared,
-    recording,
-    synchronize,
+    DETAIL,
+    TIMES,
+    Labelled,
+    LeftAlone,
+    Measurement,
+    Profiled,
+    Stage,
+    Timed,
+    in_detail,
 )
-from backspot.live.step_clock import step_times
-from backspot.live.torch_internals import transforms
+from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report, changed
-from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
-from backspot.trace.profiler import Export
+from backspot.trace.names import NEXT_BATCH
 
 __all__ = ["profile"]
 
@@ -134,9 +132,8 @@ def profile(
         1.0
     """
     _check_arguments(step, model, data, steps, warmup, unprofiled)
-    for word, value in (("memory", memory), ("shapes", shapes)):
-        if not isinstance(value, bool):
-            raise UsageError(f"{word}={quoted(value)}: give True or False")
+    check_flag("memory", memory)
+    check_flag("shapes", shapes)
     gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
@@ -145,74 +142,39 @@ def profile(
         check_arguments(part, depth, name)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
-    parts = list(models.values())
+    # Without a step before, the first one to be timed would be a warm-up.
+    before = unprofiled // 2 if warmup > 1 else 0
+    stages: tuple[Stage, ...] = (
+        Labelled(lambda: models, depth),
+        LeftAlone(max(warmup - 1, 0)),
+        Timed(before),
+        Profiled(TIMES, steps, prepared=min(warmup, 1)),
+        Timed(unprofiled - before),
+        *in_detail(memory=memory, shapes=shapes, prepared=0),
+    )
+    passed_over = autograd.PassedOver.calls
     with ExitStack() as stack:
         if gathering:
             stack.enter_context(gathering)
-        instrumented = [
-            stack.enter_context(
-                put_labels(
-                    part,
-                    depth=depth,
-                    name=name,
-                    markers=False,  # the report needs none
-                    lines=True,
-                )
-            )
-            for name, part in models.items()
-        ]
-        total = warmup + unprofiled + steps + (STEPS_IN_DETAIL if memory or shapes else 0)
-        tick = stack.enter_context(Progress("profiling", "steps", total=total)).advance
-
-        def run() -> None:
+        total = sum(stage.count for stage in stages)
+        progress = stack.enter_context(Progress("profiling", "steps", total=total))
+        taken = Measurement(stages, step_ended=progress.advance)
+        for _ in stack.enter_context(closing(taken.steps())):
             take()
-            tick()
-
-        for _ in range(warmup - 1):
-            run()
-        # Without a step before, the first one to be timed would be a warm-up.
-        real = step_times(run, parts, unprofiled // 2 if warmup > 1 else 0)
-        profiler = torch.profiler.profile(activities=activities(parts))
-        with prepared(profiler):
-            if warmup:
-                run()
-            # Kernels that still run have their launch before the recording, and no owner in it.
-            synchronize(parts)
-        passed_over = transforms.PassedOver.calls
-
-        def record(recorder: torch.profiler.profile, count: int) -> None:
-            with recording(recorder):
-                for number in range(count):
-                    with new_range(f"{PROFILER_STEP}{number}"):
-                        take()
-                    tick()
-                synchronize(parts)
-
-        record(profiler, steps)
-        transformed = transforms.PassedOver.calls > passed_over
-        real += step_times(run, parts, unprofiled - len(real))
-        recorded: torch.profiler.profile | Export = profiler
-        in_detail = None
-        if memory or shapes:
-            recorded = Export(profiler)
-            in_detail = torch.profiler.profile(
-                activities=activities(parts), profile_memory=memory, record_shapes=shapes
-            )
-            with prepared(in_detail):
-                synchronize(parts)
-            record(in_detail, STEPS_IN_DETAIL)
+    detail = taken.profiles.get(DETAIL)
+    transformed = autograd.PassedOver.calls > passed_over
 
     def with_unused(report: Report, _: Recording, __: Options) -> Report:
-        return _with_unused(report, models, instrumented, transformed=transformed)
+        return _with_unused(report, models, taken.labelled, transformed=transformed)
 
     with ExitStack() as stack:
         if gathering:
             stack.enter_context(gathering)
         report = locate_export(
-            recorded,
+            taken.profiles[TIMES].profiler,
             named,
-            Options(live=True, warmed_up=warmup > 0, real_steps=real),
-            in_detail=in_detail,
+            Options(live=True, warmed_up=warmup > 0, real_steps=tuple(taken.times_ns)),
+            in_detail=detail.profiler if detail else None,
             parts=(with_unused,),
             trace=trace,
             force=force,
@@ -249,13 +211,9 @@ def _check_arguments(
             )
     if not parts:
         raise UsageError("profile(step, model): the dict of models is empty")
-    for word, value, least in (
-        ("steps", steps, 1),
-        ("warmup", warmup, 0),
-        ("unprofiled", unprofiled, 0),
-    ):
-        if type(value) is not int or value < least:
-            raise UsageError(f"{word}={value!r}: give a whole number of at least {least}")
+    check_whole("steps", steps, 1)
+    check_whole("warmup", warmup, 0)
+    check_whole("unprofiled", unprofiled, 0)
     if data is not None and not isinstance(data, Iterable):
         raise UsageError(f"data must be iterable, as a DataLoader is, not {type(data).__name__}")
     if is_recording():
@@ -316,7 +274,7 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
 def _with_unused(
     report: Report,
     models: Mapping[str, torch.nn.Module],
-    instrumented: list[Instrumentation],
+    labelled: Mapping[str, Instrumentation],
     *,
     transformed: bool,
 ) -> Report:
@@ -327,8 +285,8 @@ def _with_unused(
     called = {row.path for row in report.modules if row.is_module and row.calls}
     unused = [
         f"{name!r} ({class_name(unwrap(part))})" if name else class_name(unwrap(part))
-        for (name, part), hooked in zip(models.items(), instrumented, strict=True)
-        if called.isdisjoint(hooked.paths)
+        for name, part in models.items()
+        if called.isdisjoint(labelled[name].paths)
     ]
     # A compiled region can be any of them, without labels: the report has a warning for that.
     compiled = any(row.calls for row in report.modules if not row.is_module)

@@ -1,14 +1,7 @@
 """Record some steps of a training that somebody else runs, and leave nothing behind.
 
-The recorder is called at the end of each step. When a report is due, the next steps go through
-these states:
-
-- *waiting*: steps are counted.
-- *timing*: the steps are timed, with a synchronization after each of them.
-- *prepared*: the models have labels and the profiler is ready; one step runs to get used to both.
-- *recording*: the profiler records.
-
-If memory or shapes are wanted, *prepared* and *recording* follow once more, for steps of their own.
+The recorder is called at the end of each step. When a report is due, the next steps go through the
+stages of a ``Measurement``: some are timed, then the models get labels and a profiler records.
 
 Within a long enough warm-up, two steps are recorded early. They are all that there is of a training
 that ends soon. Otherwise they are dropped.
@@ -21,42 +14,39 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakMethod
 
 import torch
 from torch.profiler import ProfilerAction
 
 from backspot.analysis.recording import Options, Recording
-from backspot.errors import UsageError
 from backspot.formatting import counted
 from backspot.interrupts import contained, heard, pass_on
 from backspot.live import discovery
 from backspot.live.compiled import compiled_book
-from backspot.live.instrumentation import put_labels
 from backspot.live.recording import (
-    STEPS_IN_DETAIL,
-    activities,
-    giving_way,
-    prepared,
-    recording,
-    synchronize,
+    DETAIL,
+    TIMES,
+    Labelled,
+    LeftAlone,
+    Measurement,
+    Profile,
+    Profiled,
+    Stage,
+    Timed,
+    in_detail,
 )
-from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
 from backspot.results.report import Report, changed
-from backspot.trace.names import PROFILER_STEP
 from backspot.trace.profiler import Export
 
-__all__ = ["GivenModels", "Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
+__all__ = ["Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
 
 
 _LONGEST_WAIT = 20
@@ -65,7 +55,7 @@ _EARLY_STEPS = 2
 """How many steps are recorded early, if the warm-up is long enough for them."""
 
 _BEFORE_EARLY = 2
-"""In the first one the calls of modules are watched; the second one is *prepared*."""
+"""In the first one the calls of modules are watched; in the second one the profiler is ready."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +89,10 @@ class Plan:
         """For how many steps more to wait for an optimizer that has not taken a step."""
         return min(3 * self.warmup, _LONGEST_WAIT) if self.waits else 0
 
-    @property
-    def in_detail(self) -> bool:
-        """Whether more steps are recorded, for more than times."""
-        return self.memory or self.shapes
+    def stages(self, labelled: Stage) -> tuple[Stage, ...]:
+        """Return the stages of a report, the labels from ``labelled`` on."""
+        more = in_detail(memory=self.memory, shapes=self.shapes, prepared=1)
+        return (Timed(self.steps), labelled, Profiled(TIMES, self.steps), *more)
 
     @property
     def first_step(self) -> int:
@@ -112,8 +102,7 @@ class Plan:
     @property
     def needed(self) -> int:
         """How many steps the first report needs."""
-        last = self.first_step + self.steps - 1
-        return last + (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
+        return max(self.warmup, 1) + sum(stage.count for stage in self.stages(LeftAlone(0)))
 
     @property
     def last_early_start(self) -> int:
@@ -122,7 +111,8 @@ class Plan:
 
     def fitting(self, steps: int) -> tuple[int, int] | None:
         """Return the ``warmup`` and ``steps`` of a complete report of so few steps, if any fit."""
-        room = steps - 1 - (STEPS_IN_DETAIL + 1 if self.in_detail else 0)
+        after_times = self.needed - max(self.warmup, 1) - 2 * self.steps - 1
+        room = steps - 1 - after_times
         warmup = min(max(room // 5, 1), Plan.warmup)
         fits = min((room - warmup) // 2, Plan.steps)
         return (warmup, fits) if fits > 0 else None
@@ -133,9 +123,7 @@ class Recorded:
     """A recording that is complete.
 
     Attributes:
-        profiler: the profiler that recorded, or its export.
         first: the number of the first recorded step; ``None`` if not all steps were counted.
-        count: how many steps were recorded.
         times_ns: the times of steps without the profiler, in nanoseconds.
         number: the number of this recording, from 1.
         requested: whether ``request`` asked for it, or it came late as the script's own profiler
@@ -164,7 +152,6 @@ class Recorded:
         Args:
             training: what was recorded, such as the name of a script.
             trace: where to write the labelled trace; ``None`` writes none.
-            use: as in ``locate_export``.
 
         Raises:
             NoBackwardError: If the steps had no backward.
@@ -202,45 +189,28 @@ def rank_and_ranks() -> tuple[int, int]:
         return 0, 1
 
 
-class Models(Protocol):
-    """The models that are trained, and how they become known."""
+class Models:
+    """The models that are trained, known from the beginning; or a search for them, in a subclass.
 
-    def are_known(self) -> bool:
-        """Return whether all models that are trained can be found by now."""
-
-    def begin(self) -> None:
-        """Begin to search: the steps until ``named`` or ``end`` show which modules are used."""
-
-    def named(self) -> Mapping[str, torch.nn.Module]:
-        """End the search, and return the models by name."""
-
-    def end(self) -> None:
-        """End the search."""
-
-
-class GivenModels:
-    """Models that are known from the beginning.
-
-    Args:
-        models: the models by name.
+    The steps from ``begin`` to ``named`` or ``end`` show a search which modules are used.
     """
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self._models = models
 
     def are_known(self) -> bool:
-        """Return true."""
+        """Return whether all models that are trained can be found by now."""
         return True
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Begin to search."""
 
     def named(self) -> Mapping[str, torch.nn.Module]:
-        """Return the models."""
+        """End the search, and return the models by name."""
         return self._models
 
     def end(self) -> None:
-        """Do nothing."""
+        """End the search."""
 
 
 _OF_WARM_UP = (
@@ -260,13 +230,8 @@ _OTHER_PROFILER = (
 )
 
 
-class State(Enum):
-    """What a recorder does, as the docstring of this file says."""
-
-    WAITING = "waiting"
-    TIMING = "timing"
-    PREPARED = "prepared"
-    RECORDING = "recording"
+class _Taken(Exception):  # noqa: N818 - it is no error
+    """The script's own profilers leave no room for a recording."""
 
 
 class Recorder:
@@ -283,16 +248,12 @@ class Recorder:
     then, and begins again if the training goes on.
 
     Args:
-        plan: when to record.
-        models: the models that are trained.
         deliver: called with each recording, after everything was removed.
         say: called with a sentence if something does not work.
         retire: called when no more steps need to be counted.
 
     Attributes:
-        plan: when to record.
         steps: how many steps were counted in the thread that is recorded, or had the most steps.
-        reports: how many recordings were delivered.
     """
 
     def __init__(
@@ -327,16 +288,10 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        self._state = State.WAITING
+        self._measurement: Measurement | None = None  # none while steps are only counted
+        self._steps: Generator[None] | None = None
         self._thread = 0
-        self._models: Mapping[str, torch.nn.Module] = {}
-        self._labels = ExitStack()
-        self._recording_stack = ExitStack()
-        self._own_profiler: torch.profiler.profile | None = None
-        self._timed_recording: Recorded | None = None
-        self._times: list[int] = []
-        self._mark: Any = None
-        self._recorded = 0
+        self._first: int | None = None  # the number of the first step that is recorded
         self._requested = False
         self._is_early = False
 
@@ -367,7 +322,7 @@ class Recorder:
 
     def request(self) -> None:
         """Make a report as soon as possible."""
-        if self._state is State.WAITING or self._is_early:
+        if self._measurement is None or self._is_early:
             self._due = min(self._counts.values(), default=0)
             self._requested = True
 
@@ -377,7 +332,7 @@ class Recorder:
         with self._choosing:
             self._counts[thread] += 1
             steps = self._counts[thread]
-            if self._state is not State.WAITING:
+            if self._measurement is not None:
                 if self._thread != thread:
                     return False
                 self.steps = steps
@@ -387,7 +342,7 @@ class Recorder:
             return self._due is not None and (steps >= self._due or self._may_be_early(steps))
 
     def advance(self) -> None:
-        """Go to the next state, at the end of a step."""
+        """Go on, at the end of a step."""
         reports = self.reports
         if not self._moving.acquire(blocking=False):  # another thread is about to begin
             return
@@ -417,47 +372,36 @@ class Recorder:
                 raise
 
     def _go_on(self) -> None:
-        if self._state is State.WAITING:
+        if self._measurement is None:
             if self._due is not None:
                 self._begin()
-        elif self._thread != threading.get_ident():  # another thread was chosen since ``count``
+        elif self._thread == threading.get_ident():  # else it was chosen since ``count``
+            self._next()
+
+    def _next(self) -> None:
+        """Go on to where the next step runs."""
+        if self._measurement is None or self._steps is None:
             return
-        elif self._state is State.TIMING:
-            self._time()
-            if self._is_early or len(self._times) >= self.plan.steps:
-                self._prepare()
-        elif self._state is State.PREPARED:
-            self._begin_recording()
-        else:
-            self._recorded += 1
-            self._end_mark()
-            if self._recorded < self._wanted():
-                self._begin_mark()
-            elif self._is_early:
+        try:
+            next(self._steps)
+        except StopIteration:
+            if self._is_early:
                 self._keep_early()
-            elif self.plan.in_detail and self._timed_recording is None:
-                timed = self._so_far()
-                synchronize(self._models.values())
-                self._recording_stack.close()
-                self._recorded = 0
-                if timed is not None:
-                    self._timed_recording = replace(timed, profiler=Export(timed.profiler))
-                self._make_ready(memory=self.plan.memory, shapes=self.plan.shapes)
             else:
                 self._finish()
+        except _Taken:
+            self._withdraw()
+        else:
+            if self._first is None and TIMES in self._measurement.profiles:
+                self._first = self.steps + 1
 
     def _may_be_early(self, steps: int) -> bool:
         is_first = self.reports == 0 and self._early is None and not self._requested
         return is_first and 0 < steps <= self.plan.last_early_start
 
-    def _wanted(self) -> int:
-        """How many steps to record before what follows."""
-        if self._is_early:
-            return min(_EARLY_STEPS, self._recorded + self.plan.warmup - self.steps)
-        return self.plan.steps if self._timed_recording is None else STEPS_IN_DETAIL
-
     def _begin(self) -> None:
-        self._is_early = self._counts[threading.get_ident()] < (self._due or 0)
+        steps = self._counts[threading.get_ident()]
+        self._is_early = steps < (self._due or 0)
         if self._is_early:
             if not self._search.are_known():
                 self._is_early = False
@@ -468,14 +412,24 @@ class Recorder:
         if not self._is_free():
             self._withdraw()
             return
+        labelled = Labelled(self._find, self.plan.depth, self.plan.compiled, lenient=True)
+        stages = self.plan.stages(labelled)
+        if self._is_early:
+            most = self.plan.warmup - steps - _BEFORE_EARLY
+            stages = LeftAlone(1), labelled, Profiled(TIMES, min(_EARLY_STEPS, most))
         with self._choosing:
             self._thread = threading.get_ident()
-            self._state = State.TIMING
+            self._measurement = Measurement(stages, give_way=self._give_way)
         self._search.begin()
         if not hasattr(self._in_thread, "end"):
             self._in_thread.end = _ThreadEnd(self._end_of_thread)
-        synchronize(())
-        self._since = time.perf_counter_ns()
+        self._steps = self._measurement.steps()
+        self._next()
+
+    def _find(self) -> Mapping[str, torch.nn.Module]:
+        if not self._is_free():  # the script has made a profiler while the steps were timed
+            raise _Taken
+        return self._search.named()
 
     def _waits_for_optimizers(self) -> bool:
         """Whether to wait for an optimizer's first step, as a generator's may come late."""
@@ -499,11 +453,7 @@ class Recorder:
 
     def _give_way(self) -> None:
         """Withdraw, as the script starts a profiler."""
-        if (
-            self._state not in (State.PREPARED, State.RECORDING)
-            or self._thread != threading.get_ident()
-            or self.is_child
-        ):
+        if self._thread != threading.get_ident() or self.is_child:
             return
         self._move(self._withdraw)
 
@@ -511,58 +461,6 @@ class Recorder:
         """Remove everything: the thread that is recorded ends, and no other can end its profile."""
         if self._thread == threading.get_ident() and not self.is_child:
             self._move(lambda: self._stop(again=True))
-
-    def _time(self) -> None:
-        synchronize(())
-        now = time.perf_counter_ns()
-        self._times.append(now - self._since)
-        self._since = now
-
-    def _prepare(self) -> None:
-        if not self._is_free():  # the script has made a profiler while the steps were timed
-            self._withdraw()
-            return
-        self._models = self._search.named()
-        for name, module in self._models.items():
-            # The script may have labelled it, or a part of it that several models share.
-            with suppress(UsageError):
-                self._labels.enter_context(
-                    put_labels(
-                        module,
-                        depth=self.plan.depth,
-                        name=name,
-                        markers=False,
-                        lines=True,
-                        compiled=self.plan.compiled,
-                    )
-                )
-        self._make_ready()
-
-    def _make_ready(self, *, memory: bool = False, shapes: bool = False) -> None:
-        self._own_profiler = torch.profiler.profile(
-            activities=activities(self._models.values()),
-            profile_memory=memory,
-            record_shapes=shapes,
-        )
-        self._state = State.PREPARED
-        self._recording_stack.enter_context(prepared(self._own_profiler))
-        self._recording_stack.enter_context(giving_way(self._give_way))
-
-    def _begin_recording(self) -> None:
-        assert self._own_profiler is not None  # noqa: S101 - for type checkers
-        synchronize(self._models.values())
-        self._state = State.RECORDING
-        self._recording_stack.enter_context(recording(self._own_profiler))
-        self._begin_mark()
-
-    def _begin_mark(self) -> None:
-        self._mark = new_range(f"{PROFILER_STEP}{self._recorded}")
-        self._mark.__enter__()
-
-    def _end_mark(self) -> None:
-        mark, self._mark = self._mark, None
-        if mark is not None:
-            mark.__exit__(None, None, None)
 
     def _keep_early(self) -> None:
         """Remove everything, and keep the recording until there is a later one."""
@@ -594,20 +492,31 @@ class Recorder:
             self._due = due
 
     def _so_far(self) -> Recorded | None:
-        if self._timed_recording is not None:
-            in_detail = self._own_profiler if self._recorded else None
-            return replace(self._timed_recording, in_detail=in_detail)
-        if self._own_profiler is None or not self._recorded:
-            return self._early and replace(self._early, times_ns=tuple(self._times))
-        first = self.steps - self._recorded + 1 if self._counts_all else None
+        """Return what was recorded in steps that are complete, and can be read in this thread."""
+        if self._measurement is None:
+            return self._early
+        here = self._thread == threading.get_ident()
+
+        def read(profile: Profile | None) -> Any:
+            if profile is None or not profile.count:
+                return None
+            # Only its own thread can end a profile and read it.
+            return profile.profiler if here or isinstance(profile.profiler, Export) else None
+
+        times_ns = () if self._is_early else tuple(self._measurement.times_ns)
+        profiles = self._measurement.profiles
+        profiler = read(profiles.get(TIMES))
+        if profiler is None:
+            return self._early and replace(self._early, times_ns=times_ns)
         return Recorded(
-            self._own_profiler,
-            first,
-            self._recorded,
-            () if self._is_early else tuple(self._times),
+            profiler,
+            self._first if self._counts_all else None,
+            profiles[TIMES].count,
+            times_ns,
             self.reports + 1,
             self._requested,
-            is_early=self._is_early,
+            read(profiles.get(DETAIL)),
+            self._is_early,
         )
 
     def _hand_over(self, recorded: Recorded | None) -> None:
@@ -618,23 +527,17 @@ class Recorder:
             self._cut_short = ""
 
     def _stop(self, *, again: bool = False) -> None:
-        """End what is under way and remove all of it.
-
-        Args:
-            again: whether to begin again at the end of a later step.
-        """
+        """Remove all that is under way, and with ``again`` begin again after a later step."""
         self._search.end()
-        if self._state is State.PREPARED and self._own_profiler is not None:
-            with recording(self._own_profiler):  # a prepared profiler can only be ended in this way
-                pass
-        if self._state is State.RECORDING:
-            synchronize(self._models.values())
-        mark, labels, profiling = self._mark, self._labels, self._recording_stack
-        self._reset()
-        self._requested = again
-        with labels:
-            profiling.close()
-        del mark  # a step that was cut short has no end in the trace; nothing records now
+        try:
+            self._close()
+        finally:
+            self._reset()
+            self._requested = again
+
+    def _close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
 
     def end(self) -> None:
         """Remove everything, because the training has ended; deliver what was recorded."""
@@ -642,10 +545,9 @@ class Recorder:
             self._move(self._end)
 
     def _end(self) -> None:
+        with contained():
+            self._close()
         recorded = self._so_far()
-        if self._state is State.RECORDING and self._thread != threading.get_ident():
-            # Only its own thread can end a profile and read it.
-            recorded = self._timed_recording or self._early
         try:
             with contained():
                 self._stop()

@@ -1,33 +1,289 @@
-"""What a recording of a training step needs: its devices, and a profiler in its two states."""
+"""Steps of a training, stage by stage: left alone, timed, or recorded by a profiler.
+
+A *stage* is some steps of one kind. A ``Measurement`` goes through its stages: it stops where each
+step of the training runs, and goes on when the step has ended. ``profile`` takes the steps itself;
+``Recorder`` goes on at the end of each step of a training that somebody else runs. A further kind
+of steps is one more class of stages.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, supported_activities
 
+from backspot.errors import UsageError
+from backspot.interrupts import contained
+from backspot.live.instrumentation import Instrumentation, put_labels
 from backspot.live.sessions import Watch
-from backspot.live.torch_internals.devices import privateuse1_name
-from backspot.live.torch_internals.profiler import PROFILER_PREPARES
+from backspot.live.torch_internals.lookup import nothing
+from backspot.live.torch_internals.profiler import PROFILER_PREPARES, new_range, privateuse1_name
 from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.trace.names import PROFILER_STEP
+from backspot.trace.profiler import Export
 
 __all__ = [
-    "STEPS_IN_DETAIL",
-    "activities",
-    "devices_of",
-    "giving_way",
-    "prepared",
-    "recording",
-    "synchronize",
+    "DETAIL",
+    "TIMES",
+    "Labelled",
+    "LeftAlone",
+    "Measurement",
+    "Profile",
+    "Profiled",
+    "Stage",
+    "Timed",
+    "in_detail",
 ]
+
+TIMES, DETAIL = "times", "detail"
+"""The profiles of a recording: the one for times, and the one with memory or shapes."""
 
 STEPS_IN_DETAIL = 3
 """How many steps are recorded with memory: what grows from step to step shows in three."""
+
+
+@dataclass
+class Profile:
+    """A profiler, its export once another one records, and how many steps it recorded."""
+
+    profiler: torch.profiler.profile | Export
+    count: int = 0
+
+
+class Measurement:
+    """Some steps of a training, and what was measured so far.
+
+    Args:
+        step_ended: called after each step, outside of what is measured.
+        give_way: called before a profiler of the training prepares to record in a recorded step;
+            it must not raise. ``None``: such a profiler takes the recording over.
+
+    Attributes:
+        labelled: the instrumentations by name, without models that others have labelled.
+        times_ns: the times of the timed steps, in nanoseconds.
+        range: the range of the step that is recorded. No variable of a frame holds it, as an
+            exception that is kept would keep it until a later session.
+    """
+
+    def __init__(
+        self,
+        stages: Collection[Stage],
+        *,
+        step_ended: Callable[[], object] = nothing,
+        give_way: Callable[[], None] | None = None,
+    ) -> None:
+        self.models: Mapping[str, torch.nn.Module] = {}
+        self.labelled: dict[str, Instrumentation] = {}
+        self.times_ns: list[int] = []
+        self.profiles: dict[str, Profile] = {}
+        self.step_ended = step_ended
+        self.labels = ExitStack()
+        self._stages = stages
+        self._give_way = give_way
+        self.range: Any = None
+
+    def steps(self) -> Generator[None]:
+        """Yield where each step runs. ``close`` ends what is under way, and removes all of it."""
+        with self.labels:
+            for stage in self._stages:
+                yield from stage.steps(self)
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Call ``give_way`` before another profiler prepares to record, inside the block."""
+        give_way = self._give_way
+        if give_way is None:
+            yield
+            return
+
+        def prepare(original: Callable[[], Any]) -> Any:
+            give_way()
+            return original()
+
+        watch = Watch(PROFILER_PREPARES, prepare)
+        watch.begin()
+        try:
+            yield
+        finally:
+            watch.end()
+
+
+class Stage(Protocol):
+    """Some steps of one kind."""
+
+    @property
+    def count(self) -> int:
+        """How many steps it has."""
+
+    def steps(self, taken: Measurement) -> Iterator[None]:
+        """Yield where each step runs; with ``close``, undo what is not complete."""
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """Steps that nothing is done to."""
+
+    count: int
+
+    def steps(self, taken: Measurement) -> Iterator[None]:
+        """Do nothing."""
+        for _ in range(self.count):
+            yield
+            taken.step_ended()
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Steps whose time without a profiler is taken.
+
+    On one CUDA device, an event after each step marks when its work is done, so that the host may
+    run ahead of the device as it does in training. Elsewhere the host waits for the devices after
+    each step.
+    """
+
+    count: int
+
+    def steps(self, taken: Measurement) -> Iterator[None]:
+        """Add to ``times_ns``."""
+        if not self.count:
+            return
+        models = taken.models.values()
+        synchronize(models)
+        devices = devices_of(models)
+        if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
+            yield from self._by_events(taken, device)
+            return
+        for _ in range(self.count):
+            begin = time.perf_counter_ns()
+            yield
+            synchronize(models)
+            taken.times_ns.append(time.perf_counter_ns() - begin)
+            taken.step_ended()
+
+    def _by_events(self, taken: Measurement, device: torch.device) -> Iterator[None]:
+        def mark() -> torch.cuda.Event:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(device))
+            return event
+
+        marks = [mark()]
+        try:
+            for _ in range(self.count):
+                yield
+                marks.append(mark())
+                taken.step_ended()
+        finally:
+            with contained():  # an error of the device reaches the next step by itself
+                marks[-1].synchronize()
+                taken.times_ns += [round(1e6 * a.elapsed_time(b)) for a, b in pairwise(marks)]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """No step: the models are found and have labels from here on, until the recording ends.
+
+    Attributes:
+        lenient: pass over a model of which a part has labels already.
+    """
+
+    find: Callable[[], Mapping[str, torch.nn.Module]]
+    depth: int | None
+    compiled: bool = True
+    lenient: bool = False
+    count: int = 0
+
+    def steps(self, taken: Measurement) -> Iterator[None]:
+        """Set ``models`` and ``labelled``."""
+        taken.models = self.find()
+        for name, model in taken.models.items():
+            with suppress(UsageError) if self.lenient else nullcontext():
+                taken.labelled[name] = taken.labels.enter_context(
+                    put_labels(
+                        model,
+                        depth=self.depth,
+                        name=name,
+                        markers=False,  # the report needs none
+                        lines=True,
+                        compiled=self.compiled,
+                    )
+                )
+        yield from ()
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Steps that a profiler records.
+
+    Attributes:
+        prepared: how many steps run before, to get used to the labels and a profiler that is ready.
+    """
+
+    key: str
+    recorded: int
+    prepared: int = 1
+    memory: bool = False
+    shapes: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many steps it has."""
+        return self.prepared + self.recorded
+
+    def steps(self, taken: Measurement) -> Iterator[None]:
+        """Add to ``profiles``."""
+        models = taken.models.values()
+        for earlier in taken.profiles.values():  # Kineto keeps the newest alone
+            if not isinstance(earlier.profiler, Export):
+                earlier.profiler = Export(earlier.profiler)
+        profiler = torch.profiler.profile(
+            activities=activities(models), profile_memory=self.memory, record_shapes=self.shapes
+        )
+        with _prepared(profiler):
+            with taken.giving_way():
+                yield from LeftAlone(self.prepared).steps(taken)
+            # Kernels that still run have their launch before the recording, and no owner in it.
+            synchronize(models)
+        profile = taken.profiles[self.key] = Profile(profiler)
+        try:
+            with _recording(profiler), taken.giving_way():
+                yield from self._recorded(taken, profile)
+        finally:
+            taken.range = None  # freed here, where nothing records
+
+    def _recorded(self, taken: Measurement, profile: Profile) -> Iterator[None]:
+        models = taken.models.values()
+        try:
+            for number in range(self.recorded):
+                # Without ``with``: a step that is cut short has no end in the trace.
+                taken.range = new_range(f"{PROFILER_STEP}{number}")
+                taken.range.__enter__()
+                yield
+                taken.range.__exit__(None, None, None)
+                profile.count += 1
+                taken.step_ended()
+        except GeneratorExit:
+            with contained():
+                synchronize(models)
+            raise
+        synchronize(models)
+
+
+def in_detail(*, memory: bool, shapes: bool, prepared: int) -> tuple[Stage, ...]:
+    """Return the stages after those for times, in which recording more makes steps slower."""
+    if not (memory or shapes):
+        return ()
+    return (Profiled(DETAIL, STEPS_IN_DETAIL, prepared, memory, shapes),)
+
+
+# Devices and profilers ----------------------------------------------------------------------------
 
 
 def _kind(activity: ProfilerActivity) -> str:
@@ -86,7 +342,7 @@ def _quiet(profiler: torch.profiler.profile) -> Iterator[None]:
 
 
 @contextmanager
-def prepared(profiler: torch.profiler.profile) -> Iterator[None]:
+def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
     """Prepare the profiler; an error inside the block ends it."""
     with warnings.catch_warnings(), _quiet(profiler):
         # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
@@ -102,7 +358,7 @@ def prepared(profiler: torch.profiler.profile) -> Iterator[None]:
 
 
 @contextmanager
-def recording(profiler: torch.profiler.profile) -> Iterator[None]:
+def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
     """Record what runs inside the block with a prepared profiler."""
     try:
         profiler.start_trace()
@@ -110,23 +366,3 @@ def recording(profiler: torch.profiler.profile) -> Iterator[None]:
     finally:
         if is_recording():  # unless an interrupt came before the start
             profiler.stop_trace()
-
-
-@contextmanager
-def giving_way(give_way: Callable[[], None]) -> Iterator[None]:
-    """Call a function before another profiler prepares to record, inside the block.
-
-    Args:
-        give_way: ends the own profiler. It must not raise.
-    """
-
-    def prepare(original: Callable[[], Any]) -> Any:
-        give_way()
-        return original()
-
-    watch = Watch(PROFILER_PREPARES, prepare)
-    watch.begin()
-    try:
-        yield
-    finally:
-        watch.end()

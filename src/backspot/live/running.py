@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.interrupts import pass_on
 from backspot.live import discovery
-from backspot.live.recorder import Plan, Recorded, Recorder
+from backspot.live.recorder import Models, Plan, Recorded, Recorder
 from backspot.live.torch_internals import autograd, dynamo
 
 __all__ = ["Cycle", "Observer"]
@@ -51,11 +51,7 @@ class Cycle:
         self._turns: dict[Hashable, int] = {}
 
     def ends_with(self, optimizer: Hashable) -> bool:
-        """Return whether an iteration ends with this step.
-
-        Args:
-            optimizer: what tells the optimizer that took the step from others.
-        """
+        """Return whether an iteration ends with this step."""
         if optimizer not in self._seen:
             self._seen.append(optimizer)
         elif optimizer != self._seen[-1]:
@@ -101,15 +97,15 @@ class _Stepped:
         return [optimizer for optimizer in found if optimizer is not None]
 
 
-class _FoundModels:
+class _FoundModels(Models):
     """The models of a script: what its optimizers update, and the loss modules.
 
     Args:
-        optimizers: the optimizers that have taken a step.
         say: called with a sentence if no model is found because of ``gc.freeze``.
     """
 
     def __init__(self, optimizers: _Stepped, say: Callable[[str], None]) -> None:
+        super().__init__({})
         self._optimizers = optimizers
         self._say = say
         self._watch: discovery.CallWatch | None = None
@@ -159,7 +155,6 @@ class Observer:
     """Observes the training of this process and records some of its steps.
 
     Args:
-        plan: when to record.
         deliver: called with each recording, after everything was removed.
         say: called with a sentence if something does not work.
         stepped: called with the number of each step, from 1, while steps are counted.
@@ -193,11 +188,7 @@ class Observer:
                 self._backward.begin()
 
     def request(self, frame: FrameType | None) -> None:
-        """Make a report as soon as possible; for a signal's handler.
-
-        Args:
-            frame: the frame that the signal interrupted.
-        """
+        """Make a report as soon as possible; for a signal's handler."""
         if self.recorder.is_child:
             return
         self.recorder.request()
@@ -300,9 +291,6 @@ class _Backward:
     """Counts the calls of ``Tensor.backward``, for scripts that update parameters themselves.
 
     The method is replaced until the first optimizer step outside of it, or until the counting ends.
-
-    Args:
-        after: called after each backward.
     """
 
     def __init__(self, after: Callable[[], None]) -> None:

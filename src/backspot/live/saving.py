@@ -25,7 +25,6 @@ class Saved:
     """A report, and what became of its files.
 
     Attributes:
-        report: the report.
         names: the files in the folder; none if one of them could not be written.
         problem: why they could not be written; ``""`` if they were.
     """
@@ -44,9 +43,7 @@ def save(
     """Write the labelled trace and the report into a folder.
 
     Args:
-        recorded: the recording.
         training: as in ``Recorded.locate``.
-        folder: where to write.
         use: as in ``Recorded.locate``; called once.
 
     Raises:

@@ -20,7 +20,7 @@ from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
 from backspot.live.source_lines import book
 from backspot.live.torch_internals import profiler
-from backspot.live.torch_internals.lookup import Place
+from backspot.live.torch_internals.lookup import Location
 
 __all__ = ["Holder", "Sessions", "Watch", "sessions"]
 
@@ -190,11 +190,10 @@ class Watch:
     """A function of PyTorch's profiler, wrapped for a while.
 
     Args:
-        place: where the function is.
         around: called in its place, with the call to make.
     """
 
-    def __init__(self, place: Place, around: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(self, place: Location, around: Callable[[Callable[[], Any]], Any]) -> None:
         self._place = place
         self._around = around
         self._original: Any = None

@@ -8,7 +8,9 @@ would keep every tensor in it alive. Lines and texts are looked up once, when th
 
 from __future__ import annotations
 
+import linecache
 import os
+import re
 import sys
 import threading
 from array import array
@@ -20,7 +22,6 @@ import numpy as np
 import torch
 
 from backspot.interrupts import pass_on
-from backspot.live.line_names import describe
 from backspot.live.torch_internals import autograd, dynamo, profiler
 from backspot.trace.names import COMPILED_FUNCTION
 from backspot.trace.source_lines import (
@@ -40,9 +41,71 @@ __all__ = [
     "Recorder",
     "Store",
     "book",
+    "describe",
+    "file_name",
     "lines_are_exact",
     "user_frame",
 ]
+
+_LONGEST = 160
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_CELL = re.compile(r"<ipython-input-(\d+)-|[/\\]ipykernel_\d+[/\\]\d+\.py\Z")
+
+
+def describe(code: CodeType, lasti: int, node: str) -> SourceLine:
+    """Return the line of an instruction."""
+    line = _line_at(code, lasti)
+    text = linecache.getline(code.co_filename, line).strip()
+    function = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+    return SourceLine(
+        file_name(code.co_filename),
+        line,
+        function,
+        text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…",
+        node,
+    )
+
+
+def _line_at(code: CodeType, lasti: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= lasti < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def file_name(file: str) -> str:
+    """Return a file's name as readers know it.
+
+    An installed file is named from its package on; a file below the working folder, or below a
+    folder that modules are imported from, by its path inside.
+    """
+    cell = _CELL.search(file)
+    if cell:
+        number = cell[1] or _cell_number(file)
+        return f"<cell {number}>" if number else "<notebook cell>"
+    if file.startswith("<"):
+        return file
+    installed = _INSTALLED.match(file)
+    if installed:
+        return file[installed.end() :]
+    folders = {os.path.abspath(entry or ".") for entry in sys.path if isinstance(entry, str)}  # noqa: PTH100
+    try:
+        below = [os.getcwd()]  # noqa: PTH109
+    except OSError:  # the working folder is gone
+        below = []
+    for folder in [*below, *sorted(folders, key=len, reverse=True)]:
+        lead = folder.rstrip(os.sep) + os.sep
+        if file.startswith(lead) and lead != os.sep:
+            return file[len(lead) :]
+    return file.removeprefix(f".{os.sep}")
+
+
+def _cell_number(file: str) -> int | None:
+    """Return the number in brackets before a cell, if IPython has it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    return numbers.get(file) if isinstance(numbers, dict) else None
+
 
 _Key = tuple[int, int, type | None]
 
@@ -91,7 +154,6 @@ class Recorder:
 
     Attributes:
         exact: whether the line of each node is known, and not only the line of the call.
-        tid: the operating system's number of the thread.
         store: where the recorder belongs; ``None`` once the session is over.
     """
 
@@ -344,12 +406,7 @@ class Book:
         return bool(self._stores)
 
     def recorder(self, session: int, own: Recorder | None) -> Recorder | None:
-        """Return the calling thread's recorder for a session; ``None`` if there is no more room.
-
-        Args:
-            session: the session's number.
-            own: the recorder that the thread used last.
-        """
+        """Return the calling thread's recorder for a session; ``None`` if there is no more room."""
         store = self._stores.get(session)
         if store is None:
             if self._stores:  # of a session that did not end in order

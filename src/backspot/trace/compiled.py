@@ -28,8 +28,8 @@ __all__ = [
     "CompiledGraph",
     "CompiledTable",
     "KnownModule",
+    "ModuleRef",
     "Part",
-    "Place",
     "Site",
     "find_compiled",
     "format_compiled",
@@ -65,7 +65,7 @@ class KnownModule(msgspec.Struct, array_like=True, frozen=True):
     owner: str
 
 
-class Place(msgspec.Struct, array_like=True, frozen=True):
+class ModuleRef(msgspec.Struct, array_like=True, frozen=True):
     """A module as a compiled graph names it.
 
     Attributes:
@@ -123,7 +123,7 @@ class CompiledGraph(msgspec.Struct, array_like=True, frozen=True):
 
     key: str
     backward: bool
-    places: tuple[Place, ...]
+    places: tuple[ModuleRef, ...]
     sites: tuple[Site, ...] | None
 
 

@@ -37,7 +37,7 @@ from backspot.analysis.timeline import (
     take,
 )
 from backspot.trace import Category, Events, names
-from backspot.trace.compiled import CompiledGraph, Place
+from backspot.trace.compiled import CompiledGraph, ModuleRef
 from backspot.trace.events import Ints, Mask
 
 __all__ = ["Compiled", "Unmatched", "find_compiled_launches"]
@@ -387,7 +387,7 @@ class _Matcher:
         inside = () if graph.backward else tuple(sorted(called - {entered}))
         return _Match(follow_directly(graph.sites or (), aligned), launches, moved, inside, unknown)
 
-    def _base(self, places: Sequence[Place], entered: int) -> str | None:
+    def _base(self, places: Sequence[ModuleRef], entered: int) -> str | None:
         """Return the path of the module that is the root of some places; ``None`` if unknown.
 
         It must have modules of the right classes at all places. This is the module that the region
@@ -408,7 +408,7 @@ class _Matcher:
         candidates = [path for path in self._known if path.startswith(inside) and fits(path)]
         return candidates[0] if len(candidates) == 1 else None
 
-    def _owners(self, place: Place, base: str, entered: int) -> Iterator[int]:
+    def _owners(self, place: ModuleRef, base: str, entered: int) -> Iterator[int]:
         """Yield the module that owns the time of a place, and those around it within the region.
 
         These are indices; a new module is added.

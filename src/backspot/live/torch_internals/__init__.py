@@ -1,14 +1,13 @@
 """PyTorch internals that Backspot depends on: no file elsewhere uses a private name of PyTorch.
 
 - ``profiler.py``: whether the profiler records, where it starts and stops, and what goes into its
-  trace.
-- ``autograd.py``: tensors and autograd nodes.
+  trace. The names of devices, and what the ranks of a job share.
+- ``autograd.py``: tensors and autograd nodes; what makes tensors other than they seem, and with
+  that, whether to label.
 - ``modules.py``: how modules are called, their hooks, children and parameters.
-- ``transforms.py``: what makes tensors other than they seem, and with that, whether to label.
-- ``dynamo.py``: the modules that Dynamo compiles. ``graphs.py``: the graphs that it hands on.
-  ``inductor.py`` and ``launch_sites.py``: the code that Inductor generates from these.
-- ``ranks.py`` and ``devices.py``: what the ranks of a job share, and the names of devices.
-- ``lookup.py`` and ``loading.py``: find a part of PyTorch now, or once it is loaded.
+- ``dynamo.py``: the modules that Dynamo compiles. ``inductor.py``: the graphs that it hands on, and
+  the code that Inductor generates from these.
+- ``lookup.py``: finds a part of PyTorch now, or once it is loaded.
 
 The policy of these files:
 

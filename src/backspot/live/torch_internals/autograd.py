@@ -1,25 +1,35 @@
-"""Tensors and autograd nodes: their numbers, hooks on nodes, and the engine that runs them."""
+"""Tensors and autograd nodes, and what makes tensors other than they seem: modes, transforms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from backspot.live.torch_internals.lookup import find, nothing
+from backspot.live.torch_internals.lookup import find, no, nothing
+from backspot.live.torch_internals.profiler import enabled_here, profiling
 
 __all__ = [
     "JOINS",
+    "PassedOver",
     "at_end_of_backward",
+    "exporting",
+    "ignore_torch_function",
     "in_backward",
+    "innermost_transform",
     "is_view",
+    "labelling",
     "node_hooker",
     "number_of",
+    "pass_over",
     "pop_node_hook",
     "push_node_hook",
     "sequence_number",
+    "torch_function_mode_enabled",
     "version_of",
 ]
 
@@ -109,3 +119,58 @@ def _carrier_of(hook: Callable[..., None]) -> torch.Tensor | None:
     carrier: Any = _empty.data  # no operator, which the profiler would record
     carrier._backward_hooks = {0: hook}
     return carrier
+
+
+# The flag that the public ``is_compiling()`` returns after it has called another function. Without
+# it non-strict export is labelled.
+_compiler: Any = (
+    torch.compiler
+    if hasattr(torch.compiler, "_is_compiling_flag")
+    else SimpleNamespace(_is_compiling_flag=False)
+)
+
+# The innermost of ``torch.func.grad``, ``vmap`` and the like that is at work on this thread, or
+# None. Without it their calls are labelled, with owners that can be wrong.
+innermost_transform: Callable[[], Any] = (
+    find("_C", "_functorch", "peek_interpreter_stack") or nothing
+)
+
+
+def labelling() -> bool:
+    """Return whether a profiler records and tensors are what they seem to be.
+
+    They are not during non-strict export and in the transforms of ``torch.func``.
+    """
+    return (
+        (profiling._is_profiler_enabled or enabled_here())  # recording(), without the call
+        and not _compiler._is_compiling_flag
+        and (innermost_transform() is None or pass_over())
+    )
+
+
+class PassedOver:
+    """How many module calls were not labelled because of a transform, in this process so far."""
+
+    calls = 0
+
+
+def pass_over() -> bool:
+    """Count a call that is not labelled because of a transform; return False."""
+    PassedOver.calls += 1
+    return False
+
+
+def exporting() -> bool:
+    """Return whether non-strict export is at work."""
+    return bool(_compiler._is_compiling_flag)
+
+
+# Whether a ``__torch_function__`` mode of the user's is at work. Without it the mode sees that
+# Backspot reads ``.grad_fn``.
+torch_function_mode_enabled: Callable[[], bool] = (
+    find("_C", "_is_torch_function_mode_enabled") or no
+)
+
+# A context in which no ``__torch_function__`` runs: a user's mode or tensor subclass does not see
+# that Backspot reads ``.grad_fn``. Public only by name; every supported version has it.
+ignore_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction

@@ -11,8 +11,7 @@ from weakref import ref
 import torch
 
 from backspot.interrupts import contained
-from backspot.live.torch_internals.loading import when_loaded
-from backspot.live.torch_internals.lookup import find
+from backspot.live.torch_internals.lookup import find, when_loaded
 from backspot.live.torch_internals.modules import WRAPPED_CHILD
 
 __all__ = [
@@ -110,11 +109,6 @@ def around_compiled_call(
     """Have functions called before and after the calls of a module that compiles itself.
 
     Its hooks are part of the code that is compiled. This is not, so nothing is compiled again.
-
-    Args:
-        module: the module, of which ``compiles_itself`` is true.
-        before: called as a forward pre-hook with keyword arguments.
-        after: called as a forward hook.
 
     Returns:
         A handle with ``remove``.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backspot.live.torch_internals.lookup import Place
+from backspot.live.torch_internals.lookup import Location
 
 __all__ = [
     "KEY",
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 # What a call of any module runs, unless its class has a ``__call__`` of its own.
-MODULE_CALL = Place(torch.nn.Module, "__call__")
+MODULE_CALL = Location(torch.nn.Module, "__call__")
 
 # Makes the copies of a module that data parallelism calls. Without it they have no label.
-REPLICATE = Place(torch.nn.Module, "_replicate_for_data_parallel")
+REPLICATE = Location(torch.nn.Module, "_replicate_for_data_parallel")
 
 
 def only_chooses(call: Any) -> bool:
@@ -108,8 +108,6 @@ def take_away(
     """Remove Backspot's hooks from a module; without any, do nothing.
 
     Args:
-        module: any module.
-        only_after: remove only the forward hook.
         keep_after: keep the forward hook, as PyTorch may be iterating over its dictionary.
     """
     after = () if keep_after else _AFTER

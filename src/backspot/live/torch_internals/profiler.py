@@ -1,4 +1,4 @@
-"""The profiler: whether it records, where it starts and stops, and what goes into its trace."""
+"""The profiler: whether it records, where it starts and stops, its trace; devices and ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
-from backspot.live.torch_internals.lookup import Place, find, no
+from backspot.live.torch_internals.lookup import Location, find, no
 
 __all__ = [
     "PROFILER_PREPARES",
@@ -17,9 +18,11 @@ __all__ = [
     "PROFILER_STOPPED",
     "PROFILER_STOPS",
     "add_metadata",
+    "default_store",
     "emit",
     "enabled_here",
     "new_range",
+    "privateuse1_name",
     "profiling",
     "recording",
 ]
@@ -49,19 +52,19 @@ def recording() -> bool:
 # ranges that outlive their session are not noticed at that moment.
 _legacy = find("autograd", "profiler_legacy")
 PROFILER_STARTS = (
-    Place(_profiler, "_enable_profiler"),
-    Place(_legacy, "_enable_profiler_legacy"),
+    Location(_profiler, "_enable_profiler"),
+    Location(_legacy, "_enable_profiler_legacy"),
 )
 PROFILER_STOPS = (
-    Place(_profiler, "_disable_profiler"),
-    Place(_legacy, "_disable_profiler_legacy"),
+    Location(_profiler, "_disable_profiler"),
+    Location(_legacy, "_disable_profiler_legacy"),
 )
-PROFILER_STOPPED = Place(_profiler, "_run_on_profiler_stop")
+PROFILER_STOPPED = Location(_profiler, "_run_on_profiler_stop")
 
 # What every profiler of Kineto calls before it starts. Kineto has one recording at a time, and the
 # newest takes it over. ``recording`` wraps the function, so that our own ends before. Without it a
 # profiler that the script starts while ours records gets an empty trace.
-PROFILER_PREPARES = Place(_profiler, "_prepare_profiler")
+PROFILER_PREPARES = Location(_profiler, "_prepare_profiler")
 
 # A range, opened by ``__enter__`` and closed by ``__exit__``, at a tenth of the cost of the public
 # ``record_function``, which is used without it.
@@ -87,3 +90,25 @@ def add_metadata(key: str, value: str) -> None:
         return
     if _profiler_type is None or "KINETO" in _profiler_type().name:
         _add_metadata(key, value)
+
+
+# The name that a backend from outside of PyTorch has given to its device. Without it: PyTorch's
+# name for a device without one.
+privateuse1_name: Callable[[], str] = find("_C", "_get_privateuse1_backend_name") or (
+    lambda: "privateuseone"
+)
+
+
+# The store by which the ranks of a job found each other. Without it a running job has no report of
+# all its ranks.
+_default_store: Callable[[], Any] | None = find(
+    "distributed", "distributed_c10d", "_get_default_store"
+)
+
+
+def default_store() -> Any:
+    """Return the store of ``torch.distributed``; ``None`` if this process is not part of a job."""
+    distributed = torch.distributed
+    if _default_store is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return _default_store()
