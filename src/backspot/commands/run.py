@@ -82,6 +82,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="record the inputs of operators too, for operations per second, in the same steps",
     )
     parser.add_argument(
+        "--no-stacks",
+        dest="stacks",
+        action="store_false",
+        help="record no lines of Python, which takes three further steps",
+    )
+    parser.add_argument(
         "--no-compiled",
         dest="compiled",
         action="store_false",
@@ -177,6 +183,7 @@ class _Observation:
             depth=args.depth,
             memory=args.memory,
             shapes=args.shapes,
+            stacks=args.stacks,
             compiled=args.compiled,
             waits=args.at is None,
         )

@@ -20,7 +20,7 @@ from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
 from backspot.trace.names import COLLECTION, WAITED_AT
 
-__all__ = ["collections_marked", "waits_marked"]
+__all__ = ["can_record_stacks", "collections_marked", "waits_marked"]
 
 _OLDEST = 2
 """The generation whose collection looks at all objects; the others take microseconds."""
@@ -44,6 +44,15 @@ def collections_marked() -> Iterator[None]:
         yield
     finally:
         gc.callbacks.remove(mark)
+
+
+def can_record_stacks() -> bool:
+    """Return whether the profiler may record stacks: Python has one profiling function a thread.
+
+    Kineto would take the place of ``cProfile``'s or a debugger's, and leave none.
+    """
+    in_use = getattr(getattr(sys, "monitoring", None), "get_tool", lambda _: None)(2)
+    return sys.getprofile() is None and in_use is None
 
 
 @contextmanager

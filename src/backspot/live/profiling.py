@@ -54,6 +54,7 @@ def profile(
     depth: int | None = None,
     memory: bool = False,
     shapes: bool = False,
+    stacks: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     ranks: Literal["all"] | None = None,
@@ -61,7 +62,7 @@ def profile(
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
     The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
-    steps`` times, and three times more with ``memory`` or ``shapes``. The modules are labelled and
+    steps`` times, and three times more for ``stacks``, ``memory`` and ``shapes``. The modules are labelled and
     ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on each kind of
     device that is in use. The profiler makes steps slower, so some are timed without it, before and
     after the recording. Then the labels are removed, and the recording is analysed as ``locate``
@@ -94,6 +95,9 @@ def profile(
             three steps of their own, so that the times are not affected. Default false.
         shapes: whether to record the inputs of operators, for ``Row.work``: floating point
             operations and bytes. In the same steps as ``memory``. Default false.
+        stacks: whether to record which lines of Python run and wait, for ``Report.host`` and
+            ``Report.waits``. In the same steps. Default true; false where another profiler uses
+            Python's profiling function, as ``cProfile`` does.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -134,6 +138,7 @@ def profile(
     _check_arguments(step, model, data, steps, warmup, unprofiled)
     check_flag("memory", memory)
     check_flag("shapes", shapes)
+    check_flag("stacks", stacks)
     gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
@@ -150,7 +155,7 @@ def profile(
         Timed(before),
         Profiled(TIMES, steps, prepared=min(warmup, 1)),
         Timed(unprofiled - before),
-        *in_detail(memory=memory, shapes=shapes, prepared=0),
+        *in_detail(memory=memory, shapes=shapes, stacks=stacks, prepared=0),
     )
     passed_over = autograd.PassedOver.calls
     with ExitStack() as stack:

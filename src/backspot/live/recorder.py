@@ -70,6 +70,7 @@ class Plan:
         depth: the deepest level that is labelled, as in ``instrument``.
         memory: whether to record some more steps with what is in memory.
         shapes: whether to record some more steps with the inputs of operators.
+        stacks: whether to record some more steps with the lines of Python that run.
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
         waits: whether to wait for longer than ``warmup`` until each optimizer has taken a step.
     """
@@ -81,6 +82,7 @@ class Plan:
     depth: int | None = None
     memory: bool = False
     shapes: bool = False
+    stacks: bool = True
     compiled: bool = True
     waits: bool = True
 
@@ -91,7 +93,7 @@ class Plan:
 
     def stages(self, labelled: Stage) -> tuple[Stage, ...]:
         """Return the stages of a report, the labels from ``labelled`` on."""
-        more = in_detail(memory=self.memory, shapes=self.shapes, prepared=1)
+        more = in_detail(memory=self.memory, shapes=self.shapes, stacks=self.stacks, prepared=1)
         return (Timed(self.steps), labelled, Profiled(TIMES, self.steps), *more)
 
     @property
@@ -101,8 +103,9 @@ class Plan:
 
     @property
     def needed(self) -> int:
-        """How many steps the first report needs."""
-        return max(self.warmup, 1) + sum(stage.count for stage in self.stages(LeftAlone(0)))
+        """How many steps the first report needs; it can do without stacks."""
+        stages = replace(self, stacks=False).stages(LeftAlone(0))
+        return max(self.warmup, 1) + sum(stage.count for stage in stages)
 
     @property
     def last_early_start(self) -> int:
@@ -128,7 +131,7 @@ class Recorded:
         number: the number of this recording, from 1.
         requested: whether ``request`` asked for it, or it came late as the script's own profiler
             was first, and so perhaps on this rank only.
-        in_detail: the profiler that recorded memory or shapes in the steps after these, if any.
+        in_detail: the profiler that recorded stacks, memory or shapes in later steps, if any.
         is_early: whether these are steps of the warm-up, as the training ended soon after.
     """
 

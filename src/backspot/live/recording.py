@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, supported_activities
 
 from backspot.errors import UsageError
 from backspot.interrupts import contained
+from backspot.live.host_marks import can_record_stacks, collections_marked, waits_marked
 from backspot.live.instrumentation import Instrumentation, put_labels
 from backspot.live.sessions import Watch
 from backspot.live.torch_internals.lookup import nothing
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 TIMES, DETAIL = "times", "detail"
-"""The profiles of a recording: the one for times, and the one with memory or shapes."""
+"""The profiles of a recording: the one for times, and the one with stacks, memory or shapes."""
 
 STEPS_IN_DETAIL = 3
 """How many steps are recorded with memory: what grows from step to step shows in three."""
@@ -231,6 +232,7 @@ class Profiled:
     prepared: int = 1
     memory: bool = False
     shapes: bool = False
+    stacks: bool = False
 
     @property
     def count(self) -> int:
@@ -243,8 +245,12 @@ class Profiled:
         for earlier in taken.profiles.values():  # Kineto keeps the newest alone
             if not isinstance(earlier.profiler, Export):
                 earlier.profiler = Export(earlier.profiler)
+        stacks = self.stacks and can_record_stacks()
         profiler = torch.profiler.profile(
-            activities=activities(models), profile_memory=self.memory, record_shapes=self.shapes
+            activities=activities(models),
+            profile_memory=self.memory,
+            record_shapes=self.shapes,
+            with_stack=stacks,
         )
         with _prepared(profiler):
             with taken.giving_way():
@@ -253,7 +259,12 @@ class Profiled:
             synchronize(models)
         profile = taken.profiles[self.key] = Profile(profiler)
         try:
-            with _recording(profiler), taken.giving_way():
+            with (
+                _recording(profiler),
+                taken.giving_way(),
+                collections_marked(),
+                waits_marked() if stacks else nullcontext(),
+            ):
                 yield from self._recorded(taken, profile)
         finally:
             taken.range = None  # freed here, where nothing records
@@ -276,11 +287,11 @@ class Profiled:
         synchronize(models)
 
 
-def in_detail(*, memory: bool, shapes: bool, prepared: int) -> tuple[Stage, ...]:
+def in_detail(*, memory: bool, shapes: bool, stacks: bool, prepared: int) -> tuple[Stage, ...]:
     """Return the stages after those for times, in which recording more makes steps slower."""
-    if not (memory or shapes):
+    if not (memory or shapes or stacks):
         return ()
-    return (Profiled(DETAIL, STEPS_IN_DETAIL, prepared, memory, shapes),)
+    return (Profiled(DETAIL, STEPS_IN_DETAIL, prepared, memory, shapes, stacks),)
 
 
 # Devices and profilers ----------------------------------------------------------------------------
