@@ -62,8 +62,8 @@ def profile(
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
     The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
-    steps`` times, and three times more for ``stacks``, ``memory`` and ``shapes``. The modules are labelled and
-    ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on each kind of
+    steps`` times, and three times more for ``stacks``, ``memory`` and ``shapes``. The modules are
+    labelled, and ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on each kind of
     device that is in use. The profiler makes steps slower, so some are timed without it, before and
     after the recording. Then the labels are removed, and the recording is analysed as ``locate``
     does. On a terminal and in a notebook a progress bar is shown on standard error if it takes more

@@ -290,4 +290,6 @@ def _without_recording(
     cost = max(0.0, more / max(1, typical.value(number.astype(np.int64))))
     taken = np.minimum(count * cost, length * (1 - _LEFT))
     left: np.ndarray = 1 - taken / np.maximum(length, 1)
-    return left
+    # What is still too long was slowed by something else, and everything alike.
+    kept = np.bincount(step[inside], (length * left)[inside], minlength=len(typical.weight))
+    return left * min(1.0, step_ns / max(1, typical.value(kept.astype(np.int64))))

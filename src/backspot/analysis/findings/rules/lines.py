@@ -125,10 +125,8 @@ def _functions(
     for lines in by_function.values():
         whole = sum(cost for _, cost in lines)
         first = max(lines, key=lambda one: one[1])[0]
-        calls, operators = (
-            sum(getattr(line, name) for line, cost in lines if cost)
-            for name in ("calls", "operators")
-        )
+        calls = sum(line.calls for line, _ in lines)
+        operators = sum(line.operators for line, _ in lines)
         if whole >= _LEAST * evidence.real_step_ns:
             found.append((replace(first, calls=calls, operators=operators), whole))
     return sorted(found, key=lambda one: -one[1])
