@@ -13,8 +13,9 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import find_activity
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.holders import find_fused
+from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.memory import Memory, find_memory
-from backspot.analysis.accounting.payers import find_fused
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import phase_times
 from backspot.analysis.accounting.rows import account
@@ -271,7 +272,8 @@ def _report(
     if windows:
         activity = find_activity(events, ownership)
         phases = phase_times(events, ownership, clock, windows, activity)
-    costs = account(events, ownership, clock, steps, phases)
+    ledger = Ledger(ownership, clock, steps)
+    costs = account(events, ledger, phases)
     typical, real = costs.typical, np.array(real_steps, np.int64)
     memory, work = find_memory(detailed, of_detailed), find_work(detailed, of_detailed)
     step_ns = steps.end - steps.start
@@ -305,7 +307,7 @@ def _report(
     )
     if not events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
-        judged = find_all(Evidence(events, ownership, clock, report, steps, typical))
+        judged = find_all(Evidence(events, ledger, report, typical))
         report = replace(
             report,
             findings=judged.findings,

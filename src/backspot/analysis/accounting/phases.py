@@ -20,8 +20,8 @@ from backspot.analysis.accounting.activity import (
     Activity,
     to_device,
 )
+from backspot.analysis.accounting.amounts import summed_by_step
 from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import summed_by_step
 from backspot.analysis.accounting.steps import StepWindows, host_steps
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership

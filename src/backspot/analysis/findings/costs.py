@@ -12,19 +12,17 @@ from functools import cached_property
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.payers import Payers
-from backspot.analysis.accounting.steps import StepWindows
-from backspot.analysis.attribution.launches import DeviceWork, Windows
+from backspot.analysis.accounting.amounts import summed, summed_by_step
+from backspot.analysis.accounting.holders import Holders
+from backspot.analysis.accounting.ledger import Ledger, Spent
+from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
-    first_started,
     layered,
-    merged,
     numbered,
     pieces,
     take,
@@ -80,16 +78,12 @@ class Costs:
     """The clock time of spans and of device work, and its sums by place and by name.
 
     Attributes:
-        ownership: the trace with its owners.
-        clock: who holds each moment.
-        windows: the clock time of the steps.
+        ledger: the clock time of the trace.
         names: the trace's names.
         typical: the steps that count.
     """
 
-    ownership: Ownership
-    clock: Clock
-    windows: StepWindows | Windows
+    ledger: Ledger
     names: Sequence[str]
     typical: TypicalStep
 
@@ -98,7 +92,7 @@ class Costs:
     @cached_property
     def idle(self) -> Timeline:
         """0 where in the steps no device has work, running or queued; ``NOTHING`` elsewhere."""
-        line = self.clock.whole.cut(self._steps.edges)
+        line = self.ledger.clock.whole.cut(self._steps.edges)
         free = (line.values < len(self._spans.start)) & (self._steps.over(line.edges) >= 0)
         # What is not free is one stretch, however many hold it one after the other.
         turns = np.append(True, free[1:] != free[:-1]) if len(free) else free
@@ -113,16 +107,14 @@ class Costs:
     @cached_property
     def recorded_work_ns(self) -> Ints:
         """The clock time that each piece of device work holds, its wait in the queue included."""
-        held: Ints = self._held[len(self._spans.start) :]
+        held: Ints = self._held[self._holders.work >= 0]
         return held
 
     @cached_property
     def recorded_span_ns(self) -> Ints:
         """The clock time of each span: of the host in it, and of the work that it launched."""
-        spent: Ints = self._held[: len(self._spans.start)].copy()
-        mine = self._work.span >= 0
-        np.add.at(spent, self._work.span[mine], self.recorded_work_ns[mine])
-        return spent
+        mine = self._holders.span >= 0
+        return summed(self._holders.span[mine], self._held[mine], len(self._spans.start))
 
     # In a typical step -----------------------------------------------------------------------
 
@@ -145,7 +137,7 @@ class Costs:
     @cached_property
     def busy_ns(self) -> int:
         """The clock time in which any device runs something."""
-        busy = [device.busy for device in self.clock.devices.values()]
+        busy = [device.busy for device in self.ledger.clock.devices.values()]
         if not busy:
             return 0
         step, holder, length = pieces(layered(*busy), self._steps)
@@ -164,17 +156,18 @@ class Costs:
         Returns:
             Nanoseconds, with one row a group and one column a step.
         """
-        return self._held_by_step(np.append(group, take(group, self._work.span)), count)
+        return self._held_by_step(take(group, self._holders.span), count)
 
     def work_by_step(self, group: Ints, count: int) -> Ints:
         """Sum the clock time of device work, as ``spans_by_step`` does for spans."""
-        none = np.full(len(self._spans.start), NOTHING)
-        return self._held_by_step(np.append(none, group), count)
+        return self._held_by_step(take(group, self._holders.work), count)
 
     def host_by_step(self, group: Ints, count: int) -> Ints:
         """Sum the clock time that spans hold on the host, as ``spans_by_step`` does with work."""
-        none = np.full(len(self._work.start), NOTHING)
-        return self._held_by_step(np.append(group, none), count)
+        on_host = self._holders.work < 0
+        return self._held_by_step(
+            np.where(on_host, take(group, self._holders.span), NOTHING), count
+        )
 
     def device_by_step(self, group: Ints, count: int) -> Ints:
         """Sum how long device work runs, as ``device_ns`` has it, by group and step.
@@ -217,7 +210,7 @@ class Costs:
     @property
     def step_ns(self) -> Ints:
         """The clock time of each step."""
-        length: Ints = self.windows.end - self.windows.start
+        length: Ints = self.ledger.windows.end - self.ledger.windows.start
         return length
 
     # By place --------------------------------------------------------------------------------
@@ -244,8 +237,7 @@ class Costs:
             chosen: which work.
             elsewhere: the path to give to work that no module's call launched.
         """
-        payer = self._payers.of_work(np.arange(len(chosen)))
-        owner = self._placed_at(self._payers.shares.largest[payer], chosen)
+        owner = self._placed_at(self._shares.largest[self._holders.work >= 0], chosen)
         none = np.zeros(len(self._spans.start), bool)
         found = self._placed(owner, self.owned_by_step(none, chosen))
         removable = replace(self.removable(None, chosen), with_host=False)
@@ -269,13 +261,11 @@ class Costs:
             Nanoseconds, with one row an owner and one column a step. What no module's call
             launched is outside of the model.
         """
-        step, payer, length = self._paid
-        chosen = np.concatenate(
-            [spans, work, take(spans, self.ownership.compiled.span, False), [False]]
-        )[payer]
-        place, share, part = self._payers.shares.split(payer[chosen], length[chosen])
-        owner = self._payers.shares.owner[share]
-        return self._by_step(owner, step[chosen][place], part, self._owners)
+        by_work = take(work, self._holders.work, False)
+        chosen = np.where(self._holders.work >= 0, by_work, take(spans, self._holders.span, False))
+        spent = self._spent.where(chosen[self._spent.holder])
+        place, share, part = self._shares.split(spent.holder, spent.length)
+        return self._by_step(self._shares.owner[share], spent.step[place], part, self._owners)
 
     def running_by_step(self, chosen: Mask) -> Ints:
         """Sum how long device work runs, by owner and step, as ``owned_by_step`` does clock time.
@@ -368,7 +358,7 @@ class Costs:
         return int(((by_step > 0) & (by_step >= share * self.step_ns)).sum())
 
     def _per_step(self, count: int) -> int:
-        steps = len(self.windows.start)
+        steps = len(self.ledger.windows.start)
         return max(1, (2 * count + steps) // (2 * steps))
 
     @property
@@ -400,6 +390,15 @@ class Costs:
     # -----------------------------------------------------------------------------------------
 
     @property
+    def ownership(self) -> Ownership:
+        """The trace with its owners."""
+        return self.ledger.ownership
+
+    @property
+    def _holders(self) -> Holders:
+        return self.ledger.holders
+
+    @property
     def _spans(self) -> Spans:
         return self.ownership.spans
 
@@ -407,55 +406,40 @@ class Costs:
     def _work(self) -> DeviceWork:
         return self.ownership.work
 
-    @cached_property
+    @property
     def _steps(self) -> Timeline:
-        """The step of each moment."""
-        start, end = self.windows.start, self.windows.end
-        return first_started(start, end, np.arange(len(start)))
+        return self.ledger.steps
+
+    @cached_property
+    def _spent(self) -> Spent:
+        """The clock time of the steps."""
+        spent = self.ledger.whole
+        return spent.where(spent.step >= 0)
 
     @cached_property
     def _held(self) -> Ints:
-        """The clock time of each holder: of the spans, then of the device work."""
-        held = np.zeros(len(self._spans.start) + len(self._work.start), np.int64)
-        _, holder, length = self._pieces
-        np.add.at(held, holder[holder >= 0], length[holder >= 0])
-        return held
+        """The clock time of each holder."""
+        return summed(self._spent.holder, self._spent.length, len(self._holders.span))
 
     @cached_property
-    def _pieces(self) -> tuple[Ints, Ints, Ints]:
-        """The step, the holder and the length of each piece of the steps' clock time."""
-        return pieces(self.clock.whole, self._steps)
-
-    @cached_property
-    def _payers(self) -> Payers:
-        """The owners of spans, and of device work by the span that launched it."""
+    def _shares(self) -> Shares:
+        """The owners of all holders; those of device work by the span that launched it."""
         ownership, none = self.ownership, np.full(len(self._work.span), NOTHING)
         owner = take(ownership.owner, self._work.span, Special.OUTSIDE)
         work = ownership.compiled.shares.over(
             ownership.compiled.of_work, owner, none, modules=len(Special), lines=0
         )
-        host = Shares.one_each(ownership.owner, ownership.line)
-        return Payers(ownership, host, work, Special.OUTSIDE)
-
-    @cached_property
-    def _paid(self) -> tuple[Ints, Ints, Ints]:
-        """The step, the payer and the length of each piece of the steps' clock time."""
-        line = self.clock.whole.cut(merged(self._payers.edges, self._steps.edges))
-        at, length = line.edges[:-1], np.diff(line.edges)
-        step, payer = self._steps.over(at), self._payers.of_holders(line.values[:-1], at)
-        inside = step >= 0
-        return step[inside], payer[inside], length[inside]
+        return self._holders.shares_with(work, Special.OUTSIDE)
 
     def _held_by_step(self, group: Ints, count: int) -> Ints:
-        """Sum the clock time by the group of each holder: of the spans, then of device work."""
-        step, holder, length = self._pieces
-        return self._by_step(take(group, holder), step, length, count)
+        """Sum the clock time of holders by group and step; the group ``NOTHING`` is left out."""
+        spent = self._spent
+        return self._by_step(group[spent.holder], spent.step, spent.length, count)
 
     def _by_step(self, group: Ints, step: Ints, length: Ints, count: int) -> Ints:
-        found = np.zeros((count, len(self.windows.start)), np.int64)
         mine = (group >= 0) & (step >= 0)
-        np.add.at(found, (group[mine], step[mine]), length[mine])
-        return found
+        steps = len(self.ledger.windows.start)
+        return summed_by_step(group[mine], step[mine], length[mine], count, steps)
 
 
 def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:

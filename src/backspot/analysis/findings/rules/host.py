@@ -309,7 +309,7 @@ def _first_of(caller: Ints) -> Ints:
 
 def _idle(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
     """Return how long in each interval no device has work, running or queued."""
-    clock, count = evidence.clock.whole, len(evidence.spans.start)
+    clock, count = evidence.ledger.clock.whole, len(evidence.spans.start)
     if not len(clock.edges):
         return np.zeros(len(begin), np.int64)
     free = (clock.values < count).astype(np.int64)
