@@ -268,11 +268,10 @@ def _report(
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     steps = windows or ownership.windows
+    ledger = Ledger(ownership, clock, steps)
     phases = None
     if windows:
-        activity = find_activity(events, ownership)
-        phases = phase_times(events, ownership, clock, windows, activity)
-    ledger = Ledger(ownership, clock, steps)
+        phases = phase_times(events, ledger, find_activity(events, ownership))
     costs = account(events, ledger, phases)
     typical, real = costs.typical, np.array(real_steps, np.int64)
     memory, work = find_memory(detailed, of_detailed), find_work(detailed, of_detailed)

@@ -52,7 +52,7 @@ def reduce_trace(events: Events, ownership: Ownership, identity: Identity) -> Su
     steps = step_windows(events, ownership, clock)
     ledger = Ledger(ownership, clock, steps or ownership.windows)
     activity = find_activity(events, ownership)
-    phases = phase_times(events, ownership, clock, steps, activity).wall if steps else ()
+    phases = phase_times(events, ledger, activity).wall if steps else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
     collectives = find_collectives(events, ownership)
     work = _work_of_host(ownership, clock, collectives.waits)
@@ -179,7 +179,7 @@ def _outside(
     span = np.where(line.exposed, work.over(spent.start), on_host[spent.holder])
     inside = ownership.owners.is_module[ownership.owner]
     mine = (span != _WAITS) & ~take(inside, span, False) & (data.over(spent.start) < 0)
-    mine &= line.exposed | ~np.isin(spent.kind, (WallKind.GPU, WallKind.COMMUNICATION))
+    mine &= line.exposed | ~spent.runs
     chosen, steps = spent.where(mine), len(ledger.windows.start)
     return outside.times(
         chosen.start, chosen.length, chosen.step, span[mine], line.exposed[mine], steps

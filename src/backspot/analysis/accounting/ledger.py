@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.holders import Holders
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import Windows
@@ -41,6 +41,11 @@ class Spent(NamedTuple):
     run: Ints
     holder: Ints
     kind: Ints
+
+    @property
+    def runs(self) -> Mask:
+        """Whether device work runs, and is not only queued."""
+        return np.isin(self.kind, (WallKind.GPU, WallKind.COMMUNICATION))
 
     def where(self, chosen: Mask | Ints) -> Spent:
         """Return some of the intervals."""
