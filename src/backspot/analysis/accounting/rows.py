@@ -25,7 +25,7 @@ from backspot.analysis.accounting.amounts import (
 from backspot.analysis.accounting.clock import WallKind
 from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.phases import PhaseTimes, choose_steps
-from backspot.analysis.timeline import NOTHING, layered, numbered, take
+from backspot.analysis.timeline import NOTHING, numbered, take
 from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import (
     Coverage,
@@ -88,10 +88,8 @@ def account(events: Events, ledger: Ledger, phases: PhaseTimes | None = None) ->
         phases: the clock time of the phases, if the steps have any.
     """
     ownership, holders = ledger.ownership, ledger.holders
-    wall = joined(_wall(ledger, *of_device) for of_device in ledger.by_device.items())
-    of_devices, of_host = _of_devices(ledger), _of_host(ledger)
-    gpu, cpu = holders.deal(*of_devices), holders.deal(*of_host)
-    executed, recorded = _executed(ledger), (wall, gpu, cpu)
+    wall = joined([_wall(ledger, *of_device) for of_device in ledger.by_device.items()])
+    executed, recorded = _executed(ledger), (wall, _gpu(ledger), _cpu(ledger))
     by_step = [_by_owner(ledger, one) for one in recorded]
     typical = choose_steps(events, ownership, ledger.windows, by_step[0], phases)
     usual = [one.in_typical_step(typical) for one in recorded]
@@ -107,8 +105,7 @@ def account(events: Events, ledger: Ledger, phases: PhaseTimes | None = None) ->
         exact=ownership.exact_lines,
     )
     if ledger.clock.devices:
-        name = ownership.work.name[holders.work[usual[1].holder]].astype(np.int64)
-        kernels = _by_name(usual[1], name, events.names, typical)
+        kernels = _by_name(usual[1], events.names, typical)
     else:
         kernels = _operators_inside(events, ledger, typical)
     by_step.append(_forward(ledger))
@@ -123,7 +120,7 @@ def account(events: Events, ledger: Ledger, phases: PhaseTimes | None = None) ->
         noise=typical.noise(by_step[0]),
         modules=ranked_rows(add_totals(rows)),
         operators=_operators(ledger, executed, usual, nodes, typical),
-        passes=_passes(ledger, of_devices, of_host),
+        passes=_passes(ledger, *recorded[1:]),
         devices=_devices(ledger, usual[0], usual[1], typical),
         wall_ns=totals[0],
         gpu_ns=totals[1],
@@ -166,16 +163,17 @@ def _wall(ledger: Ledger, device: int, spent: Spent) -> Amounts:
     return holders.deal(holder, spent.length, run=spent.run, node=node, kind=spent.kind)
 
 
-def _of_devices(ledger: Ledger) -> tuple[Ints, Ints]:
-    """Return the passes' work on devices, as holders, and how long each runs."""
+def _gpu(ledger: Ledger) -> Amounts:
+    """Return how long the passes' work on devices runs."""
     holders, work = ledger.holders, ledger.ownership.work
     on_device = take(work.device, holders.work) >= 0
     mine = np.flatnonzero(on_device & (holders.run >= 0))
-    return mine, (work.end - work.start)[holders.work[mine]]
+    at = holders.work[mine]
+    return holders.deal(mine, (work.end - work.start)[at], kind=work.name[at].astype(np.int64))
 
 
-def _of_host(ledger: Ledger) -> tuple[Ints, Ints]:
-    """Return the holders that the host executes in passes, and how long, without nested spans."""
+def _cpu(ledger: Ledger) -> Amounts:
+    """Return the host's time in the spans of passes, without other spans nested in these."""
     holders = ledger.holders
     spent = np.zeros(len(holders.span), np.int64)
     for indices, nesting in ledger.ownership.spans.nesting.values():
@@ -183,15 +181,12 @@ def _of_host(ledger: Ledger) -> tuple[Ints, Ints]:
         holder = holders.at(take(indices, line.values[:-1]), line.edges[:-1])
         np.add.at(spent, holder, np.diff(line.edges))
     mine = np.flatnonzero((holders.work < 0) & (holders.run >= 0))
-    return mine, spent[mine]
+    return holders.deal(mine, spent[mine])
 
 
 def _forward(ledger: Ledger) -> Ints:
     """Return each owner's forward time in each step, by the same rule as wall."""
     holders, spent, steps = ledger.holders, ledger.whole, ledger.ownership.steps.count
-    clocks = [clock.timeline for clock in ledger.clock.devices.values()]
-    if len(clocks) > 1:
-        spent = ledger.spent(layered(*clocks), NOTHING, np.empty(0, np.int64))
     forward = (holders.span >= 0) & ~holders.in_pass
     # In a pass's window, the host's time is the pass's.
     host = ledger.passes.over(spent.start) < 0
@@ -222,24 +217,21 @@ def _serving(ledger: Ledger, *, by_line: bool) -> Amounts:
         by_line: count a node once for each line of an owner.
     """
     ownership, holders = ledger.ownership, ledger.holders
-    compiled, of_span = ownership.compiled, ownership.passes.of_span
-    holder = np.concatenate(
-        [
-            holders.of_work(np.flatnonzero(compiled.of_work >= 0)),
-            holders.of_launches(np.arange(len(compiled.event))),
-        ]
-    )
+    compiled = ownership.compiled
+    works = holders.of_work(np.flatnonzero(compiled.of_work >= 0))
+    holder = np.append(works, holders.of_launches(np.arange(len(compiled.event))))
     holder = holder[holders.in_pass[holder]]
     served = holders.deal(holder, np.ones_like(holder))
+    if not by_line:
+        served = served._replace(line=np.full_like(served.line, NOTHING))
     span = holders.span[served.holder]
-    line = served.line if by_line else np.full(len(span), NOTHING)
-    other = (served.owner != ownership.owner[span]) | (served.node != holders.node[span])
-    if by_line:
-        other |= line != ownership.line[span]
-    columns = np.stack([span, served.owner, served.node, line])[:, other]
+    own = [span, ownership.owner[span], holders.node[span]]
+    own.append(ownership.line[span] if by_line else served.line)
+    columns = np.stack([span, served.owner, served.node, served.line])
+    columns = columns[:, (columns != own).any(axis=0)]
     span, owner, node, line = np.unique(columns, axis=1)
-    step, none = ownership.steps.of_pass[of_span[span]], np.zeros_like(span)
-    return Amounts(step, owner, node, line, none, span, np.ones_like(span))
+    step = ownership.steps.of_pass[holders.run[span]]
+    return Amounts(step, owner, node, line, np.zeros_like(span), span, np.ones_like(span))
 
 
 # Sums ----------------------------------------------------------------------------------------
@@ -251,13 +243,8 @@ def _by_owner(ledger: Ledger, amounts: Amounts) -> Ints:
     return summed_by_step(amounts.owner, amounts.step, amounts.amount, owners, steps)
 
 
-def _passes(ledger: Ledger, *recorded: tuple[Ints, Ints]) -> tuple[Pass, ...]:
-    """Return the passes.
-
-    Args:
-        recorded: holders and their times, on devices and on the host.
-    """
-    ownership = ledger.ownership
+def _passes(ledger: Ledger, gpu: Amounts, cpu: Amounts) -> tuple[Pass, ...]:
+    ownership, run_of = ledger.ownership, ledger.holders.run
     windows, passes, spans = ownership.windows, ownership.passes, ownership.spans
     count = len(passes.start)
     left = np.zeros((_PARTS, count), np.int64)
@@ -272,7 +259,7 @@ def _passes(ledger: Ledger, *recorded: tuple[Ints, Ints]) -> tuple[Pass, ...]:
         duration - left[_FORWARD_TAIL] - left[_OTHER],
         left[_FORWARD_TAIL],
         left[_OTHER],
-        *(summed(ledger.holders.run[holder], spent, count) for holder, spent in recorded),
+        *(summed(run_of[one.holder], one.amount, count) for one in (gpu, cpu)),
         np.bincount(nodes, minlength=count),
         ownership.steps.of_pass,
     )
@@ -358,15 +345,15 @@ def _operators_inside(
     name = events.name[index].astype(np.int64)
     amounts = holders.deal(holder, events.duration[index], kind=name)
     amount = typical.apportioned(amounts.amount, amounts.step, amounts.owner, amounts.kind)
-    return _by_name(amounts._replace(amount=amount), amounts.kind, events.names, typical)
+    return _by_name(amounts._replace(amount=amount), events.names, typical)
 
 
 def _by_name(
-    amounts: Amounts, name: Ints, names: Sequence[str], typical: TypicalStep
+    amounts: Amounts, names: Sequence[str], typical: TypicalStep
 ) -> dict[int, list[KernelCost]]:
     """Return how often, and how long, each owner runs what has a name, in a typical step."""
     width, steps = len(names), len(typical.weight)
-    keys, which = numbered(amounts.owner * width + name)
+    keys, which = numbered(amounts.owner * width + amounts.kind)
     times = summed_by_step(which, amounts.step, np.ones_like(which), len(keys), steps)
     spent = summed(which, amounts.amount, len(keys))
     kernels: dict[int, list[KernelCost]] = defaultdict(list)
