@@ -22,9 +22,7 @@ from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
-    layered,
     numbered,
-    pieces,
     take,
 )
 from backspot.analysis.typical import TypicalStep
@@ -128,21 +126,20 @@ class Costs:
 
     def of_host(self, chosen: Mask) -> int:
         """Return the clock time that these spans hold on the host, while no device has work."""
-        return self.typical.value(self.host_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+        mine = (self._holders.work < 0) & take(chosen, self._holders.span, False)
+        return self.typical.value(self._held_by_step(np.where(mine, 0, NOTHING), 1)[0])
 
     def of_device(self, chosen: Mask) -> int:
         """Return how long this device work runs, whether or not it holds the clock."""
-        return self.typical.value(self.device_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+        start, ns = self._work.start[chosen], self.device_ns[chosen]
+        return self.typical.value(self.times_by_step(start, ns))
 
     @cached_property
     def busy_ns(self) -> int:
         """The clock time in which any device runs something."""
-        busy = [device.busy for device in self.ledger.clock.devices.values()]
-        if not busy:
-            return 0
-        step, holder, length = pieces(layered(*busy), self._steps)
-        found = self._by_step(np.where(holder >= 0, 0, NOTHING), step, length, 1)
-        return self.typical.value(found[0])
+        on_device = take(self._work.device, self._holders.work) >= 0
+        busy = self._spent.where(self._spent.runs & on_device[self._spent.holder])
+        return self.typical.value(summed(busy.step, busy.length, len(self.step_ns)))
 
     # By step ---------------------------------------------------------------------------------
 
@@ -161,25 +158,6 @@ class Costs:
     def work_by_step(self, group: Ints, count: int) -> Ints:
         """Sum the clock time of device work, as ``spans_by_step`` does for spans."""
         return self._held_by_step(take(group, self._holders.work), count)
-
-    def host_by_step(self, group: Ints, count: int) -> Ints:
-        """Sum the clock time that spans hold on the host, as ``spans_by_step`` does with work."""
-        on_host = self._holders.work < 0
-        return self._held_by_step(
-            np.where(on_host, take(group, self._holders.span), NOTHING), count
-        )
-
-    def device_by_step(self, group: Ints, count: int) -> Ints:
-        """Sum how long device work runs, as ``device_ns`` has it, by group and step.
-
-        Args:
-            group: the group of each piece of device work, below ``count``; ``NOTHING`` is left out.
-            count: how many groups there are.
-
-        Returns:
-            Nanoseconds, with one row a group and one column a step, in which the work starts.
-        """
-        return self._by_step(group, self._steps.at(self._work.start), self.device_ns, count)
 
     def times_by_step(self, time: Ints, ns: Ints) -> Ints:
         """Sum these costs by the step in which each of these times is; others are left out."""
@@ -215,20 +193,12 @@ class Costs:
 
     # By place --------------------------------------------------------------------------------
 
-    def places_of_spans(self, chosen: Mask) -> Placed:
-        """Return the places of these spans, with the device work that they launched."""
+    def places_of_spans(self, chosen: Mask, *, with_work: bool = True) -> Placed:
+        """Return the places of these spans, by default with the device work that they launched."""
         owner = self._placed_at(self.ownership.owner, chosen)
-        work = take(chosen, self._work.span, False)
+        work = take(chosen, self._work.span, False) & with_work
         found = self._placed(owner, self.owned_by_step(chosen, work))
         return replace(found, removable=self.removable(chosen, work))
-
-    def places_of_host(self, chosen: Mask) -> Placed:
-        """Return the places of these spans, with what they hold on the host alone."""
-        owner = self._placed_at(self.ownership.owner, chosen)
-        found = self._placed(
-            owner, self.owned_by_step(chosen, np.zeros(len(self._work.span), bool))
-        )
-        return replace(found, removable=self.removable(chosen, None))
 
     def places_of_work(self, chosen: Mask, elsewhere: str = "") -> Placed:
         """Return the places of this device work: the modules with the calls that launched it.
@@ -358,7 +328,7 @@ class Costs:
         return int(((by_step > 0) & (by_step >= share * self.step_ns)).sum())
 
     def _per_step(self, count: int) -> int:
-        steps = len(self.ledger.windows.start)
+        steps = len(self.step_ns)
         return max(1, (2 * count + steps) // (2 * steps))
 
     @property
@@ -438,8 +408,7 @@ class Costs:
 
     def _by_step(self, group: Ints, step: Ints, length: Ints, count: int) -> Ints:
         mine = (group >= 0) & (step >= 0)
-        steps = len(self.ledger.windows.start)
-        return summed_by_step(group[mine], step[mine], length[mine], count, steps)
+        return summed_by_step(group[mine], step[mine], length[mine], count, len(self.step_ns))
 
 
 def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:
