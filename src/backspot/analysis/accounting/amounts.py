@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, first_started, grouped, numbered, take
+from backspot.analysis.timeline import first_started, grouped, numbered, take
 from backspot.analysis.typical import TypicalStep
-from backspot.results.costs import LineCost, NodeCost
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import ATEN
-from backspot.trace.source_lines import SourceLine
 
 __all__ = [
     "Amounts",
+    "costs_by",
     "joined",
-    "line_costs",
-    "node_costs",
     "operators_inside",
     "summed",
     "summed_by_step",
@@ -82,89 +78,38 @@ def joined(parts: Iterable[Amounts]) -> Amounts:
     return Amounts(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def node_costs(
-    executed: Amounts, usual: Sequence[Amounts], names: Sequence[str], typical: TypicalStep
-) -> dict[int, list[NodeCost]]:
-    """Return what each owner's nodes cost in a typical step, by name.
+def costs_by(
+    columns: Sequence[str], executed: Amounts, spent: Sequence[Amounts], typical: TypicalStep
+) -> list[list[int]]:
+    """Sum amounts by what some of their columns have, such as an owner and a node.
 
     Args:
+        columns: names of columns; amounts that have ``NOTHING`` in one of these are left out.
         executed: what was executed in all steps, each counted as one.
-        usual: wall, gpu and cpu time of a typical step.
-        names: as ``Holders`` has them.
+        spent: times of a typical step, such as wall, gpu and cpu.
         typical: the steps that count.
+
+    Returns:
+        For each combination that costs anything: the values of the columns, how often it is
+        executed in a typical step, and the sum of each of ``spent``.
     """
-    width = len(names)
-
-    def key(of: Amounts) -> Ints:
-        return np.where(of.node >= 0, of.owner * width + of.node, NOTHING)
-
-    nodes: dict[int, list[NodeCost]] = defaultdict(list)
-    for at, costs in _by_key(key, executed, usual, typical):
-        nodes[at // width].append(NodeCost(names[at % width], *costs))
-    return nodes
-
-
-def line_costs(
-    executed: Amounts,
-    usual: Sequence[Amounts],
-    names: Sequence[str],
-    typical: TypicalStep,
-    lines: Sequence[SourceLine],
-    *,
-    exact: bool,
-) -> dict[int, list[LineCost]]:
-    """Return what each owner's source lines cost in a typical step, by the nodes that they made.
-
-    Args:
-        executed: as for ``node_costs``.
-        usual: as for ``node_costs``.
-        names: as for ``node_costs``.
-        typical: the steps that count.
-        lines: the source lines.
-        exact: whether these lines made the nodes, or called the modules that did.
-    """
-    found: dict[int, list[LineCost]] = defaultdict(list)
-    if not lines:
-        return found
-
-    def key(of: Amounts) -> Ints:
-        named = of.owner * len(names) + of.node
-        return np.where((of.node >= 0) & (of.line >= 0), named * len(lines) + of.line, NOTHING)
-
-    for one, costs in _by_key(key, executed, usual, typical):
-        owned, line = divmod(one, len(lines))
-        owner, node = divmod(owned, len(names))
-        at = lines[line]
-        where = (at.file, at.line, at.function, at.text)
-        found[owner].append(LineCost(*where, names[node], exact, *costs))
-    return found
-
-
-def _by_key(
-    key: Callable[[Amounts], Ints],
-    executed: Amounts,
-    usual: Sequence[Amounts],
-    typical: TypicalStep,
-) -> Iterable[tuple[int, list[int]]]:
-    """Yield the keys, with the count, wall, gpu and cpu time of each in a typical step.
-
-    Args:
-        key: returns the key of each amount; those below 0 are left out.
-        executed: as for ``node_costs``.
-        usual: as for ``node_costs``.
-        typical: the steps that count.
-    """
-    columns = [amounts.where(key(amounts) >= 0) for amounts in (executed, *usual)]
-    known, which = numbered(np.concatenate([key(amounts) for amounts in columns]))
-    ends = np.cumsum([len(amounts.amount) for amounts in columns])[:-1]
-    count, *costs = np.split(which, ends)
-    steps = (columns[0].step, columns[0].amount, len(known), len(typical.weight))
-    found = [typical.count(summed_by_step(count, *steps))]
-    for one, amounts in zip(costs, columns[1:], strict=True):
-        found.append(summed(one, amounts.amount, len(known)))
-    table = np.stack(found, axis=1)
-    costly = table.any(axis=1)
-    yield from zip(known[costly].tolist(), table[costly].tolist(), strict=True)
+    parts = (executed, *spent)
+    which = np.repeat(np.arange(len(parts)), [len(part.amount) for part in parts])
+    every = joined(parts)
+    values = np.stack([getattr(every, column) for column in columns])
+    known = (values >= 0).all(axis=0)
+    every, values, which = every.where(known), values[:, known], which[known]
+    sizes = tuple((values.max(axis=1, initial=0) + 1).tolist())
+    keys, place = numbered(np.ravel_multi_index(tuple(values), sizes))
+    sums = summed_by_step(place, which, every.amount, len(keys), len(parts))
+    place, once = place[which == 0], every.where(which == 0)
+    steps = len(typical.weight)
+    counts = summed_by_step(place, once.step, once.amount, len(keys), steps)
+    sums[:, 0] = typical.count(counts)
+    costly = sums.any(axis=1)
+    found = np.column_stack([*np.unravel_index(keys[costly], sizes), sums[costly]])
+    rows: list[list[int]] = found.tolist()
+    return rows
 
 
 def summed(key: Ints, amount: Ints, count: int) -> Ints:

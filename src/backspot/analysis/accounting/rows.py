@@ -15,9 +15,8 @@ import numpy as np
 
 from backspot.analysis.accounting.amounts import (
     Amounts,
+    costs_by,
     joined,
-    line_costs,
-    node_costs,
     operators_inside,
     summed,
     summed_by_step,
@@ -25,7 +24,7 @@ from backspot.analysis.accounting.amounts import (
 from backspot.analysis.accounting.clock import WallKind
 from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.phases import PhaseTimes, choose_steps
-from backspot.analysis.timeline import NOTHING, numbered, take
+from backspot.analysis.timeline import NOTHING, take
 from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import (
     Coverage,
@@ -87,22 +86,15 @@ def account(events: Events, ledger: Ledger, phases: PhaseTimes | None = None) ->
         ledger: the clock time of the trace.
         phases: the clock time of the phases, if the steps have any.
     """
-    ownership, holders = ledger.ownership, ledger.holders
+    ownership = ledger.ownership
     wall = joined([_wall(ledger, *of_device) for of_device in ledger.by_device.items()])
     executed, recorded = _executed(ledger), (wall, _gpu(ledger), _cpu(ledger))
     by_step = [_by_owner(ledger, one) for one in recorded]
     typical = choose_steps(events, ownership, ledger.windows, by_step[0], phases)
     usual = [one.in_typical_step(typical) for one in recorded]
-    nodes = node_costs(
-        joined([executed, _serving(ledger, by_line=False)]), usual, holders.names, typical
-    )
-    lines = line_costs(
-        joined([executed, _serving(ledger, by_line=True)]),
-        usual,
-        holders.names,
-        typical,
-        ownership.lines,
-        exact=ownership.exact_lines,
+    nodes, lines = (
+        _nodes(ledger, executed, usual, typical),
+        _lines(ledger, executed, usual, typical),
     )
     if ledger.clock.devices:
         kernels = _by_name(usual[1], events.names, typical)
@@ -352,17 +344,39 @@ def _by_name(
     amounts: Amounts, names: Sequence[str], typical: TypicalStep
 ) -> dict[int, list[KernelCost]]:
     """Return how often, and how long, each owner runs what has a name, in a typical step."""
-    width, steps = len(names), len(typical.weight)
-    keys, which = numbered(amounts.owner * width + amounts.kind)
-    times = summed_by_step(which, amounts.step, np.ones_like(which), len(keys), steps)
-    spent = summed(which, amounts.amount, len(keys))
+    executed = amounts._replace(amount=np.ones_like(amounts.amount))
     kernels: dict[int, list[KernelCost]] = defaultdict(list)
-    for key, count, total in zip(
-        keys.tolist(), typical.count(times).tolist(), spent.tolist(), strict=True
-    ):
+    for owner, name, count, ns in costs_by(("owner", "kind"), executed, [amounts], typical):
         if count:
-            kernels[key // width].append(KernelCost(names[key % width], count, total))
+            kernels[owner].append(KernelCost(names[name], count, ns))
     return kernels
+
+
+def _nodes(
+    ledger: Ledger, executed: Amounts, usual: Sequence[Amounts], typical: TypicalStep
+) -> dict[int, list[NodeCost]]:
+    """Return what each owner's nodes cost, by name."""
+    executed = joined([executed, _serving(ledger, by_line=False)])
+    nodes: dict[int, list[NodeCost]] = defaultdict(list)
+    for owner, node, *cost in costs_by(("owner", "node"), executed, usual, typical):
+        nodes[owner].append(NodeCost(ledger.holders.names[node], *cost))
+    return nodes
+
+
+def _lines(
+    ledger: Ledger, executed: Amounts, usual: Sequence[Amounts], typical: TypicalStep
+) -> dict[int, list[LineCost]]:
+    """Return what each owner's source lines cost, by the nodes that they made."""
+    ownership, names = ledger.ownership, ledger.holders.names
+    lines: dict[int, list[LineCost]] = defaultdict(list)
+    if not ownership.lines:
+        return lines
+    executed = joined([executed, _serving(ledger, by_line=True)])
+    for owner, node, line, *cost in costs_by(("owner", "node", "line"), executed, usual, typical):
+        at = ownership.lines[line]
+        where = (at.file, at.line, at.function, at.text)
+        lines[owner].append(LineCost(*where, names[node], ownership.exact_lines, *cost))
+    return lines
 
 
 def _operators(
@@ -378,18 +392,11 @@ def _operators(
         for node in nodes:
             key = (node.wall_ns, node.gpu_ns, node.cpu_ns, owner)
             most[node.name] = max(most.get(node.name, key), key)
-    count, *costs = (one._replace(owner=np.zeros_like(one.owner)) for one in (executed, *usual))
-    operators = [
-        OperatorCost(
-            name=node.name,
-            count=node.count,
-            wall_ns=node.wall_ns,
-            gpu_ns=node.gpu_ns,
-            cpu_ns=node.cpu_ns,
-            path=ledger.ownership.owners.path(most[node.name][3]) if node.name in most else "",
-        )
-        for node in node_costs(count, costs, ledger.holders.names, typical)[0]
-    ]
+    operators = []
+    for one, count, wall, gpu, cpu in costs_by(("node",), executed, usual, typical):
+        name = ledger.holders.names[one]
+        path = ledger.ownership.owners.path(most[name][3]) if name in most else ""
+        operators.append(OperatorCost(name, count, wall, gpu, cpu, path))
     return tuple(sorted(operators, key=lambda o: (-o.wall_ns, -o.gpu_ns, -o.cpu_ns, o.name)))
 
 
