@@ -167,6 +167,7 @@ def _corrected(
 ) -> tuple[Row, Row]:
     """The rows without the profiler's cost, by path, and how they were found."""
     from backspot.analysis.accounting.clock import Clock
+    from backspot.analysis.accounting.ledger import Ledger
     from backspot.analysis.accounting.rows import account
     from backspot.analysis.accounting.steps import step_windows
     from backspot.analysis.attribution.ownership import attribute
@@ -187,7 +188,7 @@ def _corrected(
     ownership = attribute(events)
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock) or ownership.windows
-    rows = account(events, ownership, clock, windows).modules
+    rows = account(events, Ledger(ownership, clock, windows)).modules
     rows = rows if depth is None else fold_rows(rows, depth)
     usual = replay(recording, MEASURED).step_ns
     said |= {"replayed_ms": statistics.median(replayed.step_ns) / 1e6, "refused": refused}

@@ -1,7 +1,8 @@
 """Are the outputs on recorded traces, to the byte, what they were before a change?
 
-Before the change, ``-o FILE`` keeps a digest of each trace's report as JSON, text and CSV, or of
-its error. After it, ``--before FILE`` names every output that differs.
+Before the change, ``-o FILE`` keeps a digest of each trace's report as JSON, text and CSV and of
+its summary as one rank of a job, or of its error. After it, ``--before FILE`` names every output
+that differs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import backspot
+from backspot.job.reduce import summarize
 from backspot.render.formats import format_for
 from backspot.results.report import Report
 from benchmarks.common import command_line, parse, script, write_results
@@ -44,5 +46,6 @@ def _outputs(trace: Path) -> dict[str, str]:
         outputs = {".error": str(error).encode()}
     else:
         outputs = {to: format_for(f"_{to}", Report).renderer(Report)(report) for to in _FORMATS}
+        outputs[".summary"] = repr(summarize(trace)).encode()
     name = f"{trace.parent.name}/{trace.name}"
     return {f"{name}{suffix}": sha256(of).hexdigest() for suffix, of in outputs.items()}

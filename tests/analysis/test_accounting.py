@@ -325,6 +325,16 @@ def test_two_devices_each_have_a_table_and_the_later_one_decides() -> None:
     assert report.passes[0].duration_ns == 40 * TICK
 
 
+def test_a_forward_on_one_device_counts_while_another_device_idles() -> None:
+    case = Case([(2, 20, 25), (1, 25, 30)], [], [[], []])
+    trace = case.trace()
+    trace.kernel(22 * TICK, 40 * TICK, launch=21 * TICK, device=0)
+    trace.kernel(6 * TICK, 9 * TICK, launch=TICK, launch_thread=FORWARD_THREAD, device=1)
+    rows = {row.path: row.forward_ns // TICK for row in report_of(trace).modules}
+    assert rows["a"] == 4 + 3, "its call, and its kernel"
+    assert rows["b"] == 1, "its call, until the kernel runs"
+
+
 def test_recompute_belongs_to_the_module_that_is_run_again() -> None:
     trace = Trace()
     trace.forward("", "Model", 0, 9 * TICK)

@@ -56,7 +56,7 @@ def launch_bound(evidence: Evidence) -> Finding | None:
     if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
         remedy += f" The graphs break at {', '.join(breaks)}."
     return finding(
-        costs.places_of_host(mine),
+        costs.places_of_spans(mine, with_work=False),
         title="The GPU waits for the host to launch kernels",
         seen=(
             f"For {percent(cost / evidence.report.wall_ns)} of the backward, {say.ms(cost)}, the "
@@ -309,7 +309,7 @@ def _first_of(caller: Ints) -> Ints:
 
 def _idle(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
     """Return how long in each interval no device has work, running or queued."""
-    clock, count = evidence.clock.whole, len(evidence.spans.start)
+    clock, count = evidence.ledger.clock.whole, len(evidence.spans.start)
     if not len(clock.edges):
         return np.zeros(len(begin), np.int64)
     free = (clock.values < count).astype(np.int64)
