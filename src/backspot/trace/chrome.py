@@ -298,7 +298,7 @@ class ChromeDecoder:
     def _decoded(self, text: bytes) -> bool:
         try:
             decode = decode_in_detail if self._in_detail else decode_events
-            events = decode(b"[" + text + b"]")
+            events = decode(b"".join((b"[", text, b"]")))
         except _BAD:
             return False
         self._take(events)

@@ -291,9 +291,8 @@ class Columns:
         return Flows(thread[place[start]], thread[place[end]], time[end] - origin)
 
     def _signatures(self) -> tuple[Signature, ...]:
-        return tuple(
-            Signature(*key.decode("utf-8", "replace").split(BETWEEN_TEXTS.decode())) for key in self.signatures
-        )
+        texts = (key.split(BETWEEN_TEXTS) for key in self.signatures)
+        return tuple(Signature(*(text.decode("utf-8", "replace") for text in key)) for key in texts)
 
     def _allocations(self, origin: int) -> Allocations:
         """Sort by time: Kineto writes one thread after the other."""

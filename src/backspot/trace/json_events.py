@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from itertools import compress
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -152,6 +154,9 @@ _MOST_BLOCK = 1 << 44
 _TOGETHER = 1 << 14
 """Events whose values become arrays at once: numpy's calls take longer than a thousand values."""
 _ENDS = (FLOW_START, FLOW_FINISH)
+_OF_MEMORY = tuple(
+    map(attrgetter, ("block", "address", "allocated", "reserved", "device_type", "device_id"))
+)
 _UNKNOWN = -1
 
 
@@ -161,9 +166,7 @@ class _Codes(dict[str | None, int]):
 
 
 _CODES = _Codes({category: int(kind) for category, kind in CATEGORIES.items()})
-_OPERATOR, _PYTHON, _RUNTIME = map(
-    int, (Category.OPERATOR, Category.MODULE_CALL, Category.RUNTIME)
-)
+_OPERATOR, _PYTHON, _RUNTIME = map(int, (Category.OPERATOR, Category.MODULE_CALL, Category.RUNTIME))
 
 
 class Gatherer:
@@ -205,7 +208,8 @@ class Gatherer:
         # Row, process group and bytes of each call of a collective:
         self._collectives: list[tuple[int, int, int]] = []
         self._flows: list[Event] = []
-        self._memory: list[Event] = []
+        # Time, thread and what else the allocators' events have:
+        self._memory: list[list[Any]] = [[] for _ in range(2 + len(_OF_MEMORY))]
 
     def take(self, events: Sequence[Event]) -> None:
         """Pick the values out of the events of a piece."""
@@ -214,7 +218,7 @@ class Gatherer:
             others = [event for event in events if event.ph != COMPLETE]
             self._flows += [e for e in others if e.cat == FORWARD_BACKWARD and e.ph in _ENDS]
             if type(others[0]) is _DetailedEvent:
-                self._memory += [e for e in others if e.ph == INSTANT and e.name == MEMORY]
+                self._pick_memory([e for e in others if e.ph == INSTANT and e.name == MEMORY])
         codes = [_CODES[event.cat] for event in rows]
         kinds = set(codes)
         if _UNKNOWN in kinds:
@@ -239,7 +243,7 @@ class Gatherer:
         self._start.append(start)
         self._duration.append(duration)
         self._pick(rows, codes)
-        if len(self._codes) + len(self._flows) + len(self._memory) >= _TOGETHER:
+        if len(self._codes) + len(self._flows) + len(self._memory[0]) >= _TOGETHER:
             self.flush()
 
     def _pick(self, rows: list[Event], codes: list[int]) -> None:
@@ -253,20 +257,31 @@ class Gatherer:
         self._codes += codes
         self._names += named
         self._threads += [threads[event.pid, event.tid] for event in rows]
-        both = list(zip(rows, codes, strict=True))
+        both = zip(rows, codes, strict=True)
         args = [event.args or _NO_DETAILS for event, code in both if code < _RUNTIME]
         self._sequence += [one.sequence for one in args]
         self._forward_thread += [one.forward_thread for one in args]
         if rows and type(rows[0]) is _DetailedEvent:
             self._signature += _signatures(args, self._columns)
+        both = zip(rows, codes, strict=True)
         args = [event.args or _NO_DETAILS for event, code in both if code >= _RUNTIME]
         self._correlation += [one.correlation for one in args]
-        work = [event for event, code in both if code > _RUNTIME]
+        work = [event for event, code in zip(rows, codes, strict=True) if code > _RUNTIME]
         args = [event.args or _NO_DETAILS for event in work]
         self._device += [one.device for one in args]
         self._process += [event.pid for event in work]
         self._bytes += [one.bytes for one in args]
         self._blocks += [one.blocks for one in args]
+
+    def _pick_memory(self, events: list[Event]) -> None:
+        args = [event.args or _NO_DETAILS for event in events]
+        values: list[Iterable[Any]] = [
+            [event.ts for event in events],
+            [(event.pid, event.tid) for event in events],
+            *(map(get, args) for get in _OF_MEMORY),
+        ]
+        for gathered, added in zip(self._memory, values, strict=True):
+            gathered += added
 
     def _pick_collective(self, row: int, args: _Args) -> None:
         group = -1
@@ -279,7 +294,7 @@ class Gatherer:
         """Put the values that were picked out into the columns."""
         if self._flows:
             _gather_flows(self._flows, self._columns)
-        if self._memory:
+        if self._memory[0]:
             _gather_memory(self._memory, self._columns)
         if self._codes:
             category = np.array(self._codes, np.int64)
@@ -324,29 +339,18 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
     )
 
 
-def _gather_memory(events: list[Event], columns: Columns) -> None:
-    start = _floats([event.ts for event in events])
-    args = [event.args or _NO_DETAILS for event in events]
-    size = _signed([one.block for one in args])
-    allocated = integers([one.allocated for one in args])
+def _gather_memory(gathered: list[list[Any]], columns: Columns) -> None:
+    start, threads = _floats(gathered[0]), gathered[1]
+    block, *others = gathered[2:]
+    size = _signed(block)
+    address, allocated, reserved, kind, device = map(integers, others)
     known = _possible(start, np.zeros(len(start))) & (size != 0) & (allocated >= 0)
-    address = integers([one.address for one in args])
-    reserved = integers([one.reserved for one in args])
-    kind = integers([one.device_type for one in args])
-    device = integers([one.device_id for one in args])
+    device = np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1))
+    numbers = (address, size, allocated, reserved, device)
     columns.add_memory(
-        [(event.pid, event.tid) for event in compress(events, known.tolist())],
-        *(
-            column[known]
-            for column in (
-                _nanoseconds(np.where(known, start, 0.0)),
-                address,
-                size,
-                allocated,
-                reserved,
-                np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1)),
-            )
-        ),
+        list(compress(threads, known.tolist())),
+        _nanoseconds(start[known]),
+        *(column[known] for column in numbers),
     )
 
 
@@ -357,7 +361,7 @@ def _signed(values: Iterable[int | None]) -> Ints:
     )
 
 
-def _signatures(args: Sequence[_Args], columns: Columns) -> list[int]:
+def _signatures(args: Sequence[Any], columns: Columns) -> list[int]:
     """Return ``Events.signature``. The inputs are numbered as they are written, not parsed."""
     number_of = columns.signatures
     return [
