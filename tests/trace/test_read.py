@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,23 @@ def test_null_args_numbers_as_text_and_control_characters_are_read(tmp_path: Pat
     path = tmp_path / "raw.json"
     path.write_bytes(text.encode() + b"\xff")
     assert backspot.locate(path).wall_ns == 3 * TICK
+
+
+def test_numbers_in_quotes_are_numbers() -> None:
+    # For ROCm, Kineto writes the bytes of a copy as text.
+    plain = (DATA / "memory" / "vit.trace.json.gz").read_bytes()
+    quoted = re.sub(
+        rb'"(bytes|Bytes|correlation|dur|Sequence number|Total Allocated)":\s*(-?[\d.]+)',
+        rb'"\1":"\2"',
+        gzip.decompress(plain),
+    )
+    one, other = (read_events(io.BytesIO(text)) for text in (plain, quoted))
+    assert quoted.count(b'"bytes":"') > 0
+    assert other.warnings == one.warnings == ()
+    for column in ("start", "duration", "sequence", "correlation", "size", "signature"):
+        assert (getattr(one, column) == getattr(other, column)).all()
+    assert (one.allocations.size == other.allocations.size).all()
+    assert one.names == other.names
 
 
 def test_a_syntax_error_in_the_middle_costs_one_event(tmp_path: Path) -> None:
