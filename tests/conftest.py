@@ -27,6 +27,10 @@ settings.register_profile(
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+# Hundreds of processes import the package and the tests: they are compiled once, not by each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Models in tests are tiny: threads only wait for each other. PyTorch reads this when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -22,6 +22,7 @@ from benchmarks.questions import QUESTIONS, table
 from benchmarks.robustness import unedited
 from benchmarks.robustness.public_scripts import Script
 from benchmarks.workers import NO_TIME, Phase, do_alone, run
+from support import preloaded
 
 pytestmark = pytest.mark.slow
 
@@ -191,8 +192,10 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
     pytest.importorskip("torch")
+    if sys.platform == "linux":
+        monkeypatch.setattr(sys, "executable", str(preloaded.executable(tmp_path)))
     checkout = tmp_path / "checkouts" / "owner" / "name"
     checkout.mkdir(parents=True)
     (checkout / "train.py").write_text(SCRIPT)
