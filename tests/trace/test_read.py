@@ -23,7 +23,7 @@ from backspot.errors import (
     SourceNotFoundError,
     UsageError,
 )
-from backspot.trace import read_events
+from backspot.trace import Category, read_events
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
@@ -110,6 +110,14 @@ def test_times_are_exact_to_the_nanosecond_months_after_the_base(spans: list[Any
     first = min(start for start, _ in spans)
     assert found.start.tolist() == [start - first for start, _ in spans]
     assert found.duration.tolist() == [duration for _, duration in spans]
+
+
+def test_work_that_names_no_device_is_that_of_its_process(tmp_path: Path) -> None:
+    trace = training_step()
+    trace.kernel(0, TICK, launch=None, device=3)
+    del trace.events[-1]["args"]["device"]
+    events = read_events(trace.save(tmp_path / "t.json"))
+    assert events.device[events.of(Category.KERNEL)].tolist() == [3]
 
 
 def test_an_arrow_begins_at_the_last_start_with_its_number(tmp_path: Path) -> None:
