@@ -120,6 +120,14 @@ def test_work_that_names_no_device_is_that_of_its_process(tmp_path: Path) -> Non
     assert events.device[events.of(Category.KERNEL)].tolist() == [3]
 
 
+def test_a_kernel_may_have_less_than_a_block_for_each_multiprocessor(tmp_path: Path) -> None:
+    trace = training_step()
+    trace.kernel(0, TICK, launch=None)
+    trace.events[-1]["args"]["blocks per SM"] = 0.125
+    events = read_events(trace.save(tmp_path / "t.json"))
+    assert events.size[events.of(Category.KERNEL)].tolist() == [125]
+
+
 def test_an_arrow_begins_at_the_last_start_with_its_number(tmp_path: Path) -> None:
     trace = training_step()
     for thread, kind in ((3, "s"), (4, "s"), (5, "f")):
