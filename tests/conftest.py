@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from support import elsewhere
 from support.browsing import Browser, chromium
@@ -23,6 +23,12 @@ settings.register_profile(
     derandomize="CI" in os.environ,
     max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile(
+    "mutated",  # the first failure is all that counts
+    settings.get_profile("dev"),
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
 )
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
